@@ -775,9 +775,15 @@ SELECT r.thread, r.seq, l.last, ((l.last >> CAST(?4 AS integer)) + 1) << CAST(?4
 ) AS l JOIN runs r ON r.thread = l.thread AND r.seq = l.seq WHERE r.owner = ?5 AND r.status = 'running' RETURNING since, until;
 
 -- events_after: what some runs of a thread told after an event, in order; by its key, which no other thread of its id gets
-SELECT t.thread_id, r.run_id, e.since, e.until, e.body FROM threads t JOIN run_events e ON e.thread = t.thread
-JOIN runs r ON r.thread = e.thread AND r.seq = e.seq
-WHERE t.thread = ?1 AND e.seq >= ?2 AND e.seq <= ?3 AND e.until > ?4 ORDER BY e.seq, e.since LIMIT ?5;
+-- as many rows and as many bytes as are given, but at least one row
+SELECT t.thread_id, r.run_id, e.since, e.until, e.body FROM (
+    SELECT n.*, sum(n.size) OVER (ORDER BY n.seq, n.since) - n.size AS bytes_before FROM (
+        SELECT thread, seq, since, coalesce(length(body), 0) AS size FROM run_events
+        WHERE thread = ?1 AND seq >= ?2 AND seq <= ?3 AND until > ?4 ORDER BY seq, since LIMIT ?5
+    ) AS n
+) AS p JOIN run_events e ON e.thread = p.thread AND e.seq = p.seq AND e.since = p.since
+JOIN threads t ON t.thread = e.thread JOIN runs r ON r.thread = e.thread AND r.seq = e.seq
+WHERE p.bytes_before < ?6 ORDER BY e.seq, e.since;
 
 -- newest_event: the last of them, and how its run stands
 SELECT e.seq, e.until, r.status FROM run_events e JOIN runs r ON r.thread = e.thread AND r.seq = e.seq

@@ -16,6 +16,8 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import ALL_RUNS, BEGUN_BITS, KEPT, EventBatch, RunTable
 from perdure.checkpointers.thread_list import ThreadQuery
+from perdure.server.event_memory import EventMemory
+from perdure.server.limits import Limits
 from perdure.server.run_events import StoredEvents
 from perdure.server.run_log import Log
 from tests.backends import BACKENDS
@@ -447,6 +449,7 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
     run = accepted(talked, events=True)
     tell(talked, run, batch(0, "one", "two"), batch(2, "three"))
     log, events = Log(), StoredEvents(RunTable(talked))
+    account = EventMemory(Limits()).account_of(None, "ann")
 
     async def look() -> None:
         pass
@@ -455,7 +458,8 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
         heard: list[bytes] = []
 
         async def reading() -> None:
-            async for found in events.after(log, 1, look, run.thread, (run.seq, run.seq)):
+            reading = log, 1, look, run.thread, (run.seq, run.seq), account
+            async for found in events.after(*reading):
                 heard.extend(each.frame for each in found)
 
         task = asyncio.create_task(reading())

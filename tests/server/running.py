@@ -12,6 +12,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from perdure.server.websocket_sending import WebSocketProtocol
+
 
 @contextmanager
 def running(app: FastAPI) -> Iterator[str]:
@@ -20,7 +22,9 @@ def running(app: FastAPI) -> Iterator[str]:
         listening.bind(("127.0.0.1", 0))
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as `perdure serve`
         server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
+            uvicorn.Config(
+                app, log_level="warning", timeout_graceful_shutdown=5, ws=WebSocketProtocol
+            )
         )
         started = threading.Event()
         startup = server.startup

@@ -204,7 +204,7 @@ def test_events_are_kept_for_whoever_is_about_to_read_them(
         log.add("values", "x" * 300)
         assert [each.number for each in await anext(reader)] == [4, 5]
         log.add("values", "x" * 600)
-        assert log.dropped == 5
+        assert log.dropped == 4  # a reader receives events by asking for the next ones
         log.add("values", "x" * 600)
         assert (log.dropped, log.last) == (6, 7)
         with pytest.raises(LookupError, match="up to 6"):

@@ -324,7 +324,7 @@ def test_it_ends_with_its_thread(url: str, ann: httpx.Client) -> None:
 def test_who_does_not_read_is_left(
     url: str, app: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_streams, "SEND_S", 0.2)
+    monkeypatch.setattr(run_log, "SEND_S", 0.2)
     with opened(url, max_queue=1, compression=None, close_timeout=0.1) as sock:
         sock.send(subscribe("custom"))
         received(sock)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = 1000
 _KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection for the next request
+_UNREAD_S = 60  # how long a client may leave a connection unread, or be unreachable
 _ENDS_S = 1  # for other requests that are under way when the server is to end
 _FAILED = 3  # how a worker exits that could not start: the next could not either
 _LOOK_S = 0.5  # how often a signal is looked for
@@ -216,10 +217,12 @@ class _Server(NamedTuple):
         import uvicorn
 
         from perdure.server.logs import log_to_stderr
+        from perdure.server.websocket_sending import WebSocketProtocol
 
         log_to_stderr(self.log)
         config = uvicorn.Config(
             made,
+            ws=WebSocketProtocol,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -396,6 +399,9 @@ def _listening(host: str, port: int) -> socket.socket:
         listening = socket.create_server((host, port), family=family, backlog=2048)
         # asyncio sets it only where a socket names its protocol; else a body waits 40 ms for an ACK
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # a connection that was closed keeps what was not sent until the client reads it
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_S * 1000)
         return listening
     except OSError as exc:
         raise ConfigurationError(

@@ -42,7 +42,7 @@ from perdure.server.graphs import Graph
 from perdure.server.reply import JSON
 from perdure.server.run import Run, interrupted, shown
 from perdure.server.run_events import ANEW
-from perdure.server.run_log import LoggedEvent, frame, streamed
+from perdure.server.run_log import LoggedEvent, StreamCut, frame, split_frames, streamed
 from perdure.server.run_request import Given, Mode, RunRequest, expand_arrays
 from perdure.server.runs import All, Runs
 from perdure.settings import SEARCH_LIMIT
@@ -104,7 +104,7 @@ Known = Annotated[Run, Depends(known)]
 async def kept(run: Known, runs: All) -> Run:
     """The run that a request names, if its events are kept."""
     await runs.recall(run)
-    if run.forgotten:
+    if run.forgotten or (run.ended and run.log.is_lost):
         why = f"the events of run {run.run_id!r} are no longer kept; read the state of its thread"
         raise Refused(why, 410)
     return run
@@ -118,7 +118,8 @@ Kept = Annotated[Run, Depends(kept)]
 @action("threads:create_run")
 async def stream(run: Begun, runs: All, request: Request) -> Response:
     """Run a graph, and stream its events."""
-    return _stream(run, _frames(run, runs, request, run.request.on_disconnect == "cancel"))
+    cancels = run.request.on_disconnect == "cancel"
+    return _stream(run, _frames(run, runs, request, cancels, is_new=True))
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
@@ -361,14 +362,17 @@ async def _frames(
     cancels: bool,
     last: int | None = None,
     modes: Collection[str] = (),
+    *,
+    is_new: bool = False,
 ) -> AsyncGenerator[bytes, None]:
     if last is None:
         yield frame(ANEW, {"run_id": run.run_id, "attempt": 1})
-    reading = last, partial(look, request), run.seqs
+    reading = 0 if is_new else last, partial(look, request), run.seqs
     try:
-        async for entries in runs.told(run.tenant, run.thread, run.log, *reading):
-            if found := [each.frame for each in entries if not modes or each.kind in modes]:
-                yield b"".join(found)
+        identity = request.state.call.identity
+        async for entries in runs.told(identity, run.thread, run.log, *reading):
+            for part in split_frames(each for each in entries if not modes or each.kind in modes):
+                yield part
         await run.wait()
         if run.status in LIVE:
             raise LookupError(ENDS)
@@ -376,6 +380,9 @@ async def _frames(
         cancels, name = False, "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
         yield frame("error", {"error": name, "message": f"{exc}; read the thread's state"})
         return
+    except StreamCut:
+        cancels = False
+        raise
     finally:
         if cancels:
             run.cancel()

@@ -32,9 +32,10 @@ from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
 from perdure.server.reply import JSON, encoded, status_of
 from perdure.server.run import Run
-from perdure.server.run_log import SEND_S, THREADS, Log, LoggedEvent, streamed, told
+from perdure.server.run_log import THREADS, Log, LoggedEvent, split_frames, streamed, told
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import All, Runs
+from perdure.server.websocket_sending import WebSocketSender
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 ASKS_AFTER_S: Final = 0.2
@@ -142,7 +143,7 @@ async def _feed(call: Call, runs: Runs, thread_id: str) -> Log:
     await call.permit({"thread_id": thread_id})
     thread = await runs.key_of(call.identity.tenant, thread_id)
     await call.threads.get(thread_id)
-    return await runs.recalled(call.identity.tenant, thread_id, thread)
+    return await runs.recalled(call.identity, thread_id, thread)
 
 
 async def _frames(
@@ -151,7 +152,8 @@ async def _frames(
     # it reads too slowly: it connects again, and misses some; or it is known no more
     with suppress(LookupError, Refused):
         async for entries in _events(call, runs, feed, request, wanted):
-            yield b"".join(each.frame for each in entries)
+            for part in split_frames(entries):
+                yield part
 
 
 async def _events(
@@ -165,7 +167,7 @@ async def _events(
     since = wanted.since if wanted.since is None else min(wanted.since, feed.last | THREADS - 1)
     params = cast(Any, wanted.model_dump(exclude_none=True))
     reading = feed, since, partial(look, connection)
-    async for entries in runs.told(call.identity.tenant, feed.thread, *reading):
+    async for entries in runs.told(call.identity, feed.thread, *reading):
         asking = [number for number, each in enumerate(entries) if each.kind["method"] == _ASKS]
         parts = [entries[: asking[0]], entries[asking[0] :]] if asking else [entries]
         for part in parts:
@@ -184,6 +186,8 @@ class ThreadSocket:
         self._websocket, self._call, self._runs = websocket, call, runs
         self._thread_id = thread_id
         self._readers: dict[str, asyncio.Task[None]] = {}
+        whose = call.identity.tenant, call.identity.user
+        self._sender = WebSocketSender(websocket, runs.memory.account_of(*whose))
 
     async def serve(self) -> None:
         """Do what the client asks for, until it is gone, or is refused, or does not read."""
@@ -243,12 +247,11 @@ class ThreadSocket:
         about = self._call, self._runs, feed, self._websocket
         async for entries in _events(*about, wanted):
             for each in entries:
-                await self._send(each.data)
+                await self._sender.send(partial(getattr, each, "data"))
         await self._websocket.close()  # the thread was deleted
 
     async def _send(self, data: bytes) -> None:
-        async with asyncio.timeout(SEND_S):
-            await self._websocket.send_text(data.decode())
+        await self._sender.send(lambda: data)
 
     async def _close(self, error: BaseException) -> None:
         """Say why, and close: with 4000 and the status of HTTP, as a browser sees no other."""
@@ -275,7 +278,10 @@ class ThreadEvents:
     """Plays runs to the feed of a thread."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
-        self._run, self._feed = run, runs.feed(run.tenant, run.thread_id, run.thread)
+        self._run = run
+        self._feed = runs.feed(run.tenant, run.thread_id, run.thread, run.user)
+        self._feed.charge(runs.memory.account_of(run.tenant, run.user))
+        self._feed.begin_writing()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
         self._messages: dict[str, str] = {}  # ids of messages, by the model's runs
         run.feed = self._feed
@@ -349,10 +355,11 @@ class ThreadEvents:
 
     def _finish(self) -> None:
         """Tell that the run was cancelled before it began, unless another one is under way."""
-        newest = self._feed.since(self._feed.last - 1)
-        at_rest = not newest or _rests(newest[-1])
+        newest = self._feed.newest
+        at_rest = newest is None or _rests(newest)
         if at_rest and not self._run.begun and self._run.status not in LIVE:
             self._feed.extend([self._made(1, "lifecycle", [], _CANCELLED)])
+        self._feed.end_writing()
 
     def _add(self, method: str, namespace: list[str], data: Any) -> None:
         self._feed.extend([self._made(1, method, namespace, data)])

@@ -35,6 +35,8 @@ class Limits:
         per_s, burst: Requests of an address, and of an identity: so many a second in the long
             run, so many at a time.
         at_once: Requests of an identity that are under way, streams among them.
+        user_event_bytes: The bytes of events of a user's runs that a process keeps in memory.
+        all_event_bytes: The bytes of events of all users that a process keeps in memory.
     """
 
     body_bytes: int = 10_000_000
@@ -42,6 +44,8 @@ class Limits:
     per_s: float = 200.0
     burst: int = 1000
     at_once: int = 256
+    user_event_bytes: int = 64_000_000
+    all_event_bytes: int = 256_000_000
 
 
 class Clients:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from perdure.checkpointers.records import RunRow
 from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState
 from perdure.checkpointers.thread_list import RunStatus
 from perdure.errors import PerdureError
+from perdure.server import run_log
 from perdure.server.run_log import THREADS, Log, LoggedEvent
 from perdure.server.run_request import RunRequest
 
@@ -41,7 +43,8 @@ class Run:
         log: The events, unless they go to its thread's.
         feed: Those of the thread, then.
         stored: The number of the event up to which they are stored.
-        output: The values after its last step, with its interrupts, if it ran here.
+        output: The values after its last step, with its interrupts, if it ran here a short time ago
+            or is temporary.
         waits: Whether somebody has to answer.
         unheard: It failed before its input was stored, which is kept to be sent again.
         knows_rollback: A rollback was asked for before its thread was tidied.
@@ -85,6 +88,8 @@ class Run:
     former_status: RunStatus | None = None
     removals: int | None = None
     tidied: bool = False
+    _batches: deque[tuple[int, int]] = field(default_factory=deque, init=False)
+    """The stored batches: the number of the last event of each, and its bytes."""
     _playing: bool = field(default=False, init=False)
     _executing: bool = field(default=False, init=False)
 
@@ -153,14 +158,42 @@ class Run:
         """The runs that its events are read with, from a `seq` to one."""
         return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
 
-    def batch(self, closing: Sequence[LoggedEvent] = ()) -> EventBatch | None:
-        """What it has told, and tells at its end, that is not stored; None: nothing is to be."""
-        told = [*self.events.since(self.stored), *closing] if self.recorded else []
-        if not told:
+    def batch(
+        self, closing: Sequence[LoggedEvent] = (), limit: int | None = None
+    ) -> EventBatch | None:
+        """Return the events that are not stored yet, or None if there are none.
+
+        Args:
+            closing: Events that follow those of the log.
+            limit: The most bytes of events in the batch; None means no limit.
+        """
+        if not self.recorded:
             return None
-        since, lost = told[0].number - 1, self.events.lost
+        log = self.events
+        told = [*log.events_after(self.stored, limit), *closing]
+        lost = log.lost if log.lost > max(self.first, self.stored) else 0
+        if not told:  # those that were dropped before they were stored are missing from now on
+            return EventBatch(lost, lost, [], lost) if lost else None
         entries = [(event.kind, event.frame) for event in told]
-        return EventBatch(since, told[-1].number, entries, lost if lost > self.first else 0)
+        outdated = self._outdated(sum(event.size for event in told))
+        return EventBatch(told[0].number - 1, told[-1].number, entries, max(lost, outdated))
+
+    def _outdated(self, size: int) -> int:
+        """Return up to which event stored ones are removed once more of a size are stored."""
+        total, number = size + sum(each for _, each in self._batches), 0
+        for until, each in self._batches:
+            if total <= run_log.LIMIT:
+                break
+            total, number = total - each, until
+        return number
+
+    def note_stored(self, batch: EventBatch) -> None:
+        """Note that a batch is stored."""
+        self.stored = batch.until
+        self.events.stored = max(self.events.stored, batch.until)
+        self._batches.append((batch.until, sum(len(frame) for _, frame in batch.events)))
+        while self._batches and self._batches[0][0] <= batch.dropped:
+            self._batches.popleft()
 
     def cancel(self, action: str = "interrupt") -> None:
         """Stop it; `rollback` also removes what it has stored."""
@@ -247,6 +280,16 @@ class Run:
         """Drop the events and the output; its readers have the events."""
         self.forgotten, self.output, self.log = True, None, Log()
         self.log.close()
+
+    def free_input(self) -> None:
+        """Drop what the graph was given, once it has ended."""
+        dropped = {"input": None, "command": None, "context": None}
+        self.request = self.request.model_copy(update=dropped)
+
+    def free_output(self) -> None:
+        """Drop the output if the database has it."""
+        if not self.temporary:
+            self.output = None
 
     def shown(self) -> dict[str, Any]:
         """As langgraph's clients know it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context
 from typing import Final
@@ -12,11 +12,15 @@ from typing import Final
 from perdure.checkpointers.records import LiveRun
 from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState, RunTable
 from perdure.errors import CorruptRecord, StorageError
+from perdure.server.event_memory import EventAccount
 from perdure.server.run import Run
-from perdure.server.run_log import THREADS, Log, LoggedEvent
+from perdure.server.run_log import PART, THREADS, EventDropped, Log, LoggedEvent
 
 BATCH_S: Final = 0.1
 """How often what runs have told is stored, in one transaction for all."""
+BATCH_BYTES: Final = 4_000_000
+"""How many bytes of events are stored in one transaction, as it makes copies of them all. An event
+that is larger is stored by itself."""
 ANEW: Final = "metadata"
 """Begins the events of a run, and those that it tells in another process."""
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
@@ -55,29 +59,45 @@ class StoredEvents:
         while self._recorded:
             await asyncio.sleep(BATCH_S)
             async with self._writing:
-                batches = {run: batch for run in self._recorded if (batch := run.batch())}
                 try:
-                    if batches:
-                        made = [(self._recorded[run], batch) for run, batch in batches.items()]
-                        await self._table.add_events(made)
+                    while await self._store_some():
+                        pass
                 except StorageError as exc:  # they are tried again, with what is told meanwhile
                     kind = type(exc).__name__  # its text may be content
                     _LOGGER.warning("events of runs are not stored yet (%s)", kind)
-                else:
-                    for run, batch in batches.items():
-                        run.stored = batch.until
 
-    async def last(self, run: Run, closing: Sequence[LoggedEvent] = ()) -> EventBatch | None:
-        """What a run that ends has told that is not stored; it is stored by who asks."""
+    async def _store_some(self) -> bool:
+        """Store events in one transaction. Return whether there were too many for one."""
+        batches, left = dict[Run, EventBatch](), BATCH_BYTES
+        for run in self._recorded:
+            if left <= 0:
+                break
+            if batch := run.batch(limit=left):
+                batches[run] = batch
+                left -= sum(len(frame) for _, frame in batch.events)
+        if batches:
+            await self._table.add_events([(self._recorded[run], batches[run]) for run in batches])
+        for run, batch in batches.items():
+            run.note_stored(batch)
+        return left <= 0
+
+    async def last(
+        self, run: Run, live: LiveRun, closing: Sequence[LoggedEvent] = ()
+    ) -> EventBatch | None:
+        """Return the last events of a run that ends, for the caller to store. Store all before."""
         self._recorded.pop(run, None)
         async with self._writing:
+            while (batch := run.batch(limit=BATCH_BYTES)) and batch.until < run.events.last:
+                await self._table.add_events([(live, batch)])
+                run.note_stored(batch)
             return run.batch(closing)
 
     async def hand_over(self, run: Run, live: LiveRun) -> None:
         """Store the rest of what a run told that goes on elsewhere, unless it does so already."""
-        if batch := await self.last(run):
-            with suppress(StorageError):
+        with suppress(StorageError):
+            if batch := await self.last(run, live):
                 await self._table.add_events([(live, batch)])
+                run.note_stored(batch)
 
     # -- of others
 
@@ -123,24 +143,19 @@ class StoredEvents:
         look: Callable[[], Awaitable[None]],
         thread: int,
         seqs: tuple[int, int],
+        account: EventAccount,
     ) -> AsyncIterator[list[LoggedEvent]]:
         """What follows an event, as it comes; None: all that is kept. See `Log.after`.
 
-        What the log does not have is read from the database.
+        What the log does not have is read from the database, and counted by an account.
         """
         begins = number is None
         at = log.first if number is None else number
         while True:
-            while at < log.dropped:
-                batches = await self._read(thread, seqs, at)
-                if not batches:
-                    break
-                for batch in batches:
-                    if batch.since > at and batch.since % THREADS and not begins:
-                        raise LookupError(f"the events up to {batch.since} are no longer kept")
-                    if events := _logged(batch, at):
-                        yield events
-                    begins, at = False, batch.until
+            async for place, events in self._stored_after(log, at, begins, thread, seqs, account):
+                begins, at = False, place
+                if events:
+                    yield events
             try:
                 async for events in log.after(max(at, log.dropped) if begins else at, look):
                     yield events
@@ -150,10 +165,89 @@ class StoredEvents:
                 if not await self._read(thread, seqs, at):
                     raise
 
+    async def _stored_after(
+        self,
+        log: Log,
+        at: int,
+        begins: bool,
+        thread: int,
+        seqs: tuple[int, int],
+        account: EventAccount,
+    ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
+        """Yield stored events that a log does not have, and each time the place that is reached."""
+        while at < log.dropped:
+            batches = StoredBatches(await self._read(thread, seqs, at), at, account)
+            if not batches.read:
+                return
+            for place, events in batches.events_after(at, begins):
+                begins, at = False, place
+                yield at, events
+            batches.drop_all()
+
+
+class StoredBatches:
+    """Batches of events that a reader has read from the database, as an `EventHolder`.
+
+    Attributes:
+        read: Of each batch the numbers of the event before it and of its last one, and its events.
+        are_dropped: Whether the events were dropped.
+    """
+
+    def __init__(self, batches: Sequence[EventBatch], number: int, account: EventAccount) -> None:
+        self.read = [(each.since, each.until, _logged(each, number)) for each in batches]
+        self.size, self._account, self.are_dropped = 0, account, False
+        if size := sum(event.size for *_, events in self.read for event in events):
+            account.add(self, size)
+        self.since, self.rank = account.memory.added, 1
+
+    def __del__(self) -> None:
+        if self.size:
+            self._account.forget(self.size)
+
+    def events_after(self, at: int, begins: bool) -> Iterator[tuple[int, list[LoggedEvent]]]:
+        """Yield events, each time with the place that is reached, until they are dropped.
+
+        Raises:
+            EventDropped: Earlier events are missing, and the reader does not begin here.
+        """
+        for since, until, events in self.read:
+            if since > at and since % THREADS and not begins:
+                raise EventDropped(since)
+            for some in _split(events):
+                yield some[-1].number, some
+                if self.are_dropped:
+                    return
+            at, begins = until, False
+            yield at, []
+
+    def drop_some(self) -> None:
+        """Drop all events."""
+        self.are_dropped = True
+        for *_, events in self.read:
+            for event in events:
+                event.drop()
+        if self.size:
+            self._account.remove(self, self.size)
+
+    drop_all = drop_some
+
 
 def _at(number: int, seqs: tuple[int, int]) -> int:
     """Of a thread, only the events that are told to its readers."""
     return max(number, THREADS - 1) if seqs == ALL_RUNS else number
+
+
+def _split(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
+    """Split events into lists of at most `PART` bytes, but of at least one event."""
+    some, size = list[LoggedEvent](), 0
+    for event in events:
+        if some and size + event.size > PART:
+            yield some
+            some, size = [], 0
+        some.append(event)
+        size += event.size
+    if some:
+        yield some
 
 
 def _logged(batch: EventBatch, after: int) -> list[LoggedEvent]:

@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from itertools import islice
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
+from perdure.server.event_memory import EventAccount
 from perdure.server.reply import encoded
 
 LIMIT: Final = 4_000_000
-"""How many bytes of events are kept, and of a larger one that alone."""
+"""How many bytes of events a log keeps that all readers have received, and of a larger event that
+alone. `EventMemory` may drop them earlier."""
 BEHIND: Final = 32_000_000
-"""How many are kept for a reader that is behind; one that falls behind them is told so."""
+"""How many bytes of events a log keeps for a reader that is behind. If it needs older ones, it is
+told `StreamLost`. `EventMemory` may drop them earlier."""
+PART: Final = 65_536
+"""The most bytes of events that are handed to a connection at once. It keeps them until its client
+reads, and the server that it belongs to (uvicorn) has no limit."""
 THREADS: Final = 1 << 32
 """The numbers of the events of a thread begin with so many times the `seq` of their run."""
+OWN_PAGES: Final = 262_144
+"""The size in bytes from which an event has memory pages of its own. They are returned to the
+system when the event is dropped, while a hole in the heap would stay."""
 LOOK_S: Final = 15
 """How often it is seen whether a reader is still known."""
 PING_S: Final = 15
 """How often a comment is sent, so that proxies keep a stream without events open."""
 SEND_S: Final = 30
 """How long a reader may leave a stream unread, once its buffers are full."""
+_PRIVATE: Final[dict[str, Any]] = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+)  # such pages take half the time of shared ones
 _EARLY_S: Final = 0.001  # a timer may be as much too early
 _NUMBER: Final = attrgetter("number")
 
 
 def frame(event: str, data: Any) -> bytes:
     """An event as it is sent."""
-    name = event.replace("\n", " ").replace("\r", " ").encode()
-    return b"event: %b\ndata: %b\n\n" % (name, told(data))
+    return b"event: %b\ndata: %b\n\n" % (_event_name(event), told(data))
+
+
+def _event_name(event: str) -> bytes:
+    return event.replace("\n", " ").replace("\r", " ").encode()
 
 
 def told(value: Any) -> bytes:
@@ -45,6 +68,20 @@ def told(value: Any) -> bytes:
         return encoded({"error": "NotSerializable", "message": why})
 
 
+class EventDropped(LookupError):
+    """An event was dropped before a reader had received it, because there were too many."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"the events up to {number} are no longer kept")
+
+
+class StreamCut(Exception):
+    """A reader had received a part of an event when the event was dropped.
+
+    The rest cannot be sent, and no other event can follow, so the connection is closed.
+    """
+
+
 class EventStream(StreamingResponse):
     """A reply that is a stream of events, with comments between them."""
 
@@ -52,21 +89,30 @@ class EventStream(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         """Send it; who does not read it is not waited for."""
+        is_within_event = False  # where no comment may be
 
         async def sending(message: Message) -> None:
             async with asyncio.timeout(SEND_S):
                 await send(message)
 
+        async def sending_events(message: Message) -> None:
+            nonlocal is_within_event
+            ends = message.get("body", b"\n\n").endswith(b"\n\n")
+            is_within_event = is_within_event or not ends
+            await sending(message)
+            is_within_event = not ends
+
         async def ping() -> None:
             while True:
                 await asyncio.sleep(PING_S)
-                await sending(
-                    {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
-                )
+                if not is_within_event:
+                    await sending(
+                        {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
+                    )
 
         pings = asyncio.create_task(ping())
         try:
-            await super().stream_response(sending)
+            await super().stream_response(sending_events)
         finally:
             pings.cancel()
             await cast(AsyncGenerator[bytes, None], self.body_iterator).aclose()
@@ -79,23 +125,114 @@ def streamed(
     return EventStream(frames, headers={"X-Accel-Buffering": "no", **(headers or {})})
 
 
-class LoggedEvent(NamedTuple):
-    """An event.
+class LoggedEvent:
+    """An event that is kept until it is dropped, whoever still refers to it.
 
     Attributes:
         number: Its place in the log, from 1.
         kind: For readers that want some events only.
-        frame: As it is sent: https://html.spec.whatwg.org/multipage/server-sent-events.html
+        size: The bytes of its frame.
+        since: `EventMemory.added` when it was added.
     """
 
-    number: int
-    kind: Any
-    frame: bytes
+    __slots__ = ("_content", "kind", "number", "since", "size")
+
+    def __init__(self, number: int, kind: Any, frame: bytes) -> None:
+        self.number, self.kind, self.size, self.since = number, kind, len(frame), 0
+        self._content: bytes | mmap.mmap | None = frame
+        if self.size >= OWN_PAGES:
+            self._content = mmap.mmap(-1, self.size, **_PRIVATE)
+            self._content.write(frame)
+
+    @property
+    def frame(self) -> bytes:
+        """The event as it is sent.
+
+        Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
+
+        Raises:
+            EventDropped: It was dropped.
+        """
+        return self.part(0, self.size)
 
     @property
     def data(self) -> bytes:
-        """The JSON in its frame."""
-        return self.frame.partition(b"\ndata: ")[2].rstrip()
+        """The JSON in its frame.
+
+        Raises:
+            EventDropped: It was dropped.
+        """
+        return self.part(self.find(b"\ndata: ") + 7, self.size - 2)
+
+    def part(self, start: int, stop: int) -> bytes:
+        """Return some bytes of its frame.
+
+        Raises:
+            EventDropped: It was dropped.
+        """
+        if self._content is None:
+            raise EventDropped(self.number)
+        return self._content[start:stop]
+
+    def find(self, text: bytes) -> int:
+        """Return the first place of a text in its frame, or -1.
+
+        Raises:
+            EventDropped: It was dropped.
+        """
+        if self._content is None:
+            raise EventDropped(self.number)
+        return self._content.find(text)
+
+    def drop(self) -> None:
+        """Free its memory."""
+        if isinstance(self._content, mmap.mmap):
+            self._content.close()
+        self._content = None
+
+
+def split_frames(
+    events: Iterable[LoggedEvent], rename: Callable[[LoggedEvent], bytes] | None = None
+) -> Iterator[bytes]:
+    """Yield the frames of events in parts of at most `PART` bytes, small ones joined.
+
+    Nothing else keeps a frame while a part of it is sent, so that `drop` frees its memory.
+
+    Args:
+        events: What is sent.
+        rename: Returns the line that is sent in place of the first line of a frame, its `id`.
+
+    Raises:
+        EventDropped: An event was dropped before a part of it was sent.
+        StreamCut: An event was dropped after a part of it was sent.
+    """
+    joined, size = list[bytes](), 0
+    for event in events:
+        head, start = b"", 0
+        if rename is not None:
+            head, start = rename(event), event.find(b"\n") + 1
+        length = len(head) + event.size - start
+        if joined and size + length > PART:
+            yield b"".join(joined)
+            joined, size = [], 0
+        if length <= PART:
+            joined.append(head + event.part(start, event.size))
+            size += length
+            continue
+        while start < event.size:
+            stop = start + PART - len(head)
+            if event.size - stop < 2:  # both line feeds at its end are in one part
+                stop = event.size
+            try:
+                part = head + event.part(start, stop)
+            except EventDropped as exc:
+                if head or start == 0:
+                    raise
+                raise StreamCut(str(exc)) from None
+            yield part
+            head, start = b"", stop
+    if joined:
+        yield b"".join(joined)
 
 
 class Log:
@@ -103,22 +240,34 @@ class Log:
 
     Args:
         thread: The key of the thread whose events these are; 0: of one run.
+        account: Counts the memory that they take; None: nothing does.
 
     Attributes:
         first: The number before the event where a reader begins that has read none.
         last: The number of the newest event.
         dropped: That of the newest one that is not kept, or 0.
-        lost: That of the newest one that was dropped, as there were too many, or 0.
+        stored: That of the newest one that is stored in the database, or 0.
+        lost: That of the newest one that was dropped before it was stored, or 0.
         removals: The number of erasures from the thread before the events; None: it is not known.
+        newest: The newest event, if this process added it; its frame may be dropped.
+        size: The bytes of the events that are kept.
     """
 
-    def __init__(self, thread: int = 0) -> None:
+    def __init__(self, thread: int = 0, account: EventAccount | None = None) -> None:
         self.thread = thread
         self.removals: int | None = None
+        self.newest: LoggedEvent | None = None
         self._entries: list[LoggedEvent] = []
-        self.first = self.last = self.dropped = self.lost = self._size = 0
+        self.first = self.last = self.dropped = self.stored = self.lost = self.size = 0
         self._closed = False
-        self._read: dict[asyncio.Event, int] = {}  # how far each reader is, which waits for it
+        self._account = account
+        self._writers = 0
+        self._read: dict[asyncio.Event, int] = {}  # what each reader has received
+        self._handed: dict[asyncio.Event, int] = {}  # what it receives, or has received
+
+    def __del__(self) -> None:
+        if self.size and self._account is not None:
+            self._account.forget(self.size)
 
     @property
     def is_empty(self) -> bool:
@@ -130,6 +279,41 @@ class Log:
         """Whether anybody reads it."""
         return bool(self._read)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its newest event, and so every event, was dropped before it was stored."""
+        return 0 < self.last == self.lost
+
+    @property
+    def since(self) -> int:
+        """See `EventHolder.since`."""
+        return self._entries[0].since
+
+    @property
+    def rank(self) -> int:
+        """See `EventHolder.rank`."""
+        oldest = self._entries[0].number
+        if oldest <= self._received():
+            return 2
+        if oldest > self.stored:
+            return 0
+        handed = self._handed.items()
+        return 1 if any(self._read[reader] < oldest <= number for reader, number in handed) else 2
+
+    def _received(self) -> int:
+        return min(self._read.values(), default=self.last)
+
+    def charge(self, account: EventAccount) -> None:
+        """Have an account count the memory of the events, in place of the former account."""
+        if self._account is account:
+            return
+        size = self.size
+        if self._account is not None:
+            self._account.remove(self, size)
+        self._account, self.size = account, 0
+        if size:
+            account.add(self, size)
+
     def begin(self) -> None:
         """Readers that have read none begin with the next event."""
         self.first = self.last
@@ -140,13 +324,15 @@ class Log:
 
     def leave(self, number: int) -> None:
         """Keep none up to an event: they are read from the database."""
-        self._entries.clear()
-        self._size, self.last = 0, max(self.last, number)
-        self.dropped = self.last
+        lost = self.lost
+        self._remove(len(self._entries))
+        self.lost, self.newest = lost, None
+        self.last = self.dropped = max(self.last, number)
 
     def made(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
         """An event, as it is kept."""
-        return LoggedEvent(number, kind, b"id: %d\n%b" % (number, frame(event, data)))
+        content = number, _event_name(event), told(data)
+        return LoggedEvent(number, kind, b"id: %d\nevent: %b\ndata: %b\n\n" % content)
 
     def add(self, event: str, data: Any, kind: Any = None) -> None:
         """Append an event; readers get it."""
@@ -156,25 +342,45 @@ class Log:
         """Append events, but for those that are here; readers get them."""
         for event in events:
             if event.number > self.last:
+                self._count(event)
                 self._entries.append(event)
-                self._size += len(event.frame)
-                self.last = event.number
+                self.last, self.newest = event.number, event
         self._drop()
         self._wake()
 
-    def since(self, number: int) -> list[LoggedEvent]:
-        """Those that are kept after an event."""
-        return self._entries[bisect_right(self._entries, number, key=_NUMBER) :]
+    def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
+        """Return the events that are kept after one, up to so many bytes, but at least one."""
+        start = stop = bisect_right(self._entries, number, key=_NUMBER)
+        if limit is None:
+            return self._entries[start:]
+        size = 0
+        while stop < len(self._entries) and size < limit:
+            size += self._entries[stop].size
+            stop += 1
+        return self._entries[start:stop]
 
     def close(self) -> None:
         """There will be no more; readers come to an end."""
         self._closed = True
         self._wake()
+        self._end()
+
+    def begin_writing(self) -> None:
+        """Expect more events, until `end_writing` is called as often."""
+        self._writers += 1
+        self._resume()
+
+    def end_writing(self) -> None:
+        """See `begin_writing`."""
+        self._writers -= 1
+        self._end()
 
     async def after(
         self, number: int, look: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[list[LoggedEvent]]:
         """What follows an event, as it comes, until the log is closed, or `look` raises.
+
+        The reader has received the events when it asks for the next ones.
 
         Raises:
             LookupError: Events that follow it are no longer kept.
@@ -182,37 +388,94 @@ class Log:
         loop, reader = asyncio.get_running_loop(), asyncio.Event()
         timer = loop.call_later(LOOK_S, reader.set)  # a timer for each event would take longer
         try:
-            self._read[reader] = number
+            self._read[reader] = self._handed[reader] = number
+            self._resume()
             while True:
                 reader.clear()
                 if loop.time() >= timer.when() - _EARLY_S:
                     await look()
                     timer = loop.call_later(LOOK_S, reader.set)
                 if number < self.dropped:
-                    raise LookupError(f"the events up to {self.dropped} are no longer kept")
-                found = self.since(number)
+                    raise EventDropped(self.dropped)
+                found = self.events_after(number, PART)
                 if found:
-                    number = self._read[reader] = found[-1].number
+                    number = self._handed[reader] = found[-1].number
                     yield found
+                    self._read[reader] = number
                 elif self._closed:
                     return
                 else:
                     await reader.wait()
         finally:
             timer.cancel()
-            self._read.pop(reader, None)
+            del self._read[reader], self._handed[reader]
             self._drop()
+            self._end()
+
+    def drop_some(self) -> None:
+        """Drop the oldest events, about half of all.
+
+        If all readers have received the first one, or it is stored, only such events are dropped.
+        """
+        spare, count, size = max(self._received(), self.stored), 0, 0
+        has_spare = self._entries[0].number <= spare
+        for entry in self._entries:
+            if count and (size >= self.size // 2 or (entry.number > spare and has_spare)):
+                break
+            size += entry.size
+            count += 1
+        self._remove(count)
+
+    def drop_all(self) -> None:
+        """Drop all events."""
+        self._remove(len(self._entries))
 
     def _drop(self) -> None:
         """Drop the oldest beyond the limit, but not the newest, nor what is about to be read."""
-        read, dropped = min(self._read.values(), default=self.last), 0
-        for entry in islice(self._entries, max(len(self._entries) - 1, 0)):
-            if self._size <= (LIMIT if entry.number <= read else BEHIND):
+        size = self.size
+        if size <= LIMIT and size <= BEHIND:
+            return
+        received, count = self._received(), 0
+        for entry in self._entries[:-1]:
+            if size <= (LIMIT if entry.number <= received else BEHIND):
                 break
-            self._size -= len(entry.frame)
-            self.dropped = self.lost = entry.number
-            dropped += 1
-        del self._entries[:dropped]
+            size -= entry.size
+            count += 1
+        self._remove(count)
+
+    def _count(self, event: LoggedEvent) -> None:
+        if self._account is None:
+            self.size += event.size
+        else:
+            self._account.add(self, event.size)
+            event.since = self._account.memory.added
+
+    def _remove(self, count: int) -> None:
+        """Drop the oldest events."""
+        if not count:
+            return
+        size = 0
+        for entry in self._entries[:count]:
+            entry.drop()
+            size += entry.size
+            self.dropped = entry.number
+        if self.dropped > self.stored:
+            self.lost = self.dropped
+        del self._entries[:count]
+        if self._account is None:
+            self.size -= size
+        else:
+            self._account.remove(self, size)
+
+    def _end(self) -> None:
+        """Keep the events only as far as there is room, if no reader and no run needs the log."""
+        is_written = self._writers > 0 if self.thread else not self._closed
+        if self.size and self._account is not None and not is_written and not self._read:
+            self._account.memory.end(self)
+
+    def _resume(self) -> None:
+        if self._account is not None:
+            self._account.memory.resume(self)
 
     def _wake(self) -> None:
         for reader in self._read:

@@ -117,11 +117,10 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
         return None
     checkpoint, before = start
     after = _Counts.of(checkpoint.pending_writes or ())
-    is_answered, has_moved = after.answers > before.answers, checkpoint.config != head.config
+    is_answered = after.answers > before.answers
     if not is_answered and after.updates == before.updates:
-        # an answer is for the question that was asked where the run starts
-        return "overtaken" if has_moved and run.request.command.resume is not None else None
-    if has_moved:
+        return None
+    if checkpoint.config != head.config:
         return "overtaken"
     return "asks" if is_answered and waits else "applied"
 

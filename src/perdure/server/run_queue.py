@@ -19,6 +19,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, Protocol, cast
 from uuid import uuid4
+from weakref import ref
 
 from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
@@ -55,6 +56,8 @@ from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
 """Of how many runs that have ended the events can be read again in this process."""
+OUTPUT_S: Final = 10
+"""How long the output of a run that has ended is in memory; later it is read from the database."""
 ATTEMPTS: Final = 3
 """How often a run is begun whose process dies each time."""
 SWEEP_S: Final = 0.5
@@ -86,6 +89,11 @@ class Player(Protocol):
 
     def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """The events at its end, which are stored with it, and read after that."""
+
+
+def _free_output(found: ref[Run]) -> None:
+    if (run := found()) is not None:
+        run.free_output()
 
 
 class RunServer(Protocol):
@@ -358,8 +366,10 @@ class DatabaseRuns:
                 self.known.pop(run.run_id, None)
             finally:
                 run.log.close()
+                run.free_input()
                 if run.begun and not ended_here:
                     run.forget()
+                asyncio.get_running_loop().call_later(OUTPUT_S, _free_output, ref(run))
                 self._runs.ended(run)
                 self._done.append(run)
                 if len(self._done) > REPLAYED:
@@ -463,10 +473,12 @@ class DatabaseRuns:
         error = None if run.failure is None else error_of(run.failure)
         asked = {"request": run.request.kept()} if run.unheard else None
         closing = self._runs.player(run).closing(error)
-        last = await self.events.last(run, closing)
+        last = await self.events.last(run, live, closing)
         how: Any = "rolled back" if run.rolled_back else run.outcome
         knows = run.knows_rollback  # one that came later has yet to be done
         claimed = await self.table.end(live, how, error, asked, last, knows_rollback=knows)
+        if claimed is not None and last is not None:
+            run.note_stored(last)
         if run.rolled_back:
             self.known.pop(run.run_id, None)
         if claimed is None and not run.temporary:

@@ -21,6 +21,7 @@ from perdure.errors import ConfigurationError, PerdureError, StorageUnavailable,
 from perdure.server.access import Identity, Refused
 from perdure.server.call import Call
 from perdure.server.databases import Databases
+from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
 from perdure.server.run import CANCELS, Run
@@ -51,10 +52,11 @@ class Runs:
     Attributes:
         schedule: Begins what runs on a schedule; None: nothing does.
         webhooks: Tells others of runs that have ended.
+        memory: Counts the events that are kept in memory.
 
     Args:
         graphs: What they run.
-        limits: How many an identity may have under way.
+        limits: How many runs an identity may have under way, and how many events are in memory.
         databases: Where they are kept.
         players: Run graphs, by protocol.
         telemetry: Measures them; None: nothing does.
@@ -74,6 +76,7 @@ class Runs:
         self.used, self._players = databases.used, players
         self.measured = telemetry.run if telemetry else contextlib.nullcontext
         self.is_closed = self._refuses = False
+        self.memory = EventMemory(limits)
         self._of: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
         self._recent: list[Log] = []  # first is what was asked for last
@@ -121,6 +124,7 @@ class Runs:
 
     def begun(self, run: Run) -> None:
         """A run is followed."""
+        run.log.charge(self.memory.account_of(run.tenant, run.user))
         self._under_way[run] = self._players[run.protocol](run, self)
 
     def player(self, run: Run) -> Player:
@@ -131,12 +135,16 @@ class Runs:
         """A run is followed no longer."""
         self._under_way.pop(run, None)
 
-    def feed(self, tenant: str | None, thread_id: str, thread: int) -> Log:
-        """The events of a thread, as far as this process has them; those of another key end."""
-        feed = self._feeds.get((tenant, thread_id)) or Log(thread)
-        if feed.thread != thread:  # another process deleted it, and somebody else has its id
+    def feed(self, tenant: str | None, thread_id: str, thread: int, user: str = "") -> Log:
+        """The events of a thread, as far as this process has them; those of another key end.
+
+        A new log counts as one of the user.
+        """
+        feed, account = self._feeds.get((tenant, thread_id)), self.memory.account_of(tenant, user)
+        if feed is not None and feed.thread != thread:  # deleted, and somebody else has its id
             feed.close()
-            feed = Log(thread)
+            feed = None
+        feed = feed or Log(thread, account)
         self._feeds[tenant, thread_id] = feed
         self._recent = [feed, *(each for each in self._recent if each is not feed)][:FEEDS]
         return feed
@@ -149,9 +157,10 @@ class Runs:
         """See `RunTable.key_of`."""
         return await (await self.of(tenant)).table.key_of(thread_id)
 
-    async def recalled(self, tenant: str | None, thread_id: str, thread: int) -> Log:
+    async def recalled(self, identity: Identity, thread_id: str, thread: int) -> Log:
         """The events of a thread; who has read none begins with a run that is under way."""
-        feed, runs = self.feed(tenant, thread_id, thread), await self.of(tenant)
+        tenant, user = identity.tenant, identity.user
+        feed, runs = self.feed(tenant, thread_id, thread, user), await self.of(tenant)
         here = any(run.feed is feed and run.is_executing for run in self._under_way)
         if not feed.is_read and not here:
             newest = await runs.events.leave(feed, feed.thread, ALL_RUNS)
@@ -162,7 +171,7 @@ class Runs:
 
     async def told(
         self,
-        tenant: str | None,
+        identity: Identity,
         thread: int,
         log: Log,
         number: int | None,
@@ -174,11 +183,12 @@ class Runs:
         Raises:
             LookupError: See `StoredEvents.after`; or messages were erased since the events.
         """
-        runs = await self.of(tenant)
-        if not log.is_empty:
+        runs = await self.of(identity.tenant)
+        account = self.memory.account_of(identity.tenant, identity.user)
+        if log.dropped or not log.is_empty:
             await self._check_erased(runs, log, thread)
         checked_at = time.monotonic()
-        async for events in runs.events.after(log, number, look, thread, seqs):
+        async for events in runs.events.after(log, number, look, thread, seqs, account):
             if time.monotonic() - checked_at >= ERASED_S:
                 await self._check_erased(runs, log, thread)
                 checked_at = time.monotonic()
@@ -196,6 +206,7 @@ class Runs:
             log.removals = number
         if number is None or number == log.removals:
             return
+        had_none = log.is_empty  # what was dropped is read from the database, which has no more
         log.leave(log.last)
         stale = [
             run
@@ -204,6 +215,8 @@ class Runs:
         ]
         if log.thread and not stale:  # the next runs of the thread tell nothing that was erased
             log.removals = number
+            if had_none:
+                return
         raise LookupError("messages were erased from the thread")
 
     def busy(self, tenant: str | None, thread_id: str) -> bool:

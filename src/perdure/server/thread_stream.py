@@ -19,7 +19,7 @@ from perdure.server.api_runs import ENDS, look
 from perdure.server.api_states import checkpoint_of, config_of
 from perdure.server.call import Call, Caller, Id
 from perdure.server.run_events import ANEW
-from perdure.server.run_log import LOOK_S, frame, streamed
+from perdure.server.run_log import LOOK_S, frame, split_frames, streamed
 from perdure.server.run_queue import SWEEP_S
 from perdure.server.run_request import expand_arrays
 from perdure.server.runs import All, Runs
@@ -110,9 +110,10 @@ class ThreadFrames:
             yield b"id: %d.0\n%b" % (seq, frame(ANEW, {"run_id": run_id, "attempt": 1}))
         if "run_modes" in modes and not run.forgotten and run.protocol == "run":
             reading = number, partial(look, self._request), run.seqs
-            async for entries in self._runs.told(self._tenant, run.thread, run.log, *reading):
-                for each in entries:
-                    yield b"id: %d.%d\n%b" % (seq, each.number, each.frame.partition(b"\n")[2])
+            identity = self._call.identity
+            async for entries in self._runs.told(identity, run.thread, run.log, *reading):
+                for part in split_frames(entries, lambda each: b"id: %d.%d\n" % (seq, each.number)):
+                    yield part
         while run.task is not None and not run.ended:
             await asyncio.wait([run.task], timeout=LOOK_S)
             await self._look()

@@ -1,0 +1,160 @@
+"""Limits on the memory that events take: one for each user, and one for the process.
+
+A log keeps events for readers that have not received them yet, and for readers that come later. A
+batch that a reader has read from the database and a message that waits for a websocket also take
+memory. Each of them is an `EventHolder`. Before a holder takes more memory than is left, holders
+drop events: first events that all readers have received or that are stored, then those of the
+holder with the largest backlog. A reader that needs a dropped event is told `StreamLost`.
+
+The methods belong to one event loop. Only `EventAccount.forget` may be called by any thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Final, Protocol
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+
+from perdure.server.limits import Limits
+
+ENDED_BYTES: Final = 16_000_000
+"""The bytes of events that are kept for later readers, of logs that nobody reads or adds to."""
+_LOW: Final = 7 / 8  # of a limit: events are dropped until so much is left, so not at each event
+
+
+class EventHolder(Protocol):
+    """An object that keeps events in memory.
+
+    Attributes:
+        size: The bytes of its events.
+    """
+
+    size: int
+
+    @property
+    def since(self) -> int:
+        """`EventMemory.added` when its oldest event was added."""
+
+    @property
+    def rank(self) -> int:
+        """How little is lost with its oldest event.
+
+        2: nothing, as all readers have received it, or read it from the database. 1: a reader that
+        was handed the event may have to connect again. 0: readers may miss it.
+        """
+
+    def drop_some(self) -> None:
+        """Drop the oldest events, at least one."""
+
+    def drop_all(self) -> None:
+        """Drop all events."""
+
+
+class EventAccount:
+    """The events that one user keeps in memory."""
+
+    def __init__(self, memory: EventMemory) -> None:
+        self.memory = memory
+        self.size = 0
+        self.holders: WeakSet[EventHolder] = WeakSet()
+
+    def add(self, holder: EventHolder, size: int) -> None:
+        """Count an event that a holder adds, after other events have made room for it."""
+        self.memory.make_room(self, size)
+        if not holder.size:
+            self.holders.add(holder)
+        holder.size += size
+        self.size += size
+        self.memory.size += size
+        self.memory.added += size
+
+    def remove(self, holder: EventHolder, size: int) -> None:
+        """Count events that a holder has dropped."""
+        holder.size -= size
+        self.size -= size
+        self.memory.size -= size
+        if not holder.size:
+            self.holders.discard(holder)
+
+    def forget(self, size: int) -> None:
+        """Count the events of a holder that is garbage, later and in the event loop."""
+        self.memory.garbage.append((self, size))
+
+
+class EventMemory:
+    """The events that a process keeps in memory.
+
+    Attributes:
+        size: Their bytes.
+        added: The bytes of all events that were ever added; the age of an event is measured by it.
+        garbage: The bytes of holders that were collected as garbage and are still counted.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._user_bytes, self._all_bytes = limits.user_event_bytes, limits.all_event_bytes
+        self.size = self.added = 0
+        self.garbage: deque[tuple[EventAccount, int]] = deque()
+        self._accounts: WeakValueDictionary[Hashable, EventAccount] = WeakValueDictionary()
+        self._ended: WeakKeyDictionary[EventHolder, None] = WeakKeyDictionary()
+
+    def account_of(self, tenant: str | None, user: str) -> EventAccount:
+        """Return the account of a user."""
+        account = self._accounts.get((tenant, user))
+        if account is None:
+            account = self._accounts[tenant, user] = EventAccount(self)
+        return account
+
+    def make_room(self, account: EventAccount, size: int) -> None:
+        """Drop events until a new one is within both limits, or no events are left.
+
+        An event that is larger than a limit is kept by itself.
+        """
+        while self.garbage:
+            of, collected = self.garbage.popleft()
+            of.size -= collected
+            self.size -= collected
+        if account.size + size > self._user_bytes:
+            self._drop(lambda: account if account.size else None, account, self._user_bytes, size)
+        if self.size + size > self._all_bytes:
+            self._drop(self._largest_account, self, self._all_bytes, size)
+
+    def _drop(
+        self,
+        choose: Callable[[], EventAccount | None],
+        counted: EventAccount | EventMemory,
+        limit: int,
+        size: int,
+    ) -> None:
+        while counted.size + size > limit * _LOW and (account := choose()):
+            holder = max(account.holders, key=self._order, default=None)
+            if holder is None:  # all that is counted is garbage
+                return
+            holder.drop_some()
+
+    def _largest_account(self) -> EventAccount | None:
+        account = max(self._accounts.values(), key=lambda each: each.size, default=None)
+        return account if account is not None and account.size else None
+
+    def _order(self, holder: EventHolder) -> tuple[int, int]:
+        """Return what decides which holder drops events first: little is lost, many are old."""
+        return holder.rank, holder.size * (self.added - holder.since + 1)
+
+    def end(self, holder: EventHolder) -> None:
+        """Keep the events of a log that nobody reads and nothing adds to, as far as there is room.
+
+        The logs that have been in this state for the longest time are dropped first.
+        """
+        self._ended.pop(holder, None)
+        self._ended[holder] = None
+        size = sum(each.size for each in self._ended)
+        for each in list(self._ended) if size > ENDED_BYTES else ():
+            size -= each.size
+            self.resume(each)
+            each.drop_all()
+            if size <= ENDED_BYTES:
+                return
+
+    def resume(self, holder: EventHolder) -> None:
+        """Count a log that `end` was called for as one that is read or added to again."""
+        self._ended.pop(holder, None)

@@ -1,0 +1,84 @@
+"""Sending to websockets whose clients may not read, within the limits of `EventMemory`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.websockets import WebSocket
+from uvicorn.protocols.websockets.auto import AutoWebSocketsProtocol
+
+from perdure.server import run_log
+from perdure.server.event_memory import EventAccount
+
+_Protocol: Any = AutoWebSocketsProtocol or object
+
+
+class WebSocketProtocol(_Protocol):  # type: ignore[misc]
+    """The websocket protocol of uvicorn, which holds at most one message for a client.
+
+    uvicorn's own `send` returns when a message is in the buffer of the connection. If the
+    application ends, the buffer stays in memory until the client has read it.
+    """
+
+    async def send(self, message: Any) -> None:
+        """Send a message, and wait until the client has read most of it."""
+        await super().send(message)
+        if (writable := getattr(self, "writable", None)) is not None:
+            await writable.wait()
+
+    async def run_asgi(self) -> None:
+        """Run the application, and close the connection. Drop what the client has not read."""
+        try:
+            await super().run_asgi()
+        finally:
+            if (writable := getattr(self, "writable", None)) and not writable.is_set():
+                self.transport.abort()
+
+
+class WebSocketSender:
+    """Sends messages to a websocket one at a time. It is an `EventHolder` of the present message.
+
+    To drop the message means to stop waiting for the client, whose connection is closed then.
+
+    Attributes:
+        size: The bytes of the message that is sent, or 0.
+        since: `EventMemory.added` when it began to send the message.
+    """
+
+    rank = 0
+
+    def __init__(self, websocket: WebSocket, account: EventAccount) -> None:
+        self.size = self.since = 0
+        self._websocket, self._account = websocket, account
+        self._lock = asyncio.Lock()
+        self._timeout: asyncio.Timeout | None = None
+
+    async def send(self, read: Callable[[], bytes]) -> None:
+        """Send a message, which is read once the messages before it were sent.
+
+        Raises:
+            TimeoutError: The client does not read, or there is no memory left for a client that is
+                behind.
+        """
+        async with self._lock:
+            data = read()
+            self._account.add(self, len(data))
+            text = data.decode()
+            del data
+            self.since = self._account.memory.added
+            try:
+                async with asyncio.timeout(run_log.SEND_S) as self._timeout:
+                    await self._websocket.send_text(text)
+            finally:
+                self._timeout = None
+                self._account.remove(self, self.size)
+
+    def drop_some(self) -> None:
+        """Stop sending the message."""
+        self._account.remove(self, self.size)
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    drop_all = drop_some

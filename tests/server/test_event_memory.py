@@ -1,0 +1,514 @@
+"""How much memory the events of runs take while their readers do not read, and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langgraph.config import get_stream_writer
+from langgraph.graph import START, StateGraph
+from websockets.sync.client import connect
+
+from perdure.checkpointers import open_checkpointer
+from perdure.server import create_app, event_memory, run_events, run_log, run_queue
+from perdure.server.event_memory import EventMemory
+from perdure.server.graphs import Graphs
+from perdure.server.keys import Keys
+from perdure.server.limits import Limits
+from perdure.server.run_log import Log
+from perdure.settings import Settings
+from tests.server.running import running, until
+from tests.server.talking import Gate, State, says, talk
+from tests.server.test_keys import ANN, BOB, entry
+
+pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
+SIZE, COUNT = 50_000, 600  # of messages; all of them are more than the buffers of a connection
+USER_BYTES, ALL_BYTES = 1_000_000, 1_500_000
+SECRET = "the harbour safe opens at nine"
+
+
+def flood(size: int = SIZE, count: int = COUNT, pause_s: float = 0) -> StateGraph[State]:
+    """Stream large messages, which have numbers."""
+
+    async def tell(state: State) -> dict[str, Any]:
+        for number in range(count):
+            get_stream_writer()(f"{number:06}".ljust(size, "x"))
+            await asyncio.sleep(pause_s)
+        return {"heard": ["all"]}
+
+    return StateGraph(State).add_node(tell).add_edge(START, "tell")
+
+
+LARGE = flood(3_000_000, 12)
+
+
+def paced(app: dict[str, Any]) -> StateGraph[State]:
+    """Stream large messages as fast as they are stored."""
+
+    async def tell(state: State) -> dict[str, Any]:
+        for number in range(60):
+            get_stream_writer()(f"{number:06}".ljust(SIZE, "x"))
+            await asyncio.sleep(0)  # it is added to the log
+            runs = [run for run in app["app"].state.runs._under_way if run.is_executing]
+            while any(run.log.last > run.stored for run in runs):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+        return {"heard": ["all"]}
+
+    return StateGraph(State).add_node(tell).add_edge(START, "tell")
+
+
+@pytest.fixture
+def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
+    """An application of two users with small limits."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.chmod(0o600)
+    huge = flood(12_000_000, 4, 0.1)
+    made: dict[str, Any] = {}
+    graphs = {
+        "huge": huge,
+        "flood": flood(),
+        "paced": paced(made),
+        "paused": flood(SIZE, 60, 0.02),
+        "talk": talk(gate),
+    }
+    limits = Limits(user_event_bytes=USER_BYTES, all_event_bytes=ALL_BYTES)
+    made["app"] = create_app(settings, access=Keys(keys), graphs=Graphs(graphs), limits=limits)
+    return made["app"]
+
+
+@pytest.fixture
+def url(app: Any) -> Iterator[str]:
+    with running(app) as address:
+        yield address
+
+
+@pytest.fixture
+def ann(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, headers={"x-api-key": ANN}, timeout=60) as client:
+        client.post("/threads", json={"thread_id": "t"})
+        yield client
+
+
+def asked(graph: str = "flood", **more: Any) -> dict[str, Any]:
+    return {"assistant_id": graph, "input": says("hello"), "stream_mode": ["custom"], **more}
+
+
+class Slow:
+    """A client that asks for a stream, and reads it when a test says so."""
+
+    def __init__(self, url: str, path: str, body: Any = None, key: str = ANN, **headers: str):
+        address = httpx.URL(url)
+        content = b"" if body is None else json.dumps(body).encode()
+        of = {"Host": address.host, "x-api-key": key, "Content-Type": "application/json", **headers}
+        of["Content-Length"] = str(len(content))
+        lines = [
+            f"{'GET' if body is None else 'POST'} {path} HTTP/1.1",
+            *map(": ".join, of.items()),
+        ]
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.settimeout(60)
+        self._socket.connect((address.host, address.port))
+        self._socket.sendall("\r\n".join([*lines, "", ""]).encode() + content)
+        self._read = b""
+
+    def peek(self) -> None:
+        """Wait until there is an answer."""
+        self._socket.recv(1, socket.MSG_PEEK)
+
+    def read(self) -> tuple[list[tuple[str, str, Any]], bool]:
+        """Return the id, name and data of all events, and whether the stream came to its end."""
+        raw = bytearray()
+        while not raw.endswith(b"\r\n0\r\n\r\n") and (part := self._socket.recv(1 << 20)):
+            raw += part
+        self.close()
+        text, body = b"", bytes(raw).partition(b"\r\n\r\n")[2]
+        while body and body != b"0\r\n\r\n":
+            size, _, rest = body.partition(b"\r\n")
+            text += rest[: int(size, 16)]
+            body = rest[int(size, 16) + 2 :]
+        *whole, _ = text.split(b"\n\n")
+        events = []
+        for each in whole:
+            fields = dict(line.split(": ", 1) for line in each.decode().split("\n"))
+            if "data" in fields:
+                data = json.loads(fields["data"])
+                events.append((fields.get("id", ""), fields["event"], data))
+        return events, raw.endswith(b"\r\n0\r\n\r\n")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+def numbers(events: list[tuple[str, str, Any]]) -> list[int]:
+    return [int(data[:6]) for _, event, data in events if event == "custom"]
+
+
+def end_of_runs(client: httpx.Client, thread: str = "t") -> None:
+    for run in client.get(f"/threads/{thread}/runs").json():
+        client.get(f"/threads/{thread}/runs/{run['run_id']}/join")
+
+
+# -- the process
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, int]]:
+    """Start `perdure serve`; yield its address and the id of its process."""
+    graphs = folder / "langgraph.json"
+    graphs.write_text(json.dumps({"graphs": {"large": f"{__file__}:LARGE"}}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--graphs", str(graphs), "--db", str(folder / "m.db"), "--port", str(port)]
+    command = [sys.executable, "-c", "from perdure.cli import main; main()", "serve", *options]
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), root])}
+    with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+
+            def answers() -> bool:
+                assert process.poll() is None
+                try:
+                    return httpx.get(f"{url}/ok").is_success
+                except httpx.TransportError:
+                    return False
+
+            until(answers)
+            yield url, process.pid
+        finally:
+            process.kill()
+
+
+def resident(process: int) -> int:
+    """Return the bytes of memory that a process has."""
+    pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is measured on Linux")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "run",
+        pytest.param("stored", marks=pytest.mark.slow),
+        pytest.param("thread", marks=pytest.mark.slow),
+    ],
+)
+def test_memory_returns_after_streams_that_nobody_reads(tmp_path: Path, kind: str) -> None:
+    """Ten streams of 36 MB each; one user may keep 64 MB."""
+    with served(tmp_path) as (url, process), httpx.Client(base_url=url, timeout=120) as client:
+        client.post("/runs/wait", json=asked("large"))  # imports modules
+        before, streams = resident(process), []
+        for number in range(10):
+            client.post("/threads", json={"thread_id": str(number)})
+            if kind == "thread":
+                wanted = {"channels": ["custom"], "since": 0}
+                streams.append(Slow(url, f"/threads/{number}/stream/events", wanted))
+                order = {"id": 1, "method": "run.start", "params": asked("large")}
+                client.post(f"/threads/{number}/commands", json=order)
+            else:
+                body = asked("large", stream_resumable=kind == "stored")
+                streams.append(Slow(url, f"/threads/{number}/runs/stream", body))
+        for number, stream in enumerate(streams):
+            stream.peek()
+            end_of_runs(client, str(number))
+        while_open = resident(process)
+        for stream in streams:
+            stream.close()
+        until(lambda: resident(process) < before + 200e6)
+
+    assert while_open < before + 250e6
+
+
+# -- readers
+
+
+def test_a_reader_that_falls_behind_is_told_so(url: str, ann: httpx.Client, app: Any) -> None:
+    stream = Slow(url, "/threads/t/runs/stream", asked(on_disconnect="cancel"))
+    stream.peek()
+    end_of_runs(ann)
+    kept = app.state.runs.memory.size
+    events, ended = stream.read()
+
+    told = numbers(events)
+    assert ended
+    assert told == [*range(len(told))]
+    assert len(told) < COUNT
+    assert events[-1][1] == "error"
+    assert events[-1][2]["error"] == "StreamLost"
+    assert 0 < kept <= USER_BYTES
+    assert ann.get("/threads/t/runs").json()[0]["status"] == "success"
+
+
+def test_a_reader_that_falls_behind_reads_stored_events_on(
+    url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_events, "BATCH_S", 0.01)
+    bodies = [asked("paced", stream_resumable=True) for _ in range(3)]
+    streams = []
+    for number, body in enumerate(bodies):
+        ann.post("/threads", json={"thread_id": f"{number}"})
+        streams.append(Slow(url, f"/threads/{number}/runs/stream", body))
+    for number, stream in enumerate(streams):
+        stream.peek()
+        end_of_runs(ann, f"{number}")
+    heard = [stream.read() for stream in streams]
+    again = []
+    for number in range(3):
+        [run] = ann.get(f"/threads/{number}/runs").json()
+        path = f"/threads/{number}/runs/{run['run_id']}/stream"
+        again.append(Slow(url, path, **{"Last-Event-ID": "20"}).read())
+
+    assert app.state.runs.memory.added > USER_BYTES
+    for events, ended in heard:
+        assert ended
+        assert numbers(events) == [*range(60)]
+    for events, _ in again:
+        assert numbers(events) == [*range(20, 60)]
+
+
+def test_events_that_were_not_stored_in_time_are_missed(
+    url: str, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader is told so, and does not take what is stored for all."""
+    monkeypatch.setattr(run_events, "BATCH_S", 0.001)
+    monkeypatch.setattr(run_log, "LIMIT", 1 << 30)
+    run = ann.post("/threads/t/runs", json=asked()).json()["run_id"]
+    end_of_runs(ann)
+    monkeypatch.setattr(event_memory, "ENDED_BYTES", 0)
+    events, ended = Slow(url, f"/threads/t/runs/{run}/stream", **{"Last-Event-ID": "1"}).read()
+
+    told = numbers(events)
+    assert ended
+    assert told == [*range(1, len(told) + 1)]
+    assert len(told) == COUNT - 1 or events[-1][2]["error"] == "StreamLost"
+
+
+def test_a_reader_in_the_middle_of_an_event_is_cut_off(
+    url: str, ann: httpx.Client, app: Any
+) -> None:
+    """The rest of the event is gone, and no other may follow its beginning."""
+    stream = Slow(url, "/threads/t/runs/stream", asked("huge", on_disconnect="cancel"))
+    stream.peek()
+    end_of_runs(ann)
+    events, ended = stream.read()
+
+    told = numbers(events)
+    assert not ended
+    assert told == [*range(len(told))]
+    assert "error" not in {event for _, event, _ in events}
+    assert ann.get("/threads/t/runs").json()[0]["status"] == "success"
+
+
+def test_comments_are_not_within_an_event(
+    url: str, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "PING_S", 0.0001)
+    monkeypatch.setattr(run_log, "PART", 1000)
+    stream = Slow(url, "/threads/t/runs/stream", asked("paused"))
+    events, ended = stream.read()
+
+    assert ended
+    assert [data for _, event, data in events if event == "custom"] == [
+        f"{number:06}".ljust(SIZE, "x") for number in range(60)
+    ]
+
+
+def test_a_reader_of_another_user_is_not_lost(url: str, ann: httpx.Client, app: Any) -> None:
+    with httpx.Client(base_url=url, headers={"x-api-key": BOB}, timeout=60) as bob:
+        bob.post("/threads", json={"thread_id": "of-bob"})
+        heard: list[Any] = []
+
+        def read() -> None:
+            body = asked("paused", if_not_exists="create")
+            heard.append(Slow(url, "/threads/of-bob/runs/stream", body, BOB).read())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        streams = [Slow(url, "/threads/t/runs/stream", asked()) for _ in range(3)]
+        reader.join(60)
+    end_of_runs(ann)
+    for stream in streams:
+        stream.close()
+    [(events, ended)] = heard
+
+    assert ended
+    assert numbers(events) == [*range(60)]
+
+
+def test_websockets_that_nobody_reads_keep_to_the_limit(
+    url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, most = app.state.runs.memory, 0
+    with ExitStack() as stack:
+        for number in range(4):
+            ann.post("/threads", json={"thread_id": f"{number}"})
+            path = f"{url.replace('http', 'ws')}/threads/{number}/stream/events"
+            options: Any = {"max_queue": 1, "close_timeout": 0.1, "compression": None}
+            made = connect(path, additional_headers={"x-api-key": ANN}, **options)
+            sock = stack.enter_context(made)
+            wanted = {"channels": ["custom"], "since": 0}
+            order = {"id": 1, "method": "subscription.subscribe", "params": wanted}
+            sock.send(json.dumps(order))
+            begin = {"id": 2, "method": "run.start", "params": asked()}
+            ann.post(f"/threads/{number}/commands", json=begin)
+        for number in range(4):
+            end_of_runs(ann, f"{number}")
+            most = max(most, memory.size)
+        # a client that is behind is sent away
+        until(lambda: not sum(app.state.clients._open.values()))
+
+    assert most <= USER_BYTES
+
+
+# -- what is kept of runs that have ended
+
+
+def test_little_is_kept_of_runs_that_have_ended(
+    url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_memory, "ENDED_BYTES", 100_000)
+    monkeypatch.setattr(run_queue, "OUTPUT_S", 0)
+    plain = Slow(url, "/threads/t/runs/stream", asked("paused")).read()
+    stored = Slow(url, "/threads/t/runs/stream", asked("paused", stream_resumable=True)).read()
+    until(lambda: app.state.runs.memory.size <= 100_000)
+    newest, oldest = ann.get("/threads/t/runs").json()
+    again = Slow(url, f"/threads/t/runs/{newest['run_id']}/stream").read()
+    gone = ann.get(f"/threads/t/runs/{oldest['run_id']}/stream")
+
+    assert numbers(plain[0]) == numbers(stored[0]) == numbers(again[0]) == [*range(60)]
+    assert gone.status_code == 410
+    assert ann.get(f"/threads/t/runs/{oldest['run_id']}/join").json()["heard"] == ["all"]
+    runs = [run for of in app.state.runs._of.values() for run in of.known.values()]
+    assert [(run.output, run.request.input) for run in runs] == [(None, None)] * 2
+
+
+def test_a_thread_is_read_after_its_events_were_dropped_and_erased(
+    url: str, ann: httpx.Client, settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_memory, "ENDED_BYTES", 0)
+    gate.open.set()
+
+    def turn(text: str) -> str:
+        params = {"assistant_id": "talk", "input": says(text)}
+        order = {"id": 1, "method": "run.start", "params": params}
+        ann.post("/threads/t/commands", json=order)
+        end_of_runs(ann)
+        wanted, heard = {"channels": ["values", "lifecycle"], "since": 0}, ""
+        with ann.stream("POST", "/threads/t/stream/events", json=wanted) as stream:
+            for line in stream.iter_lines():
+                heard += line
+                if '"completed"' in line and text != "another":
+                    break
+                if heard.count('"completed"') and "another" in heard and '"completed"' in line:
+                    break
+        return heard
+
+    first = turn(SECRET)
+    with open_checkpointer(settings.db) as saver:
+        ids = [str(each.value.id) for each in saver.history("t") if SECRET in each.value.text]
+        saver.erase("t", ids)
+    second = turn("another")
+
+    assert SECRET in first
+    assert "another" in second
+    assert SECRET not in second
+
+
+# -- which events are dropped
+
+
+def filled(memory: EventMemory, user: str, *sizes: int) -> Log:
+    log = Log(1, memory.account_of(None, user))
+    log.begin_writing()
+    for size in sizes:
+        log.add("values", "x" * size)
+    return log
+
+
+async def look() -> None:
+    raise AssertionError("it is not yet time")
+
+
+def test_events_that_were_received_are_dropped_first() -> None:
+    async def go() -> None:
+        memory = EventMemory(Limits(user_event_bytes=10_000))
+        unread, read = filled(memory, "ann", 2000, 2000), filled(memory, "ann", 3000)
+        reader = unread.after(0, look)
+        await anext(reader)
+        filled(memory, "ann", 4000)
+
+        assert (unread.dropped, read.dropped) == (0, 1)
+
+    asyncio.run(go())
+
+
+def test_the_reader_that_is_most_behind_is_lost_first() -> None:
+    async def go() -> None:
+        memory = EventMemory(Limits(user_event_bytes=10_000))
+        logs = [filled(memory, "ann", *[1000] * count) for count in (6, 1, 2)]
+        readers = [log.after(0, look) for log in logs]
+        [slowest, *_] = [await anext(reader) for reader in readers]
+        logs[2].add("values", "x" * 1000)
+
+        assert [log.dropped > 0 for log in logs] == [True, False, False]
+        with pytest.raises(LookupError, match="no longer kept"):
+            slowest[0].frame  # noqa: B018 - it is read when it is sent
+        assert [each.number for each in await anext(readers[2])] == [3]
+
+    asyncio.run(go())
+
+
+def test_the_user_with_the_most_events_makes_room_for_others() -> None:
+    memory = EventMemory(Limits(user_event_bytes=10_000, all_event_bytes=14_000))
+    ann, bob = filled(memory, "ann", *[1000] * 9), filled(memory, "bob", *[1000] * 3)
+    carol = filled(memory, "carol", *[1000] * 4)
+
+    assert memory.size <= 14_000
+    assert ann.dropped > 0
+    assert (bob.dropped, carol.dropped) == (0, 0)
+
+
+def test_an_event_larger_than_the_limit_is_kept_by_itself() -> None:
+    memory = EventMemory(Limits(user_event_bytes=1000))
+    logs = [filled(memory, "ann", 500), filled(memory, "ann", 5000)]
+
+    assert [log.is_empty for log in logs] == [True, False]
+    logs[1].add("values", "x")
+    assert memory.size < 1000
+
+
+def test_the_events_of_a_log_that_is_garbage_are_not_counted() -> None:
+    memory = EventMemory(Limits())
+    filled(memory, "ann", 1000)
+    assert memory.size > 1000
+
+    log = filled(memory, "bob", 10)
+    assert memory.size == log.size < 1000
+
+
+def test_events_move_to_the_account_of_another_user() -> None:
+    memory = EventMemory(Limits())
+    log = filled(memory, "ann", 1000)
+    log.charge(memory.account_of(None, "bob"))
+
+    assert memory.account_of(None, "ann").size == 0
+    assert memory.account_of(None, "bob").size == memory.size == log.size
+    log.drop_all()
+    assert memory.size == 0
