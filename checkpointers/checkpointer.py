@@ -450,8 +450,9 @@ class Checkpointer(CheckpointSaver):
 
         `"keep_latest"` keeps the head of each namespace, and what its `DeltaChannel`s are rebuilt
         from; items up to it stay readable through `history()`. If the head is an update of the
-        state of the last day, the checkpoint that was updated is kept as well. `"delete"`, or
-        `"delete_all"` as langgraph's server says, keeps nothing.
+        state of the last day, the checkpoint that was updated is kept as well, and of each run of
+        the server that has not ended, the newest checkpoint. `"delete"`, or `"delete_all"` as
+        langgraph's server says, keeps nothing.
 
         Raises:
             ConfigurationError: The strategy is another.

@@ -125,10 +125,11 @@ class Maintenance:
         keep, total = _keep_rule(rule, time.time()), PruneReport()
         for thread_id in self._chosen(thread_ids):
             if dry_run:
-                pruned = partial(self.pruned, thread_id, keep, rule.history, dry_run=True)
+                options: Any = {"spares_runs": True, "dry_run": True}
+                pruned = partial(self.pruned, thread_id, keep, rule.history, **options)
                 done = self.database.read(pruned)
             else:
-                done = self._prune(thread_id, keep, rule.history)
+                done = self._prune(thread_id, keep, rule.history, spares_runs=True)
             total += replace(done, threads=int(done.checkpoints > 0))
         if not dry_run:
             self.database.shrink()
@@ -160,11 +161,14 @@ class Maintenance:
         """The threads of an argument that names them; None: all."""
         return self.listing.thread_ids() if thread_ids is None else check_thread_ids(thread_ids)
 
-    def _prune(self, thread_id: str, keep: Keep, history: bool = True) -> PruneReport:
+    def _prune(
+        self, thread_id: str, keep: Keep, history: bool = True, *, spares_runs: bool = False
+    ) -> PruneReport:
         """Delete all but what `keep` names, see `pruned`, a batch in each transaction."""
         total = PruneReport()
         while True:
-            done = self.write(thread_id, partial(self.pruned, thread_id, keep, history))
+            pruned = partial(self.pruned, thread_id, keep, history, spares_runs=spares_runs)
+            done = self.write(thread_id, pruned)
             total += done
             if done.checkpoints < PRUNE_BATCH:
                 return total
@@ -248,14 +252,30 @@ class Maintenance:
     # -- some checkpoints of a thread
 
     def pruned(
-        self, thread_id: str, keep: Keep, history: bool, *, dry_run: bool = False
+        self,
+        thread_id: str,
+        keep: Keep,
+        history: bool,
+        *,
+        spares_runs: bool = False,
+        dry_run: bool = False,
     ) -> Flow[PruneReport]:
         """Delete a batch of the checkpoints that `keep` does not name, and the items left over.
 
-        A dry run only reads, and counts all of them.
+        Args:
+            thread_id: The thread.
+            keep: Names the checkpoints that stay.
+            history: Whether everything said on the way to a kept checkpoint stays readable.
+            spares_runs: Whether the checkpoints stay that tell how far runs of a server came which
+                have not ended. The next server would else apply their inputs again.
+            dry_run: Whether to read only, and to count all of them.
         """
-        rows = yield self.sql("find_thread", thread_id)
-        doomed = (yield from self._doomed(thread_id, rows[0][0], keep, dry_run)) if rows else []
+        rows, live = (yield self.sql("find_thread", thread_id)), set[str]()
+        if spares_runs and rows:
+            live = {run_id for (run_id,) in (yield self.sql("live_of", thread_id))}
+        doomed = []
+        if rows:
+            doomed = yield from self._doomed(thread_id, rows[0][0], keep, live, dry_run)
         if not rows or (history and not doomed):
             return PruneReport()
         thread, size, gone = rows[0][0], 0, set[Any]()
@@ -286,9 +306,12 @@ class Maintenance:
         return PruneReport(len(doomed), items, size_bytes=size + freed)
 
     def _doomed(
-        self, thread_id: str, thread: int, keep: Keep, dry_run: bool
+        self, thread_id: str, thread: int, keep: Keep, live: set[str], dry_run: bool
     ) -> Flow[list[tuple[int, Kept]]]:
-        """Return the checkpoints that `keep` does not name, with their namespaces, oldest first."""
+        """Return the checkpoints that `keep` does not name, with their namespaces, oldest first.
+
+        Those stay that tell how far the `live` runs of a server came.
+        """
         doomed: list[tuple[int, Kept]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
             kept = list[Kept]()
@@ -297,7 +320,10 @@ class Maintenance:
                 at = self.reader.active_at(snapshot, row[4])
                 parts = row[0], snapshot.uid, snapshot.parent, at, metadata
                 kept.append(Kept(*parts, snapshot.stored_channels(), is_head, len(row[5])))
-            stay = _with_ancestors(kept, keep(kept))
+            stay = keep(kept)
+            if live and not ns:
+                stay |= yield from self._find_progress(namespace, kept, live)
+            stay = _with_ancestors(kept, stay)
             if not dry_run:
                 yield from self._note_updated(thread_id, ns, kept, stay)
             doomed += [
@@ -306,6 +332,18 @@ class Maintenance:
                 if checkpoint.uid not in stay
             ]
         return doomed
+
+    def _find_progress(self, namespace: int, kept: list[Kept], live: set[str]) -> Flow[set[str]]:
+        """Return the ids of the newest checkpoint of each live run, and of that where it starts."""
+        newest = dict[Any, str]()
+        for checkpoint in kept:
+            newest.setdefault(checkpoint.metadata.get("run_id"), checkpoint.uid)
+        stay = {uid for run_id, uid in newest.items() if run_id in live}
+        tasks = {pack_id(run_id) for run_id in live}
+        for uid, task, *_ in (yield self.sql("namespace_writes", namespace)):
+            if task in tasks:
+                stay.add(unpack_id(uid) or "")
+        return stay
 
     def _note_updated(
         self, thread_id: str, ns: str, namespace: list[Kept], stay: set[str]

@@ -45,6 +45,7 @@ from perdure.memory.records import (
     removal_of,
     succeeding,
 )
+from perdure.memory.repeated_questions import rank_answers_first
 from perdure.memory.run_config import Template, Versioned
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
@@ -53,6 +54,7 @@ from perdure.stores.normal_form import digest
 
 Memories = list[Memory]
 _USERS: Final = ("memories", "{user_id}")
+_DEEP_PAGE: Final = 128  # memories read at least, where many may be questions asked before
 _PAGE: Final = 32  # memories read at least, where some may be of a namespace further down
 _LOG = logging.getLogger("perdure")
 
@@ -224,18 +226,31 @@ class Collection:
         limit: int,
         offset: int = 0,
         config: RunnableConfig | None = None,
+        *,
+        answers_first: bool = False,
     ) -> Memories:
-        """Memories of the namespace itself, without those below; `asked`: see `StoreAdapter`."""
+        """Return memories of the namespace itself, without those below it.
+
+        Args:
+            options: Those of `StoreAdapter.found`.
+            limit: How many memories at most.
+            offset: How many memories are skipped before.
+            config: Of the run.
+            answers_first: Whether turns that only ask what the query asks come last.
+        """
         most = whole("limit", limit, 1) + whole("offset", offset, 0)
         adapter, namespace = self._place(config)
         memories: Memories = []
-        seen, size = 0, max(most, _PAGE)
+        seen, size = 0, max(most, _DEEP_PAGE if answers_first else _PAGE)
         while len(memories) < most:
             page = await adapter.found(namespace, limit=size, offset=seen, **options)
             memories += [memory for memory in page if memory.namespace == namespace]
             if len(page) < size:
                 break
             seen, size = seen + size, 2 * size
+        if answers_first:
+            ordered, _ = rank_answers_first([*enumerate(memories, 1)], options["query"])
+            memories = [memory for _, memory in ordered]
         memories = memories[offset:most]
         if options.get("as_of") is None:
             await adapter.keep_alive(memories)

@@ -155,7 +155,8 @@ def search_memory(
         except errors.InvalidValue as exc:
             raise ToolException(f"Nothing was searched: {exc}.") from exc
         options |= {} if period is None else {"during": period}
-        memories = await kept.found(options, most, config=attribution.config)
+        config = attribution.config
+        memories = await kept.found(options, most, config=config, answers_first=True)
         if not memories:
             return "Nothing is known about that."
         return quote_memories(memories)

@@ -135,13 +135,7 @@ class Records:
         """The provenance fields in a row; empty if there are none."""
         if stored is None:
             return {}
-        try:
-            return decode(self.text(stored, provenance_place(path, key, version)))
-        except ValueError as exc:
-            raise CorruptRecord(
-                f"the provenance of the item {key!r} of {labels(path)!r} cannot be read back "
-                f"({exc}): its row is damaged"
-            ) from exc
+        return decode(self.text(stored, provenance_place(path, key, version)))
 
     def item(self, row: Row, value: dict[str, Any] | None = None) -> StoredItem:
         """The item in a row."""

@@ -100,3 +100,28 @@ def test_sessions_of_coding_agents_are_imported(
     if name == "code":
         assert branches == ["The red one."]
         assert about["title"] == "Boats"
+
+
+def test_what_is_no_part_of_a_session_is_counted(tmp_path: Path) -> None:
+    """A subagent's own file, what summarizes the talk before, and what programs write."""
+    session = claude_code()
+    sub = [{**line, "isSidechain": True} for line in session if "message" in line][:3]
+    summary = {**session[-1], "uuid": "c10", "parentUuid": "c9", "isCompactSummary": True}
+    note = {**session[-1], "uuid": "c11", "parentUuid": "c10", "isMeta": True}
+    boundary: dict[str, Any] = {
+        "type": "system",
+        "subtype": "compact_boundary",
+        "sessionId": "code",
+    }
+    boundary |= {"uuid": "b1", "parentUuid": None, "logicalParentUuid": "c9"}
+    after = {**session[-1], "uuid": "c12", "parentUuid": "b1", "timestamp": "2026-03-10T08:00:00Z"}
+    after["message"] = {"role": "user", "content": "And now?"}
+    (tmp_path / "p").mkdir()
+    lines(tmp_path / "p" / "agent-1.jsonl", sub)
+    lines(tmp_path / "p" / "code.jsonl", [*session, summary, note, boundary, after])
+    report = read("import", "p")
+
+    assert (report["conversations"], report["unread"], report["skipped"]) == (1, 1, [])
+    assert report["left_out"]["sidechain"] == 4
+    assert (report["left_out"]["summary"], report["left_out"]["meta"]) == (1, 1)
+    assert said("code")[-2:] == ["human: Thank you", "human: And now?"]

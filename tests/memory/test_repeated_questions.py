@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.graphs import chat_graph
-from perdure.memory import recall, remember_turns, use_memories
+from perdure.memory import recall, remember_turns, search_memory, use_memories
 from perdure.memory.records import TURN, put_of
 from perdure.stores import Provenance, PutItem
 from tests.memory.remembered import ANN, AS_ANN, fact, filled
@@ -224,6 +224,19 @@ def test_other_subjects_and_languages(statement: str, asked: str, query: str, an
     found = places(statement, asked.split("|"), query, answer)
 
     assert all(1 <= place <= 3 for place in found), found
+
+
+def test_the_tool_shows_the_statement_first() -> None:
+    """A model that searches gets the statement, however often the question was asked."""
+    said = [("Our dentist is called Wilhelmina Sørby", "Noted.")]
+    said += [(text, "Noted.") for text in OTHERS]
+    said += [(text, REPLIES[number % 5]) for number, text in enumerate(DENTIST)]
+    puts = [put for number, pair in enumerate(said) for put in exchange(number, *pair)]
+    with filled(*puts, index="offline") as store:
+        tool = search_memory(store=store)
+        shown = tool.invoke({"query": "Who is our dentist?", "limit": 3}, AS_ANN)
+
+    assert "Sørby" in shown.split('"memory"')[1]
 
 
 def test_questions_rank_last_whatever_else_is_recalled() -> None:

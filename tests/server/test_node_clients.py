@@ -51,7 +51,8 @@ def packages() -> Path:
         made = Path(tempfile.mkdtemp(dir=BUILD))
         for name in ("package.json", "package-lock.json"):
             shutil.copy(SCRIPTS / name, made)
-        command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        # `npm ci` refuses the lock: vite names an optional package that no registry has
+        command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund"]
         subprocess.run(command, cwd=made, check=True, capture_output=True, text=True, timeout=300)
         try:
             made.rename(folder)

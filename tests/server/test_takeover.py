@@ -114,8 +114,11 @@ def test_a_run_that_rejects_waits_for_the_lock_of_its_thread(
     assert [message["content"] for message in values["messages"]] == ["one", "heard 1"]
 
 
+@pytest.mark.parametrize("prunes", [False, True])
 @pytest.mark.parametrize("what", ["update", "turn"])
-def test_an_input_is_not_applied_twice_if_others_wrote(db: Settings, gate: Gate, what: str) -> None:
+def test_an_input_is_not_applied_twice_if_others_wrote(
+    db: Settings, gate: Gate, what: str, prunes: bool
+) -> None:
     """A program changes the thread between two servers; the run ends, and says why."""
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
@@ -130,6 +133,8 @@ def test_an_input_is_not_applied_twice_if_others_wrote(db: Settings, gate: Gate,
         else:
             other: Any = says("other")
             asyncio.run(graph.ainvoke(other, config))
+        if prunes:
+            saver.prune(["t"], strategy="keep_latest")
     with served(db, gate) as client:
         values: Any = client.runs.join("t", run)
         said, stands = texts(client), client.runs.get("t", run)["status"]
@@ -137,6 +142,33 @@ def test_an_input_is_not_applied_twice_if_others_wrote(db: Settings, gate: Gate,
     assert said.count("one") == 1
     assert stands == "interrupted"
     assert values["__error__"]["error"] == "RunOvertaken"
+
+
+@pytest.mark.parametrize("prunes", [False, True])
+def test_an_answer_does_not_go_to_another_question(db: Settings, gate: Gate, prunes: bool) -> None:
+    """A program begins anew between two servers, and is asked the same questions."""
+    with served(db, gate) as client:
+        client.threads.create(thread_id="t")
+        client.runs.wait("t", "asks", input={"heard": []})
+        client.runs.wait("t", "asks", command=YES)
+        run = client.runs.create("t", "asks", command=YES)["run_id"]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with open_checkpointer(db.db) as saver:
+        graph = asks(gate).compile(checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": "t"}, "metadata": {"graph_id": "asks"}}
+        anew: Any = {"heard": ["anew"]}
+        asyncio.run(graph.ainvoke(anew, config))
+        if prunes:
+            saver.prune(["t"], strategy="keep_latest")
+    with served(db, gate) as client:
+        values: Any = client.runs.join("t", run)
+        state: Any = client.threads.get_state("t")
+        status = client.runs.get("t", run)["status"]
+
+    assert status == "interrupted"
+    assert values["__error__"]["error"] == "RunOvertaken"
+    assert [each["value"] for each in state["interrupts"]] == [0]
 
 
 def test_an_input_that_was_not_stored_is_applied_after_a_change(db: Settings, gate: Gate) -> None:

@@ -75,7 +75,8 @@ class Sessions:
         for session in self._sessions.values():
             titles = [text for key, text in self._summaries.items() if key in session.parents]
             session.title = session.title or (titles[-1] if titles else "")
-        return [session.finish() for session in self._sessions.values() if session.parents]
+        read = (each for each in self._sessions.values() if each.parents or each.seen)
+        return [session.finish() for session in read]
 
     def _session(self, name: object) -> _Session:
         known = name if isinstance(name, str) and name else self._stem
@@ -95,14 +96,15 @@ class Sessions:
                 session.parents[whole(line["uuid"])] = _parent_of(line)
             return
         key = find(line, str, "uuid") or made_up_id(session.id, len(session.parents))
-        session.parents[key], session.seen = _parent_of(line), session.seen + 1
+        session.seen += 1
+        session.parents[key] = _parent_of(line)
         session.model = find(message, str, "model") or session.model
         at = seconds(line.get("timestamp"))
         if line.get("isSidechain") is True:
             session.left_out("sidechain")
             del session.parents[key]
-        elif line.get("isMeta") is True:
-            session.left_out("meta")
+        elif line.get("isMeta") is True or line.get("isCompactSummary") is True:
+            session.left_out("meta" if line.get("isMeta") is True else "summary")
         else:
             session.last = key
             session.messages[key] = _read_claude(session, key, kind, message, at)

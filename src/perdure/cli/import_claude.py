@@ -42,7 +42,7 @@ _PLAIN: Final = (  # arguments that tell a reader nothing, or what another one t
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
 )
-_PASTE: Final = re.compile(r"(paste|pasted)([ _-]?(text|content))?([ _-]?\(?\d+\)?)?(\.txt)?", re.I)
+_PASTE: Final = re.compile(r"pasted?([ _-][\w ().-]*|\(?\d+\)?)?(\.txt)?", re.IGNORECASE)
 _HEADING: Final = re.compile(r"#+ [^\n]*|\*\*[^\n]*\*\*")
 _ROOT: Final = "00000000-0000-4000-8000-000000000000"  # the parent of a first message
 

@@ -110,7 +110,8 @@ def _langchain_type(value: Mapping[str, Any]) -> str | None:
     if kind == "constructor" and "lc" in value:
         kind = find(value, str, "kwargs", "type")
         names = find(value, list, "id")
-        kind = kind or str(names[-1] if names else "").removesuffix("Message").lower()
+        name = str(names[-1] if names else "").removesuffix("Chunk").removesuffix("Message")
+        kind = kind or name.lower()
     elif "content" not in value and not isinstance(value.get("data"), dict):
         return None
     is_known = kind in _TYPES or (isinstance(kind, str) and kind.endswith(_CHUNK))
@@ -122,6 +123,8 @@ def _read_langchain(kind: str, line: Mapping[str, Any], *place: object) -> BaseM
     name = "kwargs" if "lc" in line else "data"
     fields = dict(line[name] if isinstance(line.get(name), dict) else line)
     content = fields.get("content")
+    if content is None and kind.lower().startswith("ai") and fields.get("tool_calls"):
+        content = fields["content"] = ""
     if kind == "remove":
         raise Odd("the removal of a message")
     if not isinstance(content, str | list):

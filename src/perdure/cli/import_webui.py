@@ -133,8 +133,10 @@ def _read_librechat_message(key: str, message: Any, talk: Conversation) -> list[
         text = find(text, str, "value") if isinstance(text, dict) else text
         if kind == "text" and isinstance(text, str):
             lines.append(text)
-        elif kind in ("think", "tool_call"):
+        elif kind in ("think", "tool_call", "agent_update"):
             talk.left_out[kind] += 1
+        elif kind in ("image_file", "image_url", "error"):
+            lines.append(label(kind.partition("_")[0], find(part, str, "error")))
         else:
             what = "no content" if kind == "text" else f"unknown content {short(kind, 40)!r}"
             talk.problem(what, key)

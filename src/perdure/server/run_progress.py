@@ -117,10 +117,11 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
         return None
     checkpoint, before = start
     after = _Counts.of(checkpoint.pending_writes or ())
-    is_answered = after.answers > before.answers
+    is_answered, has_moved = after.answers > before.answers, checkpoint.config != head.config
     if not is_answered and after.updates == before.updates:
-        return None
-    if checkpoint.config != head.config:
+        # an answer is for the question that was asked where the run starts
+        return "overtaken" if has_moved and run.request.command.resume is not None else None
+    if has_moved:
         return "overtaken"
     return "asks" if is_answered and waits else "applied"
 
