@@ -152,7 +152,12 @@ class _SQLiteFile:
             where, upon, {**checkpoint, "id": at.checkpoint_id}, about, _by_task(rows)
         )
 
-    def _load(self, where: str, name: str, data: bytes) -> Any:
+    def _load(self, where: str, name: Any, data: Any) -> Any:
+        if not isinstance(name, str) or not isinstance(data, bytes):
+            raise CorruptRecord(
+                f"{where}: a value is a {type(data).__name__} of type {name!r:.40}; expected bytes "
+                "of a named type: it was damaged"
+            )
         try:
             return self._codec.load(name, data)
         except (ForbiddenType, CorruptRecord) as exc:
@@ -292,6 +297,12 @@ class Importer:
         where, upon, checkpoint, metadata, tasks = source
         if not {"id", "channel_versions"} <= checkpoint.keys():
             raise CorruptRecord(f"{where}: it lacks its id or its versions: it was damaged")
+        seen = checkpoint.get("versions_seen", {})
+        maps = [checkpoint["channel_versions"], checkpoint.get("channel_values", {}), seen]
+        if not all(isinstance(part, dict) for part in maps) or not all(
+            isinstance(versions, dict) for versions in seen.values()
+        ):
+            raise CorruptRecord(f"{where}: its values or versions are no mapping: it was damaged")
         at = upon._replace(checkpoint_id=checkpoint["id"])
         there = [upon.checkpoint_id, checkpoint, metadata]
         here = self.read(lambda: self.reader.get(at))

@@ -98,6 +98,8 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
 def _check_namespace(
     reader: CheckpointReader, logs: Mapping[int, _Log], namespace: NamespaceRecords
 ) -> None:
+    places = {within for within, _, _ in namespace.checkpoints}
+    _check(namespace.head in places or not places, "the head")
     for _, put_at, snapshot in namespace.checkpoints:
         _check_moments(put_at)
         stored, _ = snapshot.fields

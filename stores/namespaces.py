@@ -12,7 +12,7 @@ from uuid import UUID
 
 from langgraph.store.base import MatchCondition
 
-from perdure.errors import InvalidNamespace
+from perdure.errors import CorruptRecord, InvalidNamespace
 
 RESERVED = "langgraph"  # langgraph keeps its own documents under this root
 MAX_KEY = 4096  # bytes of a key or of a whole path
@@ -83,7 +83,10 @@ def labels(path: bytes) -> tuple[str, ...]:
     >>> labels(b"users\0alice\0")
     ('users', 'alice')
     """
-    return tuple(path.decode().split("\0")[:-1])
+    try:
+        return tuple(path.decode().split("\0")[:-1])
+    except UnicodeDecodeError as exc:
+        raise CorruptRecord(f"the path {path[:80]!r} of a namespace is damaged: {exc}") from exc
 
 
 def joined(namespace: Iterable[str]) -> bytes:

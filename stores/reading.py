@@ -135,7 +135,13 @@ class Records:
         """The provenance fields in a row; empty if there are none."""
         if stored is None:
             return {}
-        return decode(self.text(stored, provenance_place(path, key, version)))
+        try:
+            return decode(self.text(stored, provenance_place(path, key, version)))
+        except ValueError as exc:
+            raise CorruptRecord(
+                f"the provenance of the item {key!r} of {labels(path)!r} cannot be read back "
+                f"({exc}): its row is damaged"
+            ) from exc
 
     def item(self, row: Row, value: dict[str, Any] | None = None) -> StoredItem:
         """The item in a row."""

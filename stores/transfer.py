@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from perdure.effects import run
 from perdure.errors import ImportFailed, PerdureError
@@ -29,6 +29,8 @@ from perdure.stores.vectors import Model
 PAGE = 500  # keys read, or lines written, at a time
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000
+_VALUE: Final = 8  # the place of the value in a row of `history`
+_PAGE_BYTES: Final = 16 << 20  # of values that are held at once, or a larger one
 _MOST = 1 << 60  # versions: SQLite counts in 64 bits
 _Place = tuple[bytes, str]  # the path of a namespace, and a key
 
@@ -105,12 +107,15 @@ class Transfer:
     def _key_page(self, path: bytes, last: str, closed: bool) -> Flow[tuple[list[Row], str | None]]:
         """The versions of some keys after one, and the last of those keys; None: there are none."""
         out: list[Row] = []
-        key = None
+        key, size = None, 0
         for (key,) in (yield self._parts.sql("key_page", path, last, PAGE)):
             for row in (yield self._parts.sql("history", path, key)):
                 row = ended(row, self._parts.now())
                 if closed or row[6] is None:
                     out.append(row)
+                    size += len(row[_VALUE]) if isinstance(row[_VALUE], str | bytes) else 0
+            if size > _PAGE_BYTES:
+                break
         return out, key
 
     def _version(self, row: Row) -> ItemVersion:
@@ -183,11 +188,14 @@ class Transfer:
     ) -> tuple[list[ItemVersion], int, ImportFailed | None]:
         """The next items, the number of skipped ones, and the error of a wrong one."""
         batch: list[ItemVersion] = []
-        unsuitable = 0
+        unsuitable = size = 0
         try:
             for where, line in islice(lines, PAGE):
                 try:
                     batch.append(self._restored(where, line))
+                    size += len(batch[-1].put.text or "")
+                    if size > _PAGE_BYTES:
+                        break
                 except ImportFailed as exc:
                     if not skips:
                         raise

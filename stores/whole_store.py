@@ -90,6 +90,8 @@ class WholeStore(DatabaseOwner, Store):
         ((count,),) = self.database.read(lambda: rows_of(self._parts.sql["count_without_ttl"]))
         return int(count)
 
+    acount_without_ttl = awaited(count_without_ttl)
+
     def sweep_ttl(self) -> int:
         """Close expired items, which no read returns any more; returns how many."""
         total = 0
@@ -253,6 +255,8 @@ class WholeStore(DatabaseOwner, Store):
             return
         if stored.name != model.name or model.dims not in (0, stored.dims):
             raise stored.mismatch(model)
+
+    acheck_embedder = awaited(check_embedder)
 
     def reembed(self, progress: Progress | None = None) -> int:
         """Make all vectors anew with the store's present embedder.

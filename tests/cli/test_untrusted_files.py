@@ -19,7 +19,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.store.sqlite import SqliteStore
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import NotADatabase, PerdureError, StorageError
+from perdure.errors import CorruptRecord, NotADatabase, PerdureError, StorageError
 from perdure.graphs import chat_graph
 from perdure.stores import SQLiteStore
 from tests.cli.commands import error, read, run
@@ -219,6 +219,30 @@ def test_a_large_value_of_langgraphs_is_refused(tmp_path: Path) -> None:
 
         assert saver.threads() == []
         assert saver.import_from(path).threads == 1
+
+
+ODD = {
+    "number": "UPDATE checkpoints SET checkpoint = 7",
+    "nothing": "UPDATE checkpoints SET checkpoint = NULL",
+    "type": "UPDATE checkpoints SET type = 7",
+    "list": "UPDATE checkpoints SET checkpoint = x'9101'",
+    "id": "UPDATE checkpoints SET checkpoint_id = CAST(checkpoint_id AS BLOB)",
+    "thread": "UPDATE checkpoints SET thread_id = x'00'",
+    "metadata": "UPDATE checkpoints SET metadata = '[' || replace(hex(zeroblob(50000)), '00', '[')",
+    "write": "UPDATE writes SET value = 7",
+    "versions": "UPDATE checkpoints SET checkpoint = "
+    "CAST(x'81b0' || 'channel_versions' || x'05' AS BLOB)",
+    "channel": "UPDATE writes SET channel = x'00'",
+}
+
+
+@pytest.mark.parametrize("sql", ODD.values(), ids=ODD)
+def test_values_of_another_kind_are_named(sql: str, tmp_path: Path) -> None:
+    """A column of langgraph's takes values of any type, and each wrong one is an error by name."""
+    path = langgraphs(tmp_path / "other.db")
+    change(path, sql)
+    with SQLiteCheckpointer.open(tmp_path / "new.db") as saver, pytest.raises(CorruptRecord):
+        saver.import_from(path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes")

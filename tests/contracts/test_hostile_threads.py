@@ -104,6 +104,7 @@ ROWS = {
     "puts": "UPDATE threads SET seq = 4611686018427387904",
     "items": "UPDATE items SET stored_at = 9e999",
     "the time to live": "UPDATE threads SET ttl = 9e999",
+    "the head": "UPDATE namespaces SET pinned = 2147483648",
     "what stays": "UPDATE threads SET ttl = 1, ttl_keeps = 9",
 }
 

@@ -110,7 +110,7 @@ def test_what_a_model_is_shown() -> None:
     assert list(whole) == ["action", "text", "id"]
     assert whole["action"]["enum"] == ["create", "update", "supersede", "delete"]
     assert all(part["description"] for part in (*whole.values(), *found.values()))
-    assert list(found) == ["query", "limit"]
+    assert list(found) == ["query", "limit", "since", "until"]
     assert (some.name, some.description) == ("keep", "Drop it.")
     assert search_memory(name="look-up", description="Find it.").name == "look-up"
     assert "'supersede' says what is true now" in whole["action"]["description"]

@@ -11,6 +11,7 @@ from perdure.stores import ScopedStore, SQLiteStore
 # what needs no twin: opening, naming a part, threads of its own
 ALONE = {
     *("bind", "from_conn_string", "model", "open", "scoped", "setup", "start_ttl_sweeper"),
+    "without_refresh",
     *("supports_ttl", "ttl_config"),
 }
 

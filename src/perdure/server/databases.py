@@ -118,7 +118,7 @@ class Databases:
         parts = self._opened(tenant)
         if "index" in self._options.store:
             try:
-                await asyncio.to_thread(parts.store.check_embedder)
+                await parts.store.acheck_embedder()
             except BaseException:
                 await asyncio.gather(parts.saver.aclose(), parts.store.aclose())
                 raise
