@@ -72,7 +72,7 @@ class ChannelLog:
         self.planned = 0
         self._index: dict[bytes, int] = {}
         self._indexed = 0
-        if kept is not None and not kept.planned:  # before the items, which another thread may add
+        if kept is not None and not kept.planned:  # copy it first: another thread may add items
             self._indexed, self._index = kept._indexed, kept._index.copy()
         self.items: dict[int, bytes] = {} if kept is None else kept.items.copy()
         self.origins: dict[int, int] = {} if kept is None else kept.origins.copy()
@@ -109,7 +109,7 @@ class ChannelLog:
         return list(map(self.items.__getitem__, places))
 
     def repeats_none(self, ranges: Ranges) -> bool:
-        """Return whether no item occurs twice in ranges whose aliases are all here."""
+        """Return whether no item occurs twice in the ranges, whose aliases must be cached."""
         first: set[int] = set()
         for start, stop in ranges:
             places = range(start, stop)

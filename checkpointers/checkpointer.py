@@ -450,9 +450,9 @@ class Checkpointer(CheckpointSaver):
 
         `"keep_latest"` keeps the head of each namespace, and what its `DeltaChannel`s are rebuilt
         from; items up to it stay readable through `history()`. If the head is an update of the
-        state of the last day, the checkpoint that was updated is kept as well, and of each run of
-        the server that has not ended, the newest checkpoint. `"delete"`, or `"delete_all"` as
-        langgraph's server says, keeps nothing.
+        state that is less than a day old, the checkpoint that was updated is kept as well. So is
+        the newest checkpoint of each run of the server that has not ended. `"delete"`, or
+        `"delete_all"` as langgraph's server says, keeps nothing.
 
         Raises:
             ConfigurationError: The strategy is another.
@@ -527,7 +527,7 @@ class Checkpointer(CheckpointSaver):
             source: The path of a file, a Postgres DSN, or an open checkpointer.
             serde: The serializer with which langgraph's saver wrote; None: this checkpointer's own.
             names: New ids of threads of a checkpointer, by their ids there.
-            max_value_bytes: Of a file: the size of the largest value that is read.
+            max_value_bytes: The size of the largest value that is read from a file.
 
         Raises:
             ConfigurationError: There is no such file, or no such thread to rename.

@@ -26,7 +26,7 @@ from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_PAGE: Final = 64  # ids of checkpoints; each checkpoint is read by itself, as it may be large
+_PAGE: Final = 64  # ids of checkpoints that are read at once; a checkpoint may be large
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
 _THREADS: Final = (
     "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT 256"
@@ -123,7 +123,7 @@ class _SQLiteFile:
                 where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
                 if not isinstance(ns, str) or not isinstance(uid, str):
                     raise CorruptRecord(f"{where}: its ids are no text")
-                for row in self.rows(_CHECKPOINT, thread_id, ns, uid):  # unless it is deleted
+                for row in self.rows(_CHECKPOINT, thread_id, ns, uid):  # none if it was deleted
                     at = Address(thread_id, ns, uid)
                     yield self._checkpoint(where, at, row, self.rows(writes, *at))
             last = uid, ns

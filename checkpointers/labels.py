@@ -39,7 +39,7 @@ def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_updated(parent_id: str | None, metadata: Mapping[str, Any]) -> str | None:
-    """Return the id of the checkpoint that an update changes, as far as its own row tells.
+    """Return the id of the checkpoint that an update changes, read from the row of the update.
 
     Args:
         parent_id: The id of the parent of a checkpoint.

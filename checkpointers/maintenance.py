@@ -348,7 +348,7 @@ class Maintenance:
     def _note_updated(
         self, thread_id: str, ns: str, namespace: list[Kept], stay: set[str]
     ) -> Flow[None]:
-        """Note in a head which checkpoint it has updated, if updates in between are removed."""
+        """Store in a head which checkpoint it has updated, if updates in between are removed."""
         for head in namespace:
             updated = _find_updated(namespace, head) if head.is_head else None
             if updated is None or updated == find_updated(head.parent, head.metadata):
@@ -482,7 +482,7 @@ def _with_ancestors(kept: list[Kept], stay: set[str]) -> set[str]:
 
 
 def _find_updated(namespace: list[Kept], head: Kept) -> str | None:
-    """Return the id of the checkpoint that the updates up to a head have changed.
+    """Return the id of the checkpoint that a head has updated, if need be by several updates.
 
     Returns:
         The id, or None if the head is no update.

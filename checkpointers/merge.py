@@ -90,7 +90,9 @@ def epoch_of(version: Any) -> int | None:
 
 
 def whole_part(version: Any) -> int | None:
-    """Return the number that counts a version; the rest of a version is random or zero.
+    """Return the whole part of a version, by which versions are ordered, or None.
+
+    The rest of a version is random or zero.
 
     >>> whole_part(7), whole_part("007.25"), whole_part("x")
     (7, 7, None)

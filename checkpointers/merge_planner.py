@@ -93,9 +93,9 @@ class MergePlanner:
         return None
 
     def _plan_upon_pruned(self, put: CheckpointPut, now: Snapshot, uid: str) -> Flow[Merge | None]:
-        """Plan a put whose parent was pruned while it was the last one that a run had put or read.
+        """Plan a put whose parent, the last checkpoint that its run had put or read, was pruned.
 
-        The head is another one, so it belongs to an update of that checkpoint or to a later run.
+        So the head was put by an update of the pruned checkpoint or by a later run.
         """
         upon = _infer_pruned(put, now, uid)
         if put.metadata.get("source") == "update":
@@ -318,12 +318,12 @@ def _written_since(now: Snapshot, upon: Snapshot) -> set[str]:
 
 
 def _infer_pruned(put: CheckpointPut, now: Snapshot, uid: str) -> Snapshot:
-    """Return the versions that a pruned checkpoint had, as far as the put upon it tells them.
+    """Infer the channel versions of a pruned checkpoint from the put that has it as its parent.
 
-    A channel that the put has not written has the version that its run has read. The lowest version
-    that the put has given to a channel is higher than all that its run has read. So a channel with
-    a lower version in the head still has the version of the pruned checkpoint, and the head has
-    written each other channel.
+    If the put has not written a channel, the channel has the version that the run has read. If the
+    put has written it, the new version is higher than all versions that the run has read. So if the
+    version in the head is lower than all new versions, it is still that of the pruned checkpoint.
+    If not, the channel was written after that checkpoint, and its version there is unknown.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     first = min(put.new_versions.values(), key=lambda version: whole_part(version) or 0, default=0)
@@ -335,7 +335,7 @@ def _infer_pruned(put: CheckpointPut, now: Snapshot, uid: str) -> Snapshot:
 
 
 def _is_same_turn(now: Snapshot, upon: Snapshot) -> bool:
-    """Return whether a head can descend from a checkpoint without another input in between."""
+    """Return whether a head can descend from a checkpoint with no other input between the two."""
     for channel, version in upon.versions.items():
         present = now.versions.get(channel)
         if present != version and not _is_lower(version, present):
@@ -344,7 +344,7 @@ def _is_same_turn(now: Snapshot, upon: Snapshot) -> bool:
 
 
 def _is_lower(version: Any, other: Any) -> bool:
-    """Return whether a version is lower than another one of its kind."""
+    """Return whether a version is lower than another one, compared by their whole parts."""
     own, others = whole_part(version), whole_part(other)
     return own is not None and others is not None and own < others
 

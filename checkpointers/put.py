@@ -55,7 +55,7 @@ TITLE_LENGTH: Final = 80  # characters
 TITLE_AMONG: Final = 2  # messages among which the first of a human is looked for
 TIMES: Final = "times"
 """The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
-_DURABILITY: Final = "__pregel_durability"  # langgraph's key of it in the config of a run
+_DURABILITY: Final = "__pregel_durability"  # langgraph's config key for the durability of a run
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 
 
@@ -94,7 +94,7 @@ class Encoded(NamedTuple):
         values, full: The elements of a list, or the pairs of a dict, and the bytes of each.
         stored: A value that is not split.
         is_snapshot: Whether the list or dict is the value of a snapshot of a `DeltaChannel`.
-        continues: Whether the elements follow those of the parent's value; see `Continuation`.
+        continues: Whether the elements are appended to the value of the parent; see `Continuation`.
     """
 
     kind: int | None

@@ -382,7 +382,7 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load(thread_id, thread, key, aliases)
-                if log.repeats_none(ranges):  # as in nearly all values
+                if log.repeats_none(ranges):  # true of nearly all values
                     continue
                 origin = log.origin
             if channel not in written:

@@ -1,8 +1,9 @@
-"""Checks of the records of a thread that comes from another database.
+"""Checks of the records of a thread that was read from another database.
 
-Without a key, whoever can write a file can write rows whose checksums are right. What such a row
-says of other rows is checked before it is stored: a range that leads to items that are not there,
-or to all of them a million times, would otherwise be followed by each later read of the thread.
+If a file is not encrypted, whoever can write to it can write rows with correct checksums. The
+references from such rows to other rows are therefore checked before the rows are stored. Otherwise
+each later read of the thread would follow a range whose items do not exist, or a value that
+contains the same items a million times.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ MALFORMED: Final = (
     TypeError,
     ValueError,
 )
-"""What records raise that have another form than perdure writes."""
-_LAST_MOMENT: Final = 253_402_300_799  # seconds since 1970, the last of the year 9999
-_MAX_DEPTH: Final = 100  # of references within references; langgraph's channels have two
-_MAX_COUNT: Final = 1 << 48  # of puts, which SQLite counts in 64 bits
+"""The exceptions that are raised by records of a form that perdure does not write."""
+_LAST_MOMENT: Final = 253_402_300_799  # the last second of the year 9999, in seconds since 1970
+_MAX_DEPTH: Final = 100  # levels of nested references; langgraph's channels have two
+_MAX_COUNT: Final = 1 << 48  # the largest number of puts of a thread; SQLite has 64 bits for it
 
 
 class _Log:
-    """The positions of a log that have a row."""
+    """The positions of those items of a log that have a row."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
 
     def check(self, numbers: Sequence[int]) -> None:
-        """Check ranges as they are written: all their items are there.
+        """Check that all items of the stored ranges of a value exist.
 
-        A value of many items has few ranges, so it can repeat each item of the log a few times.
+        Values with many items have few ranges. So the number of items of a value is limited to a
+        small multiple of the number of items in the log.
         """
         total = 0
         for start, length in zip(numbers[::2], numbers[1::2], strict=True):
@@ -63,7 +65,7 @@ class _Log:
 
 
 def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
-    """Check a thread whose items were read.
+    """Check the records of a thread, whose items must have been read.
 
     Raises:
         One of `MALFORMED`: A record has another form than perdure writes.
@@ -86,10 +88,11 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
         _check(isinstance(records.title.text, str), "the title")
         _check(isinstance(records.title.message, str | None), "the message of the title")
     if records.told is not None:
-        _check(isinstance(reader.codec.decode(records.told), dict), "what lists tell")
+        _check(isinstance(reader.codec.decode(records.told), dict), "the metadata for lists")
     if records.client is not None:
         metadata, user, reserved = records.client
-        _check(isinstance(metadata, dict) and isinstance(user, str | None), "what clients gave")
+        is_known = isinstance(metadata, dict) and isinstance(user, str | None)
+        _check(is_known, "the metadata of clients")
         _check(isinstance(reserved, bool), "whether the thread is reserved")
     for namespace in records.namespaces:
         _check_namespace(reader, logs, namespace)
@@ -109,7 +112,7 @@ def _check_namespace(
         _check(all(isinstance(seen, dict) for seen in snapshot.seen.values()), "versions seen")
         for ref in snapshot.refs.values():
             _check_reference(logs, ref)
-        said: Mapping[str, Any] = snapshot.said  # as it is written
+        said: Mapping[str, Any] = snapshot.said  # by channel: its log and ranges, as stored
         for log, numbers in said.values():
             logs[log].check(numbers)
     for _, _, _, writes in namespace.writes:
@@ -119,7 +122,7 @@ def _check_namespace(
 
 
 def _check_reference(logs: Mapping[int, _Log], ref: Any, depth: int = 0) -> None:
-    """Check a reference; see `manifest.py`."""
+    """Check that a reference has a known form and that its items exist; see `manifest.py`."""
     _check(depth < _MAX_DEPTH, "the depth of references")
     if isinstance(ref, bytes):
         return

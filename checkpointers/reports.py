@@ -280,8 +280,9 @@ class ErasureReport:
 class Retention:
     """Which checkpoints of a thread to keep; the head of each namespace always stays.
 
-    If the head is an update of the state of the last day, the checkpoint that was updated stays
-    too, because a run may still go on from it. A checkpoint stays if any rule given keeps it.
+    If the head is an update of the state that is less than a day old, the checkpoint that was
+    updated stays too, because a run may still continue from it. A checkpoint stays if any rule
+    given keeps it.
     Without `history`, items that are part of no kept checkpoint are removed too.
 
     Attributes:

@@ -38,7 +38,7 @@ EVENTS_S: Final = 3600
 BEGUN_BITS: Final = 22
 """Of an event's number: each time that a run begins, in another process, leaves so many free."""
 _BATCHES: Final = 100  # of events that are read at once
-_BATCHES_BYTES: Final = 1_000_000  # after which no other batch is read; one may be larger
+_BATCHES_BYTES: Final = 1_000_000  # of batches that one read returns; a single batch may be larger
 _RUNS: Final = 20  # whose events are removed at once
 
 

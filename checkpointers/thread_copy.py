@@ -416,8 +416,9 @@ class Merge:
             raise
         except MALFORMED as exc:
             raise CorruptRecord(
-                f"thread {thread_id!r} of {self.source.database.path!r} is not imported, since it "
-                f"is not what perdure writes ({exc!r:.200}): it was damaged or tampered with"
+                f"thread {thread_id!r} of {self.source.database.path!r} is not imported, because "
+                f"its records are not as perdure writes them ({exc!r:.200}): it was damaged or "
+                "tampered with"
             ) from exc
         return records
 

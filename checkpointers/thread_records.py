@@ -1,4 +1,4 @@
-"""Threads as records, as they are read from a database to be written into it, or into another."""
+"""The records of threads, which are read from a database and written into it or into another."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _LOW: Final = 0xFFFFFFFF
 class NamespaceRecords(NamedTuple):
     """A namespace of a thread.
 
-    `head` is its head's place, `checkpoints` have each its place, when it was put, and its content,
-    and `writes` each its checkpoint, task, path and content.
+    `head` is the place of its head. Each element of `checkpoints` has a place, the time of
+    the put, and the content. Each element of `writes` has a checkpoint, a task, a path and the
+    content of the pending writes.
     """
 
     ns: str
@@ -41,20 +42,20 @@ class NamespaceRecords(NamedTuple):
 
 @dataclass
 class ThreadRecords:
-    """A thread of a database; `items` are None if they are read from there, page by page."""
+    """The records of a thread. If `items` is None, they are read from the database page by page."""
 
     thread_id: str
     seq: int
     created_at: float
     updated_at: float
     title: Title | None
-    told: bytes | None  # of its metadata, as lists tell it
+    told: bytes | None  # the part of its metadata that lists of threads show
     status: str
     client: ClientMetadata | None
-    may_wait: bool  # for an answer, as far as its row tells
+    may_wait: bool  # whether its row says that it may wait for an answer
     logs: list[Row]
     namespaces: list[NamespaceRecords]
-    ttl: Row | None = None  # minutes, since when, and what is kept; see `set_ttl` in sqlite.sql
+    ttl: Row | None = None  # minutes, their start, and what is kept; see `set_ttl`
     items: dict[int, dict[int, bytes]] | None = None  # by log and position
     order: dict[int, list[int]] = field(default_factory=dict)  # positions of `items`, by log
     times: dict[int, dict[int, float]] = field(
@@ -63,13 +64,13 @@ class ThreadRecords:
 
     @property
     def keys(self) -> int:
-        """How many keys a thread with these records takes."""
+        """The number of keys that are needed to store the thread."""
         return 1 + len(self.logs) + len(self.namespaces)
 
     def page(
         self, reader: CheckpointReader, name: str, log: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Positions and contents of the first items in a range of a log; there may be gaps."""
+        """Return position and content of the first items in a range of a log; gaps are allowed."""
         if self.items is None:
             return (yield from reader.stored(self.thread_id, name, log, start, stop))
         held, order = self.items[log], self.order[log]
@@ -88,7 +89,9 @@ class ThreadRecords:
 def thread_records(
     reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
 ) -> Flow[ThreadRecords]:
-    """The records of a thread without its items; with a checkpoint, only of the way to it.
+    """Read the records of a thread without its items.
+
+    With a checkpoint, only the records that lead to that checkpoint are read.
 
     Raises:
         UnknownThread: There is no such thread.
@@ -107,7 +110,7 @@ def thread_records(
     thread, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, kept, waiting),) = yield reader.sql("client_of", thread_id)
     title, told = open_listed(reader.seal, thread_id, stored)
-    if checkpoint_id is not None:  # they may be of a later checkpoint
+    if checkpoint_id is not None:  # they may come from a later checkpoint
         title = told = None
     client = open_client(reader.seal, thread_id, kept)
     logs = yield reader.sql("thread_logs", thread)
@@ -126,7 +129,7 @@ def thread_records(
 def _namespace(
     reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last: int
 ) -> Flow[NamespaceRecords]:
-    """What was put in a namespace up to a place; of the root, what leads there."""
+    """Read the records of a namespace up to a place; in the root, only those that lead there."""
     rows = yield reader.sql("checkpoints_page", *span(namespace), ALL)
     yield from reader.check_complete(len(rows), *span(namespace))
     if last != _LOW:
@@ -144,7 +147,7 @@ def _namespace(
 
 
 def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
-    """Hold the items of a thread, so that it can be written elsewhere, or compared."""
+    """Read the items of a thread into its records, so that it can be copied or compared."""
     items = {}
     for log, name, *ends in records.logs:
         items[log] = held = dict[int, bytes]()

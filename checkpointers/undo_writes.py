@@ -1,7 +1,7 @@
-"""Undo what a run has written to checkpoints that other runs have put.
+"""Undo the writes of a run to checkpoints that other runs have put.
 
 The answers to questions, and the results of nodes that ran after an answer, are pending writes of
-the checkpoint at which the thread waited. They stay when the checkpoints of the run are deleted.
+the checkpoint at which the thread waited. They are not removed with the checkpoints of the run.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from perdure.storage.flow import Flow
 
 
 class FormerWrites(NamedTuple):
-    """What a task had written to a checkpoint at an earlier time.
+    """The pending writes of a task to a checkpoint at an earlier time.
 
     Attributes:
         has_result: Whether the task had written to channels of the graph.
-        control: Its questions, answers and errors, by langgraph's channel for them.
+        control: Its questions, answers and errors, by the channel in which langgraph stores them.
     """
 
     has_result: bool

@@ -204,7 +204,7 @@ class LanggraphFile:
             index = section.index.model_dump(
                 include=set(_StoreIndex.model_fields), exclude_none=True
             )
-            if ".py:" in index["embed"]:  # else the name of a provider and its model
+            if ".py:" in index["embed"]:  # otherwise it is a provider and its model
                 index["embed"] = import_object(index["embed"], self.path.parent)
             options["index"] = index
         return options
@@ -222,11 +222,11 @@ class LanggraphFile:
         return import_object(place, self.path.parent)
 
     def _set_environment(self) -> None:
-        """Set the variables under `env`; add the folder and local dependencies to `sys.path`."""
+        """Set the variables of `env`, and add the folder and local dependencies to `sys.path`."""
         folder = self.path.parent
         for dependency in [".", *self._sections.dependencies]:
             place = str((folder / dependency).resolve())
-            if dependency.startswith(".") and place not in sys.path:  # the others are packages
+            if dependency.startswith(".") and place not in sys.path:  # else a package
                 sys.path.insert(0, place)
         os.environ.update(_read_variables(self._sections.env, folder))
 
@@ -256,7 +256,7 @@ def import_object(place: str, folder: Path) -> Any:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a file as a module. Its name is made longer if another module has the same name."""
+    """Import a file as a module, under a longer name if another module has the same name."""
     name = file.stem
     while (known := sys.modules.get(name)) is not None:
         if getattr(known, "__file__", None) == str(file):
