@@ -318,15 +318,15 @@ def _check_answers(talk: Conversation, found: Found) -> Texts:
     for answer in talk.answers:
         if answer.is_accepted is False or answer.is_cancelled("rollback", surely=True):
             continue
-        row, is_open = rows.get(answer.token), answer.is_accepted is None or answer.cancels
+        row = rows.get(answer.token)
+        is_open = answer.is_accepted is None or answer.cancels
+        is_abandoned = row is not None and row.error == "RunAbandoned" and len(found.kills) > 2
         possible += 1
-        sure += not is_open
+        sure += not (is_open or is_abandoned)
         if row is None and not is_open:
             yield "lost", f"{answer.token}: the run of the answer is not listed"
-        elif row is not None and row.status not in ("success", "interrupted"):
+        elif row is not None and not is_abandoned and (row.error or row.status == "error"):
             yield "lost", f"{answer.token}: its run is {row.status} ({row.error})"
-        elif row is not None and row.error is not None:
-            yield "lost", f"{answer.token}: its run ended with {row.error}"
     if found.question is None and not found.heard:
         yield "lost", "the thread has neither a question nor a state"
     elif heard < sure:

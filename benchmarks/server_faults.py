@@ -3,6 +3,7 @@
     python -m benchmarks.server_faults                          # all faults, on a file
     python -m benchmarks.server_faults --on postgres --rounds 10
     python -m benchmarks.server_faults kill sessions --on postgres --threads 5
+    python -m benchmarks.server_faults --random 100 --seed 1    # see random_faults
 
 On each thread a run is under way and another is enqueued when the fault comes, and the time of a
 cron comes on some threads of their own. All runs have a webhook, which is told of their ends:

@@ -410,6 +410,14 @@ class DatabaseRuns:
             RUN_WRITES.reset(token)
             if run.cancelled or run.lost or run.failure is not None:
                 await writes.close(ENDS_S)
+            if run.cancelled == "rollback" and not run.lost:  # no program goes on from it
+                with contextlib.suppress(PerdureError):  # `_tidy` tries again
+                    await self._undo(run)
+
+    async def _undo(self, run: Run) -> None:
+        """Remove all that a run has stored in its thread; the caller holds the thread's lock."""
+        await self.saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
+        await restore_start(self.saver, run)
 
     async def _settled(self, run: Run, live: LiveRun) -> bool:
         """Do what is left once its graph has ended, unless the database has no room, for example.
@@ -435,8 +443,7 @@ class DatabaseRuns:
         run.knows_rollback = run.cancelled == "rollback"
         if run.knows_rollback:  # its thread stands as before
             async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
-                await self.saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
-                await restore_start(self.saver, run)
+                await self._undo(run)
                 if run.former_status is not None:  # it had ended when the rollback was asked for
                     await self._threads.set_status(run.thread_id, run.former_status)
                 if run.request.webhook:
