@@ -224,10 +224,10 @@ class UseMemories(MessagesNode):
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
     left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
-    memories. With `all_below=12`, all memories are shown, best first, while the namespaces have
-    fewer than 12, whatever their scores. `max_tokens` still limits them. The other options are
-    those of `recall`; `as_of` is the name of the moment in the run's
-    config, or a function of the config.
+    memories. With `all_below=12`, all memories are shown, best first and whatever their scores, as
+    long as the namespaces have fewer than 12 memories. `max_tokens` still limits them. The other
+    options are those of `recall`; `as_of` is the name of the moment in the run's config, or a
+    function of the config.
     """
 
     def __init__(

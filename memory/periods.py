@@ -1,4 +1,4 @@
-"""The period that a question is about, as models and clients write it: two days or moments."""
+"""Parse the period of a question, which models and clients give as two days or moments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
         The period, or None if neither is given.
 
     Raises:
-        InvalidValue: A text is no day or moment, or the period ends before it starts.
+        InvalidValue: A text is neither a day nor a moment, or the period ends before it starts.
     """
     start, end = (text.strip() if text else "" for text in (since, until))
     if not start and not end:

@@ -164,7 +164,7 @@ class MemorySearch:
             rankings.append([pair for pair in ranking if not is_below(pair[1], floor)])
             under.append([pair for pair in ranking if is_below(pair[1], floor)])
         memories = merged([*rankings, _unranked(few, rankings)], limit)
-        if len(prefixes) > 1:  # questions of one namespace rank behind the answers of another
+        if len(prefixes) > 1:  # a question in one namespace must rank behind an answer in another
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
         texts = {normal(memory.text) for ranking in rankings for _, memory in ranking}
@@ -184,7 +184,7 @@ class MemorySearch:
         as_of: datetime | None,
         accepts: Callable[[Memory], bool],
     ) -> list[Memory]:
-        """Return all memories of the namespaces if they are fewer than `all_below`, else none."""
+        """Return all memories of the namespaces if there are fewer than `all_below`, else none."""
         few: list[Memory] = []
         for prefix in prefixes if self._all_below is not None else ():
             few += await adapter.found(prefix, limit=self._all_below, as_of=as_of)
@@ -232,7 +232,7 @@ class MemorySearch:
 def _unranked(
     few: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
-    """Return the memories that no ranking has, with ranks behind all of them."""
+    """Return the memories that are in no ranking, with ranks behind those of all rankings."""
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
     last = max((rank for ranking in rankings for rank, _ in ranking), default=0)
     rest = [memory for memory in few if (memory.namespace, memory.key) not in ranked]
@@ -418,8 +418,8 @@ def check_recall(
 
     Each comes with the key of the memory that it is to recall, or a text that this contains,
     whatever its capitals and spaces; or with a list, of which all are asked for. At most `limit`
-    memories count as recalled; the other options are those of `recall`. It refreshes no time to
-    live.
+    memories count as recalled; the other options are those of `recall`. No time to live is
+    refreshed.
     """
     search = MemorySearch(namespace, None, limit, None, min_score)
     adapter, checked = adapter_of(store), []

@@ -224,8 +224,8 @@ _TEXTS: Final = TypeAdapter(tuple[Previous, ...])
 class StoreAdapter:
     """Any langgraph store, for memories. Its methods are effects.
 
-    Reads of a perdure store refresh no time to live: most of them compare memories with others, and
-    some find more than is shown. `keep_alive` refreshes that of memories which a reader is given.
+    Its reads of a perdure store do not refresh times to live, because many of them only compare
+    memories or find more than is shown. `keep_alive` refreshes the memories that are shown.
     """
 
     def __init__(self, store: Any) -> None:
@@ -273,9 +273,9 @@ class StoreAdapter:
         return [memory for memory in map(memory_of, items) if not is_below(memory, floor)]
 
     async def keep_alive(self, memories: Iterable[Memory]) -> None:
-        """Start the time to live of memories again, unless the store is configured otherwise.
+        """Restart the time to live of memories, unless the store is configured otherwise.
 
-        The memories are present ones that this adapter has read.
+        The memories must be present versions that this adapter has read.
         """
         places = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
         ops = [GetOp(*place) for place in places if place in self._expiring]

@@ -2,18 +2,19 @@
 
 A question shares all its words with a query that asks the same, so a search ranks it above the
 statement that answers. This module judges each turn by the words that it shares with the query and
-by the words that remain. A remaining word tells something if it is rare in its language, a name or
-a number. Each turn has one of four roles:
+by the words that remain. A remaining word is information if it is rare in its language, a name or a
+number. Each turn has one of four roles:
 
-    ANSWERS   it has a telling word, or shares too little with the query to repeat it
-    SAYS      it shares the query's words, and the remaining ones are ordinary: "My father built it"
-    REPEATS   hardly anything remains: "Tell me who built it"; or it is such a reply to a question
-    ASKS      it is a question, and nothing in it tells: "Do you remember who built it?"
+    ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
+    SAYS      only ordinary words remain, in a statement: "My father built it"
+    REPEATS   hardly any word remains: "Tell me who built it", or a reply like "I do not know"
+    ASKS      it is a question without information: "Do you remember who built it?"
 
-`rank_answers_first` moves questions to the end. A turn that repeats comes after all turns of a
-better role that have words of the query. A turn that says comes after the first one that answers.
-The order stays as it is if no turn with words of the query answers or says, so that a reply without
-such words still follows its question, and for keywords that nobody asked about.
+Only turns that share words with the query count here. `rank_answers_first` moves turns with the
+role ASKS to the end, REPEATS behind all turns with a better role, and SAYS behind the first turn
+that answers. The order stays as it is if no turn has the role ANSWERS or SAYS, so that a reply that
+shares no words with the query still follows its question. It also stays as it is if neither the
+query nor a turn asks, so for a search by keywords.
 """
 
 from __future__ import annotations
@@ -38,17 +39,15 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-_MAX_LENGTH: Final = 400  # characters; a longer turn says something
-_RARE: Final = 9.0  # nats that a rare word tells, in any case of letters
-_NAME: Final = 6.0  # nats that a word with a capital tells, unless it begins a sentence
-_ORDINARY: Final = 5.3  # nats; a word that tells less, like "name" or "tell", says nothing
-_MUCH: Final = 15.0  # nats of all remaining words; a turn with more tells or asks something else
-_UNLISTED: Final = 13.0  # nats that a word tells which no list has
-_FOREIGN: Final = (
-    7.0  # nats of such a word if the query is not English; those lists lack many forms
-)
-_SHARE: Final = 0.25  # share of the query's nats that a turn has if it repeats the query
-# share of a turn's nats of the query that another must have to rank before it
+_MAX_LENGTH: Final = 400  # characters; a longer turn always has the role ANSWERS
+_RARE: Final = 9.0  # nats from which on a word is rare
+_NAME: Final = 6.0  # nats from which on a capitalized word within a sentence is a name
+_ORDINARY: Final = 5.3  # nats; a word with fewer, like "name", adds nothing
+_MUCH: Final = 15.0  # nats of all remaining words from which on a turn is informative
+_UNLISTED: Final = 13.0  # nats of a word that is in no list of frequencies
+_FOREIGN: Final = 7.0  # the same for queries that are not English, whose lists lack many forms
+_SHARE: Final = 0.25  # share of the query's nats from which on a turn may repeat the query
+# share of a turn's shared nats that a better turn must have to be moved before it
 _BEFORE: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
@@ -56,7 +55,7 @@ _CAPITALIZED: Final = re.compile(r"(?<=[^\s.!?\"'(\u201c] )[^\W\d_]\w*")
 
 
 class _Reading(NamedTuple):
-    """A turn as it relates to the query."""
+    """The role of a turn for a query."""
 
     role: int
     shared: float  # nats of the query's words that the turn has
@@ -65,14 +64,14 @@ class _Reading(NamedTuple):
 def rank_answers_first(
     ranking: Sequence[tuple[int, Memory]], query: str
 ) -> tuple[list[tuple[int, Memory]], int]:
-    """Return a ranking with turns that repeat the query behind those that answer it.
+    """Move turns that repeat the query behind those that answer it.
 
     Args:
         ranking: Ranks and memories, best first.
         query: The text that the memories were searched with.
 
     Returns:
-        The memories in their new order, with ascending ranks, and how many of them answer.
+        The ranks, ascending, with the memories in their new order, and how many memories answer.
     """
     reader = _Reader(query)
     readings = [reader.read(memory) for _, memory in ranking]
@@ -100,7 +99,7 @@ def rank_answers_first(
 def _sort_key(
     number: int, readings: Sequence[_Reading], reader: _Reader
 ) -> tuple[bool, int, bool, int]:
-    """Return the place of a memory: of its own, or behind the first that answers better."""
+    """Return the sort key of a memory: its own place, or a place behind a better memory."""
     role, shared = readings[number]
     if role == ASKS:
         return True, number, False, number
@@ -118,7 +117,7 @@ def _sort_key(
 
 
 def _follows(memory: Memory, asked: set[tuple[str | None, int | None]]) -> bool:
-    """Return whether a memory is the message after one of `asked` in its thread."""
+    """Return whether the message of a memory directly follows one of `asked` in its thread."""
     source = memory.provenance
     if source is None or source.position is None:
         return False
@@ -126,7 +125,7 @@ def _follows(memory: Memory, asked: set[tuple[str | None, int | None]]) -> bool:
 
 
 class _Reader:
-    """Reads turns with the words of one query in mind."""
+    """Assigns roles to turns for one query."""
 
     def __init__(self, query: str) -> None:
         self._query = query
@@ -136,75 +135,77 @@ class _Reader:
         self._languages = dict.fromkeys((language(query), ENGLISH))
         is_foreign = language(query) not in (ENGLISH, OTHER)
         self._unlisted = _FOREIGN if is_foreign else _UNLISTED
-        self.told = sum(map(self._tells, words))
+        self.told = sum(map(self._nats_of_word, words))
 
     def read(self, memory: Memory, *, is_reply: bool = False) -> _Reading:
-        """Return the role of a memory; `is_reply` if it follows a turn that does not answer."""
-        text = _spoken(memory)
+        """Return the role of a memory; `is_reply` if it follows a turn without an answer."""
+        text = _text_without_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_LENGTH:
-            return _Reading(ANSWERS, self._shared(text))
-        shared = self._shared(text)
+            return _Reading(ANSWERS, self._shared_nats(text))
+        shared = self._shared_nats(text)
         sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
         is_question = any(map(asks, sentences))
         repeats = shared >= _SHARE * self.told or (is_question and shared > 0)
-        if not (repeats or is_reply) or self._tells_more(text):
+        if not (repeats or is_reply) or self._has_more_information(text):
             return _Reading(ANSWERS, shared)
-        if repeats and any(map(self._says, _statements(sentences))):
-            # an answer in ordinary words; one that has all words of the query only repeats it
+        if repeats and any(map(self._adds_a_word, _split_statements(sentences))):
+            # a statement in ordinary words; if it has all words of the query, it only repeats it
             if is_question:
                 return _Reading(ANSWERS, shared)
             is_copy = len(self._every) > 1 and self._every <= set(words_of(text))
             return _Reading(REPEATS if is_copy else SAYS, shared)
         return _Reading(ASKS if is_question and repeats else REPEATS, shared)
 
-    def _shared(self, text: str) -> float:
-        """Return the nats of the query's words that a text has."""
+    def _shared_nats(self, text: str) -> float:
+        """Return the sum of the nats of those words of the query that a text has."""
         found = {*tokens(text[:_MAX_LENGTH])}
         words = query_words(self._query)
-        return sum(self._tells(word) for word, stem in words.items() if found & {word, stem})
+        return sum(self._nats_of_word(word) for word, stem in words.items() if found & {word, stem})
 
-    def _rest(self, text: str) -> list[str]:
-        """Return the words of a text that are neither the query's nor stop words."""
+    def _remaining_words(self, text: str) -> list[str]:
+        """Return the words of a text that are neither words of the query nor stop words."""
         stops = frozenset[str]().union(*map(stop_words, self._languages))
         words = {word: stem for word, stem in query_words(text).items() if word not in stops}
         return [word for word, stem in words.items() if not self._words & {word, stem}]
 
-    def _tells(self, word: str) -> float:
-        """Return what a word tells: -ln of the share of messages that have it, in nats."""
+    def _nats_of_word(self, word: str) -> float:
+        """Return the information of a word in nats: -ln of the share of messages that have it."""
         common = max(commonness(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
-    def _tells_more(self, text: str) -> bool:
-        rest = self._rest(text)
-        if sum(map(self._tells, rest)) >= _MUCH:
+    def _has_more_information(self, text: str) -> bool:
+        rest = self._remaining_words(text)
+        if sum(map(self._nats_of_word, rest)) >= _MUCH:
             return True
-        capitalized = {token for word in _CAPITALIZED.findall(text) for token in _named(word)}
+        capitalized = {
+            token for word in _CAPITALIZED.findall(text) for token in _tokens_of_name(word)
+        }
         return any(
-            self._tells(word) >= (_NAME if word in capitalized else _RARE)
+            self._nats_of_word(word) >= (_NAME if word in capitalized else _RARE)
             or any(map(str.isdigit, word))
             for word in rest
         )
 
-    def _says(self, part: str) -> bool:
-        """Return whether a clause adds a word to words of the query."""
-        if not self._shared(part):
+    def _adds_a_word(self, part: str) -> bool:
+        """Return whether a clause has a word of the query and another word that is informative."""
+        if not self._shared_nats(part):
             return False
-        return any(self._tells(word) >= _ORDINARY for word in self._rest(part))
+        return any(self._nats_of_word(word) >= _ORDINARY for word in self._remaining_words(part))
 
 
-def _named(word: str) -> list[str]:
+def _tokens_of_name(word: str) -> list[str]:
     return tokens(word) if word[0].isupper() else []
 
 
-def _statements(sentences: Sequence[str]) -> list[str]:
-    """Return the sentences that are no questions, and what precedes a comma in a question."""
+def _split_statements(sentences: Sequence[str]) -> list[str]:
+    """Return the statements, and the clauses of each question except its last clause."""
     parts = list[str]()
     for sentence in sentences:
         parts += _CLAUSES.split(sentence)[:-1] if asks(sentence) else [sentence]
     return parts
 
 
-def _spoken(memory: Memory) -> str:
+def _text_without_speaker(memory: Memory) -> str:
     """Return the text of a turn without the name of its speaker."""
     actor = memory.provenance.actor if memory.provenance else None
     return memory.text.removeprefix(f"{actor}: ") if actor else memory.text

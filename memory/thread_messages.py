@@ -65,7 +65,7 @@ class ThreadMessage:
 
     @property
     def searched_text(self) -> str:
-        """The text in which the search of threads looks; "" for a message off the record."""
+        """The text that the search of threads indexes; "" for a message that is not remembered."""
         is_searched = self.message.response_metadata.get(SEARCHED) is True
         return storable(said(self.message)) if is_searched else self.text
 

@@ -141,7 +141,7 @@ class Settings:
             `store.ttl`) apply to the store of all commands, and `perdure serve` serves its graphs.
         user: Whose long-term memories they are.
         search_threads: Whether the command line and the server search what was said in threads. If
-            not, `perdure serve` removes what was kept for that.
+            not, `perdure serve` removes the index for this search.
         retention: What retention removes.
         worker: What the worker does.
         sources: Where values that are no defaults come from, by name: `"retention.idle_days"`.

@@ -311,7 +311,7 @@ def opened(
     key: str | None = None,
     graphs: str | None = None,
 ) -> Iterator[OpenedDatabase]:
-    """The database that a command works on; `key` and `graphs` instead of the configured ones.
+    """Open the database of a command. `key` and `graphs` replace the configured ones.
 
     With `create` it may begin one; with `reads` a file will do that cannot be written. With `hasty`
     a write does not wait for the disk: a power cut may lose the last, so the command must be one
@@ -327,7 +327,7 @@ def opened(
 
 
 def check_exists(db: str) -> None:
-    """Raise ConfigurationError if there is no file with the database."""
+    """Raise ConfigurationError if the file of the database does not exist."""
     if not Path(db).exists():
         raise ConfigurationError(
             f"there is no database {db!r} yet; 'perdure chat' or 'perdure import' begins one, "

@@ -1,4 +1,4 @@
-"""Conversations that are imported, as trees of messages, and what all readers of exports share."""
+"""Conversations to import, as trees of messages, and functions that all readers of exports use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_ID: Final = 500  # bytes; no export has longer ones, and a key of a mem
 _NUMBER: Final = re.compile(
     r"\d{9,19}(\.\d+)?"
 )  # text that is a moment, and no date such as 20240501
-_LATEST_S: Final = 1e11  # seconds since 1970 from which on a number is of a smaller unit: year 5138
+_LATEST_S: Final = 1e11  # seconds since 1970, year 5138; a larger number has a smaller unit
 
 CREATED: Final = "create_time"  # in a message's `response_metadata`: when it was said
 
@@ -50,10 +50,10 @@ class MessageNode(NamedTuple):
 
 
 class SavedText(NamedTuple):
-    """A text that an export has beside its conversations.
+    """A text of an export that is not part of a conversation.
 
     Attributes:
-        project: The project whose document it is; None: it is a memory.
+        project: The project that the document belongs to, or None for a memory.
         key: The key of the memory, or of the item.
         text: The text.
         about: Other fields of the item.
@@ -66,13 +66,13 @@ class SavedText(NamedTuple):
 
 
 class Unnamed(NamedTuple):
-    """Where a conversation comes from that has no id of its own.
+    """The source of a conversation that has no id.
 
     Attributes:
-        file: What stands for its file, which may be read twice in one import.
-        stem: The name of the file, of which former versions made the id of its thread.
-        build: Builds the conversation with an id. The second argument says whether the ids of its
-            messages are made of their times, too, which former versions did not.
+        file: An object that stands for one reading of the file, which may be read twice.
+        stem: The name of the file, from which former versions made the id of the thread.
+        build: Builds the conversation with a given id. The second argument says whether the ids of
+            messages also depend on their times; in former versions they did not.
     """
 
     file: object
@@ -92,10 +92,10 @@ class Conversation:
     leaf: str | None = None  # the message where the main branch ends
     left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     problems: list[Problem] = field(default_factory=list)
-    unnamed: Unnamed | None = None  # if its id is only that of a draft
+    unnamed: Unnamed | None = None  # set if the id is provisional
     former: dict[str, str] = field(default_factory=dict)
     """The texts of messages of which a former version left out a part, by id; "": all of it."""
-    seen: int = 0  # messages that its source has, also those that are left out
+    seen: int = 0  # messages in the source, including those that are left out
 
     def at(self, key: str | None) -> float:
         """The time of a message or of one before it, else of the conversation, else infinity."""
@@ -196,9 +196,9 @@ def described(
 def spoken(
     role: str, text: str, key: str, *, tool: bool = False, document: bool = False, **about: Any
 ) -> BaseMessage:
-    """A message of the user, assistant or system, with its id and what is known of it.
+    """Build a message of the user, assistant or system, with its id and metadata.
 
-    What a program said (`tool`) becomes no memory. A `document` becomes none either, but the search
+    Output of a program (`tool`) does not become a memory. Neither does a `document`, but the search
     of threads finds it.
     """
     kinds: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage}

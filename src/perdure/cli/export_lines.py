@@ -30,7 +30,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     whose = {name: newest[name] for name in USER_LABELS if newest.get(name)}
     line = {"thread_id": thread_id, **about(saver, thread_id, newest), **whose, "messages": []}
     if said is not None and said.ways:
-        main, *others = _parts(said)
+        main, *others = _split_branches(said)
         line["messages"] = main["messages"]
         if said.is_lost or (said.values and not (main["messages"] or others)):
             why = "has neither a stored value nor a history"
@@ -47,15 +47,19 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     return line
 
 
-def _parts(said: SaidTree) -> Iterator[dict[str, Any]]:
-    """What each way adds to those before it, and after how many of all the messages.
+def _split_branches(said: SaidTree) -> Iterator[dict[str, Any]]:
+    """Yield the messages that each branch adds, with the number of messages before them.
 
-    A branch that others go on from adds nothing of its own.
+    The main branch comes first. A branch from which another branch continues adds nothing.
     """
-    messages = {at: message for at, value in said.values.items() if (message := _of(value))}
-    ways = [_latest(way, messages) for way in said.ways]
+    messages = {
+        at: message for at, value in said.values.items() if (message := _convert_to_message(value))
+    }
+    ways = [_find_last_versions(way, messages) for way in said.ways]
     inner, ends = set[int](), list[int]()
-    numbers: dict[tuple[int, int], int] = {}  # of a message, by that before it and its position
+    numbers: dict[
+        tuple[int, int], int
+    ] = {}  # of each message, by the number before it and its position
     for way in ways:
         above = 0
         for at in way:
@@ -68,13 +72,13 @@ def _parts(said: SaidTree) -> Iterator[dict[str, Any]]:
         for at in way if way is ways[0] or end not in inner else ():
             if (above, at) not in numbers:
                 after = after if added else above
-                added.append(_written(messages[at], said.times.get(at)))
+                added.append(_build_message_export(messages[at], said.times.get(at)))
             above = numbers.setdefault((above, at), len(numbers) + 1)
         yield {"after": after, "messages": added}
 
 
-def _latest(way: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
-    """Where the last whole version of each message is, in the order in which they were said."""
+def _find_last_versions(way: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
+    """Return the position of the last complete version of each message, in order of occurrence."""
     last: dict[object, int] = {}
     for at in way:
         if message := messages.get(at):
@@ -83,20 +87,20 @@ def _latest(way: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int
     return list(last.values())
 
 
-def _of(value: Any) -> BaseMessage | None:
-    """The message that a value is, or stands for; None: it is none."""
+def _convert_to_message(value: Any) -> BaseMessage | None:
+    """Return the value as a message, or None if it is not a message."""
     try:
         return convert_to_messages([value])[0]
-    except Exception:  # of whatever kind, see `read_message`
+    except Exception:  # langchain-core raises many kinds, see `read_message`
         return None
 
 
-def _written(message: BaseMessage, at: Any) -> dict[str, Any]:
-    """A message in OpenAI's form, with the fields by which its own differs."""
+def _build_message_export(message: BaseMessage, at: Any) -> dict[str, Any]:
+    """Build a message in OpenAI's form, with the fields that this form does not express."""
     try:
         form = convert_to_openai_messages([message])[0]
         read = read_message(form, None)
-    except (Odd, ValueError):  # it has no such form
+    except (Odd, ValueError):  # OpenAI has no form for it
         form = {"role": "assistant", "content": str(message.text)}
         read = read_message(form, None)
     written = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}

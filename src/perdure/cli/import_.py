@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from perdure.cli.import_report import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
-_CHUNK: Final = 1 << 20  # bytes of a pipe that are read at once
+_CHUNK: Final = 1 << 20  # bytes that are read from a pipe at once
 _SMALL: Final = 64 << 20  # bytes that a file of a ZIP may unpack to however well it is packed
 _RATIO: Final = 50  # text of an export is packed to a tenth or so, spaces to a thousandth
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
-_OTHERS: Final = re.compile(  # what Claude's export has beside them
+_OTHERS: Final = re.compile(  # other files of Claude's export
     r"(^|/)((memories|projects)(/[^/]+)?|(design_chats|conversations)/[^/]+)\.json$", re.IGNORECASE
 )
 _ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)  # parts of Claude's export
@@ -98,7 +98,7 @@ def import_(
     with ended_by_signals(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for number, path in enumerate(Path(name) for name in files if not is_dsn(name)):
             copied = Path(folder) / str(number)
-            with at_work(f"reading {path}"), _opened(path, copied) as source:
+            with at_work(f"reading {path}"), _open_seekable(path, copied) as source:
                 if source is None or not _begins(source, _SQLITE):
                     reading.read(path, source)
                 else:
@@ -107,7 +107,7 @@ def import_(
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
         read = reading.finish()
         read.sort(key=lambda talk: talk.at(next(reversed(talk.nodes), None)))
-        # they are checked before anything is written
+        # databases are checked before anything is written
         with at_work("checking databases") if databases else nullcontext():
             sources = [stack.enter_context(open_import(db, max_value_mb << 20)) for db in databases]
         kept = resumable(lambda: f"{report}; that is kept")
@@ -155,7 +155,7 @@ def export(
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it removes its files."""
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that it removes temporary files."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
@@ -179,10 +179,10 @@ def _names(renamed: list[str]) -> dict[str, str]:
 
 
 @contextmanager
-def _opened(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
-    """Open a file that can be read again and again, or None if the path is a folder.
+def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
+    """Open a file for reading more than once. Yield None if the path is a folder.
 
-    What comes through a pipe is copied to the path `copied`.
+    The content of a pipe is copied to the path `copied` first.
     """
     try:
         is_stdin = path == Path("-")
@@ -211,7 +211,7 @@ def _read_pipe(path: Path, into: IO[bytes]) -> None:
 
 
 def _copy_chunks(source: Any, into: IO[bytes]) -> None:
-    """Copy a stream. A signal that comes between two of its chunks is not missed."""
+    """Copy a stream in chunks, so that a signal is handled between two of them."""
     while chunk := source.read1(_CHUNK):
         into.write(chunk)
 
@@ -223,12 +223,12 @@ def _begins(source: IO[bytes], mark: bytes) -> bool:
 
 
 class _Reading:
-    """What is read of the files of one import, and reported.
+    """The content of the files of one import.
 
     Attributes:
-        talks: Conversations that are whole by themselves.
+        talks: Conversations that are one object in their file.
         texts: Memories and documents.
-        batches: Requests of batches, and answers to them, which may be in another file.
+        batches: Requests of OpenAI batches, and their answers, which may be in another file.
     """
 
     def __init__(self, report: ConversationsReport) -> None:
@@ -248,7 +248,7 @@ class _Reading:
         return self.talks
 
     def read(self, path: Path, source: IO[bytes] | None) -> None:
-        """Read a file or a folder; an error if it holds nothing of a known kind."""
+        """Read a file or a folder. Raise an error if it contains nothing that can be imported."""
         called = "stdin" if path == Path("-") else str(path)
         is_any, why, where = False, "", ""
         try:
@@ -270,7 +270,7 @@ class _Reading:
             )
 
     def _read_text(self, name: str, called: str, text: str, where: str) -> tuple[bool, str]:
-        """Read the text of a file; returns whether it has a conversation, and else why not."""
+        """Read the text of a file. Return whether it has a conversation, and the reason if not."""
         from perdure.cli.conversation import Odd, Problem, values
         from perdure.cli.import_agents import Sessions
         from perdure.cli.import_lines import Lines
@@ -292,7 +292,7 @@ class _Reading:
 
 
 def _explain_failure(problem: Odd, where: str) -> str:
-    """Return why a file with this problem holds no conversations, if the problem tells that."""
+    """Return why a file with this problem contains no conversations, or "" if that is unknown."""
     wrong = problem.__cause__
     if isinstance(wrong, jsonlib.JSONDecodeError):
         return f"is no valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
@@ -319,14 +319,14 @@ def _files(
     """The names and contents of the files that may hold conversations, one after the other."""
     if source is None:
         names = sorted(str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file())
-        for name in _wanted(names, report):
+        for name in _select_names(names, report):
             yield name, (path / name).read_bytes()
         for name in filter(_ZIP.search, names):
             with (path / name).open("rb") as file:
                 yield from _files(path / name, name, file, report)
     elif _begins(source, b"PK"):
         with zipfile.ZipFile(source) as archive:
-            for name in _wanted(sorted(archive.namelist()), report):
+            for name in _select_names(sorted(archive.namelist()), report):
                 info = archive.getinfo(name)
                 if info.file_size > max(_SMALL, _RATIO * info.compress_size):  # never more is read
                     raise zipfile.BadZipFile(
@@ -344,10 +344,11 @@ def _files(
         yield called, source.read()
 
 
-def _wanted(names: list[str], report: ConversationsReport) -> list[str]:
-    """The files named as ChatGPT and Claude name them; else all that may be JSON.
+def _select_names(names: list[str], report: ConversationsReport) -> list[str]:
+    """Return the files whose names ChatGPT and Claude use, or all JSON files if there are none.
 
-    The report names other JSON files, and of Claude's export the folders of others.
+    The report names the other JSON files. For those in the folder `frames` it names only the
+    folder.
     """
     names = [name for name in names if not _JUNK.search(name) and not name.endswith("/")]
     conversations = [name for name in names if _CONVERSATIONS.search(name)]
@@ -361,7 +362,7 @@ def _wanted(names: list[str], report: ConversationsReport) -> list[str]:
 
 
 class _Found(NamedTuple):
-    """What is found in a file: lines and sessions, and what is whole by itself."""
+    """The parts of a file: lines, sessions, and objects that are whole conversations."""
 
     file: str
     lines: Lines
@@ -370,7 +371,7 @@ class _Found(NamedTuple):
 
 
 def _collect(number: str, value: Any, found: _Found, depth: int = _DEPTH) -> bool:
-    """Find the conversations in a value, also deep in it; returns whether there is one."""
+    """Find the conversations in a value, at some depth too. Return whether there are any."""
     from perdure.cli.import_lines import has_messages
     from perdure.cli.import_messages import is_message
     from perdure.cli.import_openai import convert_example, is_batch

@@ -1,4 +1,4 @@
-"""Sessions of the coding agents Claude Code and Codex, which have a JSON Lines file each."""
+"""Read the sessions of the coding agents Claude Code and Codex, each a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Sessions:
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
         self._sessions: dict[str, _Session] = {}
-        self._codex: _Session | None = None  # whose lines do not name it
+        self._codex: _Session | None = None  # lines of Codex do not name their session
         self._summaries: dict[str, str] = {}  # titles of sessions, by a message that is in them
 
     def takes(self, line: Mapping[str, Any]) -> bool:
-        """Return whether a line is one of a session, and add it if so."""
+        """Add a line if it belongs to a session. Return whether it does."""
         kind = line.get("type")
         if kind in _CODEX and isinstance(line.get("payload"), dict):
             self._add_codex(str(kind), line["payload"], line.get("timestamp"))
@@ -84,7 +84,7 @@ class Sessions:
 
     def _add_claude(self, line: Mapping[str, Any]) -> None:
         kind, message = find(line, str, "type"), find(line, dict, "message")
-        if kind == "summary":  # it may be of another session
+        if kind == "summary":  # the summary may be of another session
             self._summaries[find(line, str, "leafUuid")] = find(line, str, "summary")
             return
         session = self._session(line.get("sessionId"))
@@ -117,7 +117,7 @@ class Sessions:
         session = self._codex = self._codex or self._session(None)
         if kind == "turn_context":
             session.model = find(payload, str, "model") or session.model
-        if kind != "response_item":  # events tell again what items say
+        if kind != "response_item":  # events repeat the content of items
             return
         session.seen += 1
         at, item = seconds(time), find(payload, str, "type")
@@ -182,7 +182,7 @@ def _parent_of(line: Mapping[str, Any]) -> str | None:
 def _read_claude(
     session: _Session, key: str, role: str, message: Mapping[str, Any], at: float | None
 ) -> list[BaseMessage]:
-    """Return what a line of Claude Code says: its text, and apart from it the calls of tools."""
+    """Return a line of Claude Code as messages: one for its text, others for calls of tools."""
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts, calls, is_document = list[str](), list[str](), False
@@ -216,7 +216,7 @@ def _read_claude(
 def _read_codex(
     session: _Session, item: str, payload: Mapping[str, Any]
 ) -> tuple[str, bool]:  # fmt: skip
-    """Return what an item of Codex says, and whether it is the document of a tool's call."""
+    """Return the text of an item of Codex, and whether it is a document that a tool was given."""
     if item == "message" and payload.get("role") in ("user", "assistant"):
         parts = find(payload, list, "content")
         texts = [find(part, str, "text") for part in parts]
@@ -245,7 +245,7 @@ def _arguments(given: Any) -> Mapping[str, Any]:
 
 
 def _show_call(name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return what a tool was asked, and whether that has a text of its own."""
+    """Return a call of a tool as text, and whether its arguments contain a document."""
     subjects = ((field, arguments[field]) for field in _ASKED if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)

@@ -36,8 +36,8 @@ _SILENT: Final = (
     *("computer_initialize_state", "app_pairing_content", "super_widget"),
 )
 _NOT_IN_NAMES: Final = re.compile(r"[^\w-]", re.ASCII)  # what no model takes in a tool's name
-_CANVAS: Final = "canmore."  # the beginning of the names of the tools that write documents
-_REPORT: Final = "report"  # the kind of a part that is the report of a deep research
+_CANVAS: Final = "canmore."  # prefix of the names of tools that write documents
+_REPORT: Final = "report"  # kind of a part that is a deep-research report
 _WIDGET: Final = "The latest state of the widget is: "
 _SOUND: Final = re.compile(r"(audio|video).*_asset_pointer$")
 # markup between private characters, and 【12†source】 of older models
@@ -139,7 +139,7 @@ class _Part:
     at: float | None
     silent: bool  # it tells a reader nothing
     text: str = ""  # what is shown of it
-    former: str = ""  # what a former version showed of it, if that was less
+    former: str = ""  # the text that a former version imported, if shorter
 
     def first(self, *names: str) -> str:
         """The first text there is in the content by one of these names."""
@@ -178,7 +178,7 @@ def _part(message: Any) -> _Part:
     hidden = meta.get("is_visually_hidden_from_conversation") is True
     silent = hidden or kind in _SILENT or message.get("channel") == "analysis"
     part = _Part(role, tool, kind, content, meta, seconds(message.get("create_time")), silent)
-    if role == "tool" and (report := _report_of(part)) is not None:
+    if role == "tool" and (report := _find_report(part)) is not None:
         return report
     if not silent:
         show = _result if role == "tool" else _call if tool else _said
@@ -250,7 +250,7 @@ def _call(part: _Part) -> str:
 
 
 def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
-    """What was written into a document beside the conversation, or remarked on it."""
+    """Return the text of a canvas document, or of a comment on it."""
     is_new = "create" in part.tool
     noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
     part.former = label("canvas" if is_new else "canvas changed", find(arguments, str, "name"))
@@ -264,10 +264,10 @@ def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, (name, fenced(text, kind) if is_code else text)))
 
 
-def _report_of(part: _Part) -> _Part | None:
-    """The report of a deep research, which only the state of its widget has; None: there is none.
+def _find_report(part: _Part) -> _Part | None:
+    """Return the deep-research report that the state of a widget contains, or None.
 
-    It is in the metadata of a tool's message, or a hidden message has it as text.
+    The state is in the metadata of a tool's message, or is the text of a hidden message.
     """
     state = find(part.meta, dict, "chatgpt_sdk").get("widget_state")
     if state is None and part.kind == "text" and part.plain.startswith(_WIDGET):
@@ -285,7 +285,7 @@ def _report_of(part: _Part) -> _Part | None:
 
 
 def _sources(meta: Mapping[str, Any], text: str) -> str:
-    """The sources of a report to which its text has no mark, as a list below it."""
+    """Return the sources that the text of a report does not cite, as a list to put below it."""
     lines: dict[str, None] = {}
     for reference in find(meta, list, "content_references"):
         matched = find(reference, str, "matched_text")

@@ -34,11 +34,11 @@ _SILENT: Final = ("thinking", "redacted_thinking", "tool_result", "token_budget"
 _SPOKEN: Final = ("text", "voice_note")
 _FILES: Final = ("image", "document")
 _SUBJECTS: Final = (
-    *("title", "query", "url", "id", "path"),  # and of which a former version knew nothing
+    *("title", "query", "url", "id", "path"),  # and those that former versions did not know
     *("filename", "file_path", "file_name", "name", "description"),
 )
 """The arguments of a tool that say in a few words what it is about."""
-_PLAIN: Final = (  # arguments that tell a reader nothing, or what another one tells
+_PLAIN: Final = (  # arguments that say nothing to a reader, or repeat another
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
 )
@@ -94,13 +94,13 @@ def _messages(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
 
 
 class _Piece(NamedTuple):
-    """A part of what a message says.
+    """A part of the content of a message.
 
     Attributes:
-        kind: Whose it is; what is of one kind, and not apart from each other, is one message.
-        text: What is shown of it.
-        former: What a former version showed of it.
-        is_document: Whether it has the text of a file, or of what a tool was given.
+        kind: Who wrote it. Adjacent pieces of one kind become one message.
+        text: The text that is shown.
+        former: The text that a former version imported.
+        is_document: Whether it contains the text of a file or of an argument of a tool.
     """
 
     kind: str
@@ -109,9 +109,9 @@ class _Piece(NamedTuple):
     is_document: bool = False
 
 
-_OWN: Final = "own"  # what the user or Claude said
-_PASTED: Final = "pasted"  # what the user pasted, which Claude shows as a file
-_TOOL: Final = "tool"  # what a file has, or a tool was asked
+_OWN: Final = "own"  # text of the user or Claude
+_PASTED: Final = "pasted"  # text that the user pasted, which Claude stores as a file
+_TOOL: Final = "tool"  # a file or a call of a tool
 
 
 def _attached(message: Mapping[str, Any]) -> Iterator[_Piece]:
@@ -131,12 +131,12 @@ def _attached(message: Mapping[str, Any]) -> Iterator[_Piece]:
 
 
 def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterator[_Piece]:
-    """The pieces that the blocks of a message are."""
+    """Yield the content blocks of a message as pieces."""
     for block in find(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            given = block.get("input")  # text, if the answer was broken off within it
+            given = block.get("input")  # a text if the answer was cut off within it
             given = {"input": given} if isinstance(given, str) else find(block, dict, "input")
             yield _call(find(block, str, "name") or "tool", given, talk)
         elif kind in _SILENT:
@@ -155,7 +155,7 @@ def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterato
 
 
 def _call(name: str, arguments: Mapping[str, Any], talk: Conversation) -> _Piece:
-    """What a tool was asked: its name and subject, and below them the texts that it was given."""
+    """Build the piece for a call of a tool: its name, its subject and its texts."""
     if name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
     else:
@@ -170,7 +170,7 @@ def _call(name: str, arguments: Mapping[str, Any], talk: Conversation) -> _Piece
         if field == "command" and name == "artifacts":
             continue
         if isinstance(value, str):
-            texts += [_shown(field, value, arguments)] if value.strip() else []
+            texts += [_format_argument(field, value, arguments)] if value.strip() else []
         elif value:
             rest += 1
     if rest:
@@ -178,8 +178,8 @@ def _call(name: str, arguments: Mapping[str, Any], talk: Conversation) -> _Piece
     return _Piece(_TOOL, "\n".join([label(noun, about), *texts]), former, bool(texts))
 
 
-def _shown(field: str, text: str, arguments: Mapping[str, Any]) -> str:
-    """A text that a tool was given: code is fenced, and prose is not."""
+def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str:
+    """Return the text of an argument of a tool; code is put in a fenced block."""
     language = find(arguments, str, "language")
     kind = find(arguments, str, "type")
     if field in ("code", "command"):
@@ -195,7 +195,7 @@ def _shown(field: str, text: str, arguments: Mapping[str, Any]) -> str:
 
 
 def read_design(chat: Mapping[str, Any]) -> Conversation:
-    """Return a chat of Claude Design, whose messages hold their texts and blocks within."""
+    """Return a chat of Claude Design, whose messages have text and blocks in an inner object."""
     messages = []
     for message in find(chat, list, "messages"):
         content = find(message, dict, "content")
@@ -226,7 +226,7 @@ def is_design(value: Mapping[str, Any]) -> bool:
 
 
 def read_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield what Claude remembered of the user, a paragraph each, with its heading."""
+    """Yield the memories that Claude has of the user, one for each paragraph, with its heading."""
     projects = find(value, dict, "project_memories")
     texts = [find(value, str, "conversations_memory"), *projects.values()]
     texts += [find(file, str, "content") for file in find(value, list, "memory_files")]
@@ -257,7 +257,7 @@ def read_project(value: Mapping[str, Any]) -> Iterator[SavedText]:
 
 
 def is_memories(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is what Claude remembered of the user."""
+    """Return whether an object contains the memories that Claude has of the user."""
     return bool(value.keys() & {"conversations_memory", "project_memories"})
 
 
@@ -267,7 +267,7 @@ def is_project(value: Mapping[str, Any]) -> bool:
 
 
 def files_of_manifest(value: Mapping[str, Any]) -> list[str]:
-    """Return the names of the ZIPs that an export consists of, if an object is a list of links."""
+    """Return the names of the ZIPs of an export if an object is its list of links, else none."""
     files = find(value, list, "data_files")
     links = [file for file in files if find(file, str, "export_url")]
     return [find(file, str, "filename") or find(file, str, "category") for file in links]

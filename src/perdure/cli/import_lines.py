@@ -41,9 +41,9 @@ def has_messages(value: Mapping[str, Any]) -> bool:
 class Lines:
     """Conversations of a file that has an object for each message, or for several of them.
 
-    Objects of one thread go on from one another; where they differ, they are branches. Objects
-    without an id are a conversation each, and messages without one are a conversation together, of
-    each user: `ThreadNames` finds their threads.
+    Objects with the same id continue one thread; where they differ, they become branches. Each
+    object without an id is a separate conversation. All messages of a user without an id are one
+    conversation. `ThreadNames` finds the threads of conversations without an id.
 
     Args:
         file: The path of the file.
@@ -55,20 +55,21 @@ class Lines:
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
         self._loose: dict[str, dict[str, Any]] = {}  # messages without an id, by their user
-        self._user = ""  # of the message before
+        self._user = ""  # the user of the previous message
 
     def talks(self) -> list[Conversation]:
         """The conversations of all objects."""
         states, self._states = sorted(self._states, key=lambda state: state[0]), []
         for at, state, name in states:
             self._add_object(name, state, None if at == math.inf else at)
-        loose = (self._draft(self._stem, each) for each in self._loose.values())
+        loose = (self._build_provisional(self._stem, each) for each in self._loose.values())
         return [*(talk for talk, _ in self._talks.values()), *self._unnamed, *loose]
 
     def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
-        """Add the messages of an object, from the first one of the thread on.
+        """Add the messages of an object, which begin with the first message of the thread.
 
-        States of LangGraph, of which a history has the newest first, are added by their time.
+        States of LangGraph are added in the order of their times, because a history has the newest
+        first.
         """
         if "messages" not in conversation:
             conversation = {**conversation, "messages": conversation["values"]["messages"]}
@@ -77,7 +78,7 @@ class Lines:
         names = (find_any(conversation, *path) for path in _ID_PATHS)
         name = next((name for name in names if name), None)
         if name is None:
-            self._unnamed.append(self._draft(f"{self._stem}-{number}", conversation))
+            self._unnamed.append(self._build_provisional(f"{self._stem}-{number}", conversation))
         elif "values" in conversation and ("checkpoint" in conversation or "next" in conversation):
             at = seconds(conversation.get("created_at"))
             self._states.append((math.inf if at is None else at, conversation, name))
@@ -85,52 +86,52 @@ class Lines:
             self._add_object(name, conversation)
 
     def add_message(self, line: Mapping[str, Any]) -> None:
-        """Add an object that is a message, after the last one."""
+        """Add an object that is a message, after the last message of its thread."""
         whose = {name: line[name] for name in USER_LABELS if name in line}
         message = {k: v for k, v in line.items() if k != "thread_id" and k not in whose}
         if line.get("thread_id"):
-            _add(*self._thread(line["thread_id"], whose), message)
+            _append_message(*self._thread(line["thread_id"], whose), message)
         else:
             named = str([*whose.items()]) if any(whose.values()) else ""
             self._user = named or self._user
             talk = self._loose.setdefault(self._user, {"messages": [], **whose})
             talk["messages"].append(message)
 
-    def _draft(self, name: str, conversation: Mapping[str, Any]) -> Conversation:
-        """Return a conversation that has no id; the name is what former versions called it."""
+    def _build_provisional(self, name: str, conversation: Mapping[str, Any]) -> Conversation:
+        """Build a conversation that has no id; its provisional id is made of the name."""
 
         def build(id: str, is_timed: bool) -> Conversation:
-            talk = Conversation(id, _describe(name, conversation).about)
+            talk = Conversation(id, _build_empty(name, conversation).about)
             _add_messages(talk, {}, conversation, is_timed=is_timed)
-            talk.left_out.update(_left_out(conversation))
+            talk.left_out.update(_unimported_fields(conversation))
             return talk
 
-        draft = build(_describe(name, conversation).id, False)
+        draft = build(_build_empty(name, conversation).id, False)
         draft.unnamed = Unnamed(self, self._stem, build)
         return draft
 
     def _add_object(
         self, name: object, conversation: Mapping[str, Any], at: float | None = None
     ) -> None:
-        """Add the messages of an object; `at` is the time of those that name none."""
+        """Add the messages of an object; `at` is the time of messages that have none."""
         talk, path = self._thread(name, conversation)
         path.clear()
         _add_messages(talk, path, conversation, at)
 
     def _thread(self, name: object, line: Mapping[str, Any]) -> tuple[Conversation, _Path]:
-        made = _describe(name, line)
+        made = _build_empty(name, line)
         talk, path = self._talks.setdefault(made.id, (made, {}))
         talk.about |= made.about
         return talk, path
 
 
-def _left_out(conversation: Mapping[str, Any]) -> list[str]:
-    """Return the fields of an object without an id that are imported nowhere, such as `tools`."""
+def _unimported_fields(conversation: Mapping[str, Any]) -> list[str]:
+    """Return the fields of an object that are not imported, such as `tools`."""
     return [key for key, value in conversation.items() if key not in _READ and value]
 
 
-def _describe(name: object, line: Mapping[str, Any]) -> Conversation:
-    """Return a conversation without messages, with what an object tells of it."""
+def _build_empty(name: object, line: Mapping[str, Any]) -> Conversation:
+    """Build a conversation without messages, with the metadata that an object has."""
     about = {**line}
     for ours, theirs in _OTHER_NAMES.items():
         known = (line[each] for each in theirs if seconds(line.get(each)) is not None)
@@ -149,9 +150,10 @@ def _add_messages(
     *,
     is_timed: bool = False,
 ) -> None:
-    """Add the messages of an object and its branches; `at` is the time of those that name none."""
+    """Add the messages of an object and its branches; `at` is the time of messages without one."""
     keys = [
-        _add(talk, path, message, at, is_timed=is_timed) for message in conversation["messages"]
+        _append_message(talk, path, message, at, is_timed=is_timed)
+        for message in conversation["messages"]
     ]
     leaf = talk.leaf
     for branch in find(conversation, list, "branches"):
@@ -161,7 +163,10 @@ def _add_messages(
             continue
         begin = talk.way(keys[after - 1]) if after else []
         path = dict.fromkeys(begin)
-        keys += [_add(talk, path, message, variant=True, is_timed=is_timed) for message in messages]
+        keys += [
+            _append_message(talk, path, message, variant=True, is_timed=is_timed)
+            for message in messages
+        ]
     talk.leaf = talk.leaf if leaf is None else leaf
 
 
@@ -172,7 +177,7 @@ def find_any(value: Any, *path: str) -> Any:
     return value
 
 
-def _add(
+def _append_message(
     talk: Conversation,
     path: _Path,
     line: Any,
@@ -181,7 +186,7 @@ def _add(
     variant: bool = False,
     is_timed: bool = False,
 ) -> str | None:
-    """Add a message, which follows those before it, or note why it is left out; where it is."""
+    """Add a message after those on the path, or note why it is left out. Return the last id."""
     talk.seen += 1
     above = next(reversed(path), None)
     last = talk.nodes[above].message if above else None

@@ -1,4 +1,4 @@
-"""The forms in which files have a message: OpenAI's, and those of LangChain and LangGraph."""
+"""Read messages in the forms of OpenAI, LangChain and LangGraph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
 _OTHER_ROLES: Final = {"human": "user", "ai": "assistant"}
 _INSTEAD: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 _TYPES: Final = ("human", "ai", "system", "tool", "function", "chat", "remove")
-_CHUNK: Final = "MessageChunk"  # the end of the type of a streamed message, such as AIMessageChunk
+_CHUNK: Final = "MessageChunk"  # suffix of the types of streamed messages, such as AIMessageChunk
 _TIMES: Final = ("at", "timestamp", "created_at")
 """The keys for the time of a message, beside `CREATED`, which is kept in the message itself."""
 _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
@@ -36,7 +36,7 @@ def is_message(value: Any) -> bool:
 
 
 def time_of_message(line: Any) -> float | None:
-    """Return the time that a message names, in seconds since 1970."""
+    """Return the time of a message, in seconds since 1970, or None."""
     for part in (line, *(find(line, dict, name) for name in _TIMED_PARTS)):
         for name in (CREATED, *_TIMES) if isinstance(part, dict) else ():
             if (at := seconds(part.get(name))) is not None:
@@ -45,15 +45,15 @@ def time_of_message(line: Any) -> float | None:
 
 
 def read_message(line: Any, last: BaseMessage | None, *place: object) -> BaseMessage:
-    """Return the message that an object stands for.
+    """Read an object as a message.
 
     Args:
         line: The object.
         last: The message before it.
-        place: What an id is made of, with the role and the content, if the message has none.
+        place: If the message has no id, the id is made of these values, the role and the content.
 
     Raises:
-        Odd: It is no message.
+        Odd: The object is not a message.
     """
     if isinstance(line, dict) and "role" not in line and (kind := _langchain_type(line)):
         return _read_langchain(kind, line, *place)
@@ -64,7 +64,7 @@ def read_message(line: Any, last: BaseMessage | None, *place: object) -> BaseMes
     if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
         call = form.pop("function_call")
         form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
-    if form["role"] == "function":  # the answer to a single call, right after it
+    if form["role"] == "function":  # it answers the single call of the message before it
         if not (isinstance(last, AIMessage) and last.tool_calls):
             raise Odd("the answer of a function that was not called")
         form |= {"role": "tool", "tool_call_id": last.tool_calls[0]["id"]}
@@ -72,7 +72,7 @@ def read_message(line: Any, last: BaseMessage | None, *place: object) -> BaseMes
 
 
 def _convert(form: dict[str, Any], fields: Any) -> BaseMessage:
-    """Return the message of OpenAI's form, with other `fields` of its class, if there are some."""
+    """Build a message from OpenAI's form; `fields` replace fields of its class."""
     try:
         (message,) = convert_to_messages([form])
         if fields is not None:
@@ -101,10 +101,10 @@ def _take_out_times(form: dict[str, Any]) -> None:
 
 
 def _langchain_type(value: Mapping[str, Any]) -> str | None:
-    """Return the type of a message in a form of LangChain; None: it has no such form.
+    """Return the type of a message in a form of LangChain, or None for any other object.
 
-    The forms are `{"type": "human", "content": …}`, which LangGraph's server and SDK use,
-    `{"type": "human", "data": {…}}` of `messages_to_dict`, and the constructor of `dumpd`.
+    The forms are `{"type": "human", "content": …}` (LangGraph's server and SDK), `{"type": "human",
+    "data": {…}}` (`messages_to_dict`), and the constructor of `dumpd`.
     """
     kind = value.get("type")
     if kind == "constructor" and "lc" in value:
@@ -119,7 +119,7 @@ def _langchain_type(value: Mapping[str, Any]) -> str | None:
 
 
 def _read_langchain(kind: str, line: Mapping[str, Any], *place: object) -> BaseMessage:
-    """Return the message of one of LangChain's own forms, with all its fields."""
+    """Read a message in one of LangChain's own forms, with all its fields."""
     name = "kwargs" if "lc" in line else "data"
     fields = dict(line[name] if isinstance(line.get(name), dict) else line)
     content = fields.get("content")

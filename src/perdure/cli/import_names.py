@@ -1,9 +1,9 @@
-"""Which thread an imported conversation is that has no id of its own.
+"""Find the thread of an imported conversation that has no id.
 
-Its id is made of its user and of its messages, from the first one up to the first at which it
-differs from the conversations that have threads already. A conversation that equals one of those,
-or continues it, is the same thread. Former versions made the id of the name of the file and of the
-place in it; their threads are found by what was said first, and go on under their ids.
+Its id is a hash of the user and of the first messages, up to the first message that no existing
+thread has at this place. A conversation that equals an existing thread, or continues it, belongs to
+that thread. Former versions made the id of the name of the file and the position in it. Their
+threads are found by their first messages, and keep their ids.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from perdure.cli.conversation import Conversation, made_up_id
 NODE: Final = "imported"
 """The metadata key of an imported checkpoint for the id of the message with which it ends."""
 _GAP: Final = (
-    16  # ids in a row without a thread, as of deleted ones, after which none is looked for
+    16  # the search ends after so many successive ids without a thread; threads may be deleted
 )
-_PLACE: Final = re.compile(r"(-\d+(\.\d+)*)?")  # what follows the name of the file in a former id
+_PLACE: Final = re.compile(r"(-\d+(\.\d+)*)?")  # follows the name of the file in a former id
 
 
 class _StoredThread(NamedTuple):
-    """What is known of a thread in the database.
+    """The messages of a thread in the database.
 
     Attributes:
-        ids: The ids of its messages, also of those on branches.
+        ids: The ids of all messages, including those on branches.
         ends: The last message of each imported branch.
-        signatures: What its messages say; see `_signature`.
-        last: What the last messages of imported branches say.
+        signatures: The signatures of all messages; see `_signature`.
+        last: The signatures of the last messages of imported branches.
     """
 
     ids: frozenset[str]
@@ -45,9 +45,9 @@ class _StoredThread(NamedTuple):
     last: frozenset[str]
 
     def may_continue(self, said: Sequence[str], shared: int) -> bool:
-        """Return whether a conversation with this beginning may be the one of the thread.
+        """Return whether a conversation may belong to the thread, judged by its signatures `said`.
 
-        It is not if the thread has other messages after those that it shares.
+        It does not if the thread has other messages after the `shared` ones.
         """
         if not shared or shared == len(said):
             return True
@@ -68,10 +68,10 @@ class ThreadNames:
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
         self._taken: set[tuple[object, str, str]] = set()
-        self._equal = Counter[tuple[object, str]]()  # numbers that equal conversations have taken
+        self._equal = Counter[tuple[object, str]]()  # how many equal conversations a file had
 
     def name(self, draft: Conversation) -> Conversation:
-        """Return the conversation with the id of its thread, of which the prefix is no part."""
+        """Return the conversation with the id of its thread, without the prefix."""
         if draft.unnamed is None or not draft.nodes:
             return draft
         prefixes = self._prefix_ids(draft)
@@ -96,23 +96,23 @@ class ThreadNames:
         self._taken.add((file, talk.id, whole))
         if is_numbered:
             self._equal[file, whole] += 1
-        self._stored.pop(talk.id, None)  # it is written to
+        self._stored.pop(talk.id, None)  # the import will write to it
         return talk
 
     def _candidates(
         self, draft: Conversation, prefixes: Sequence[str]
     ) -> Iterator[tuple[str, int, bool]]:
-        """Yield ids that the thread may have.
+        """Yield the ids that the thread may have.
 
-        Each comes with how many messages the thread is known to share with the conversation, and
-        whether a former version made the id.
+        Each comes with the number of messages that the thread surely shares with the conversation,
+        and with a flag that says whether a former version made the id.
         """
         for id in self._find_former(draft):
             yield id, 0, True
         for shared, id in enumerate(prefixes, 1):
             yield id, shared, False
         taken = self._equal[draft.unnamed.file, prefixes[-1]] if draft.unnamed else 0
-        for number in count(2 + taken):  # of equal conversations of one file
+        for number in count(2 + taken):  # for equal conversations in one file
             yield made_up_id(prefixes[-1], number), len(prefixes), False
 
     def _prefix_ids(self, draft: Conversation) -> list[str]:
@@ -145,7 +145,7 @@ class ThreadNames:
         return _StoredThread(ids, frozenset(ends), said, last)
 
     def _find_former(self, draft: Conversation) -> list[str]:
-        """Return the ids of threads of former versions that begin with what this one says."""
+        """Return the ids of threads of former versions that begin with the same messages."""
         assert draft.unnamed is not None
         stem = draft.unnamed.stem
         if stem not in self._former:
@@ -160,7 +160,7 @@ class ThreadNames:
         return found
 
     def _index_former(self, stem: str) -> dict[str, list[str]]:
-        """Return the ids of former threads of a file by what their messages say."""
+        """Index the threads that former versions made of a file: their ids by signature."""
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + stem, limit=sys.maxsize):
             id = head.thread_id.removeprefix(self._prefix)
@@ -171,14 +171,14 @@ class ThreadNames:
 
 
 def _is_same(talk: Conversation, stored: _StoredThread) -> bool:
-    """Return whether a conversation equals that of a thread, continues it, or is its beginning."""
+    """Return whether a conversation equals a stored thread, continues it, or is its beginning."""
     way = talk.way(talk.leaf)
     known = next((n for n, key in enumerate(way) if key not in stored.ids), len(way))
     return known == len(way) or (known > 0 and way[known - 1] in stored.ends)
 
 
 def _signature(message: BaseMessage) -> str:
-    """Return what a message says, and calls, as text that is the same in each import."""
+    """Return the role, content and tool calls of a message as text, equal in each import."""
     calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())]
     parts: list[Any] = [message.type, message.content, calls]
     return json.dumps(parts, sort_keys=True, default=str)

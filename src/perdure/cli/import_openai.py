@@ -1,7 +1,7 @@
-"""Files of OpenAI's fine-tuning and batch documentation that are more than lines of messages.
+"""Read the files of OpenAI's fine-tuning and batches that are not simply lines of messages.
 
-Each line becomes an object with `messages`, which `Lines` reads. A batch has two files: the answers
-of one belong to the requests of the other, by `custom_id`.
+Each line becomes an object with `messages`, which `Lines` reads. A batch has an input file with
+requests and an output file with answers, which have the same `custom_id`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Final
 from perdure.cli.conversation import Odd, Problem, find, short
 
 _PAIR: Final = ("preferred_output", "non_preferred_output")
-_CHATS: Final = ("messages", "input", "prompt")  # what a request has that is a conversation
+_CHATS: Final = ("messages", "input", "prompt")  # fields of requests that are conversations
 _Add = Callable[[str, Mapping[str, Any]], None]
 
 
 def convert_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return an example of a training file as an object with messages; None: it is another thing.
+    """Return an example of a training file as an object with messages, or None for other objects.
 
-    An example of preference has the preferred answer on its main branch, and the other one beside
-    it. An example of a completion has a prompt and what completes it.
+    For an example of a preference, the preferred answer is on the main branch and the other answer
+    on a second one. An example of a completion has a prompt and a completion.
 
     Raises:
         Odd: The example lacks a part.
@@ -48,7 +48,7 @@ def convert_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def is_batch(line: Mapping[str, Any]) -> bool:
-    """Return whether a line is a request of a batch, or the answer to one."""
+    """Return whether a line is a request of a batch, or an answer."""
     return "custom_id" in line and ("body" in line or "response" in line)
 
 
@@ -63,7 +63,7 @@ class Batches:
         """Take a line; `add` adds the conversation of a request to its file.
 
         Raises:
-            Odd: The line is no request for an answer that is a message.
+            Odd: The line is a request whose answer is not a message.
         """
         if "response" in line:
             self._answers.append((f"{file}, {number}", line))
@@ -78,7 +78,7 @@ class Batches:
         self._requests[str(line["custom_id"])].append((add, number, request))
 
     def finish(self) -> list[Problem]:
-        """Add the conversations, with their answers, and return what is wrong with answers."""
+        """Add the answers to the conversations. Return the problems of answers."""
         problems = []
         for place, line in self._answers:
             try:

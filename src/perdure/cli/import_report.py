@@ -1,4 +1,4 @@
-"""What an import did, as it is told to a person, or as JSON."""
+"""The report of an import, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from perdure.cli.conversation import Problem
 from perdure.cli.output import counted, note
 from perdure.stores.base import Namespace, TransferReport
 
-_USERS: Final = 5  # users that a report names
-_NAMED: Final = 20  # refused items that a report names
+_USERS: Final = 5  # the most users that a report names
+_NAMED: Final = 20  # the most refused items that a report names
 
 
 @dataclass
@@ -21,23 +21,23 @@ class ConversationsReport:
 
     conversations: int = 0
     messages: int = 0
-    updated: int = 0  # messages of which a former import had left out a part, which they have now
-    outdated: int = 0  # such messages that are not in the state of the thread, and stay as they are
+    updated: int = 0  # messages to which this import added what a former one left out
+    outdated: int = 0  # such messages that are no longer in the state, so unchanged
     unchanged: int = 0
     empty: int = 0  # conversations without messages
     unread: int = 0  # conversations with messages of which none could be read
-    checkpoints: int = 0  # of databases
-    items: int = 0  # likewise
-    known_items: int = 0  # items of databases that were there already, or were deleted here
-    memories: int | None = None  # None: none are wanted, or a worker adds them
+    checkpoints: int = 0  # new checkpoints, from databases
+    items: int = 0  # new items, from databases
+    known_items: int = 0  # items that exist already, or were deleted here
+    memories: int | None = None  # None if none are to be made, or a worker makes them
     quarantined: int = 0
-    user: str = ""  # of the settings, whose all is that names no user
-    users: Counter[str] = field(default_factory=Counter)  # conversations by user; "": nobody's
-    by_user: Counter[str] = field(default_factory=Counter)  # memories by user
-    refused: list[tuple[Namespace, str]] = field(default_factory=list)  # items with a tombstone
-    left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
+    user: str = ""  # the user of the settings, to whom belongs what names no user
+    users: Counter[str] = field(default_factory=Counter)  # conversations by user; "" for no user
+    by_user: Counter[str] = field(default_factory=Counter)  # new memories by user
+    refused: list[tuple[Namespace, str]] = field(default_factory=list)  # they have a tombstone here
+    left_out: Counter[str] = field(default_factory=Counter)  # by kind, such as thoughts
     skipped: list[Problem] = field(default_factory=list)
-    not_read: Counter[str] = field(default_factory=Counter)  # files of exports, by name or folder
+    not_read: Counter[str] = field(default_factory=Counter)  # files, by name or folder
 
     def __str__(self) -> str:
         parts = [
@@ -53,12 +53,12 @@ class ConversationsReport:
             self.quarantined and f"{self.quarantined:,} in quarantine",
         ]
         counts = ", ".join(str(part) for part in parts if part)
-        whose = f" ({_of_each(self.users)})" if self._names_others else ""
+        whose = f" ({_format_counts(self.users)})" if self._names_others else ""
         return f"{counted(self.conversations, 'conversation')}{whose}: {counts or 'no messages'}"
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was read: neither a message nor a thread or an item of a database."""
+        """Whether no message was read, and no thread or item of a database."""
         return not (self.conversations or self.items or self.known_items or self.memories)
 
     def took(self, threads: ImportReport) -> None:
@@ -80,11 +80,11 @@ class ConversationsReport:
     def _memories(self) -> str:
         if self.memories and self._names_others:
             noun = "memory" if max(self.by_user.values()) == 1 else "memories"
-            return _of_each(self.by_user).replace(" of ", f" {noun} of ", 1)
+            return _format_counts(self.by_user).replace(" of ", f" {noun} of ", 1)
         return counted(self.memories or 0, "memory", "memories")
 
     def print_notes(self) -> None:
-        """Say on stderr what is not there, by kind."""
+        """Print on stderr what was not imported, by kind."""
         problems = Counter(problem.reason for problem in self.skipped)
         for what, kinds in (("left out", self.left_out), ("not as expected", problems)):
             if kinds:
@@ -115,8 +115,8 @@ class ConversationsReport:
             note("'perdure memories quarantine' lists what waits to be reviewed")
 
 
-def _of_each(counts: Counter[str]) -> str:
-    """Counts by user, the most first: "12 of ann, 3 of me"."""
+def _format_counts(counts: Counter[str]) -> str:
+    """Format counts by user, the highest first, such as "12 of ann, 3 of me"."""
     shown = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or "nobody"))[:_USERS]
     parts = [f"{count:,} of {user or 'nobody'}" for user, count in shown]
     if others := len(counts) - len(shown):

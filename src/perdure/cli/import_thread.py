@@ -1,4 +1,4 @@
-"""How imported conversations become threads, with memories.
+"""Write imported conversations as threads, with memories.
 
 A thread gets a checkpoint at the end of each of its first turns and at fewer and fewer of the
 later ones: each checkpoint lists all that was said before it, so the work grows with the messages
@@ -89,7 +89,7 @@ class Importing:
                     self._report.empty += not talk.seen
 
     def store_texts(self, texts: list[SavedText]) -> None:
-        """Store the memories and documents that an export has beside its conversations.
+        """Store the memories and documents of an export that are not part of conversations.
 
         Memories are facts of the user. A document is an item of `("projects", USER, PROJECT)`.
         """
@@ -179,7 +179,7 @@ class Importing:
             if source.saver is not None:
                 try:
                     self._report.took(self._file.saver.import_from(source.saver, names=names))
-                except ImportFailed as exc:  # threads were refused; the items come all the same
+                except ImportFailed as exc:  # some threads were refused; items are still imported
                     refused = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
@@ -214,7 +214,7 @@ class Importing:
 
 
 class _OwnCheckpoint(NamedTuple):
-    """A checkpoint that this import has put, so that it need not be read.
+    """A checkpoint that this import has put, kept so that it need not be read.
 
     Attributes:
         end: The message with which it ends.
@@ -271,9 +271,9 @@ class ThreadImport:
         return new
 
     def _complete(self) -> None:
-        """Add to the state of the thread what a former import left out of known messages.
+        """Add parts of known messages that a former import left out to the state of the thread.
 
-        Nothing of it becomes a branch. What is not in the state any more stays as it is.
+        No branch is made. Messages that are no longer in the state stay as they are.
         """
         lacking = {
             key: text
@@ -300,7 +300,7 @@ class ThreadImport:
             self._put_completed(head, messages)
 
     def _put_completed(self, head: CheckpointTuple, messages: list[BaseMessage]) -> None:
-        """Put a checkpoint with completed messages upon the head."""
+        """Put a checkpoint with completed messages as the child of the head."""
         step = head.metadata.get("step", 0) + 1
         version = self._saver.get_next_version(
             head.checkpoint["channel_versions"].get("messages"), None
@@ -316,7 +316,7 @@ class ThreadImport:
         self._saver.put(head.config, new, metadata, {"messages": version})
 
     def _stored(self, key: str) -> set[tuple[str, bool]]:
-        """Return the contents of a message in the thread before this import; none if it is new.
+        """Return the contents that a message had in the thread before this import, none if new.
 
         An export that ends within the messages of a checkpoint has no checkpoint that is its end.
         """

@@ -1,4 +1,4 @@
-"""Conversations of Open WebUI's and of LibreChat's exports: trees of messages."""
+"""Read the conversations, trees of messages, in exports of Open WebUI and LibreChat."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from perdure.cli.conversation import (
 _ROLES: Final = ("user", "assistant", "system")
 _DETAILS: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
 """What a model thought or ran, which Open WebUI has within the text of its answer."""
-_ROOT: Final = "00000000-0000-0000-0000-000000000000"  # the parent of a first message of LibreChat
+_ROOT: Final = "00000000-0000-0000-0000-000000000000"  # LibreChat: parent of a first message
 _TIMES: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 
 
 def is_open_webui(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a chat of Open WebUI, with or without what surrounds it."""
+    """Return whether an object is a chat of Open WebUI, with or without its outer object."""
     return "history" in find(value, dict, "chat") or "messages" in find(value, dict, "history")
 
 
@@ -85,7 +85,7 @@ def is_librechat(value: Mapping[str, Any]) -> bool:
 
 
 def read_librechat(export: Mapping[str, Any]) -> Conversation:
-    """Return a conversation of LibreChat with its branches, whether they are nested or not."""
+    """Return a conversation of LibreChat with its branches, whose messages may be nested."""
     flat = [*_flatten(export["messages"], None)]
     names = {"title": "title", "model": "model"} | _TIMES
     about = {**export, **find(export, dict, "options")} if "title" not in export else export
@@ -109,7 +109,7 @@ def read_librechat(export: Mapping[str, Any]) -> Conversation:
 
 
 def _flatten(messages: Any, above: str | None) -> Iterator[tuple[Any, str | None]]:
-    """Yield messages and those nested in them, each with the id of the one that it follows."""
+    """Yield messages and those nested in them, each with the id of the message that it follows."""
     waiting = [(message, above) for message in reversed(find({"m": messages}, list, "m"))]
     while waiting:
         message, above = waiting.pop()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = 1000
 _KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection for the next request
-_UNREAD_S = 60  # how long a client may leave a connection unread, or be unreachable
+_UNREAD_S = 60  # seconds that a client may not read, or be unreachable, before it is disconnected
 _ENDS_S = 1  # for other requests that are under way when the server is to end
 _FAILED = 3  # how a worker exits that could not start: the next could not either
 _LOOK_S = 0.5  # how often a signal is looked for
@@ -334,7 +334,7 @@ def _check_workers(workers: int, db: str, metrics: bool) -> None:
 
 
 def _has_tenants(access: Access | None) -> bool:
-    """Return whether the database may be divided into tenants, which are opened one by one."""
+    """Return whether the database may have tenants, whose databases are opened one by one."""
     from perdure.server.access import Local
 
     return not isinstance(access, Local | None) and getattr(access, "tenants", ()) != {None}
@@ -343,7 +343,7 @@ def _has_tenants(access: Access | None) -> bool:
 def _report_configuration(
     configured: LanggraphFile, file: OpenedDatabase, *, has_tenants: bool
 ) -> None:
-    """Say which sections of a langgraph.json have no effect, and what times to live exempt.
+    """Print sections of a langgraph.json without effect, and how much has no time to live.
 
     Raises:
         ConfigurationError: The stored vectors come from another embedder than `store.index` names.
@@ -354,7 +354,7 @@ def _report_configuration(
     if configured.ignored:
         note(f"{configured.path.name}: without effect: {', '.join(configured.ignored)}", "yellow")
     if has_tenants:
-        return  # whose databases are opened when somebody asks for them
+        return  # the databases of tenants are opened at their first request
     options = configured.import_store_options()
     try:
         if "index" in options:
@@ -400,7 +400,7 @@ def _listening(host: str, port: int) -> socket.socket:
         # asyncio sets it only where a socket names its protocol; else a body waits 40 ms for an ACK
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # a connection that was closed keeps what was not sent until the client reads it
+            # a closed connection keeps unsent data until the client reads it
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_S * 1000)
         return listening
     except OSError as exc:
@@ -424,7 +424,7 @@ def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
     The program starts it and speaks with it on stdin and stdout. It sees the memories and
     conversations of one user.
     """
-    if find_spec("mcp") is None or find_spec("fastapi") is None:  # importing them takes a second
+    if find_spec("mcp") is None or find_spec("fastapi") is None:  # an import would take a second
         raise MissingDependency('MCP needs: pip install ".[server]" in a checkout')
     from perdure import __version__
     from perdure.server.logs import Audit, log_to_stderr

@@ -1,4 +1,4 @@
-"""Databases that `perdure import` and `perdure copy` read, which may come from elsewhere."""
+"""Open the databases that `perdure import` and `perdure copy` read, which may be untrusted."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Source:
 
     Attributes:
         path: The file, or the DSN.
-        max_value_bytes: The size of the largest value that is read of a file.
-        saver: The threads of a database of perdure; None: it has none.
-        store: The items of one; None: it has none.
+        max_value_bytes: The size of the largest value that is read from a file.
+        saver: The threads of a database of perdure, or None if it has no threads.
+        store: The items of a database of perdure, or None if it has no items.
     """
 
     path: str
@@ -41,19 +41,19 @@ class Source:
 
     @property
     def is_perdures(self) -> bool:
-        """Whether perdure wrote it, and not langgraph."""
+        """Whether it is a database of perdure, and not of langgraph."""
         return self.saver is not None or self.store is not None
 
 
 @contextmanager
 def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
-    """Open a database that is to be imported, of perdure or of langgraph; check it before.
+    """Check and open a database of perdure or langgraph that is to be imported.
 
     Raises:
         NotADatabase: A table that would be read is not one that perdure or langgraph makes.
-        StorageError: It is damaged, or has a larger value.
+        StorageError: It is damaged, or has a value that is too large.
     """
-    if is_dsn(path):  # of langgraph
+    if is_dsn(path):  # a Postgres database of langgraph
         yield Source(path)
         return
     if not _read_names(path) & {"namespaces", "store_items"}:
@@ -71,9 +71,9 @@ def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
 
 @contextmanager
 def open_copy(db: str, key: str | None) -> Iterator[Source]:
-    """Open a database that is to be copied; `key` instead of the configured one.
+    """Open a database that is to be copied. `key` replaces the configured key.
 
-    Values of any size are read: a copy reads them one by one, and it is of a database of one's own.
+    Values of any size are read, because the user copies an own database, and value by value.
     """
     if is_dsn(db):
         with opened(db, reads=True, key=key) as file:
@@ -97,7 +97,7 @@ def _read_names(path: str) -> set[str]:
 
 @contextmanager
 def _open_file(path: str, key: str | None, max_value_bytes: int) -> Iterator[Source]:
-    """Open what a file of perdure has of threads and items."""
+    """Open the threads and the items of a file of perdure, as far as it has them."""
     names = _read_names(path)
     saver: SQLiteCheckpointer | None = None
     store: SQLiteStore | None = None

@@ -275,7 +275,7 @@ async def _build_update_config(
 
 
 def snapshot(found: StateSnapshot) -> dict[str, Any]:
-    """A state as clients know it; of a thread without a state, the checkpoint is None."""
+    """Return a state as clients know it. If the thread has no state, the checkpoint is None."""
     checkpoint_id = found.config["configurable"].get("checkpoint_id")
     return {
         "values": found.values,

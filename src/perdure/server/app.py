@@ -144,9 +144,9 @@ def create_app(
         webhook_hosts: Who may be told of the ends of runs: `"hooks.example.com"`, by https, or
             `"http://10.0.0.7:8080"`.
         sessions: Where those of browsers are, if several processes share them; None: in memory.
-        database_options: The options of the store and of new threads; None: the defaults.
-        custom_app: A Starlette or FastAPI application that serves the paths that perdure does not
-            have, for users who are known; None: these paths do not exist.
+        database_options: The options of the store and of new threads, or None for the defaults.
+        custom_app: A Starlette or FastAPI application, or None. It serves paths that perdure does
+            not have, for users who have been identified.
 
     Raises:
         ConfigurationError: An origin, or the custom application, is none.
@@ -242,7 +242,7 @@ def create_app(
 
 
 def _first_segments(app: FastAPI) -> frozenset[str]:
-    """Return the first segments of perdure's paths: `threads` for `/threads/{thread_id}`."""
+    """Return the first segments of perdure's paths, such as `threads` of `/threads/{thread_id}`."""
     paths = (getattr(each.original_route, "path", "/") for each in iter_route_contexts(app.routes))
     return frozenset(path.split("/")[1] for path in paths)
 

@@ -162,7 +162,7 @@ class Call:
     ) -> list[Any]:
         """What a list or a search of the store returns; perdure's own only to an admin.
 
-        With `hides_own` an admin gets perdure's own only if the prefix names them.
+        With `hides_own`, an admin gets perdure's own namespaces only if the prefix names them.
         """
         prefix = given[0] if given else options["prefix"]
         shows_own = self.identity.is_admin and not hides_own

@@ -1,7 +1,7 @@
-"""Serve an application of the user, `http.app` of a `langgraph.json`, after perdure's own paths.
+"""Serve the application `http.app` of a `langgraph.json` behind perdure's own paths.
 
-A request for a path that perdure does not have is passed to the application once the user who sends
-it is known. Host names, sites, rates and body sizes were checked before, as for all requests.
+A request for a path that perdure does not have is passed to the application after its sender was
+identified. Host name, origin, rate and body size are checked before, as for all requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.server.guard import refuse
 
 
 class AppUser(BaseUser):
-    """The user who sends a request, as `request.user` of the application.
+    """The user who sends a request, which the application finds in `request.user`.
 
     Attributes:
         permissions: The permissions of the user.
@@ -31,7 +31,7 @@ class AppUser(BaseUser):
 
     @property
     def is_authenticated(self) -> bool:
-        """Return True, because other requests are refused."""
+        """Return True, because requests of unknown users are refused."""
         return True
 
     @property
@@ -46,7 +46,7 @@ class AppUser(BaseUser):
 
 
 class CustomApp:
-    """Passes requests to an application of the user.
+    """Passes requests to a custom application.
 
     Args:
         app: A Starlette or FastAPI application.

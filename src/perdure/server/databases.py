@@ -35,7 +35,7 @@ class DatabaseOptions:
 
     Attributes:
         store: The options `index` and `ttl` with which stores are opened.
-        thread_ttl: The time to live of new threads; None: they stay until they are deleted.
+        thread_ttl: The time to live of new threads, or None if they stay until they are deleted.
     """
 
     store: Mapping[str, Any] = field(default_factory=dict)

@@ -1,12 +1,13 @@
-"""Limits on the memory that events take: one for each user, and one for the process.
+"""Limit the memory of events of runs, for each user and for the process.
 
-A log keeps events for readers that have not received them yet, and for readers that come later. A
-batch that a reader has read from the database and a message that waits for a websocket also take
-memory. Each of them is an `EventHolder`. Before a holder takes more memory than is left, holders
-drop events: first events that all readers have received or that are stored, then those of the
-holder with the largest backlog. A reader that needs a dropped event is told `StreamLost`.
+An `EventHolder` keeps events in memory. There are three kinds: a log, which keeps events for
+present and later readers; a batch that a reader has read from the database; and a message that
+waits to be sent to a websocket. If a holder needs more memory than is left, holders first drop
+events that all readers have received or that are stored. Then the holder with the largest and
+oldest backlog drops events. A reader that needs a dropped event is told `StreamLost`.
 
-The methods belong to one event loop. Only `EventAccount.forget` may be called by any thread.
+All methods must be called in one event loop, except `EventAccount.forget`, which any thread may
+call.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from perdure.server.limits import Limits
 
 ENDED_BYTES: Final = 16_000_000
 """The bytes of events that are kept for later readers, of logs that nobody reads or adds to."""
-_LOW: Final = 7 / 8  # of a limit: events are dropped until so much is left, so not at each event
+_LOW: Final = 7 / 8  # share of a limit to which events are dropped when it is reached
 
 
 class EventHolder(Protocol):
@@ -34,18 +35,19 @@ class EventHolder(Protocol):
 
     @property
     def since(self) -> int:
-        """`EventMemory.added` when its oldest event was added."""
+        """The value of `EventMemory.added` when the oldest event of this holder was added."""
 
     @property
     def rank(self) -> int:
-        """How little is lost with its oldest event.
+        """How little is lost if the oldest event is dropped.
 
-        2: nothing, as all readers have received it, or read it from the database. 1: a reader that
-        was handed the event may have to connect again. 0: readers may miss it.
+        2: nothing, because all readers have received the event or can read it from the database. 1:
+            a reader that is receiving the event may have to connect again. 0: readers may miss the
+            event.
         """
 
     def drop_some(self) -> None:
-        """Drop the oldest events, at least one."""
+        """Drop some of the oldest events, at least one."""
 
     def drop_all(self) -> None:
         """Drop all events."""
@@ -60,7 +62,7 @@ class EventAccount:
         self.holders: WeakSet[EventHolder] = WeakSet()
 
     def add(self, holder: EventHolder, size: int) -> None:
-        """Count an event that a holder adds, after other events have made room for it."""
+        """Make room for an event that a holder adds, and count it."""
         self.memory.make_room(self, size)
         if not holder.size:
             self.holders.add(holder)
@@ -70,7 +72,7 @@ class EventAccount:
         self.memory.added += size
 
     def remove(self, holder: EventHolder, size: int) -> None:
-        """Count events that a holder has dropped."""
+        """Stop counting events that a holder has dropped."""
         holder.size -= size
         self.size -= size
         self.memory.size -= size
@@ -78,7 +80,7 @@ class EventAccount:
             self.holders.discard(holder)
 
     def forget(self, size: int) -> None:
-        """Count the events of a holder that is garbage, later and in the event loop."""
+        """Arrange that the event loop stops counting the events of a holder that was collected."""
         self.memory.garbage.append((self, size))
 
 
@@ -86,9 +88,9 @@ class EventMemory:
     """The events that a process keeps in memory.
 
     Attributes:
-        size: Their bytes.
-        added: The bytes of all events that were ever added; the age of an event is measured by it.
-        garbage: The bytes of holders that were collected as garbage and are still counted.
+        size: The bytes of the events.
+        added: The bytes of all events that were ever added, by which the age of events is measured.
+        garbage: Accounts and bytes of holders that were garbage-collected and are still counted.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -106,9 +108,9 @@ class EventMemory:
         return account
 
     def make_room(self, account: EventAccount, size: int) -> None:
-        """Drop events until a new one is within both limits, or no events are left.
+        """Drop events until a new event is within both limits, or until no events are left.
 
-        An event that is larger than a limit is kept by itself.
+        So an event that is larger than a limit is kept alone.
         """
         while self.garbage:
             of, collected = self.garbage.popleft()
@@ -128,7 +130,7 @@ class EventMemory:
     ) -> None:
         while counted.size + size > limit * _LOW and (account := choose()):
             holder = max(account.holders, key=self._order, default=None)
-            if holder is None:  # all that is counted is garbage
+            if holder is None:  # all counted events are of collected holders
                 return
             holder.drop_some()
 
@@ -137,11 +139,11 @@ class EventMemory:
         return account if account is not None and account.size else None
 
     def _order(self, holder: EventHolder) -> tuple[int, int]:
-        """Return what decides which holder drops events first: little is lost, many are old."""
+        """Return a sort key: the holder with the largest key drops events first."""
         return holder.rank, holder.size * (self.added - holder.since + 1)
 
     def end(self, holder: EventHolder) -> None:
-        """Keep the events of a log that nobody reads and nothing adds to, as far as there is room.
+        """Keep the events of a log that has no readers and no writers, as far as there is room.
 
         The logs that have been in this state for the longest time are dropped first.
         """
@@ -156,5 +158,5 @@ class EventMemory:
                 return
 
     def resume(self, holder: EventHolder) -> None:
-        """Count a log that `end` was called for as one that is read or added to again."""
+        """Take back `end` for a log that has a reader or a writer again."""
         self._ended.pop(holder, None)

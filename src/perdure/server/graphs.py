@@ -27,7 +27,7 @@ from perdure.stores.whole_store import WholeStore
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 Source: TypeAlias = Any
 """A graph, compiled or not, or a function that makes one, awaited or not, or a context of one."""
-_UNNAMED: Final = "LangGraph"  # langgraph's name for a graph that was given none
+_UNNAMED: Final = "LangGraph"  # the name that langgraph gives to a graph without one
 _ASSISTANTS: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
 # What `ServerRuntime` may be: for runs, and for reading.
 _RUNNING, _READING = (get_origin(each) for each in get_args(ServerRuntime.__value__))
@@ -149,7 +149,7 @@ def id_of(name: str) -> str:
 
 
 def _bound(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Graph:
-    """Return the graph with a checkpointer and a store, under its name, or that of the file."""
+    """Return the graph with a checkpointer, a store, and its own name or that of the file."""
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
         raise ConfigurationError(f"a graph is {graph!r}; expected a StateGraph or a compiled graph")

@@ -189,7 +189,7 @@ def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
 
 
 def refuse(scope: Scope, error: PerdureError) -> Response:
-    """Return the reply to a request, or to a websocket, that is refused."""
+    """Return the reply that refuses a request or a websocket."""
     return refusal(_request(scope), error)
 
 
@@ -273,7 +273,7 @@ def checked_origins(origins: Collection[str]) -> list[str]:
 
 
 def _is_own(path: str, state: Any) -> bool:
-    """Return whether perdure may have a path, and not only an application of the user."""
+    """Return whether a path may be perdure's own, and not only of the custom application."""
     return state.first_segments is None or path.split("/")[1:2][0] in state.first_segments
 
 

@@ -35,8 +35,8 @@ class Limits:
         per_s, burst: Requests of an address, and of an identity: so many a second in the long
             run, so many at a time.
         at_once: Requests of an identity that are under way, streams among them.
-        user_event_bytes: The bytes of events of a user's runs that a process keeps in memory.
-        all_event_bytes: The bytes of events of all users that a process keeps in memory.
+        user_event_bytes: The most bytes of events that a process keeps in memory for one user.
+        all_event_bytes: The most bytes of events that a process keeps in memory for all users.
     """
 
     body_bytes: int = 10_000_000

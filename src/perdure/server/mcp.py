@@ -1,4 +1,4 @@
-"""MCP: one user's memories and threads as tools of any program, over stdio and HTTP."""
+"""The MCP server: tools for one user's memories and threads, over stdio and HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TOOLS: Final = {schema.name: (schema, tool) for schema, tool in zip(SCHEMAS, TO
 
 
 class ToolRequest(NamedTuple):
-    """A request for tools: the call it is, and the audit log of what they change."""
+    """A request to the tools: the API call, and the audit log for changes."""
 
     call: Call
     audit: Audit
@@ -45,7 +45,7 @@ class ToolRequest(NamedTuple):
 
 
 def build_server(request_of: Callable[[ServerRequestContext[Any]], ToolRequest]) -> Server[Any]:
-    """Return a server of the tools; `request_of` finds the request in a context of the SDK."""
+    """Build a server with the tools. `request_of` returns the request of a context of the SDK."""
     from mcp.server.lowlevel import Server
     from mcp.types import ListToolsResult
 
@@ -93,7 +93,7 @@ def _find_tool(name: str) -> tuple[ToolSchema, Tool]:
 
 
 async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest) -> str:
-    """Run a tool that its caller may have to be permitted, and record what it changed."""
+    """Run a tool if its caller may use it, and record what it changed."""
     status, action = 500, tool.action  # type: ignore[attr-defined]
     call = request.call.another(action)
     try:
@@ -112,7 +112,7 @@ async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest)
 
 
 def _load_store_options(graphs: str | None) -> dict[str, Any]:
-    """Return the store options of the langgraph.json of the settings, if they name one."""
+    """Return the store options of the langgraph.json that the settings name, if any."""
     if graphs is None:
         return {}
     from perdure.graphs.langgraph_json import LanggraphFile
@@ -128,7 +128,7 @@ async def serve_stdio(
     Args:
         settings: Name the database and the user.
         audit: Records what tools change.
-        lines: Lines that are read before those of `stdin`.
+        lines: Lines of input that come before those of `stdin`.
         stdin: The rest of the input.
     """
     import anyio
@@ -149,7 +149,7 @@ async def serve_stdio(
 
 
 class _Input:
-    """Lines that were read already, then those of a stream."""
+    """An input stream with lines that were already read, followed by those of a stream."""
 
     def __init__(self, lines: Iterator[str], stream: TextIO) -> None:
         self._lines, self._stream = lines, stream
@@ -160,7 +160,7 @@ class _Input:
 
 
 class _Replies:
-    """The stream of replies, without the one to the `initialize` that the SDK reads again."""
+    """The stream of replies. It drops the reply to `initialize`, which was already answered."""
 
     def __init__(self, stream: WriteStream[SessionMessage]) -> None:
         self._stream = stream
@@ -204,7 +204,7 @@ def _http_server() -> Server[Any]:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
-    _ = memory.arecall, memory.aremember, memory.quote_memories  # are imported here, in a thread
+    _ = memory.arecall, memory.aremember, memory.quote_memories  # imports modules in a thread
     return build_server(request_of)
 
 

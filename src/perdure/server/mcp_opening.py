@@ -2,8 +2,8 @@
 
 Importing the SDK and what the tools need takes two seconds of CPU. Many programs start all their
 MCP servers, list the tools and call none of them. `Opening` answers these first requests with the
-same JSON as the SDK; tests/server/test_mcp_opening.py compares them. The first message that it
-does not know, such as a call of a tool, goes to the SDK, and so does everything after it.
+same JSON as the SDK; tests/server/test_mcp_opening.py compares them. The first message that it does
+not know, such as a call of a tool, goes to the SDK, and so do all messages after it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ REPLAYED_ID: Final = "perdure:initialize"
 """The id of the `initialize` request that the SDK reads again; its reply is not sent."""
 _META_PREFIX: Final = "io.modelcontextprotocol/"
 _UNSERVED: Final = ("prompts/list", "resources/list", "resources/templates/list")
-_METHOD_NOT_FOUND: Final = -32601  # of JSON-RPC
+_METHOD_NOT_FOUND: Final = -32601  # JSON-RPC error code
 
 
 class Opening:
-    """Answers the messages with which clients open a connection.
+    """Answers the first messages of a connection.
 
     Args:
         version: The version of perdure.
 
     Attributes:
-        replayed: Lines that the SDK has to read before the first one that is not answered here.
+        replayed: Lines that the SDK must read before the first line that is not answered here.
     """
 
     def __init__(self, version: str) -> None:
@@ -40,7 +40,7 @@ class Opening:
         self.replayed = list[str]()
 
     def serve(self, lines: Iterable[str], out: TextIO) -> str | None:
-        """Answer lines up to the first one for the SDK and return that; None: the input ended."""
+        """Answer lines. Return the first line for the SDK, or None at the end of the input."""
         for line in lines:
             replies = self.answer(line)
             if replies is None:
@@ -51,7 +51,7 @@ class Opening:
         return None
 
     def answer(self, line: str) -> list[dict[str, Any]] | None:
-        """Return the replies to a message: one, or none to a notification; None: ask the SDK."""
+        """Return the replies to a message; [] for a notification, None if the SDK must answer."""
         try:
             message = json.loads(line)
         except ValueError:
@@ -71,7 +71,7 @@ class Opening:
         return [{"jsonrpc": "2.0", "id": message["id"], **answered}]
 
     def _note(self, line: str, method: str) -> list[dict[str, Any]] | None:
-        """Take a notification: of those that can come here the SDK needs one only."""
+        """Handle a notification. Of those that can come here, the SDK needs only one."""
         if not method.startswith("notifications/"):
             return None
         if method == "notifications/initialized" and self.replayed:
@@ -79,7 +79,7 @@ class Opening:
         return []
 
     def _result(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the result or the error of a request; None: the SDK has to answer it."""
+        """Return the result or the error of a request, or None if the SDK must answer it."""
         if method == "initialize":
             return self._initialize(params)
         meta = params.get("_meta", {})
@@ -123,7 +123,7 @@ class Opening:
         }
 
     def _enveloped(self, method: str, meta: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Answer a request of the version without a handshake."""
+        """Answer a request of the protocol version that has no handshake."""
         if (
             meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION
             or not _is_implementation(meta.get(_META_PREFIX + "clientInfo"))
@@ -147,7 +147,7 @@ class Opening:
 
 
 def _is_implementation(value: Any) -> bool:
-    """Return whether the value names a program and its version."""
+    """Return whether a value has the name and the version of a program."""
     return isinstance(value, dict) and all(
         isinstance(value.get(name), str) for name in ("name", "version")
     )

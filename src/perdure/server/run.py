@@ -47,8 +47,8 @@ class Run:
             or is temporary.
         waits: Whether somebody has to answer.
         unheard: It failed before its input was stored, which is kept to be sent again.
-        knows_rollback: A rollback was asked for before its thread was tidied.
-        rolled_back: What it has stored was removed.
+        knows_rollback: A rollback was requested before the thread was cleaned up.
+        rolled_back: Everything that the run has stored was removed.
         former_status: The stored status of the thread before the run changed it. None if the run
             has not changed it.
         removals: The number of erasures from the thread when the run began here; None: it did not.
@@ -172,14 +172,14 @@ class Run:
         log = self.events
         told = [*log.events_after(self.stored, limit), *closing]
         lost = log.lost if log.lost > max(self.first, self.stored) else 0
-        if not told:  # those that were dropped before they were stored are missing from now on
+        if not told:  # events that were dropped before they were stored are missing from now on
             return EventBatch(lost, lost, [], lost) if lost else None
         entries = [(event.kind, event.frame) for event in told]
         outdated = self._outdated(sum(event.size for event in told))
         return EventBatch(told[0].number - 1, told[-1].number, entries, max(lost, outdated))
 
     def _outdated(self, size: int) -> int:
-        """Return up to which event stored ones are removed once more of a size are stored."""
+        """Return the number up to which stored events are removed if more of a size are stored."""
         total, number = size + sum(each for _, each in self._batches), 0
         for until, each in self._batches:
             if total <= run_log.LIMIT:
@@ -282,7 +282,7 @@ class Run:
         self.log.close()
 
     def free_input(self) -> None:
-        """Drop what the graph was given, once it has ended."""
+        """Drop the input of the graph after the graph has ended."""
         dropped = {"input": None, "command": None, "context": None}
         self.request = self.request.model_copy(update=dropped)
 

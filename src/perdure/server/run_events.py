@@ -67,7 +67,7 @@ class StoredEvents:
                     _LOGGER.warning("events of runs are not stored yet (%s)", kind)
 
     async def _store_some(self) -> bool:
-        """Store events in one transaction. Return whether there were too many for one."""
+        """Store events in one transaction. Return whether there were more than fit into it."""
         batches, left = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
             if left <= 0:
@@ -84,7 +84,7 @@ class StoredEvents:
     async def last(
         self, run: Run, live: LiveRun, closing: Sequence[LoggedEvent] = ()
     ) -> EventBatch | None:
-        """Return the last events of a run that ends, for the caller to store. Store all before."""
+        """Store all but the last events of a run that ends, and return these for the caller."""
         self._recorded.pop(run, None)
         async with self._writing:
             while (batch := run.batch(limit=BATCH_BYTES)) and batch.until < run.events.last:
@@ -145,9 +145,9 @@ class StoredEvents:
         seqs: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """What follows an event, as it comes; None: all that is kept. See `Log.after`.
+        """Yield the events after a number, or all events, as they come. See `Log.after`.
 
-        What the log does not have is read from the database, and counted by an account.
+        Events that the log does not have are read from the database, and an account counts them.
         """
         begins = number is None
         at = log.first if number is None else number
@@ -174,7 +174,7 @@ class StoredEvents:
         seqs: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
-        """Yield stored events that a log does not have, and each time the place that is reached."""
+        """Yield stored events that a log does not have, with the number that is reached by them."""
         while at < log.dropped:
             batches = StoredBatches(await self._read(thread, seqs, at), at, account)
             if not batches.read:
@@ -189,7 +189,8 @@ class StoredBatches:
     """Batches of events that a reader has read from the database, as an `EventHolder`.
 
     Attributes:
-        read: Of each batch the numbers of the event before it and of its last one, and its events.
+        read: For each batch, the number of the event before it, the number of its last event, and
+            its events.
         are_dropped: Whether the events were dropped.
     """
 
@@ -205,15 +206,15 @@ class StoredBatches:
             self._account.forget(self.size)
 
     def events_after(self, at: int, begins: bool) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield events, each time with the place that is reached, until they are dropped.
+        """Yield events, with the number that is reached by them, until they are dropped.
 
         Raises:
-            EventDropped: Earlier events are missing, and the reader does not begin here.
+            EventDropped: Events are missing between the reader's last event and the first one here.
         """
         for since, until, events in self.read:
             if since > at and since % THREADS and not begins:
                 raise EventDropped(since)
-            for some in _split(events):
+            for some in _split_events(events):
                 yield some[-1].number, some
                 if self.are_dropped:
                     return
@@ -237,7 +238,7 @@ def _at(number: int, seqs: tuple[int, int]) -> int:
     return max(number, THREADS - 1) if seqs == ALL_RUNS else number
 
 
-def _split(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
+def _split_events(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
     """Split events into lists of at most `PART` bytes, but of at least one event."""
     some, size = list[LoggedEvent](), 0
     for event in events:

@@ -45,7 +45,7 @@ SEND_S: Final = 30
 """How long a reader may leave a stream unread, once its buffers are full."""
 _PRIVATE: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-)  # such pages take half the time of shared ones
+)  # private pages take half the time of shared ones
 _EARLY_S: Final = 0.001  # a timer may be as much too early
 _NUMBER: Final = attrgetter("number")
 
@@ -89,7 +89,7 @@ class EventStream(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         """Send it; who does not read it is not waited for."""
-        is_within_event = False  # where no comment may be
+        is_within_event = False  # whether only a part of an event was sent
 
         async def sending(message: Message) -> None:
             async with asyncio.timeout(SEND_S):
@@ -126,13 +126,13 @@ def streamed(
 
 
 class LoggedEvent:
-    """An event that is kept until it is dropped, whoever still refers to it.
+    """An event whose memory is freed when it is dropped, even if there are references to it.
 
     Attributes:
         number: Its place in the log, from 1.
-        kind: For readers that want some events only.
+        kind: The kind of the event, for readers that want only some kinds.
         size: The bytes of its frame.
-        since: `EventMemory.added` when it was added.
+        since: The value of `EventMemory.added` when the event was added.
     """
 
     __slots__ = ("_content", "kind", "number", "since", "size")
@@ -165,7 +165,7 @@ class LoggedEvent:
         return self.part(self.find(b"\ndata: ") + 7, self.size - 2)
 
     def part(self, start: int, stop: int) -> bytes:
-        """Return some bytes of its frame.
+        """Return a range of the bytes of its frame.
 
         Raises:
             EventDropped: It was dropped.
@@ -175,7 +175,7 @@ class LoggedEvent:
         return self._content[start:stop]
 
     def find(self, text: bytes) -> int:
-        """Return the first place of a text in its frame, or -1.
+        """Return the index of the first occurrence of a text in its frame, or -1.
 
         Raises:
             EventDropped: It was dropped.
@@ -194,13 +194,13 @@ class LoggedEvent:
 def split_frames(
     events: Iterable[LoggedEvent], rename: Callable[[LoggedEvent], bytes] | None = None
 ) -> Iterator[bytes]:
-    """Yield the frames of events in parts of at most `PART` bytes, small ones joined.
+    """Yield the frames of events in parts of at most `PART` bytes. Small frames are joined.
 
-    Nothing else keeps a frame while a part of it is sent, so that `drop` frees its memory.
+    No other copy of a frame is kept while it is sent, so that `drop` frees its memory.
 
     Args:
         events: What is sent.
-        rename: Returns the line that is sent in place of the first line of a frame, its `id`.
+        rename: Returns a line that replaces the first line of the frame, the `id`, of an event.
 
     Raises:
         EventDropped: An event was dropped before a part of it was sent.
@@ -221,7 +221,7 @@ def split_frames(
             continue
         while start < event.size:
             stop = start + PART - len(head)
-            if event.size - stop < 2:  # both line feeds at its end are in one part
+            if event.size - stop < 2:  # keep both line feeds at its end in one part
                 stop = event.size
             try:
                 part = head + event.part(start, stop)
@@ -236,19 +236,19 @@ def split_frames(
 
 
 class Log:
-    """Events in order. It belongs to one event loop.
+    """A log of events in order, for use in one event loop.
 
     Args:
-        thread: The key of the thread whose events these are; 0: of one run.
-        account: Counts the memory that they take; None: nothing does.
+        thread: The key of the thread, or 0 if the events are those of one run.
+        account: The account that counts the memory of the events, or None.
 
     Attributes:
-        first: The number before the event where a reader begins that has read none.
+        first: The number after which a reader begins that has read nothing.
         last: The number of the newest event.
-        dropped: That of the newest one that is not kept, or 0.
-        stored: That of the newest one that is stored in the database, or 0.
-        lost: That of the newest one that was dropped before it was stored, or 0.
-        removals: The number of erasures from the thread before the events; None: it is not known.
+        dropped: The number of the newest event that is no longer kept in memory, or 0.
+        stored: The number of the newest event that is stored in the database, or 0.
+        lost: The number of the newest event that was dropped before it was stored, or 0.
+        removals: The number of erasures from the thread before the events, or None if unknown.
         newest: The newest event, if this process added it; its frame may be dropped.
         size: The bytes of the events that are kept.
     """
@@ -262,8 +262,8 @@ class Log:
         self._closed = False
         self._account = account
         self._writers = 0
-        self._read: dict[asyncio.Event, int] = {}  # what each reader has received
-        self._handed: dict[asyncio.Event, int] = {}  # what it receives, or has received
+        self._read: dict[asyncio.Event, int] = {}  # the last event that a reader has received
+        self._handed: dict[asyncio.Event, int] = {}  # the last event that was given to a reader
 
     def __del__(self) -> None:
         if self.size and self._account is not None:
@@ -304,7 +304,7 @@ class Log:
         return min(self._read.values(), default=self.last)
 
     def charge(self, account: EventAccount) -> None:
-        """Have an account count the memory of the events, in place of the former account."""
+        """Let another account count the memory of the events."""
         if self._account is account:
             return
         size = self.size
@@ -349,7 +349,7 @@ class Log:
         self._wake()
 
     def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
-        """Return the events that are kept after one, up to so many bytes, but at least one."""
+        """Return the kept events after a number: at most `limit` bytes, but at least one event."""
         start = stop = bisect_right(self._entries, number, key=_NUMBER)
         if limit is None:
             return self._entries[start:]
@@ -366,7 +366,7 @@ class Log:
         self._end()
 
     def begin_writing(self) -> None:
-        """Expect more events, until `end_writing` is called as often."""
+        """Note a writer of events. `end_writing` must be called once for each writer."""
         self._writers += 1
         self._resume()
 
@@ -378,9 +378,9 @@ class Log:
     async def after(
         self, number: int, look: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """What follows an event, as it comes, until the log is closed, or `look` raises.
+        """Yield the events after a number as they come, until the log is closed or `look` raises.
 
-        The reader has received the events when it asks for the next ones.
+        The events count as received when the reader asks for the next ones.
 
         Raises:
             LookupError: Events that follow it are no longer kept.
@@ -415,7 +415,8 @@ class Log:
     def drop_some(self) -> None:
         """Drop the oldest events, about half of all.
 
-        If all readers have received the first one, or it is stored, only such events are dropped.
+        If the oldest event was received by all readers or is stored, only events for which this is
+        true are dropped.
         """
         spare, count, size = max(self._received(), self.stored), 0, 0
         has_spare = self._entries[0].number <= spare
@@ -468,7 +469,7 @@ class Log:
             self._account.remove(self, size)
 
     def _end(self) -> None:
-        """Keep the events only as far as there is room, if no reader and no run needs the log."""
+        """Keep the events of a log without readers and writers only as far as there is room."""
         is_written = self._writers > 0 if self.thread else not self._closed
         if self.size and self._account is not None and not is_written and not self._read:
             self._account.memory.end(self)

@@ -1,12 +1,12 @@
-"""How far a run came before its server died: whether its input or its answer was stored.
+"""Find out how far a run came before its server died: whether its input or answer was stored.
 
 A checkpoint carries the id of the run that put it, in its metadata. The answer to a question is
 stored before the next checkpoint, as a pending write that does not name the run. So a run with a
-`Command` first stores how many answers and updates the checkpoint has. The next server compares.
-Values are never compared, because the same answer may be given twice.
+`Command` first stores how many answers and updates the checkpoint has. The next server counts
+again. Values are never compared, because the same answer may be given twice.
 
-A run without an input writes to a checkpoint that another run has put. So it first stores what the
-tasks had written there, and a rollback of the run restores that.
+A run without an input writes to a checkpoint that another run has put. So the run first stores what
+the tasks had written there, and a rollback of the run restores these writes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Counts(NamedTuple):
 
 
 async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> None:
-    """Store the counts, and the former writes, of the checkpoint from which a run starts.
+    """Store the counts and the former writes of the checkpoint from which a run starts.
 
     A run with an input puts a checkpoint of its own first, so nothing is stored for it.
     """
@@ -80,7 +80,7 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
         return
     of_run = [each for each in start[0].pending_writes or () if each[0] == run.run_id]
     stored = [value for _, channel, value in of_run if channel == FORMER]
-    for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):  # the start is the last
+    for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):  # the start comes last
         place = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         now = await saver.aget_tuple({"configurable": {"thread_id": run.thread_id, **place}})
         if now is None:
@@ -148,11 +148,11 @@ async def _find_start(
 
 
 async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> list[list[Any]]:
-    """Return what tasks have written to a checkpoint, and to those of subgraphs that wait in it.
+    """Return what tasks have written to a checkpoint and to waiting checkpoints of its subgraphs.
 
     Each element has the namespace and the id of a checkpoint, and for each task whether it has a
-    result, the number of its answers, and its questions and errors by their channels. Answers are
-    only appended, so their number is enough.
+    result, the number of its answers, and its questions and errors by their channels. The number of
+    answers is enough, because answers are only appended.
     """
     thread_id = start.config["configurable"]["thread_id"]
     former, checkpoints = list[list[Any]](), [start]

@@ -383,7 +383,7 @@ class DatabaseRuns:
     async def _execute(self, run: Run, live: LiveRun) -> None:
         """Run it here, and end it, unless it was lost."""
         is_first = run.request.multitask_strategy == "reject" and not run.begun
-        patience_s = ENDS_S if is_first else None  # requests hold the lock for a moment
+        patience_s = ENDS_S if is_first else None  # requests hold the lock only for a moment
         with run.executing():
             with run.playing():
                 run.check()
@@ -441,7 +441,7 @@ class DatabaseRuns:
 
     async def _tidy(self, run: Run) -> None:
         run.knows_rollback = run.cancelled == "rollback"
-        if run.knows_rollback:  # its thread stands as before
+        if run.knows_rollback:  # its thread is as it was before the run
             async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
                 await self._undo(run)
                 if run.former_status is not None:  # it had ended when the rollback was asked for
@@ -482,7 +482,7 @@ class DatabaseRuns:
         closing = self._runs.player(run).closing(error)
         last = await self.events.last(run, live, closing)
         how: Any = "rolled back" if run.rolled_back else run.outcome
-        knows = run.knows_rollback  # one that came later has yet to be done
+        knows = run.knows_rollback  # a rollback that came later must still be done
         claimed = await self.table.end(live, how, error, asked, last, knows_rollback=knows)
         if claimed is not None and last is not None:
             run.note_stored(last)

@@ -45,7 +45,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _choose_modes(modes: list[Mode]) -> list[Mode]:
-    """Return each mode once; `messages-tuple` stands for `messages` too, and no mode for `values`.
+    """Return each mode once: `messages-tuple` in place of `messages`, and `values` for no mode.
 
     langgraph's server does the same. Otherwise each token would be sent twice.
     """
@@ -112,7 +112,7 @@ class Order(Given):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the command asks for nothing."""
+        """Whether the command has no content."""
         return self.resume is None and not self.update and not self.goto
 
     @property
@@ -203,7 +203,7 @@ class RunRequest(Given):
         return self
 
     def _choose_input(self) -> None:
-        """Drop an empty command, and the input beside a command that asks for something.
+        """Drop the command if it is empty, and otherwise drop the input beside it.
 
         Clients send the transcript, or an empty object, beside the answer to an interrupt.
         """

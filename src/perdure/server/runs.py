@@ -52,11 +52,12 @@ class Runs:
     Attributes:
         schedule: Begins what runs on a schedule; None: nothing does.
         webhooks: Tells others of runs that have ended.
-        memory: Counts the events that are kept in memory.
+        memory: Limits the events that are kept in memory.
 
     Args:
         graphs: What they run.
-        limits: How many runs an identity may have under way, and how many events are in memory.
+        limits: How many runs an identity may have under way, and how many bytes of events are kept
+            in memory.
         databases: Where they are kept.
         players: Run graphs, by protocol.
         telemetry: Measures them; None: nothing does.
@@ -136,12 +137,12 @@ class Runs:
         self._under_way.pop(run, None)
 
     def feed(self, tenant: str | None, thread_id: str, thread: int, user: str = "") -> Log:
-        """The events of a thread, as far as this process has them; those of another key end.
+        """Return the log of events of a thread.
 
-        A new log counts as one of the user.
+        A log of a deleted thread with the same id is closed. A new log is counted for the user.
         """
         feed, account = self._feeds.get((tenant, thread_id)), self.memory.account_of(tenant, user)
-        if feed is not None and feed.thread != thread:  # deleted, and somebody else has its id
+        if feed is not None and feed.thread != thread:  # a deleted thread had the same id
             feed.close()
             feed = None
         feed = feed or Log(thread, account)

@@ -1,4 +1,4 @@
-"""Sending to websockets whose clients may not read, within the limits of `EventMemory`."""
+"""Send to websockets within the limits of `EventMemory`, even if their clients do not read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _Protocol: Any = AutoWebSocketsProtocol or object
 class WebSocketProtocol(_Protocol):  # type: ignore[misc]
     """The websocket protocol of uvicorn, which holds at most one message for a client.
 
-    uvicorn's own `send` returns when a message is in the buffer of the connection. If the
-    application ends, the buffer stays in memory until the client has read it.
+    uvicorn's own `send` returns as soon as a message is in the buffer of the connection. If the
+    application then ends, the buffer stays in memory until the client has read it.
     """
 
     async def send(self, message: Any) -> None:
@@ -29,7 +29,7 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
             await writable.wait()
 
     async def run_asgi(self) -> None:
-        """Run the application, and close the connection. Drop what the client has not read."""
+        """Run the application and close the connection. Drop data that the client has not read."""
         try:
             await super().run_asgi()
         finally:
@@ -38,12 +38,13 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
 
 
 class WebSocketSender:
-    """Sends messages to a websocket one at a time. It is an `EventHolder` of the present message.
+    """Sends messages to a websocket one at a time.
 
-    To drop the message means to stop waiting for the client, whose connection is closed then.
+    It is the `EventHolder` of the message that is being sent. If the message is dropped, the sender
+    stops waiting for the client, and the connection is closed.
 
     Attributes:
-        size: The bytes of the message that is sent, or 0.
+        size: The bytes of the message that is being sent, or 0.
         since: `EventMemory.added` when it began to send the message.
     """
 
@@ -56,7 +57,7 @@ class WebSocketSender:
         self._timeout: asyncio.Timeout | None = None
 
     async def send(self, read: Callable[[], bytes]) -> None:
-        """Send a message, which is read once the messages before it were sent.
+        """Send a message. It is read after the messages before it were sent.
 
         Raises:
             TimeoutError: The client does not read, or there is no memory left for a client that is
