@@ -1,4 +1,4 @@
-"""What an import costs if each answer was regenerated once: CPU of `ThreadImport`, by messages.
+"""Measure the CPU time of `ThreadImport`, by messages, if each answer was regenerated once.
 
     python -m benchmarks.import_forks [600 1200 2400 4800]
 
@@ -20,7 +20,7 @@ from perdure.cli.import_thread import ThreadImport
 
 
 def conversation(messages: int) -> dict[str, Any]:
-    """A conversation of ChatGPT in which each question has two answers."""
+    """Build a conversation of ChatGPT in which each question has two answers."""
     mapping: dict[str, Any] = {}
     last: str | None = None
     for turn in range(messages // 3):
@@ -37,7 +37,7 @@ def conversation(messages: int) -> dict[str, Any]:
 
 
 def cpu_s(messages: int) -> tuple[float, float]:
-    """The CPU seconds of an import, and of the same import again."""
+    """Return the CPU seconds of an import, and of the same import again."""
     times = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.db"

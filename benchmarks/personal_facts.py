@@ -1,4 +1,4 @@
-"""Recall of facts about one person, asked in three voices: by name, in the first person, by "she".
+"""Measure the recall of facts about one person, who is called by name, "I" or "she".
 
     python -m benchmarks.personal_facts
 
@@ -50,7 +50,7 @@ FACTS = (
     "The user's dentist is Doctor Maes.",
 )
 
-# the question with {does}, {is}, {has}, {her} and {she} for its person; and a word of the answer
+# questions, with {does}, {is}, {has}, {her} and {she} for the person; a word of the answer
 ANSWERED = {
     "Where {does} {she} live?": "Ghent",
     "What is {her} job?": "nurse",

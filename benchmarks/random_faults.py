@@ -1,4 +1,4 @@
-"""Random rounds of faults: two servers, kills, and all that clients and programs do to threads.
+"""Random rounds of faults: two servers are killed while clients and programs change threads.
 
     python -m benchmarks.server_faults --random 100 --seed 1
     python -m benchmarks.server_faults --random 100 --seed 1 --on postgres
@@ -10,14 +10,14 @@ updates at random. Programs open the same database and run turns, update the sta
 Meanwhile servers are killed (SIGKILL) and started again; between the death of a server and the
 takeover programs change threads. On some threads a graph asks questions, and all answers are equal.
 
-At the end `random_faults_model` compares what is there with what was asked:
+At the end `random_faults_model` compares the database with the requests, and counts problems:
 
 - `lost`: an accepted input is in no state, and its run has not ended for a documented reason;
 - `twice`: an input or an answer was applied more than once;
 - `back`: what was deleted, erased, rolled back or refused is in a row, or is streamed by a server.
 
-A seed fixes what is done, and not the times that it takes, so a round may have to be replayed
-several times.
+A seed determines the actions, but not how long they take, so a round may have to be replayed
+several times before it fails again.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ def run_round(
     conversations: Sequence[Conversation],
     outcomes: Counter[str],
 ) -> list[Problem]:
-    """Do random things to new threads for some seconds, and return what is wrong then.
+    """Run random actions on new threads for some seconds, and return the problems.
 
     Args:
         db: A new database.
-        folder: Where the servers have their files.
-        seed: Decides what is done.
-        conversations: The threads, which keep what was done.
-        outcomes: Counts what happened.
+        folder: The folder for files of the servers.
+        seed: Determines the actions.
+        conversations: The threads, which record the actions.
+        outcomes: Is increased by the counts of what happened.
     """
     rng = random.Random(seed)
     names = {"talk": "talking", "ask": "asking"}
@@ -93,7 +93,7 @@ def run_round(
         servers = Servers(db, folder)
         stack.callback(servers.stop)
         saver = stack.enter_context(open_checkpointer(db))
-        saver.stats()  # its tables are there before two servers look for them
+        saver.stats()  # creates the tables before two servers start
         pool = stack.enter_context(ThreadPoolExecutor(32))
         [*pool.map(servers.start, (0, 1))]
         clients = [
@@ -104,13 +104,13 @@ def run_round(
             if client.talk.graph == "ask":
                 client.begin_asking()
         driven = [pool.submit(client.drive) for client in clients]
-        harm(servers, [each for each in clients if each.talk.graph == "talk"], rng, pool)
+        kill_servers(servers, [each for each in clients if each.talk.graph == "talk"], rng, pool)
         for each in driven:
             each.result()
-        problems = [*settled(servers, conversations)]
+        problems = [*wait_for_runs(servers, conversations)]
         if problems:
             return problems
-        look = partial(find, servers=servers, saver=saver, stored=read_rows(db))
+        look = partial(read_outcome, servers=servers, saver=saver, stored=read_rows(db))
         for talk, found in zip(conversations, pool.map(look, conversations), strict=True):
             problems += check_conversation(talk, found)
             outcomes += count_outcomes(talk, found)
@@ -119,7 +119,7 @@ def run_round(
         return problems
 
 
-def harm(
+def kill_servers(
     servers: Servers, clients: list[Client], rng: random.Random, pool: ThreadPoolExecutor
 ) -> None:
     """Kill servers at random moments, let programs write then, and start the servers again."""
@@ -150,7 +150,7 @@ def harm(
             each.result()
 
 
-def settled(servers: Servers, talks: Sequence[Conversation]) -> Iterator[Problem]:
+def wait_for_runs(servers: Servers, talks: Sequence[Conversation]) -> Iterator[Problem]:
     """Wait until all runs have ended, and yield a problem for each thread where one does not."""
     for talk in talks:
         live: list[Any] = []
@@ -172,8 +172,8 @@ def list_runs(servers: Servers, talk: Conversation) -> list[dict[str, Any]]:
     return reply.json() if reply.is_success else []
 
 
-def find(talk: Conversation, servers: Servers, saver: Checkpointer, stored: bytes) -> Found:
-    """Read what became of a thread, from the API of both servers and from the database."""
+def read_outcome(talk: Conversation, servers: Servers, saver: Checkpointer, stored: bytes) -> Found:
+    """Read the outcome for a thread from the API of both servers and from the database."""
     http, rows = servers.http, []
     urls = [f"{url}/threads/{talk.thread_id}" for url in servers.urls]
     for run in list_runs(servers, talk):
@@ -209,7 +209,7 @@ def find(talk: Conversation, servers: Servers, saver: Checkpointer, stored: byte
 
 
 def read_stream(http: httpx.Client, url: str) -> str:
-    """Return all events of a thread. The stream does not end, so a pause ends the reading."""
+    """Return all events of a thread. The stream never ends, so reading stops at a pause."""
     text = list[str]()
     timeout = httpx.Timeout(PATIENCE_S, read=1)
     with (
@@ -241,7 +241,7 @@ def _join(tables: Iterable[Any]) -> bytes:
 
 
 def run_rounds(place: str, rounds: int, seed: int) -> bool:
-    """Run rounds with consecutive seeds, print what is wrong, and return whether nothing is."""
+    """Run rounds with consecutive seeds and print the problems. Return whether there were none."""
     counts, failed, began = dict.fromkeys(("lost", "twice", "back"), 0), [], time.monotonic()
     outcomes = Counter[str]()
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What clients and programs do to the threads of random rounds of faults."""
+"""The actions of clients and programs in random rounds of faults."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ PAUSES_S = (0, 0, 0.02, 0.3, 0.7)
 
 
 class Client:
-    """Does random things to one thread, by the API and as a program.
+    """Runs random actions on one thread, through the API and as a program.
 
     Args:
         talk: The thread, and the record of what is done to it.
         servers: The servers.
         saver: The database, as a program opens it.
-        rng: Decides what is done.
+        rng: Determines the actions.
 
     Attributes:
-        done: How many things it has done.
+        done: The number of actions so far.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Client:
     def call(
         self, method: str, path: str, body: Any = None, **params: Any
     ) -> httpx.Response | None:
-        """Send a request to one of the servers; None means that the answer did not come."""
+        """Send a request to one of the servers. Return None if no answer came."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             url = self._rng.choice([*filter(None, self._servers.urls)] or [None])
@@ -88,7 +88,7 @@ class Client:
         }
 
     def drive(self) -> None:
-        """Do random things, or answer all questions."""
+        """Run random actions, or answer all questions."""
         is_talk = self.talk.graph == "talk"
         for _ in range(ACTS if is_talk else QUESTIONS):
             if is_talk:
@@ -99,7 +99,7 @@ class Client:
             time.sleep(self._rng.choice((0, 0, 0.05, 0.3) if is_talk else (0.1, 0.4, 0.8)))
 
     def act(self) -> None:
-        """Do one random thing."""
+        """Run one random action."""
         acts = {
             self.send: 50,
             self.cancel: 9,
@@ -208,7 +208,7 @@ class Client:
             raise TimeoutError(f"thread {self.talk.thread_id} cannot be deleted")
 
     def drop_run(self) -> None:
-        """Delete a run that has succeeded; what it stored stays."""
+        """Delete a run that has succeeded; its checkpoints stay."""
         sent = self._choose_run()
         if sent is None:
             return
@@ -234,7 +234,7 @@ class Client:
     # -- as a program
 
     def update(self) -> None:
-        """Update the state by the API, which refuses it while a run is live."""
+        """Update the state through the API, which refuses this while a run is under way."""
         sent = self._new_input("update")
         with self.talk.lock:
             self.talk.inputs.append(sent)
@@ -272,7 +272,7 @@ class Client:
     def _write(self, how: str, write: Callable[[Input], Any]) -> None:
         sent = self._new_input(how)
         with self.talk.lock, suppress(PerdureError), self._locked():
-            if self._saver.head(self.talk.thread_id) is None:  # a new thread would be its own
+            if self._saver.head(self.talk.thread_id) is None:  # it would create the thread
                 return
             self.talk.inputs.append(sent)
             self.note(f"program {how} {sent.token}")
@@ -309,7 +309,7 @@ class Client:
         reply.raise_for_status()
 
     def answer(self) -> None:
-        """Answer the next question, and perhaps cancel that; all answers are equal."""
+        """Answer the next question, always equally, and perhaps cancel the run of the answer."""
         self._count += 1
         sent = Input(f"{self.talk.thread_id}a{self._count}", "", "run", time.monotonic())
         self.talk.answers.append(sent)

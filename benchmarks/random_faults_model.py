@@ -1,7 +1,7 @@
-"""What random runs have asked of a thread, and the checks of what became of it.
+"""The requests of random rounds to a thread, and checks of the outcome.
 
-The model knows only what the servers have answered and what docs/server.md promises. It knows
-nothing of how runs are stored.
+The model uses only the answers of the servers and the promises of docs/server.md, and not the way
+in which runs are stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Input:
     Attributes:
         token: A short text that the graph adds to `heard` once it hears the input.
         secret: The content of the message, which must not come back after it was removed.
-        how: Who brings it: a run, an update by HTTP, or a turn of a program.
+        how: How it was sent: by a run, an update by HTTP, or a turn of a program.
         began: `time.monotonic()` before it was sent.
         answered: `time.monotonic()` when the answer came.
         is_accepted: None if the answer did not come, because the server was killed.
@@ -64,26 +64,25 @@ class Input:
     is_dropped: bool = False
 
     def is_cancelled(self, action: str, *, surely: bool = False) -> bool:
-        """Return whether its run was cancelled by an action, or may have been."""
+        """Return whether its run may have been, or with `surely` was, cancelled by an action."""
         answers = {True} if surely else {True, None}
         return any(done == action and answer in answers for done, answer in self.cancels)
 
 
 @dataclass
 class Conversation:
-    """A thread, and all that was done to it.
+    """A thread, and all actions on it.
 
     Attributes:
         thread_id: The id of the thread.
         graph: The graph that its runs execute.
-        inputs: The inputs since the thread was deleted last.
+        inputs: The inputs since the thread was last deleted.
         deleted: The inputs of former threads with this id.
         answers: The answers to questions; `token` is not used.
-        writes: When programs changed the thread, not by the API: begin and end by
-            `time.monotonic()`.
-        rewinds: The same, of rewinds only.
+        writes: The times, by `time.monotonic()`, when direct changes by programs began and ended.
+        rewinds: The same for rewinds only.
         copies: The ids of the checkpoints of each copy of the thread, by the id of the copy.
-        journal: Lines that say what was done.
+        journal: One line of text for each action.
         lock: Held while a program changes the thread, or while it is deleted.
     """
 
@@ -120,7 +119,7 @@ class Checkpoint(NamedTuple):
         run_id: The run that put it, if any.
         is_input: Whether it stores the input of a run.
         heard: The tokens that the graph has heard.
-        text: All that it holds, with its pending writes, as text.
+        text: Its whole content, with its pending writes, as text.
     """
 
     run_id: str | None
@@ -131,7 +130,7 @@ class Checkpoint(NamedTuple):
 
 @dataclass
 class Found:
-    """What is there at the end of a round.
+    """The outcome for a thread at the end of a round.
 
     Attributes:
         rows: The runs of the thread.
@@ -139,7 +138,7 @@ class Found:
         said: The answers of the graph in the newest state.
         question: The number of the question that waits for an answer, if any.
         checkpoints: All checkpoints of the thread.
-        streamed: What each server streams or returns of the runs of the thread.
+        streamed: The streams and outputs of the runs of the thread, from each server.
         stored: All rows of the database, as bytes.
         kills: When servers were killed, by `time.monotonic()`.
     """
@@ -155,7 +154,7 @@ class Found:
 
 
 def count_outcomes(talk: Conversation, found: Found) -> Counter[str]:
-    """Count what happened to a thread, which says how much a round has tried."""
+    """Count what happened to a thread, to show how much a round has tested."""
     counts = Counter({"inputs": len(talk.inputs) + len(talk.deleted) + len(talk.answers)})
     counts["erased"] = sum(sent.is_erased for sent in (*talk.inputs, *talk.deleted))
     counts["deleted"] = len(talk.deleted)
@@ -170,11 +169,11 @@ def count_outcomes(talk: Conversation, found: Found) -> Counter[str]:
 
 
 def check_conversation(talk: Conversation, found: Found) -> Iterator[Problem]:
-    """Compare what was asked of a thread with what is there.
+    """Compare the requests to a thread with the outcome.
 
     Args:
-        talk: What was asked.
-        found: What is there.
+        talk: The requests.
+        found: The outcome.
     """
     problems = _check_answers if talk.graph == "ask" else _check_inputs
     for kind, text in problems(talk, found):
@@ -282,7 +281,7 @@ def _check_present(talk: Conversation, sent: Input, found: Found, *, said: bool)
 
 
 def _check_gone(sent: Input, found: Found, why: str) -> Texts:
-    """Check that neither the token nor the secret of an input is there."""
+    """Check that neither the token nor the secret of an input is in the outcome."""
     if any(sent.token in each.heard for each in found.checkpoints):
         yield "back", f"{sent.token}: {why}, and in a state"
     yield from _check_secret(sent, found, why)

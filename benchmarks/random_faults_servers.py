@@ -26,7 +26,7 @@ SERVERS.set_forkserver_preload(["perdure.cli.serve", "perdure.server.app", __nam
 
 
 class Talk(TypedDict, total=False):
-    """What was heard and said, in order, and how long each step takes."""
+    """The inputs and the answers, in order, and how long each step takes."""
 
     messages: Annotated[list[AnyMessage], add_messages]
     heard: Annotated[list[str], operator.add]
@@ -133,13 +133,13 @@ class Servers:
 
 
 def wait_for(truth: Callable[[], Any], pause_s: float = 0.02) -> None:
-    """Wait until something holds.
+    """Wait until a condition is true.
 
     Raises:
-        TimeoutError: It does not hold after `PATIENCE_S`.
+        TimeoutError: The condition is not true after `PATIENCE_S`.
     """
     deadline = time.monotonic() + PATIENCE_S
     while not truth():
         if time.monotonic() > deadline:
-            raise TimeoutError("it did not come true")
+            raise TimeoutError("the condition did not become true")
         time.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""Memory of `perdure serve` while clients ask for streams of large messages and do not read them.
+"""Measure the memory of `perdure serve` while clients do not read streams of large messages.
 
     python -m benchmarks.server_unread                              # 40 streams of each kind
     python -m benchmarks.server_unread --kinds run --streams 256
@@ -14,7 +14,7 @@ Each client starts a run on a thread of its own. The run streams 30 messages of 
 - `join`: clients ask for the stored events of runs that have ended.
 
 `idle_mb` is the resident memory before the streams are opened, `peak_mb` the largest while they are
-open, and `after_mb` that of 5 s after all were closed and all runs have ended.
+open, and `after_mb` that 5 s after all streams were closed and all runs have ended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from websockets.sync.client import connect
 
 KINDS = ("run", "stored", "thread", "socket", "nobody", "join")
 MESSAGES, SIZE = 30, 3_000_000
-_PORTS = itertools.count(8766)  # the sockets of an ended server may keep its port for a while
+_PORTS = itertools.count(8766)  # sockets of a stopped server may keep its port for a while
 BODY: dict[str, Any] = {
     "assistant_id": "large",
     "input": {"messages": [{"role": "user", "content": "Show me all of it"}]},
@@ -120,7 +120,7 @@ class Unread:
         self._opened.append(opened)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         for each in self._opened:
             each.socket.close() if hasattr(each, "subprotocol") else each.close()
         self._opened.clear()

@@ -122,7 +122,7 @@ class _SQLiteFile:
             for ns, uid in page:
                 where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
                 if not isinstance(ns, str) or not isinstance(uid, str):
-                    raise CorruptRecord(f"{where}: its ids are no text")
+                    raise CorruptRecord(f"{where}: its ids are not text")
                 for row in self.rows(_CHECKPOINT, thread_id, ns, uid):  # none if it was deleted
                     at = Address(thread_id, ns, uid)
                     yield self._checkpoint(where, at, row, self.rows(writes, *at))
@@ -134,19 +134,19 @@ class _SQLiteFile:
         """Decode the row of a checkpoint, and the rows of its writes."""
         parent, name, blob, metadata = row
         if not isinstance(parent, str | None):
-            raise CorruptRecord(f"{where}: the id of its parent is no text")
+            raise CorruptRecord(f"{where}: the id of its parent is not text")
         rows = []
         for task, path, channel, kind, value in written:
             if not all(isinstance(text, str) for text in (task, path, channel)):
-                raise CorruptRecord(f"{where}: the ids of a write are no text")
+                raise CorruptRecord(f"{where}: the ids of a write are not text")
             rows.append((task, path, channel, self._load(where, kind, value)))
         checkpoint = self._load(where, name, blob)
         try:
             about = json.loads(metadata) if metadata is not None else {}
         except (TypeError, ValueError, RecursionError) as exc:
-            raise CorruptRecord(f"{where}: its metadata is no JSON: {exc}") from exc
+            raise CorruptRecord(f"{where}: its metadata is not JSON: {exc}") from exc
         if not isinstance(checkpoint, dict) or not isinstance(about, dict):
-            raise CorruptRecord(f"{where}: it, or its metadata, is no mapping: it was damaged")
+            raise CorruptRecord(f"{where}: it or its metadata is not a mapping: it was damaged")
         upon = at._replace(checkpoint_id=parent or None)
         return SourceCheckpoint(
             where, upon, {**checkpoint, "id": at.checkpoint_id}, about, _by_task(rows)
@@ -302,7 +302,9 @@ class Importer:
         if not all(isinstance(part, dict) for part in maps) or not all(
             isinstance(versions, dict) for versions in seen.values()
         ):
-            raise CorruptRecord(f"{where}: its values or versions are no mapping: it was damaged")
+            raise CorruptRecord(
+                f"{where}: its values or versions are not a mapping: it was damaged"
+            )
         at = upon._replace(checkpoint_id=checkpoint["id"])
         there = [upon.checkpoint_id, checkpoint, metadata]
         here = self.read(lambda: self.reader.get(at))

@@ -236,8 +236,8 @@ class TransferReport:
         versions: Closed versions.
         skipped: Versions that exist already, or are older than the existing one.
         unsuitable: Items passed over for `on_unsuitable="skip"`.
-        refused: Namespace and key of each item that did not come, because a tombstone here says
-            that one of its texts was deleted or forgotten.
+        refused: Namespace and key of each item that was refused, because a tombstone here says that
+            one of its texts was deleted or forgotten.
     """
 
     items: int = 0
@@ -247,6 +247,6 @@ class TransferReport:
     refused: tuple[tuple[Namespace, str], ...] = ()
 
     def __add__(self, other: TransferReport) -> TransferReport:
-        """Return the sums of the counts, and the names of both."""
+        """Return the sums of the counts, with the refused items of both."""
         names = (each.name for each in fields(self))
         return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

@@ -1,6 +1,6 @@
 """Sources of imports: JSON Lines, any langgraph store, and tables of langgraph's own stores.
 
-Each source yields lines: an item as a JSON object, with what it is called in messages.
+Each source yields lines. A line is an item as a JSON object, with a name for it in messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Lines = Generator[Line, None, None]
 
 
 def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
-    """Each line that is not empty, as what it is called in messages and what it says."""
+    """Yield each line that is not empty: its name in messages, and its item."""
     for number, text in enumerate(lines, 1):
         where = f"line {number}"
         if not isinstance(text, str):
@@ -48,22 +48,24 @@ def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
         try:
             line = decode(text)
         except (ValueError, RecursionError) as exc:
-            raise ImportFailed(f"{where}: no JSON ({exc}); expected an object a line") from exc
+            raise ImportFailed(f"{where}: not JSON ({exc}); expected one object per line") from exc
         if not isinstance(line, dict):
             raise ImportFailed(
-                f"{where}: {str(line)[:60]!r} is no object; expected an object a line"
+                f"{where}: {str(line)[:60]!r} is not an object; expected one object per line"
             )
-        yield where, _addressed(where, line, namespace)
+        yield where, _add_address(where, line, namespace)
 
 
-def _addressed(where: str, line: dict[str, Any], namespace: Namespace | None) -> Mapping[str, Any]:
-    """The same with a namespace and a key."""
+def _add_address(
+    where: str, line: dict[str, Any], namespace: Namespace | None
+) -> Mapping[str, Any]:
+    """Return a line with a namespace and a key."""
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
     _check_fields(where, line)
     if "namespace" not in line:
         if namespace is None:
-            raise ImportFailed(f"{where}: it names no namespace, and none was given")
+            raise ImportFailed(f"{where}: it has no namespace, and no default was given")
         line["namespace"] = namespace
     if line.get("key") is None:
         text = json.dumps(line["value"], sort_keys=True)
@@ -72,7 +74,7 @@ def _addressed(where: str, line: dict[str, Any], namespace: Namespace | None) ->
 
 
 def _check_fields(where: str, line: dict[str, Any]) -> None:
-    """Refuse what would be lost: a field that nothing reads, a key that becomes another."""
+    """Raise an error for unknown fields, and for a value or a key of the wrong type."""
     provenance = line.get("provenance")
     within = provenance if isinstance(provenance, dict) else {}
     for holder, names, fields in (("", line, _FIELDS), (" of its provenance", within, PROVENANCE)):
@@ -88,9 +90,9 @@ def _check_fields(where: str, line: dict[str, Any]) -> None:
 
 
 def of_store(store: BaseStore) -> Lines:
-    """The present items of a store, namespace by namespace; its pages may be shorter than asked.
+    """Yield the present items of a store, by namespace. Its pages may be shorter than requested.
 
-    perdure's own stores list the namespaces of notes only if they are asked for.
+    perdure's own stores list the namespaces of notes only with a prefix that names them.
     """
     notes = set[tuple[str, ...]]()
     for prefix in (None, (ROOT,)):
@@ -106,11 +108,11 @@ def of_store(store: BaseStore) -> Lines:
 
 
 def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
-    # as an operation, for the method refuses labels that the store may well hold
+    # not by the method, which refuses some labels that stores contain
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
         for item in page:
-            if tuple(item.namespace) == namespace:  # the others come with their own
+            if tuple(item.namespace) == namespace:  # items of longer namespaces are read with these
                 times = item.created_at, item.updated_at
                 yield (
                     f"{item.key!r} in {namespace!r}",
@@ -120,25 +122,25 @@ def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
 
 
 def of_langgraph(path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VALUE_BYTES) -> Lines:
-    """The items of a file, or a Postgres DSN, that langgraph's own store wrote; it is only read."""
+    """Yield the items of langgraph's own store, read from a file or a Postgres DSN."""
     if isinstance(path, str) and is_dsn(path):
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         with closing(ForeignPostgres(path)) as tables:
             if tables.lacks("store"):
                 raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
-            sql = _THEIRS_IN_POSTGRES.format(_lives(tables.columns("store")))
+            sql = _THEIRS_IN_POSTGRES.format(_life_columns(tables.columns("store")))
             yield from _of_pages(tables.path, partial(tables.rows, sql))
         return
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
     if not os.path.isfile(path):
         raise ConfigurationError(f"there is no file {os.fspath(path)!r} to import")
-    yield from _of_file(path, max_value_bytes)
+    yield from _iter_file_items(path, max_value_bytes)
 
 
-def _of_file(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
-    """The items of a file; each is read by itself, as it may be large."""
+def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
+    """Yield the items of a file. Each is read separately, because it may be large."""
     database = SQLiteDatabase(
         path, None, read_only=True, tables=STORE_TABLES, max_value_bytes=max_value_bytes
     )
@@ -147,7 +149,7 @@ def _of_file(path: str | os.PathLike[str], max_value_bytes: int) -> Lines:
             columns = {row[0] for row in file.read(lambda: rows_of(_COLUMNS))}
             if not {"prefix", "key", "value"} <= columns:
                 raise _not_langgraphs(file)
-            sql = _THEIRS.format(_lives(columns))
+            sql = _THEIRS.format(_life_columns(columns))
             last: Row = ("", "")
             while page := file.read(partial(rows_of, _THEIR_KEYS, *last, PAGE)):
                 for at in page:
@@ -177,8 +179,8 @@ def _of_pages(path: str, page: Callable[..., list[Row]]) -> Lines:
         yield from (_of_row(path, row) for row in rows)
 
 
-def _lives(columns: set[str]) -> str:
-    """What to read of an item's life: tables of older versions have no such columns."""
+def _life_columns(columns: set[str]) -> str:
+    """Return the SQL columns of an item's time to live, which tables of older versions lack."""
     timed = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if timed else "NULL, NULL"
 
@@ -202,9 +204,9 @@ def _of_row(path: str, row: tuple[Any, ...]) -> Line:
     where = f"{path!r}, {key!r} in {prefix!r}"
     try:
         namespace = tuple(prefix.split("."))
-        line = _line(namespace, key, json.loads(value), _moment(created), _moment(updated))
+        line = _line(namespace, key, json.loads(value), _parse_time(created), _parse_time(updated))
         if expires is not None:
-            line["expires_at"] = _moment(expires).isoformat()
+            line["expires_at"] = _parse_time(expires).isoformat()
         if ttl is not None:
             line["ttl"] = ttl
     except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as exc:
@@ -212,8 +214,8 @@ def _of_row(path: str, row: tuple[Any, ...]) -> Line:
     return where, line
 
 
-def _moment(stored: str | datetime) -> datetime:
-    """SQLite's own timestamps are UTC and do not say so."""
+def _parse_time(stored: str | datetime) -> datetime:
+    """Return a stored time as a datetime. Timestamps of SQLite have no zone, and are in UTC."""
     stored = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
     return stored if stored.tzinfo is not None else stored.replace(tzinfo=UTC)
 

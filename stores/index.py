@@ -413,7 +413,7 @@ class IndexView:
 
     def frequent_words(self, share: float) -> list[str]:
         """Return the words that at least a share of the index's rows have."""
-        words = list(self.vocabulary)  # which may get more meanwhile
+        words = list(self.vocabulary)  # a copy, because words may be added meanwhile
         counts = np.bincount(self.recent[0], minlength=len(words))
         counts[: len(self.postings.starts) - 1] += np.diff(self.postings.starts)
         numbers = np.flatnonzero(counts >= max(share * len(self.rows), 1))

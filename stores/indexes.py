@@ -47,8 +47,8 @@ from perdure.stores.text import STOP_WORDS, is_misspellable, nearest
 from perdure.stores.vectors import Floats, Model
 
 USER: Final = "user"  # the word by which facts refer to the person whom they are about
-NAMING: Final = 0.3  # share of the rows that have the name of the person whom they are about
-_MOST_FACTS: Final = 2_000  # rows of a namespace in which this name is looked for
+NAMING: Final = 0.3  # share of the rows from which on a word may name their person
+_MOST_FACTS: Final = 2_000  # rows; in a larger namespace this name is not searched for
 _READ: Final = 1 << 12  # rows read at a time
 _MOST_MISSPELT: Final = 16  # words of a query: 1 ms each
 _CANDIDATES: Final = 64  # for one of them: some are only words of rows that are not searched
@@ -69,7 +69,7 @@ class Sought(NamedTuple):
     vector: Floats | None = None
     model: Model | None = None  # of the vector
     corrected: bool = True  # whether a word that no row has stands for the nearest one
-    is_personal: bool = False  # whether the rows that have the name of their person are read
+    is_personal: bool = False  # whether the rows with the name of their person were read
 
     def cosines(self, view: IndexView, file: Model | None, approximate_above: int) -> Floats | None:
         """Similarity of a view's rows to the vector; None: there is nothing to compare."""

@@ -1,7 +1,7 @@
 """The normal form of a text: equal for texts that say the same in the same words.
 
 It leaves out capitals, punctuation, spaces and forms of letters. Tombstones contain hashes of it,
-so a changed normal form makes the tombstones that a file has useless.
+so a change of the normal form would make the stored tombstones useless.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MARKS: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
 _KEPT: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTERS: Final = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
-    # marks that are not seen: soft hyphen, joiners, direction, the form of an emoji
+    # invisible marks: soft hyphen, joiners, direction, the form of an emoji
     | dict.fromkeys("\u00ad\u034f\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0e\ufe0f")
 )
 
@@ -51,7 +51,7 @@ def digest(text: str) -> str:
 
 
 def normal(text: str) -> str:
-    """Return the form that a text shares with all texts that are the `same`; not for display."""
+    """Return the normal form of a text, for comparison by `same`, and not for display."""
     plain = marked = unify_letters(text).casefold()
     if _MAY_HOLD.search(plain):
         marked = _WITHIN.sub(lambda match: _KEPT.get(match[0], _KEPT["-"]), plain)

@@ -348,9 +348,10 @@ class Parts:
         ]
 
     def touch(self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None) -> None:
-        """Start the time of expiring items again, now that they were read, unless that is off.
+        """Restart the time to live of items that were read, unless that is turned off.
 
-        The call decides, or else the configuration, or else it is on, as in langgraph's stores.
+        The argument of the call decides, otherwise the configuration. The default is on, as in
+        langgraph's stores.
         """
         if refresh_ttl is None:
             refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)

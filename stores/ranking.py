@@ -65,9 +65,9 @@ _NEARNESS: Final = 5.0  # what the nearest vector tells at most
 _SCALE: Final = 4.0  # nats that make odds of one to one those of e to one
 _CERTAIN: Final = 80.0  # more is no number of 32 bits
 _RARITY: Final = 1.5  # the power of what a word tells in its weight
-_PERSON: Final = 2.25  # nats that it tells if query and rows are about the same person
-_EVERYWHERE: Final = 0.85  # share of the rows; a word that more rows have tells nothing
-_FEWEST: Final = 5  # rows of a scope in which a word may be in nearly all
+_PERSON: Final = 2.25  # nats that are added if query and rows are about the same person
+_EVERYWHERE: Final = 0.85  # share of the rows; a word in more rows is no evidence
+_FEWEST: Final = 5  # rows; in a smaller scope, no word counts as being in nearly all
 _OTHERS: Final = 0.25  # share of ln n that is subtracted from the evidence of each single row
 _SLIGHT: Final = 1.45  # nats; a row with less evidence of its own scores less than MIN_SCORE
 _SLOPE: Final = 15.0  # nats that each nat above `_SLIGHT` adds to the limit of a row's score
@@ -115,7 +115,7 @@ class Term(NamedTuple):
     kin: Sequence[tuple[Ints, float]] = ()  # rows of its synonyms, and their similarity
     common: float = 0.0  # the share of messages of the language that have it; 0: not known
     named: bool = False  # it names the actor of rows
-    subject: bool = False  # it names the person whom nearly all rows are about
+    subject: bool = False  # whether it names the person whom nearly all rows are about
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Ranked:
     # a search by vectors alone, how near the nearest is, 0 to 1
     evidence: float = 0.0
     odds: Scores | None = None  # of a search by words: each row's, as a share of the best row's
-    order: Floats | None = None  # by which rows are ranked; None: by their scores
+    order: Floats | None = None  # rows are ranked by it, or by their scores if None
     limits: Scores | None = None  # the most evidence that each row's score may express, in nats
 
     @classmethod
@@ -194,7 +194,7 @@ def rank(
         arrangement: Neighbours and threads; None switches context off.
         actor: The rows said by somebody whom the query names; bool[n].
         date: The rows of the period that the query is about; bool[n].
-        is_personal: Whether query and rows are about the same person.
+        is_personal: Whether the query and the rows are about the same person.
         weights: How much each part counts.
     """
     n = len(lengths)
@@ -266,7 +266,7 @@ def above_mean(cosines: Floats) -> Scores:
 
 
 def _nearness(cosines: Floats) -> Scores:
-    """Return how near each vector comes, from what any vector of the scope has (0) to equal (1).
+    """Return how near each vector is, from 0 (as any vector of the scope) to 1 (equal).
 
     A row without a vector, NaN, has 0.
     """
@@ -305,10 +305,10 @@ def told_by(term: Term, n: int) -> float:
 def _evidence_of(terms: Sequence[Term], n: int, arrangement: Arrangement | None) -> list[float]:
     """Return the evidence, in nats, that a row gives by having each of the words.
 
-    It is what a word tells, with two exceptions. A word that is judged by the rows of the scope
-    counts twice, because ln n is subtracted from the evidence: the word would otherwise never tell
-    anything beyond chance once two rows have it. Rows that only ask are not counted. A word that
-    nearly all rows have tells nothing, unless all words of the query are such words.
+    This is the information of the word, with two exceptions. A word that is judged by the rows of
+    the scope counts twice, because ln n is subtracted from the evidence: the word would otherwise
+    never tell anything beyond chance once two rows have it. Rows that only ask are not counted. A
+    word that nearly all rows have is no evidence, unless all words of the query are such words.
     """
     asks = np.zeros(n, bool) if arrangement is None else arrangement.asks
     tells, shared = list[float](), list[bool]()
@@ -325,7 +325,7 @@ def _evidence_of(terms: Sequence[Term], n: int, arrangement: Arrangement | None)
 
 
 def is_everywhere(found: int, n: int) -> bool:
-    """Return whether `found` of `n` rows are nearly all, so that what they have tells nothing."""
+    """Return whether `found` of `n` rows are nearly all, so that their words are no evidence."""
     return n >= _FEWEST and found >= _EVERYWHERE * n
 
 

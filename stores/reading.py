@@ -334,7 +334,7 @@ class ItemReader:
         as_of: int | None,
         hides_notes: bool = False,
     ) -> Flow[list[Namespace]]:
-        """Namespaces under a root that hold something, in order, cut to a depth, each once.
+        """Return namespaces under a root that are not empty, in order, cut to a depth, each once.
 
         With `hides_notes`, namespaces of notes on memories are left out.
         """

@@ -45,7 +45,7 @@ _MOST_WORDS: Final = 512  # of them, each counted once
 _TOGETHER: Final = 256  # rows read by one statement
 # the words of a query, each with its stem, and its synonyms with their weights
 _Words = dict[str, tuple[str, list[tuple[str, float]]]]
-_COMMON: Final = 0.003  # share of messages that have a word; one of more is no name
+_COMMON: Final = 0.003  # share of messages; a more common word is not a name
 # words of a question that refer to the person whom the rows are about
 _PERSONS: Final = frozenset(
     (
@@ -84,7 +84,7 @@ def query_of(
     during: Span | None = None,
     min_score: float | None = None,
 ) -> Query | None:
-    """The query of a search; None: there are filters only, or the text is blank."""
+    """Build the query of a search, or return None if there is no text or it is blank."""
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _period(during)

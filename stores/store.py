@@ -275,7 +275,7 @@ class Store(BaseStore):
 
         Args:
             namespace_prefix: The first labels of their namespaces; `()`: all items.
-            query: Plain text, without a syntax; one of blanks only counts as none.
+            query: Plain text, without a syntax. Blank text counts as no query.
             filter: A filter on the value; see `docs/store.md` for the operators.
             limit: How many at most.
             offset: How many of the first to skip.
@@ -541,7 +541,7 @@ class Store(BaseStore):
     # -- other views of it
 
     def without_refresh(self) -> Store:
-        """Return this store with reads that refresh no time to live, for people who look at it."""
+        """Return this store with reads that do not refresh times to live."""
         ttl: Any = {**(self._parts.ttl or {}), "refresh_on_read": False}
         return Store(replace(self._parts, ttl=ttl))
 

@@ -33,7 +33,7 @@ from perdure.errors import ConfigurationError
 
 FILE: Final = "kin-en.npz"
 STOPS: Final = "stop-words.vocab"
-ANALYZER = "en-3"  # stored beside the tokens; another name there means they must be made again
+ANALYZER = "en-3"  # stored with the tokens; if the stored name differs, they are made again
 
 _MEMO_WORDS = 1 << 16  # 8 MB at most; a new word costs 1 µs, a known one 0.1 µs
 _LONGEST_STEMMED = 32  # longer runs of letters are no English words
@@ -57,13 +57,13 @@ _MARKED = rf"[^\W_](?:[^\W_]|[{_SIGNS}])*"
 _GROUPED = r"(?<=\d),\d{3}(?![^\W_])"  # the digits of 1,000 are one number
 _WORDS = re.compile(rf"{_MARKED}(?:'{_MARKED}|{_GROUPED})*")
 _ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_GROUPED}))*+")
-# words whose signs are a part of their name: c#, c++, .net, @ann, #tea, a*; and $ and %
+# words with signs that are a part of them: c#, c++, .net, @ann, #tea, a*; and $ and %
 _SIGNED = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-_SIGNS_OF_WORDS = ("#", "+", "@", "$", "%", "*", " .", "(.")  # one of them is in such a text
-_SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")  # a flag is two letters
+_SIGNS_OF_WORDS = ("#", "+", "@", "$", "%", "*", " .", "(.")  # one is in a text with such words
+_SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")  # a flag has two characters
 _SYMBOL_KINDS = ("So", "Sc", "Sm")  # categories of Unicode: other, currency, mathematical symbols
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _RUNS = re.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}]+")

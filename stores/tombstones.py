@@ -1,9 +1,9 @@
-"""Tombstones: items that an import does not bring back, because they were removed here.
+"""Tombstones, by which an import recognises items that were removed here.
 
-`perdure.memory` writes a tombstone when a memory is deleted or forgotten. It is an item under
-`("perdure", "buried", *namespace)` whose key is the hash of a text that the memory had, or of a
-message that it was made from. An import refuses each version of an item that has such a text or
-comes from such a message.
+`perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
+under `("perdure", "buried", *namespace)`. Its key is the hash of a text of the memory, or of the id
+of a message from which the memory was made. An import refuses each version of an item that has such
+a text or comes from such a message.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SOURCE: Final = "provenance"
 
 
 def is_of_notes(namespace: Sequence[str]) -> bool:
-    """Return whether the namespace holds notes on memories, and nothing of a user."""
+    """Return whether the namespace contains perdure's notes on memories, and no items of a user."""
     return tuple(namespace[:1]) == (ROOT,) and len(namespace) > 1 and namespace[1] in KINDS
 
 
 def read_text(value: Mapping[str, Any]) -> str:
-    """Return the text of a memory or of instructions; of any other item, its value as JSON."""
+    """Return the text of a memory or of instructions, or the value of another item as JSON."""
     for name in ("text", INSTRUCTIONS):
         if isinstance(text := value.get(name), str):
             return text
@@ -79,16 +79,16 @@ def is_note(path: bytes, kinds: Collection[str] = KINDS) -> bool:
 
 
 def _find_note(names: Sequence[str], kinds: Collection[str]) -> int | None:
-    """Return the index of the label `ROOT` in a namespace of notes; it is not 0 in a scope."""
+    """Return the index of the label `ROOT` in a namespace of notes, which is above 0 in a scope."""
     pairs = enumerate(pairwise(names))
     return next((at for at, (root, kind) in pairs if root == ROOT and kind in kinds), None)
 
 
 def tombstone_paths(path: bytes) -> list[bytes]:
-    """Return the namespaces in which the tombstones of a namespace may be.
+    """Return the namespaces that may contain the tombstones of a namespace.
 
     A scope of the store keeps its notes under its own prefix, and no row says which prefixes are
-    scopes. Tombstones of entries in quarantine are those of the memories.
+    scopes. Entries in quarantine have the same tombstones as the memories.
     """
     names = labels(path)
     at = _find_note(names, KINDS)
@@ -103,14 +103,14 @@ def tombstone_paths(path: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class ItemContent:
-    """What tombstones are compared with: the content of one version of an item."""
+    """The content of one version of an item, which is compared with tombstones."""
 
     path: bytes
     text: str  # the value as JSON
     provenance: Mapping[str, Any] | None
 
     def keys(self) -> set[str]:
-        """Return the keys of the tombstones that would refuse it."""
+        """Return the keys of the tombstones that would refuse this version."""
         value = decode(self.text)
         return tombstone_keys(value, self.provenance) if isinstance(value, Mapping) else set()
 
@@ -120,8 +120,8 @@ class TombstoneReader:
     """Finds tombstones within a transaction.
 
     Args:
-        arrived: Namespace and key of tombstones that do not count, because the same import has
-            brought them: they were written there, where the items of the import are present.
+        arrived: Namespace and key of tombstones that the same import has brought. They are ignored,
+            because the other database had them together with the items of the import.
     """
 
     sql: NamedSQL
@@ -148,7 +148,7 @@ class TombstoneReader:
         return refused
 
     def _find_paths(self, paths: Iterable[bytes]) -> Flow[None]:
-        """Note for each namespace where its tombstones are."""
+        """Store for each namespace which namespaces contain its tombstones."""
         new = {path: tombstone_paths(path) for path in paths if path not in self._paths}
         places = [(place,) for place in dict.fromkeys(chain.from_iterable(new.values()))]
         rows = (yield self.sql.each("filled_namespace", places)) if places else []

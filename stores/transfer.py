@@ -1,4 +1,4 @@
-"""Export as JSON Lines, a version a line, oldest first; import of them and of other stores."""
+"""Export versions of items as JSON Lines, oldest first; import these lines and other stores."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from perdure.stores.vectors import Model
 PAGE = 500  # keys read, or lines written, at a time
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000
-_VALUE: Final = 8  # the place of the value in a row of `history`
-_PAGE_BYTES: Final = 16 << 20  # of values that are held at once, or a larger one
+_VALUE: Final = 8  # index of the value in a row of `history`
+_PAGE_BYTES: Final = 16 << 20  # bytes of values that are held at once; a single value may be larger
 _MOST = 1 << 60  # versions: SQLite counts in 64 bits
 _Place = tuple[bytes, str]  # the path of a namespace, and a key
 
@@ -52,7 +52,7 @@ class ItemVersion(NamedTuple):
 
     @property
     def content(self) -> ItemContent:
-        """What tombstones are compared with."""
+        """The content that is compared with tombstones."""
         return ItemContent(self.put.path, self.put.text or "", self.put.provenance)
 
 
@@ -64,8 +64,8 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 class _Passed:
     """The keys of an import whose later versions are treated like the earlier ones."""
 
-    others: set[_Place] | None  # they hold something else here; None: that is an error
-    refused: set[_Place] = field(default_factory=set)  # they have a tombstone here
+    others: set[_Place] | None  # they differ here; None if that is an error
+    refused: set[_Place] = field(default_factory=set)  # keys with a tombstone here
     arrived: set[_Place] = field(default_factory=set)  # tombstones that the import has brought
 
 
@@ -89,9 +89,9 @@ class Transfer:
     def versions(self, namespace_prefix: Namespace, *, closed: bool) -> Iterator[ItemVersion]:
         """Yield every version of every item under a prefix; each key is as it was at one moment.
 
-        Notes come after all other items: an item whose tombstone is there too was put again, so an
-        import is to take it over before it takes over the tombstone. The path of a namespace is
-        without what it is under in this store.
+        Notes come after all other items. If both an item and its tombstone are present, the item
+        was put again, so an import must read the item before the tombstone. Paths of namespaces do
+        not include the prefix of this store.
         """
         database = self._parts.database
         paths = database.read(lambda: self._every_path(self._parts.path(namespace_prefix)))
@@ -265,10 +265,10 @@ def _restore(
     model: Model | None,
     passed: _Passed,
 ) -> Flow[_Restored]:
-    """Put versions back, all or none.
+    """Restore versions, all or none.
 
-    Items that have a tombstone here are passed over. So are those of keys that hold something else
-    here, which are added to `passed.others`; if that is None, they are an error.
+    Items with a tombstone here are skipped. So are items that differ from those with the same key
+    here. Their keys are added to `passed.others`; if that is None, an error is raised.
     """
     report, arrived = TransferReport(), set[_Place]()
     changes = Changes(None if model is None else (yield from writer.enrol(model)))
@@ -317,9 +317,10 @@ def _restore(
 def _find_refused(
     writer: ItemWriter, items: Sequence[ItemVersion], now: int, passed: _Passed
 ) -> Flow[set[_Place]]:
-    """Return the keys of a batch of which a version has a tombstone here.
+    """Return the keys of a batch that have a version with a tombstone here.
 
-    A tombstone does not count if the present version here has the same text: that was put again.
+    A tombstone is ignored if the present version here has the same text, because the item was put
+    again.
     """
     reader = TombstoneReader(writer.sql, now, passed.arrived)
     found = yield from reader.find([item.content for item in items])

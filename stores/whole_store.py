@@ -292,7 +292,7 @@ class WholeStore(DatabaseOwner, Store):
     def export(
         self, namespace_prefix: Namespace = (), *, versions: bool = True
     ) -> Iterator[dict[str, Any]]:
-        """Every item under a prefix, a JSON object each, in order of namespace, key and version.
+        """Yield every item under a prefix as a JSON object, in order of namespace, key and version.
 
         Others may write meanwhile: each key is as it was at one moment. Notes on memories, such as
         tombstones, come after all other items.
@@ -324,8 +324,8 @@ class WholeStore(DatabaseOwner, Store):
         An exported version that exists already, or that is older than the existing one, is skipped.
         A line without `namespace` and `value` is a value by itself: it goes into `namespace`, under
         its `key` field or else a key made of its content. Any other line has nothing but what
-        `export` writes. A memory that was deleted or forgotten here is refused, and named in the
-        report, see `import_from`.
+        `export` writes. A memory that was deleted or forgotten here is refused and named in the
+        report; see `import_from`.
 
         Args:
             lines: JSON, an object a line; empty lines are passed over.
@@ -354,9 +354,9 @@ class WholeStore(DatabaseOwner, Store):
         The source is only read. The import may be cut off and repeated: an equal item is skipped.
 
         A memory that was deleted or forgotten here (`perdure.memory.forget`) is refused with all
-        its versions, also if it was changed there since, and named in the report. The tombstone
-        here decides: it has the hash of a text that the item has or had, or of the message from
-        which a turn was made. To have the memory again, add it here.
+        its versions, even if the other database has changed it since, and named in the report. The
+        tombstone here decides. It contains the hash of a text that the item has or had, or of the
+        message from which a turn was made. To have the memory again, add it here.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.

@@ -29,7 +29,7 @@ def damaged(data: bytes) -> bytes:
     ("data", "why"),
     [
         (damaged(zipped({"chat.json": TALK})), "cannot be unpacked: 'chat.json': "),
-        (zipped({"a.json": '[{"title": '}), "is no valid JSON: 'a.json', line 1, column 12; "),
+        (zipped({"a.json": '[{"title": '}), "is not valid JSON: 'a.json', line 1, column 12; "),
         (zipped({"a.json": b'"caf\xe9"'}), "is not UTF-8 text: 'a.json', byte 4"),
     ],
 )

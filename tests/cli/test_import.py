@@ -88,15 +88,15 @@ def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
     assert "unknown role 'robot' (1)" in result.stderr
     assert said("broken")[:2] == ["human: I am allergic to nuts", "ai: I will keep that in mind"]
     assert sorted(problems(file), key=lambda each: each[0]) == [
-        ("'mapping' is missing or no object", None),
-        ("'parts' is no list", "broken-10"),
+        ("'mapping' is missing or not an object", None),
+        ("'parts' is not a list", "broken-10"),
         ("its own ancestor, read as a beginning", "loop"),
         ("no content", "broken-7"),
         ("no content", "broken-8"),
         ("no conversation", None),
         ("no conversation", None),
         ("parent missing, read as a beginning", "lost"),
-        ("the message is no object", "odd"),
+        ("the message is not an object", "odd"),
         ("unknown content 'hologram'", "broken-9"),
         ("unknown role 'None'", "broken-6"),
         ("unknown role 'robot'", "broken-5"),
@@ -120,7 +120,7 @@ def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float)
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"hello", "is no valid JSON: line 1, column 1; expected"),
+        (b"hello", "is not valid JSON: line 1, column 1; expected"),
         (b"", "no conversations"),
         (b"[5]", "no conversations"),
         (b"[", "no conversations"),
@@ -434,7 +434,7 @@ def test_what_a_worker_is_to_do_of_a_services_threads(tmp_path: Path) -> None:
     work = attempt("worker", "--once")
 
     assert later.stdout.startswith("2 conversations (1 of ann, 1 of nobody): ")
-    assert "'perdure worker' leaves those of nobody" in later.stderr
+    assert "'perdure worker' makes no memories of conversations without a user" in later.stderr
     assert "threads that name no user_id are not extracted: 1;" in work.stderr
     assert (len(memories("ann")), memories()) == (1, [])
     assert "no user is named: 1 thread" in attempt("memories", "jobs").stderr

@@ -61,11 +61,11 @@ def test_claudes_branches_and_faults(tmp_path: Path) -> None:
     file = written(tmp_path / "c.json", [talk, {"uuid": "none", "chat_messages": 5}])
 
     assert [reason for reason, _ in problems(file)] == [
-        "the message is no object",
+        "the message is not an object",
         "unknown sender 'robot'",
         "unknown content 'hologram'",
         "no content",
-        "'chat_messages' is no list",
+        "'chat_messages' is not a list",
     ]
     assert said("pond")[-2:] == ["ai: [artifact: Pond plan]\n<svg/>", "human: Is it?"]
 

@@ -178,7 +178,7 @@ def test_an_old_message_is_not_of_today(time: Any, form: Any, tmp_path: Path) ->
         ('{"role": "function", "name": "f", "content": "x"}', "the answer of a function"),
         ('{"role": "assistant", "content": "", "tool_calls": [{}]}', "malformed message (tool_"),
         ('{"thread_id": "t", "role": "user", "content": "other", "id": "u"}', "the id of another"),
-        ('{"thread_id": "n", "messages": 5}', "'messages' is no list"),
+        ('{"thread_id": "n", "messages": 5}', "'messages' is not a list"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )

@@ -51,7 +51,7 @@ def test_examples_of_every_kind_are_imported_whole(tmp_path: Path) -> None:
     assert report["left_out"] == {"tools": 2, "parallel_tool_calls": 1, "reference_answer": 1}
     assert [each["reason"] for each in report["skipped"]] == [
         "an example of preference without 'input.messages'",
-        "the prompt or its completion is no text",
+        "the prompt or its completion is not text",
     ]
     assert threads() == [
         *(["human: Hi", "ai: Ho"], ["human: How deep is it?", "ai: Two metres"]),
@@ -106,7 +106,7 @@ def test_a_batch_is_imported_with_its_answers(tmp_path: Path) -> None:
     assert report["left_out"] == {"tools": 1}
     assert sorted(each["reason"] for each in report["skipped"]) == [
         "a batch request failed: batch_expired",
-        "a batch request to '/v1/embeddings', which is no conversation",
+        "a batch request to '/v1/embeddings', which is not a conversation",
         "the answer to a batch request that is in none of the files; import the batch's input "
         "file in the same command",
     ]

@@ -330,8 +330,8 @@ def check_exists(db: str) -> None:
     """Raise ConfigurationError if the file of the database does not exist."""
     if not Path(db).exists():
         raise ConfigurationError(
-            f"there is no database {db!r} yet; 'perdure chat' or 'perdure import' begins one, "
-            "--db names another"
+            f"there is no database {db!r} yet; create it with 'perdure chat' or 'perdure import', "
+            "or name another with --db"
         )
 
 

@@ -61,9 +61,7 @@ def import_(
     ] = False,
     renamed: Annotated[
         list[str] | None,
-        typer.Option(
-            "--as", metavar="ID=NEW", help="A new id of a thread of a database of perdure."
-        ),
+        typer.Option("--as", metavar="ID=NEW", help="A new id for a thread of a perdure database."),
     ] = None,
     max_value_mb: Annotated[
         int,
@@ -295,7 +293,7 @@ def _explain_failure(problem: Odd, where: str) -> str:
     """Return why a file with this problem contains no conversations, or "" if that is unknown."""
     wrong = problem.__cause__
     if isinstance(wrong, jsonlib.JSONDecodeError):
-        return f"is no valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
+        return f"is not valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
     if str(problem) == _UNKNOWN:
         return ""
     why = str(problem)

@@ -51,7 +51,7 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
     name = find(conversation, str, "conversation_id") or conversation.get("id")
     talk = described(name, conversation, _NAMES, sorted(tree))
     if not tree and conversation.get("mapping") != {}:
-        talk.problem("'mapping' is missing or no object")
+        talk.problem("'mapping' is missing or not an object")
     parts: dict[str, _Part] = {}
     for key, (_, message) in tree.items():
         if message is None:  # the root
@@ -153,7 +153,7 @@ class _Part:
         if parts is None:
             return [self.first("text", "result", "content")]
         if not isinstance(parts, list):
-            raise Odd("'parts' is no list")
+            raise Odd("'parts' is not a list")
         return parts
 
     @property
@@ -164,7 +164,7 @@ class _Part:
 
 def _part(message: Any) -> _Part:
     if not isinstance(message, dict):
-        raise Odd("the message is no object")
+        raise Odd("the message is not an object")
     role, content = find(message, dict, "author").get("role"), message.get("content")
     if role not in ("user", "assistant", "system", "tool"):
         raise Odd(f"unknown role {short(role, 40)!r}")

@@ -52,7 +52,7 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
     messages = conversation["chat_messages"]
     talk = described(conversation.get("uuid"), conversation, _NAMES, str(messages)[:10_000])
     if not isinstance(messages, list):
-        talk.problem("'chat_messages' is no list")
+        talk.problem("'chat_messages' is not a list")
     by_key: dict[str, list[BaseMessage]] = {}
     parents: dict[str, str | None] = {}
     last: str | None = None
@@ -73,7 +73,7 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
 def _messages(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
     """What a message says: its text, and apart from it what tools and files say."""
     if not isinstance(message, dict):
-        raise Odd("the message is no object")
+        raise Odd("the message is not an object")
     role = _ROLES.get(find(message, str, "sender"))
     if role is None:
         raise Odd(f"unknown sender {short(message.get('sender'), 40)!r}")

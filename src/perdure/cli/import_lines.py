@@ -74,7 +74,7 @@ class Lines:
         if "messages" not in conversation:
             conversation = {**conversation, "messages": conversation["values"]["messages"]}
         if not isinstance(conversation["messages"], list):
-            raise Odd("'messages' is no list")
+            raise Odd("'messages' is not a list")
         names = (find_any(conversation, *path) for path in _ID_PATHS)
         name = next((name for name in names if name), None)
         if name is None:

@@ -81,7 +81,7 @@ def _convert(form: dict[str, Any], fields: Any) -> BaseMessage:
             data = {**plain, **fields, "id": form["id"]}
             (message,) = messages_from_dict([{"type": kind, "data": data}])
             if isinstance(message, RemoveMessage):
-                raise ValueError("it is no message")
+                raise ValueError("it is not a message")
     except json.JSONDecodeError as exc:
         raise Odd("the arguments of a call are not JSON") from exc
     except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
@@ -147,7 +147,7 @@ def _read_langchain(kind: str, line: Mapping[str, Any], *place: object) -> BaseM
 
 def _checked(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise Odd("the message is no object")
+        raise Odd("the message is not an object")
     role, content = message.get("role"), message.get("content")
     role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in _ROLES:

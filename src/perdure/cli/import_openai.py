@@ -41,7 +41,7 @@ def convert_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if {"prompt", "completion"} <= line.keys() and "messages" not in line:
         prompt, completion = line["prompt"], line["completion"]
         if not isinstance(prompt, str) or not isinstance(completion, str):
-            raise Odd("the prompt or its completion is no text")
+            raise Odd("the prompt or its completion is not text")
         said = ("user", prompt), ("assistant", completion)
         return {**rest, "messages": [{"role": r, "content": text} for r, text in said]}
     return None
@@ -72,7 +72,7 @@ class Batches:
         if not any(name in body for name in _CHATS):
             raise Odd(f"a batch request to {short(line.get('url'), 40)!r}, which has no messages")
         if "/embeddings" in str(line.get("url")) or "/moderations" in str(line.get("url")):
-            raise Odd(f"a batch request to {short(line['url'], 40)!r}, which is no conversation")
+            raise Odd(f"a batch request to {short(line['url'], 40)!r}, which is not a conversation")
         request: dict[str, Any] = {"messages": _read_request(body), "branches": []}
         request |= {name: body[name] for name in ("model", "tools", "functions") if name in body}
         self._requests[str(line["custom_id"])].append((add, number, request))

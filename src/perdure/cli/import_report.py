@@ -97,9 +97,9 @@ class ConversationsReport:
             note(f"files that were not read: {', '.join(names)}")
         if self.outdated:
             note(
-                f"{counted(self.outdated, 'message')} that a former import left out, or a part of "
-                "it, cannot be added, because the thread went on elsewhere; another --prefix "
-                "imports the whole conversation"
+                f"{counted(self.outdated, 'message')} that a former import left out, wholly or in "
+                "part, cannot be added, because the thread went on elsewhere; to import the whole "
+                "conversation, pass another --prefix"
             )
         if self.is_empty:
             note("no message was read")
@@ -108,9 +108,12 @@ class ConversationsReport:
 
             names = (f"{key!r} in {shown(namespace)}" for namespace, key in self.refused[:_NAMED])
             more = ", …" if len(self.refused) > _NAMED else ""
-            note(f"deleted or forgotten here before, so refused: {', '.join(names)}{more}")
+            note(f"deleted or forgotten here, and therefore refused: {', '.join(names)}{more}")
         if self.users[""]:
-            note("'perdure worker' leaves those of nobody; without --later they are yours")
+            note(
+                "'perdure worker' makes no memories of conversations without a user; without "
+                "--later, their memories become yours"
+            )
         if self.quarantined:
             note("'perdure memories quarantine' lists what waits to be reviewed")
 

@@ -45,7 +45,7 @@ def read_open_webui(export: Mapping[str, Any]) -> Conversation:
     names |= {"create_time": "created_at", "update_time": "updated_at"}
     talk = described(export.get("id") or chat.get("id"), about, names, sorted(tree))
     if not isinstance(history.get("messages"), dict):
-        talk.problem("'history.messages' is no object")
+        talk.problem("'history.messages' is not an object")
     parents: dict[str, str | None] = {}
     messages: dict[str, list[BaseMessage]] = {}
     for key, message in tree.items():
@@ -63,7 +63,7 @@ def _read_open_webui_message(key: str, message: Any, talk: Conversation) -> list
     role = _role_of(find(message, dict).get("role") if isinstance(message, dict) else None)
     text = message.get("content")
     if not isinstance(text, str):
-        raise Odd("no content" if text is None else "content is no text")
+        raise Odd("no content" if text is None else "content is not text")
     for kind in _DETAILS.findall(text):
         talk.left_out[kind] += 1
     names = [find(file, str, "name") or find(file, str, "file", "filename")
@@ -121,7 +121,7 @@ def _flatten(messages: Any, above: str | None) -> Iterator[tuple[Any, str | None
 
 def _read_librechat_message(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
     if not isinstance(message, dict):
-        raise Odd("the message is no object")
+        raise Odd("the message is not an object")
     is_user = message.get("isCreatedByUser")
     role = "user" if is_user is True or message.get("sender") == "User" else "assistant"
     if not isinstance(is_user, bool) and not isinstance(message.get("sender"), str):

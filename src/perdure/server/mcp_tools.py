@@ -75,8 +75,8 @@ async def remember(call: Call, text: str, key: str | None = None) -> str:
         raise InvalidValue(f"not kept, do not say that it is remembered: {reviewed}{done.reason}")
     if done.change == "unchanged" and key and done.key != key:
         raise InvalidValue(
-            f"nothing was changed: the memory {done.key} says this already, and {key} still says "
-            f"what it said; forget {key} if that does not hold any more"
+            f"nothing was changed: the memory {done.key} says this already, and {key} is "
+            f"unchanged; forget {key} if it is no longer true"
         )
     if done.change == "unchanged":
         return f"Nothing had to be changed: {done.reason}. Its id is {done.key}."

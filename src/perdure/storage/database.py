@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Schema(NamedTuple):
-    """The tables of one component, in the only version that this code reads and writes."""
+    """The tables of one component, in the only version that this code can read and write."""
 
     component: str
     script: str
@@ -52,8 +52,8 @@ class Schema(NamedTuple):
             raise of_earlier_build(path)
         if version > VERSION:
             raise SchemaMismatch(
-                f"{path!r} has version {version} of the {self.component} schema, this "
-                f"perdure knows {VERSION}: upgrade perdure"
+                f"{path!r} has version {version} of the {self.component} schema, but "
+                f"this version of perdure supports only {VERSION}: upgrade perdure"
             )
         return True
 
@@ -61,8 +61,8 @@ class Schema(NamedTuple):
 def of_earlier_build(path: str) -> SchemaMismatch:
     """The error of a database that a build from before the first release wrote."""
     return SchemaMismatch(
-        f"{path!r} was written by a build of perdure from before the first release; to take its "
-        "threads along, run with that build: perdure export --all --db FILE > threads.jsonl, and "
+        f"{path!r} was written by a build of perdure from before the first release; to move its "
+        "threads, run with that build: perdure export --all --db FILE > threads.jsonl, and "
         "with this one: perdure import threads.jsonl (items: store.export(), store.import_lines())"
     )
 

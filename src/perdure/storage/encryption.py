@@ -24,7 +24,7 @@ _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
 Place = tuple[str | int | None, ...]  # what a row is bound to: its kind, thread and position
 _CHECK: Final = "key check"  # the name of the row in the table `settings`
 _PROOF: Final = b"perdure"  # the decrypted key check is this text, then the id of the database
-_ID_BYTES: Final = 16  # of the random id of a database
+_ID_BYTES: Final = 16  # length of the random id of a database
 _NO_KEY: Final = b""  # the key check of a database that was created without a key
 
 

@@ -111,7 +111,7 @@ class SQLiteFile(Shared):
             return result
 
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
-        """See `Database.aread`. A database in memory, or from elsewhere, is read in a thread."""
+        """See `Database.aread`. A database in memory and an untrusted file are read in a thread."""
         self.check()
         if not self.connector.on_disk or self.connector.guard is not None:
             return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
@@ -200,10 +200,10 @@ class SQLiteDatabase(Opening[SQLiteFile]):
             and an empty `-wal` file beside a database that is read).
         timeout_s: How long to wait for another process that is writing.
         factory: The connection class; tests put one here that fails on demand.
-        untrusted: Whether the file comes from elsewhere. It is only read, and not before its tables
-            are checked; see `untrusted_sqlite.py`. Without a schema it always is.
-        tables: Without a schema, the names of the tables that are read.
-        max_value_bytes: The size of the largest value that is read of a file from elsewhere.
+        untrusted: Whether the file comes from elsewhere. It is only read, and only after its tables
+            were checked; see `untrusted_sqlite.py`. Without a schema this is always done.
+        tables: If there is no schema, the names of the tables that are read.
+        max_value_bytes: The size of the largest value that is read from an untrusted file.
 
     Raises:
         ConfigurationError: An argument is wrong.

@@ -131,7 +131,7 @@ class Connector:
     read_only: bool
     timeout_s: float
     factory: type[sqlite3.Connection]
-    guard: Guard | None = None  # of a file from elsewhere
+    guard: Guard | None = None  # None unless the file is untrusted
 
     def with_guard(
         self,
@@ -139,7 +139,7 @@ class Connector:
         max_value_bytes: int,
         check_version: Callable[[sqlite3.Connection], object] | None = None,
     ) -> Connector:
-        """Return a connector for a file from elsewhere; see `Guard`."""
+        """Return a connector for an untrusted file; see `Guard`."""
         return replace(self, guard=Guard(self.path, tables, max_value_bytes, check_version))
 
     @property
@@ -261,7 +261,7 @@ class Connector:
         )
 
     def has_component(self, conn: sqlite3.Connection, schema: Schema) -> bool:
-        """Return whether a database has the tables of a component, or raise as `_is_perdures`."""
+        """Return whether a database has the tables of a component, or raise like `_is_perdures`."""
         return self._is_perdures(conn) and self._has(conn, schema)
 
     def _has(self, conn: sqlite3.Connection, schema: Schema) -> bool:
@@ -313,7 +313,7 @@ class Connector:
 
     @contextlib.contextmanager
     def reading(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """Read a file from elsewhere within its limits; of any other, nothing is checked."""
+        """Read an untrusted file within its limits. For other files, check nothing."""
         if not isinstance(conn, UntrustedConnection) or self.guard is None:
             yield
             return
@@ -342,7 +342,7 @@ class Connector:
 
 @lru_cache(maxsize=16)
 def own_tables(script: str) -> dict[str, TableSQL]:
-    """Return the SQL of the tables of a component, and of those of every database of perdure."""
+    """Return the SQL of the tables of a component and of those that every database has."""
     return read_tables(_TABLES + script)
 
 

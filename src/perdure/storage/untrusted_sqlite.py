@@ -24,10 +24,10 @@ _MB: Final = 1 << 20
 _STRIDE: Final = 100_000  # steps of SQLite's virtual machine between two checks
 _SCHEMA_STEPS: Final = 2 * _STRIDE  # steps that reading the schema may take: 20,000 objects
 _BASE_STEPS: Final = 50_000_000  # steps that a read of a small file may take: about a second
-_STEPS_PER_BYTE: Final = 32  # further steps for each byte of the file
-_VERSIONS: Final = "schemas"  # the table of the versions of perdure's tables, checked first
-_UNREAD: Final = {"store_indexes", "said_indexes"}  # large; searches make them anew
-_BESIDE: Final = ("-wal", "-shm", "-journal")  # suffixes of the files that SQLite opens as well
+_STEPS_PER_BYTE: Final = 32  # additional steps for each byte of the file
+_VERSIONS: Final = "schemas"  # the table with the schema versions, which is checked first
+_UNREAD: Final = {"store_indexes", "said_indexes"}  # large; searches rebuild them
+_BESIDE: Final = ("-wal", "-shm", "-journal")  # suffixes of the files that SQLite also opens
 
 _TOKEN: Final = re.compile(
     r"""
@@ -39,16 +39,16 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# what another application's table may not have: SQLite would evaluate it while it reads
+# not allowed in tables of other applications: SQLite would evaluate it when it reads
 _EVALUATED: Final = {"check", "collate", "generated", "as", "references"}
 
 
 class TableSQL(NamedTuple):
-    """The SQL of a table, without what does not change its meaning.
+    """The SQL of a table, without parts that do not change its meaning.
 
     Attributes:
-        definitions: The columns and constraints, in any order: a column that was added to an
-            existing table is the last one of its SQL.
+        definitions: The columns and constraints, in any order, because `ALTER TABLE` adds a column
+            at the end of the SQL.
         options: The words after the columns, such as `STRICT`.
     """
 
@@ -59,7 +59,8 @@ class TableSQL(NamedTuple):
 def split_tokens(sql: str) -> list[str]:
     """Split SQL into tokens, without spaces and comments; names and keywords are in lower case.
 
-    Quotation marks around a plain name are removed, as SQLite adds them when a table is renamed.
+    Quotation marks around a plain name are removed, because SQLite adds them when a table is
+    renamed.
     """
     tokens = []
     for found in _TOKEN.finditer(sql):
@@ -99,13 +100,13 @@ def read_tables(script: str) -> dict[str, TableSQL]:
 
 
 def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
-    """Return the views and virtual tables of a database that have the names of tables."""
+    """Return the views and virtual tables of a database that have one of these names."""
     sql = "SELECT lower(name) FROM sqlite_master WHERE type = 'view' OR sql LIKE 'CREATE VIRTUAL%'"
     return sorted({name for (name,) in conn.execute(sql)} & {*names})
 
 
 def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL | None) -> None:
-    """Make sure that an object with the name of a table is a table as it must be.
+    """Check that an object with the name of a table is the expected table.
 
     Raises:
         NotADatabase: It is not.
@@ -137,8 +138,8 @@ class UntrustedConnection(sqlite3.Connection):
     """A connection that stops a read after a number of steps.
 
     Attributes:
-        steps: How many the present read has taken.
-        limit: How many it may take.
+        steps: The number of steps that the present read has taken.
+        limit: The number of steps that a read may take.
         schema: The version of the schema that was checked last.
     """
 
@@ -147,21 +148,21 @@ class UntrustedConnection(sqlite3.Connection):
     schema: int | None = None
 
     def advance(self) -> bool:
-        """Count some steps. Returns whether SQLite is to stop."""
+        """Count some steps. Return whether SQLite must stop."""
         self.steps += _STRIDE
         return self.steps > self.limit
 
 
 class Guard:
-    """Checks one file that comes from elsewhere, and limits what is read of it.
+    """Checks one untrusted file, and limits how it is read.
 
     Args:
         path: The file.
-        tables: The tables that are read. Each has the SQL of perdure's table, or None if it is
-            another application's.
-        max_value_bytes: The size of the largest value that is read.
-        check_version: Raises an error if the file is of another version of perdure. It is called
-            before the other tables are checked, and reads the table `schemas`.
+        tables: The tables that are read. The value is the SQL of perdure's table, or None for a
+            table of another application.
+        max_value_bytes: The size of the largest value that may be read.
+        check_version: Reads the table `schemas`, and raises an error if another version of perdure
+            made the file. It is called before the other tables are checked.
     """
 
     def __init__(
@@ -175,25 +176,25 @@ class Guard:
         self._check_version = check_version
         self._lock = threading.Lock()
         self._identity: tuple[int, int] | None = None
-        self._is_checked = False  # whether the pages of the tables were
+        self._is_checked = False  # whether the pages of the tables were checked
 
     def check_file(self) -> None:
-        """Make sure that the path is still that of the first call, and leads to a plain file.
+        """Check that the path leads to a regular file, the same as at the first call.
 
         Raises:
-            NotADatabase: It is a pipe or a device, or one of the files beside it is.
+            NotADatabase: The file, or a file beside it that SQLite opens, is not a regular file.
             StorageError: The file was replaced.
         """
         real = os.path.realpath(self._path)
         found = os.stat(real)
         if not stat.S_ISREG(found.st_mode):
-            raise NotADatabase(f"{self._path!r} is no regular file; expected an SQLite database")
+            raise NotADatabase(f"{self._path!r} is not a regular file; expected an SQLite database")
         for suffix in _BESIDE:
             beside = real + suffix
             if os.path.lexists(beside) and not stat.S_ISREG(os.lstat(beside).st_mode):
                 raise NotADatabase(
-                    f"{beside!r} is no regular file, so {self._path!r} is not read: SQLite would "
-                    "open both; remove it"
+                    f"{beside!r} is not a regular file, so {self._path!r} is not read, because "
+                    "SQLite would open both; remove it"
                 )
         with self._lock:
             self._identity = self._identity or (found.st_dev, found.st_ino)
@@ -203,11 +204,11 @@ class Guard:
                 )
 
     def prepare(self, conn: UntrustedConnection) -> None:
-        """Limit a new connection, before it reads the schema.
+        """Set the limits of a new connection, before it reads the schema.
 
-        `PRAGMA trusted_schema = OFF` would refuse indexes on paths of values, which call
-        `json_extract`. Without it nothing else is called: nothing of the schema is evaluated by
-        reading a table that was checked, and the connection has no functions of its own.
+        `PRAGMA trusted_schema = OFF` is not set, because it would refuse indexes on paths of
+        values, which call `json_extract`. It is not needed: reading a table that was checked
+        evaluates nothing of the schema, and the connection has no functions of its own.
         """
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
         conn.execute("PRAGMA query_only = ON")
@@ -215,12 +216,12 @@ class Guard:
 
     @contextmanager
     def reading(self, conn: UntrustedConnection) -> Iterator[None]:
-        """Read in one transaction, after the checks, and within the limit of steps.
+        """Check the file, then read it in one transaction, within the limit of steps.
 
         Raises:
-            NotADatabase: A table is not as it must be; see `Guard`.
-            CorruptRecord: The pages of a table are not linked as a table's are, or a read takes
-                more steps than a file of this size can need.
+            NotADatabase: A table is not the expected one; see `Guard`.
+            CorruptRecord: The pages of a table are damaged, or a read takes more steps than a file
+                of this size can need.
             StorageError: A value is too large.
         """
         conn.steps, conn.limit = 0, _SCHEMA_STEPS
@@ -232,7 +233,7 @@ class Guard:
         except sqlite3.OperationalError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
-            if conn.steps <= conn.limit:  # a signal, whose exception sqlite3 drops
+            if conn.steps <= conn.limit:  # stopped by a signal, whose exception sqlite3 drops
                 raise KeyboardInterrupt from exc
             raise CorruptRecord(
                 f"a read of {self._path!r} took more steps than a database of this size can need, "
@@ -275,7 +276,7 @@ class Guard:
     def _check_tables(
         self, conn: UntrustedConnection, found: Sequence[tuple[str, str, Any]]
     ) -> None:
-        """Check tables `(name, type, sql)`, and for the first connection also their pages."""
+        """Check tables `(name, type, sql)`, and at the first connection also their pages."""
         for name, kind, sql in found:
             _check_table(self._path, name, kind, sql, self._tables[name])
             if not self._is_checked:
@@ -284,7 +285,7 @@ class Guard:
                     self._check_sizes(conn, name)
 
     def _check_pages(self, conn: UntrustedConnection, name: str) -> None:
-        """Make sure that no page belongs to two places: a tree of such pages may never end."""
+        """Check that no page is used in two places, because a tree of such pages may never end."""
         for (problem,) in conn.execute(f"PRAGMA quick_check({name})"):
             if problem != "ok":
                 first = str(problem).splitlines()
@@ -294,7 +295,7 @@ class Guard:
                 )
 
     def _check_sizes(self, conn: UntrustedConnection, name: str) -> None:
-        """Make sure that no value is too large, before any is read."""
+        """Check that no value is too large, before any value is read."""
         columns = [row[1] for row in conn.execute(f"PRAGMA table_info({name})")]
         larger = " OR ".join(f'length("{column}") > ?1' for column in columns if '"' not in column)
         if conn.execute(
