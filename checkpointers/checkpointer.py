@@ -533,7 +533,7 @@ class Checkpointer(CheckpointSaver):
             ConfigurationError: There is no such file, or no such thread to rename.
             MissingDependency: It is a DSN, and `langgraph-checkpoint-postgres` is not installed.
             NotADatabase: Another application wrote it.
-            StorageError: It is damaged, or has a larger value.
+            StorageError: The file is damaged, or has a larger value than `max_value_bytes`.
             ImportFailed: Threads went on in both, and are named; of a checkpointer, all others are
                 imported. Or a checkpoint differs when read back. The threads before it are kept.
         """

@@ -258,8 +258,8 @@ async def _recall(
     In one namespace the order is that of the store's search, but a memory that was extracted or
     written by a tool counts as at half its rank, and comes before the turns that it was made from.
     The results of several are merged by rank. What says the same comes once. A turn that only asks
-    what the query asks ranks behind a statement that answers, and one with the very text of the
-    query is left out. A memory that was superseded is left out if the one that superseded it is
+    what the query asks ranks behind a statement that answers it. A turn with exactly the text of
+    the query is left out. A memory that was superseded is left out if the one that superseded it is
     recalled, else it is shown with the date until which it held.
 
     Args:
@@ -274,8 +274,8 @@ async def _recall(
             for a store that is not perdure's, whose scores mean something else, any.
         as_of: Recall what was remembered at that moment; only of a perdure store.
         during: The period, start and end, that the query is about, such as last week. Memories from
-            it rank higher; others can still be recalled. It has no effect in a store that is not
-            perdure's.
+            it rank higher; others can still be recalled. This has no effect in other stores than
+            those of perdure.
         explain: Whether the result has the memories that were found below the floor, in `below`,
             `limit` of them at most.
     """

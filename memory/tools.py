@@ -130,8 +130,8 @@ def search_memory(
     """A tool with which a model searches memories; it returns `limit`, unless the model says.
 
     It answers with a quoted line for each, best first: its id, text, date, trust, previous text.
-    With `since` and `until` the model says which days its question is about; memories from that
-    period rank higher. `min_score` is that of `recall`.
+    With `since` and `until`, the model gives the period of its question. Memories from that period
+    rank higher. `min_score` is that of `recall`.
     """
     most = max(whole("limit", limit, 1), _MOST)
     number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
@@ -167,7 +167,7 @@ def search_memory(
 def quote_memories(memories: Sequence[Memory]) -> str:
     """Return memories for a model that may change them: quoted data, with their ids.
 
-    Each has its day, or its time (UTC) if another of the memories has the same day.
+    Each memory has its day, or its time (UTC) if another memory has the same day.
     """
     dates = format_dates(memories)
     lines = [_line(memory, date) for memory, date in zip(memories, dates, strict=True)]

@@ -212,13 +212,13 @@ class Store(BaseStore):
         refresh_ttl: bool | None = None,
         as_of: datetime | None = None,
     ) -> StoredItem | None:
-        """An item; None if there is none, or it has expired.
+        """Return an item, or None if it does not exist or has expired.
 
         Args:
             namespace: Where.
             key: Which.
-            refresh_ttl: Whether an expiring item's time starts again; None: as `refresh_on_read` of
-                the store's `ttl` says, by default it does.
+            refresh_ttl: Whether to restart the time to live of the item. With None,
+                `refresh_on_read` of the store's `ttl` decides, which is on by default.
             as_of: Read the state at that moment.
         """
         parts = self._parts
@@ -279,7 +279,7 @@ class Store(BaseStore):
             filter: A filter on the value; see `docs/store.md` for the operators.
             limit: How many at most.
             offset: How many of the first to skip.
-            refresh_ttl: Whether the time of expiring items starts again; None: as for `get`.
+            refresh_ttl: Whether to restart the time to live of the items; None means as for `get`.
             mode: By words and vectors, or by one of them.
             provenance: A filter on the provenance.
             as_of: Look at that moment instead, as it was then.

@@ -160,7 +160,7 @@ class Call:
         hides_own: bool = False,
         **options: Any,
     ) -> list[Any]:
-        """What a list or a search of the store returns; perdure's own only to an admin.
+        """Return a list or a search of the store, perdure's own namespaces only to an admin.
 
         With `hides_own`, an admin gets perdure's own namespaces only if the prefix names them.
         """

@@ -78,7 +78,7 @@ class Databases:
         return self._options.thread_ttl
 
     async def of(self, tenant: str | None) -> OpenDatabase:
-        """What belongs to a tenant.
+        """Return the database of a tenant, which is opened if it is not open.
 
         Raises:
             EmbedderMismatch: The vectors of the store come from another embedder than the

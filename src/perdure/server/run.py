@@ -34,30 +34,30 @@ class Run:
     """A run of a graph on a thread, as this process knows it.
 
     Attributes:
-        row: As it was stored last.
-        temporary: The thread is deleted at its end.
-        protocol: Who is told of its events: its own readers, or those of its thread.
-        recorded: Its events are stored, so that it can be joined again, wherever.
+        row: The row of the run as it was last stored.
+        temporary: Whether the thread is deleted when the run ends.
+        protocol: Whether its events go to readers of the run or to readers of its thread.
+        recorded: Whether its events are stored, so that it can be joined again on any server.
         login: The user, for the graph.
-        begun: It may have begun before, in this process or in another.
-        log: The events, unless they go to its thread's.
-        feed: Those of the thread, then.
-        stored: The number of the event up to which they are stored.
+        begun: Whether it may have started before, in this process or in another.
+        log: Its events, unless they go to the log of its thread.
+        feed: The log of the thread, or None if the events go to `log`.
+        stored: The number of the last stored event.
         output: The values after its last step, with its interrupts, if it ran here a short time ago
             or is temporary.
-        waits: Whether somebody has to answer.
-        unheard: It failed before its input was stored, which is kept to be sent again.
-        knows_rollback: A rollback was requested before the thread was cleaned up.
-        rolled_back: Everything that the run has stored was removed.
+        waits: Whether it waits for an answer.
+        unheard: Whether it failed before its input was stored. The input is kept to be sent again.
+        knows_rollback: Whether a rollback was requested before the thread was cleaned up.
+        rolled_back: Whether everything that the run has stored was removed.
         former_status: The stored status of the thread before the run changed it. None if the run
             has not changed it.
-        removals: The number of erasures from the thread when the run began here; None: it did not.
-        tidied: What it has to leave of its thread is as it has to be.
-        cancelled: How, if it was.
-        lost: It is not this process' any more.
-        forgotten: Its events are no longer kept.
-        told_at: When this process learned last how it is stored, by `time.monotonic`.
-        task: Follows it to its end; None: it had ended.
+        removals: The number of erasures from the thread when the run started here, or None.
+        tidied: Whether the thread was cleaned up after the run.
+        cancelled: The action of its cancellation, if it was cancelled.
+        lost: Whether the run no longer belongs to this process.
+        forgotten: Whether its events are no longer kept.
+        told_at: When this process last read the stored row, by `time.monotonic`.
+        task: The task that follows it to its end, or None if it had already ended.
     """
 
     row: RunRow
