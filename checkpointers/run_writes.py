@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypeVar
 
 from perdure.errors import RunEnded
+from perdure.storage.flow import Flow
+
+T = TypeVar("T")
 
 _POLL_S: Final = 0.002
 _QUIET_ROUNDS: Final = 20  # of the event loop; a put that waits for another one starts after a few
@@ -37,11 +40,31 @@ class RunWrites:
         write = object()
         self._in_progress.add(write)
         try:
-            if self._closed:
-                raise RunEnded("the run has ended; nothing of it is stored any more")
+            self.check()
             yield
         finally:
             self._in_progress.discard(write)
+
+    def check(self) -> None:
+        """Check that the run has not ended.
+
+        Raises:
+            RunEnded: The run has ended.
+        """
+        if self._closed:
+            raise RunEnded("the run has ended; nothing of it is stored any more")
+
+    def checked(self, make: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
+        """Return a function that makes a flow of statements only if the run has not ended by then.
+
+        A write may wait for longer than the run is waited for.
+        """
+
+        def make_if_open() -> Flow[T]:
+            self.check()
+            return make()
+
+        return make_if_open
 
     async def close(self, timeout_s: float) -> None:
         """Wait until no write is in progress, and refuse all further writes.

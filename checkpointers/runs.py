@@ -194,6 +194,11 @@ class RunTable(ServerTable):
         results = await self._write(stop, (thread_id,))
         return [stopped for (stopped,) in chain.from_iterable(results)]
 
+    async def read_cancel(self, run: LiveRun) -> str | None:
+        """Return how a run is to be stopped, `interrupt` or `rollback`, or None if it is not."""
+        rows = await self._rows("cancel_of", run.thread, run.seq)
+        return rows[0][0] if rows else None
+
     def _cancelling(
         self, thread_id: str, run_id: str, action: str, *, delayed: bool = False
     ) -> list[Statement]:

@@ -375,7 +375,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _write(self, put: CheckpointPut | TaskWrites) -> None:
         writes = RUN_WRITES.get()
         with _NO_RUN if writes is None else writes.add():
-            self.database.write(*self._writer.job(put))
+            job = self._writer.job(put)
+            if writes is not None:
+                job = job._replace(make=writes.checked(job.make))
+            self.database.write(*job)
 
     async def _awrite(self, put: CheckpointPut | TaskWrites, items: int) -> None:
         writes = RUN_WRITES.get()
@@ -384,6 +387,8 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 job = self._writer.job(put)
             else:
                 job = await self.database.in_thread(lambda: self._writer.job(put))
+            if writes is not None:
+                job = job._replace(make=writes.checked(job.make))
             if isinstance(put, TaskWrites) and put.task == NULL_TASK:
                 with short_switch_interval():
                     await self.database.awrite(*job)

@@ -78,7 +78,7 @@ class SQLiteCheckpointer(Checkpointer):
         untrusted: bool = False,
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> None:
-        read_only = read_only or untrusted
+        read_only = True if untrusted else read_only
         serde, seal, known = serde_and_seal(key, serde, allow, strict, types, aliases)
         database = SQLiteDatabase(
             path,

@@ -715,6 +715,9 @@ SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.att
     UNION ALL SELECT * FROM runs WHERE status = 'delayed' AND not_before <= ?
 ) r JOIN threads t ON t.thread = r.thread ORDER BY r.thread, r.seq;
 
+-- cancel_of: how a run is to be stopped
+SELECT cancel FROM runs WHERE thread = ? AND seq = ?;
+
 -- live_of: of one thread
 SELECT r.run_id FROM runs r WHERE r.thread = (SELECT thread FROM threads WHERE thread_id = ?) AND r.status IN ('pending', 'running') ORDER BY r.seq;
 

@@ -85,7 +85,7 @@ class SQLiteStore(WholeStore):
         timeout_s: float = TIMEOUT_S,
         untrusted: bool = False,
     ) -> None:
-        read_only = read_only or untrusted
+        read_only = True if untrusted else read_only
         is_given = max_value_bytes != MAX_BYTES
         super().__init__(
             _SQL,

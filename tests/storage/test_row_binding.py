@@ -14,7 +14,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 from psycopg.sql import SQL, Identifier
 
-from perdure.errors import CorruptRecord, WrongKey
+from perdure.errors import CorruptRecord, StorageError, WrongKey
 from tests import backends, postgres_server
 from tests.backends import KEY
 from tests.checkpointers.test_bad_input import checkpoint, config, put
@@ -165,6 +165,20 @@ def test_the_key_check_is_bound_to_the_tenant(tmp_path: Path) -> None:
     for component in ("saver", "store"):
         with pytest.raises(WrongKey, match="the key does not open"):
             tenants.attacker(component)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("component", ["saver", "store"])
+def test_a_tenant_that_has_nothing_yet_is_not_only_read(tmp_path: Path, component: str) -> None:
+    """Without its key check, rows that are written later could not be decrypted."""
+    tenants = build_tenants(tmp_path)
+    tenants.victim(component).close()
+    dsn = postgres_server.dsn_of("an_owner")
+    place = backends.Place(tmp_path / "x.db", dsn)
+    with pytest.raises(StorageError, match="has nothing of the tenant 'attacker' yet"):
+        getattr(place, component)(key=KEY, tenant="attacker", read_only=True)
+    tenants.attacker(component).close()
+    getattr(place, component)(key=KEY, tenant="attacker", read_only=True).close()
 
 
 def test_a_file_with_the_key_check_of_another_file(pair: Pair) -> None:

@@ -260,8 +260,11 @@ class Run:
             self._playing = False
 
     def fail(self, exc: Exception) -> None:
-        """It ends by an error, the first one if there are several."""
-        self.outcome, self.failure = "error", self.failure or exc
+        """It ends by an error, the first one if there are several.
+
+        The traceback is dropped, because its frames hold the state of the graph.
+        """
+        self.outcome, self.failure = "error", self.failure or _without_frames(exc)
 
     def overtake(self) -> None:
         """End it as interrupted, because another program has changed the thread meanwhile."""
@@ -294,6 +297,18 @@ class Run:
     def shown(self) -> dict[str, Any]:
         """As langgraph's clients know it."""
         return shown(self.row)
+
+
+def _without_frames(exc: Exception) -> Exception:
+    """Remove the tracebacks of an error, and of those that it was raised from."""
+    seen, left = set[int](), list[BaseException | None]([exc])
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+    return exc
 
 
 def error_of(exc: Exception) -> dict[str, str]:

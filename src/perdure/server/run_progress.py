@@ -28,9 +28,6 @@ Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 it."""
 _START: Final = "__run_start"  # the channel of the counts; no graph has it
 _PATH: Final = f"run start{ASIDE}"
-_MAX_CHECKPOINTS: Final = (
-    64  # of a thread, from the newest, in which the start of a run is looked up
-)
 _SPECIAL: Final = frozenset({ERROR, INTERRUPT, RESUME, _START, FORMER})
 
 
@@ -140,7 +137,7 @@ async def _find_start(
     saver: Checkpointer, at: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _Counts] | None:
     """Return the checkpoint from which a run started, and its counts at that time."""
-    async for checkpoint in saver.alist(at, limit=_MAX_CHECKPOINTS):
+    async for checkpoint in saver.alist(at):
         for task, channel, value in checkpoint.pending_writes or ():
             if (task, channel) == (run.run_id, _START):
                 return checkpoint, _Counts(*value)

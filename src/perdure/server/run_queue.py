@@ -408,11 +408,19 @@ class DatabaseRuns:
             await self._turn(run)
         finally:
             RUN_WRITES.reset(token)
+            if not run.lost:
+                await self._learn_rollback(run)
             if run.cancelled or run.lost or run.failure is not None:
                 await writes.close(ENDS_S)
             if run.cancelled == "rollback" and not run.lost:  # no program goes on from it
                 with contextlib.suppress(PerdureError):  # `_tidy` tries again
                     await self._undo(run)
+
+    async def _learn_rollback(self, run: Run) -> None:
+        """Note a rollback that another server accepted, and that no sweep has seen yet."""
+        with contextlib.suppress(PerdureError):  # the end of the run finds out, too
+            if await self.table.read_cancel(run.row.live) == "rollback":
+                run.cancelled = "rollback"
 
     async def _undo(self, run: Run) -> None:
         """Remove all that a run has stored in its thread; the caller holds the thread's lock."""
@@ -511,8 +519,8 @@ class DatabaseRuns:
         saver, threads = self.saver, self._threads
         before = await threads.listed(run.thread_id)  # it may be deleted by now
         run.removals = await self.table.count_removals(run.thread)
-        if run.feed is None:
-            run.log.removals = run.removals
+        if run.feed is None or run.events.removals is None:
+            run.events.removals = run.removals
         progress = await find_progress(saver, run) if run.begun else None
         if progress == "overtaken":
             run.overtake()

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from perdure.errors import CorruptRecord, MissingDependency, WrongKey
+from perdure.errors import CorruptRecord, MissingDependency, StorageError, WrongKey
 from perdure.storage.flow import Flow, Statement
 
 if TYPE_CHECKING:
@@ -223,12 +223,17 @@ def agree_on_key(
 
     Raises:
         WrongKey: The database was created with another key, or only one of the two has a key.
+        StorageError: The tenant has no key check yet, and none may be recorded.
     """
     rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_CHECK,))
     key_check = rows[0][0] if rows else None
     if key_check is None and not read_only:
         key_check = seal.create_key_check(tenant) if isinstance(seal, AESGCM) else _NO_KEY
         yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, key_check))
+    if key_check is None and tenant is not None and isinstance(seal, AESGCM):
+        raise StorageError(
+            f"{path!r} has nothing of the tenant {tenant!r} yet; open it once without read_only"
+        )
     if key_check is None:
         return
     if not isinstance(seal, AESGCM):

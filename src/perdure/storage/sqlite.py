@@ -225,7 +225,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         tables: Sequence[str] = (),
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> None:
-        read_only = read_only or untrusted
+        read_only = True if untrusted else read_only
         if synchronous not in get_args(Synchronous):
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
         text = check_name(path, read_only)

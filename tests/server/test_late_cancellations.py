@@ -1,0 +1,126 @@
+"""Rollbacks, deletions and erasures that a server learns of late."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from langgraph.checkpoint.base import empty_checkpoint
+
+from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.run_writes import RUN_WRITES, RunWrites
+from perdure.errors import RunEnded
+from perdure.server import create_app
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from tests.server.running import running, until
+from tests.server.talking import Gate, says, talk
+
+SECRET = "the harbour safe opens at nine"
+
+
+def test_a_rollback_that_another_server_accepted(db: Settings) -> None:
+    """A program that waits for the lock of the thread does not go on from the run's state."""
+    gate, free = Gate(), Gate()
+    free.open.set()
+    apps = [create_app(db, graphs=Graphs({"talk": talk(gate)})) for _ in range(2)]
+    found: list[str] = []
+
+    def take_turn() -> None:
+        async def turn() -> None:
+            with open_checkpointer(db.db) as saver:
+                graph = talk(free).compile(checkpointer=saver)
+                async with saver.lock("t", timeout_s=30):
+                    config: Any = {"configurable": {"thread_id": "t"}}
+                    given: Any = says("program")
+                    values = await graph.ainvoke(given, config)
+                    found.extend(message.text for message in values["messages"])
+
+        asyncio.run(turn())
+
+    with (
+        running(apps[0]) as one,
+        running(apps[1]) as other,
+        httpx.Client(base_url=one, timeout=30) as first,
+        httpx.Client(base_url=other, timeout=30) as second,
+    ):
+        first.post("/threads", json={"thread_id": "t"})
+        body = {"assistant_id": "talk", "input": says(SECRET)}
+        run = first.post("/threads/t/runs", json=body).json()["run_id"]
+        assert gate.reached.wait(30)
+        program = threading.Thread(target=take_turn)
+        program.start()
+        cancelled = second.post(f"/threads/t/runs/{run}/cancel", params={"action": "rollback"})
+        gate.open.set()
+        program.join(60)
+        until(lambda: first.get("/threads/t/runs").json() == [])
+        values = first.get("/threads/t/state").json()["values"]
+
+    assert cancelled.status_code == 202
+    assert found[:1] == ["program"]
+    assert SECRET not in str(values)
+
+
+@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")
+@pytest.mark.parametrize("under_way", [False, True])
+def test_the_feed_of_a_thread_that_nobody_read_before(settings: Settings, under_way: bool) -> None:
+    """The first reader of a thread does not get events from before an erasure."""
+    gate = Gate()
+    if not under_way:
+        gate.open.set()
+    app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
+    with running(app) as url, httpx.Client(base_url=url, timeout=30) as client:
+        client.post("/threads", json={"thread_id": "t"})
+        params = {"assistant_id": "talk", "input": says(SECRET)}
+        command = {"id": 1, "method": "run.start", "params": params}
+        client.post("/threads/t/commands", json=command).raise_for_status()
+        if under_way:
+            assert gate.reached.wait(30)
+        else:
+            until(lambda: client.get("/threads/t/runs").json()[0]["status"] == "success")
+        with open_checkpointer(settings.db) as saver:
+            ids = [str(e.value.id) for e in saver.history("t") if SECRET in e.value.text]
+            saver.erase("t", ids)
+        threading.Timer(1, gate.open.set).start()
+        told = ""
+        try:
+            body = {"channels": ["values", "messages", "lifecycle"], "since": 0}
+            with client.stream("POST", "/threads/t/stream/events", json=body, timeout=3) as reply:
+                for part in reply.iter_text():
+                    told += part
+        except httpx.ReadTimeout:
+            pass  # the feed stays open for the next run
+
+    assert SECRET not in told
+
+
+def test_a_write_that_waits_for_longer_than_its_run(
+    db: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was handed over before the run ended, and is refused when its turn comes."""
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+
+    async def put_late() -> None:
+        writes = RunWrites()
+        RUN_WRITES.set(writes)
+        async with open_checkpointer(db.db) as saver:
+            awrite, begun, go = saver.database.awrite, asyncio.Event(), asyncio.Event()
+
+            async def delayed(*args: Any, **options: Any) -> Any:
+                begun.set()
+                await go.wait()
+                return await awrite(*args, **options)
+
+            monkeypatch.setattr(saver.database, "awrite", delayed)
+            put = asyncio.create_task(saver.aput(config, empty_checkpoint(), {}, {}))
+            await begun.wait()
+            await writes.close(timeout_s=0.05)
+            go.set()
+            with pytest.raises(RunEnded):
+                await put
+            assert await saver.aget_tuple(config) is None
+
+    asyncio.run(put_late())
