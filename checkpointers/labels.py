@@ -22,9 +22,8 @@ LABELS: Final = "perdure_labels"
 MERGED: Final = "perdure_merged"
 """The metadata key that lists the channels which a checkpoint has taken over; see `merge`."""
 UPDATED: Final = "perdure_updated"
-"""The metadata key of an update that was put upon other updates, once those are pruned.
-
-Its value is the id of the checkpoint upon which the first of them was put."""
+"""The metadata key for the checkpoint that a series of updates has changed. The last update of the
+series gets it when the updates before it are pruned. Its value is the id of the checkpoint."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that name the user of a thread."""
 _LONGEST_LABEL: Final = 4096  # characters; longer values are no labels. As for store namespaces

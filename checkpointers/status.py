@@ -24,7 +24,7 @@ _NO_NODES: Final = ("__input__", INTERRUPT)  # have seen versions of channels as
 ASIDE: Final = "~aside"
 """The end of the path of what an update wrote in the name of a task that a run has run."""
 FORMER: Final = "__run_former"
-"""The channel of what tasks had written before a run of the server; see `undo_writes`."""
+"""The channel for the pending writes that existed before a run of the server; see `undo_writes`."""
 _UPDATE: Final = "~__interrupt__"  # the path of a task whose node `update_state` names begins so
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
 """Writes what a person gives a run."""

@@ -116,7 +116,7 @@ def thread_records(
     logs = yield reader.sql("thread_logs", thread)
     namespaces = []
     for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
-        read = yield from _namespace(reader, thread_id, namespace, ns, head, last)
+        read = yield from _read_namespace(reader, thread_id, namespace, ns, head, last)
         if read.checkpoints or (read.writes and last == _LOW):
             namespaces.append(read)
     ttl = yield reader.sql("ttl_of", thread_id)
@@ -126,7 +126,7 @@ def thread_records(
     return records
 
 
-def _namespace(
+def _read_namespace(
     reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last: int
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to a place; in the root, only those that lead there."""

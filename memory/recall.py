@@ -163,7 +163,7 @@ class MemorySearch:
             ranking = await self._ranking(adapter, prefix, options, accepts, rejected, floor, limit)
             rankings.append([pair for pair in ranking if not is_below(pair[1], floor)])
             under.append([pair for pair in ranking if is_below(pair[1], floor)])
-        memories = merged([*rankings, _unranked(few, rankings)], limit)
+        memories = merged([*rankings, _rank_remaining(few, rankings)], limit)
         if len(prefixes) > 1:  # a question in one namespace must rank behind an answer in another
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
@@ -229,7 +229,7 @@ class MemorySearch:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
 
-def _unranked(
+def _rank_remaining(
     few: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
     """Return the memories that are in no ranking, with ranks behind those of all rankings."""

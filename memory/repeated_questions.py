@@ -81,7 +81,7 @@ def rank_answers_first(
         if reading.role != ANSWERS and memory.provenance and memory.provenance.thread_id
     }
     readings = [
-        reader.read(memory, is_reply=_follows(memory, asked)) if asked else reading
+        reader.read(memory, is_reply=_is_reply(memory, asked)) if asked else reading
         for (_, memory), reading in zip(ranking, readings, strict=True)
     ]
     answering = sum(reading.role == ANSWERS for reading in readings)
@@ -116,7 +116,7 @@ def _sort_key(
     return False, better[0] if role == SAYS else better[-1], True, number
 
 
-def _follows(memory: Memory, asked: set[tuple[str | None, int | None]]) -> bool:
+def _is_reply(memory: Memory, asked: set[tuple[str | None, int | None]]) -> bool:
     """Return whether the message of a memory directly follows one of `asked` in its thread."""
     source = memory.provenance
     if source is None or source.position is None:

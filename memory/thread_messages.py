@@ -41,8 +41,8 @@ _STEPS: Final = 4  # checkpoints that are read for each message: a run writes a 
 REMEMBER: Final = "remember"
 """In a message's `response_metadata`, with the value False: no memory is made of it."""
 SEARCHED: Final = "searched"
-"""In a message's `response_metadata`, with the value True: the search of threads finds the message
-although no memory is made of it, as a document that a model wrote."""
+"""The key in a message's `response_metadata` that, with the value True, lets the search of threads
+find a message of which no memory is made, such as a document that a model wrote."""
 TURNS: Final = "turns"
 """The extractor whose watermarks have the id of their thread as key; see `_key`."""
 _KNOWN: Final = 50  # messages that a watermark names

@@ -33,7 +33,7 @@ STORE_TABLES: Final = ("store",)
 _FIELDS: Final = ("namespace", "key", "value", "version", *TIMES, "ttl", "index", "provenance")
 
 Line = tuple[str, Mapping[str, Any] | ImportFailed]
-"""What an item is called in messages, and the item; or why it cannot be read."""
+"""The name of an item in messages, and the item or the error that occurred when it was read."""
 Lines = Generator[Line, None, None]
 
 

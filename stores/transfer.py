@@ -57,7 +57,7 @@ class ItemVersion(NamedTuple):
 
 
 Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], None, None]
-"""Yields what an item is called in messages, and the item; or why it cannot be read."""
+"""Yields the name of an item in messages, and the item or the error that occurred."""
 
 
 @dataclass(slots=True)

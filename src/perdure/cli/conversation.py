@@ -94,7 +94,7 @@ class Conversation:
     problems: list[Problem] = field(default_factory=list)
     unnamed: Unnamed | None = None  # set if the id is provisional
     former: dict[str, str] = field(default_factory=dict)
-    """The texts of messages of which a former version left out a part, by id; "": all of it."""
+    """The text of a message that a former version imported, by id, if it left out a part or all."""
     seen: int = 0  # messages in the source, including those that are left out
 
     def at(self, key: str | None) -> float:

@@ -34,7 +34,7 @@ _MACHINE: Final = re.compile(
     r"\s*(<(command-|local-command|system-reminder|environment_context|user_instructions|"
     r"user_shell_command|turn_aborted|permissions)|Caveat: The messages below|# AGENTS\.md )"
 )
-"""What a program puts into the place of a user's message."""
+"""Texts that the programs store as messages of the user."""
 _TAGGED: Final = re.compile(r"<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
 _ASKED: Final = ("command", "cmd", "file_path", "path", "pattern", "query", "url", "description")
 _WRITTEN: Final = ("content", "new_string", "new_str", "prompt", "plan", "input", "patch")

@@ -18,9 +18,9 @@ _ID_PATHS: Final = (
     *(("thread_id",), ("id",), ("checkpoint", "thread_id")),
     *(("config", "configurable", "thread_id"), ("metadata", "thread_id")),
 )
-"""Where an object names its thread; the last three are of states and threads of LangGraph."""
+"""The paths of an object's thread id; the last three are LangGraph's, for states and threads."""
 _OTHER_NAMES: Final = {"create_time": ("created_at", "timestamp"), "update_time": ("updated_at",)}
-"""Other names of what is in `ABOUT`."""
+"""Other names of the fields in `ABOUT`."""
 
 
 _READ: Final = frozenset(

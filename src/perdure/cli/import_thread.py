@@ -260,7 +260,7 @@ class ThreadImport:
             if key not in ends:
                 continue
             keys, above = self._missing(key)
-            fresh = [each for each in keys if not self._stored(each)]
+            fresh = [each for each in keys if not self._load_contents(each)]
             if fresh and (begins if above is None else self._held[above]):
                 self._put(above, keys)
                 new += len(fresh)
@@ -279,7 +279,7 @@ class ThreadImport:
             key: text
             for key, text in self._talk.former.items()
             if key in self._held
-            and _contents(self._talk.nodes[key].message) not in self._stored(key)
+            and _contents(self._talk.nodes[key].message) not in self._load_contents(key)
         }
         head = self._saver.get_tuple({"configurable": self._thread}) if lacking else None
         if head is None:
@@ -291,7 +291,7 @@ class ThreadImport:
             if text and key in ids and messages[ids.index(key)].text == text:
                 messages[ids.index(key)] = node.message
                 self.updated += 1
-            elif not text and node.parent in ids and not self._stored(key):
+            elif not text and node.parent in ids and not self._load_contents(key):
                 messages.insert(ids.index(node.parent) + 1, node.message)
                 self.updated += 1
             else:
@@ -315,7 +315,7 @@ class ThreadImport:
         metadata.pop(TIMES, None)
         self._saver.put(head.config, new, metadata, {"messages": version})
 
-    def _stored(self, key: str) -> set[tuple[str, bool]]:
+    def _load_contents(self, key: str) -> set[tuple[str, bool]]:
         """Return the contents that a message had in the thread before this import, none if new.
 
         An export that ends within the messages of a checkpoint has no checkpoint that is its end.

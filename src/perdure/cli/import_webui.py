@@ -22,7 +22,7 @@ from perdure.cli.conversation import (
 
 _ROLES: Final = ("user", "assistant", "system")
 _DETAILS: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
-"""What a model thought or ran, which Open WebUI has within the text of its answer."""
+"""Thoughts and code of a model, which Open WebUI stores within the text of the answer."""
 _ROOT: Final = "00000000-0000-0000-0000-000000000000"  # LibreChat: parent of a first message
 _TIMES: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 

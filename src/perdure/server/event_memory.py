@@ -4,7 +4,8 @@ An `EventHolder` keeps events in memory. There are three kinds: a log, which kee
 present and later readers; a batch that a reader has read from the database; and a message that
 waits to be sent to a websocket. If a holder needs more memory than is left, holders first drop
 events that all readers have received or that are stored. Then the holder with the largest and
-oldest backlog drops events. A reader that needs a dropped event is told `StreamLost`.
+oldest backlog drops events. A reader that needs a dropped event receives the error `StreamLost`,
+unless the event is stored.
 
 All methods must be called in one event loop, except `EventAccount.forget`, which any thread may
 call.
@@ -20,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 from perdure.server.limits import Limits
 
 ENDED_BYTES: Final = 16_000_000
-"""The bytes of events that are kept for later readers, of logs that nobody reads or adds to."""
+"""The most bytes of events in logs without readers and writers, kept for later readers."""
 _LOW: Final = 7 / 8  # share of a limit to which events are dropped when it is reached
 
 
@@ -41,9 +42,9 @@ class EventHolder(Protocol):
     def rank(self) -> int:
         """How little is lost if the oldest event is dropped.
 
-        2: nothing, because all readers have received the event or can read it from the database. 1:
-            a reader that is receiving the event may have to connect again. 0: readers may miss the
-            event.
+        Return 2 if nothing is lost, because all readers have received the event or can read it
+        from the database. Return 1 if a reader that is receiving the event may have to connect
+        again. Return 0 if readers may miss the event.
         """
 
     def drop_some(self) -> None:
@@ -129,7 +130,7 @@ class EventMemory:
         size: int,
     ) -> None:
         while counted.size + size > limit * _LOW and (account := choose()):
-            holder = max(account.holders, key=self._order, default=None)
+            holder = max(account.holders, key=self._sort_key, default=None)
             if holder is None:  # all counted events are of collected holders
                 return
             holder.drop_some()
@@ -138,7 +139,7 @@ class EventMemory:
         account = max(self._accounts.values(), key=lambda each: each.size, default=None)
         return account if account is not None and account.size else None
 
-    def _order(self, holder: EventHolder) -> tuple[int, int]:
+    def _sort_key(self, holder: EventHolder) -> tuple[int, int]:
         """Return a sort key: the holder with the largest key drops events first."""
         return holder.rank, holder.size * (self.added - holder.since + 1)
 

@@ -17,7 +17,7 @@ from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME, TOOLS
 HANDSHAKE_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 """Versions of the protocol that begin with `initialize`."""
 ENVELOPE_VERSION: Final = "2026-07-28"
-"""The version of the protocol in which each request carries its version, and none begins."""
+"""The version of the protocol without a handshake, in which each request has its version."""
 REPLAYED_ID: Final = "perdure:initialize"
 """The id of the `initialize` request that the SDK reads again; its reply is not sent."""
 _META_PREFIX: Final = "io.modelcontextprotocol/"
@@ -62,15 +62,15 @@ class Opening:
         if not isinstance(method, str) or not isinstance(params, dict):
             return None
         if "id" not in message:
-            return self._note(line, method)
+            return self._handle_notification(line, method)
         if not isinstance(message["id"], int | str) or isinstance(message["id"], bool):
             return None
-        answered = self._result(method, params)
+        answered = self._build_result(method, params)
         if answered is None:
             return None
         return [{"jsonrpc": "2.0", "id": message["id"], **answered}]
 
-    def _note(self, line: str, method: str) -> list[dict[str, Any]] | None:
+    def _handle_notification(self, line: str, method: str) -> list[dict[str, Any]] | None:
         """Handle a notification. Of those that can come here, the SDK needs only one."""
         if not method.startswith("notifications/"):
             return None
@@ -78,7 +78,7 @@ class Opening:
             self.replayed[1:] = [line]
         return []
 
-    def _result(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+    def _build_result(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         """Return the result or the error of a request, or None if the SDK must answer it."""
         if method == "initialize":
             return self._initialize(params)
@@ -86,7 +86,7 @@ class Opening:
         if set(params) - {"_meta"} or not isinstance(meta, dict):
             return None
         if _META_PREFIX + "protocolVersion" in meta:
-            return None if self.replayed else self._enveloped(method, meta)
+            return None if self.replayed else self._answer_enveloped(method, meta)
         if method == "ping":
             return {"result": {}}
         if not self.replayed:
@@ -122,7 +122,7 @@ class Opening:
             }
         }
 
-    def _enveloped(self, method: str, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _answer_enveloped(self, method: str, meta: Mapping[str, Any]) -> dict[str, Any] | None:
         """Answer a request of the protocol version that has no handshake."""
         if (
             meta[_META_PREFIX + "protocolVersion"] != ENVELOPE_VERSION

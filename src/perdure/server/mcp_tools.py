@@ -36,7 +36,7 @@ _UNCHANGEABLE: Final = {
     "profile": "the id of a profile, which has a schema of its own",
     "instructions": "the id of instructions of the agent",
 }
-"""Kinds of memories that `remember` does not supersede, as errors name them."""
+"""Kinds of memories that `remember` does not supersede, with their names in errors."""
 
 
 @action("store:search")

@@ -175,10 +175,10 @@ class Run:
         if not told:  # events that were dropped before they were stored are missing from now on
             return EventBatch(lost, lost, [], lost) if lost else None
         entries = [(event.kind, event.frame) for event in told]
-        outdated = self._outdated(sum(event.size for event in told))
+        outdated = self._find_last_outdated(sum(event.size for event in told))
         return EventBatch(told[0].number - 1, told[-1].number, entries, max(lost, outdated))
 
-    def _outdated(self, size: int) -> int:
+    def _find_last_outdated(self, size: int) -> int:
         """Return the number up to which stored events are removed if more of a size are stored."""
         total, number = size + sum(each for _, each in self._batches), 0
         for until, each in self._batches:

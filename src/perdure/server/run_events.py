@@ -19,8 +19,8 @@ from perdure.server.run_log import PART, THREADS, EventDropped, Log, LoggedEvent
 BATCH_S: Final = 0.1
 """How often what runs have told is stored, in one transaction for all."""
 BATCH_BYTES: Final = 4_000_000
-"""How many bytes of events are stored in one transaction, as it makes copies of them all. An event
-that is larger is stored by itself."""
+"""The bytes of events that one transaction stores, limited because it copies them all. A larger
+event is stored alone."""
 ANEW: Final = "metadata"
 """Begins the events of a run, and those that it tells in another process."""
 _LOGGER: Final = logging.getLogger("perdure.server.runs")

@@ -24,19 +24,19 @@ from perdure.server.event_memory import EventAccount
 from perdure.server.reply import encoded
 
 LIMIT: Final = 4_000_000
-"""How many bytes of events a log keeps that all readers have received, and of a larger event that
-alone. `EventMemory` may drop them earlier."""
+"""The bytes of events that a log keeps although all readers have received them, or a single larger
+event. `EventMemory` may drop them earlier."""
 BEHIND: Final = 32_000_000
-"""How many bytes of events a log keeps for a reader that is behind. If it needs older ones, it is
-told `StreamLost`. `EventMemory` may drop them earlier."""
+"""The bytes of events that a log keeps for a reader that is behind. If the reader needs older
+events, it receives the error `StreamLost`. `EventMemory` may drop the events earlier."""
 PART: Final = 65_536
-"""The most bytes of events that are handed to a connection at once. It keeps them until its client
-reads, and the server that it belongs to (uvicorn) has no limit."""
+"""The most bytes of events that are passed to a connection at once. uvicorn keeps them until the
+client reads, without a limit of its own."""
 THREADS: Final = 1 << 32
 """The numbers of the events of a thread begin with so many times the `seq` of their run."""
 OWN_PAGES: Final = 262_144
-"""The size in bytes from which an event has memory pages of its own. They are returned to the
-system when the event is dropped, while a hole in the heap would stay."""
+"""The size in bytes from which an event has memory pages of its own. These pages are returned to
+the system when the event is dropped. Memory in the heap might not be."""
 LOOK_S: Final = 15
 """How often it is seen whether a reader is still known."""
 PING_S: Final = 15
