@@ -42,6 +42,7 @@ class StoredEvents:
         if not run.recorded:
             return
         log, first = run.events, run.first
+        log.is_recorded = True
         if run.begun or log.last // THREADS < first // THREADS - 1:  # others told what is before
             before = self.fetch if log.is_read else self.leave
             await before(log, run.thread, run.seqs)
@@ -108,6 +109,7 @@ class StoredEvents:
                 for batch in batches:
                     log.extend(_logged(batch, log.last))
                     log.skip(batch.until)
+                    log.stored = max(log.stored, batch.until)
         except LookupError:  # its readers are told so
             await self.leave(log, thread, seqs)
 

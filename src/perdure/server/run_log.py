@@ -248,6 +248,7 @@ class Log:
         dropped: The number of the newest event that is no longer kept in memory, or 0.
         stored: The number of the newest event that is stored in the database, or 0.
         lost: The number of the newest event that was dropped before it was stored, or 0.
+        is_recorded: Whether the events are stored in the database.
         removals: The number of erasures from the thread before the events, or None if unknown.
         newest: The newest event, if this process added it; its frame may be dropped.
         size: The bytes of the events that are kept.
@@ -259,7 +260,7 @@ class Log:
         self.newest: LoggedEvent | None = None
         self._entries: list[LoggedEvent] = []
         self.first = self.last = self.dropped = self.stored = self.lost = self.size = 0
-        self._closed = False
+        self._closed = self.is_recorded = False
         self._account = account
         self._writers = 0
         self._read: dict[asyncio.Event, int] = {}  # the last event that a reader has received
@@ -293,6 +294,8 @@ class Log:
     def rank(self) -> int:
         """See `EventHolder.rank`."""
         oldest = self._entries[0].number
+        if self.is_recorded and oldest > self.stored:  # even if nobody reads it at present
+            return 0
         if oldest <= self._received():
             return 2
         if oldest > self.stored:
@@ -415,10 +418,11 @@ class Log:
     def drop_some(self) -> None:
         """Drop the oldest events, about half of all.
 
-        If the oldest event was received by all readers or is stored, only events for which this is
-        true are dropped.
+        If the oldest event is stored, only stored events are dropped. If the events are not
+        recorded, the same holds for events that all readers have received.
         """
-        spare, count, size = max(self._received(), self.stored), 0, 0
+        spare = self.stored if self.is_recorded else max(self._received(), self.stored)
+        count, size = 0, 0
         has_spare = self._entries[0].number <= spare
         for entry in self._entries:
             if count and (size >= self.size // 2 or (entry.number > spare and has_spare)):
