@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -101,12 +101,14 @@ def test_a_run_that_rejects_waits_for_the_lock_of_its_thread(
             run = client.runs.create("t", "talk", **body)["run_id"]
             assert gate.reached.wait(60)
     gate.open.set()
-    with open_checkpointer(db.db) as saver, served(db, gate) as client:
-        with saver.lock("t"):
-            if not died:
-                run = client.runs.create("t", "talk", **body)["run_id"]
-            time.sleep(0.3)
-            before = client.runs.get("t", run)["status"]
+    with open_checkpointer(db.db) as saver, ExitStack() as held, ExitStack() as serving:
+        held.enter_context(saver.lock("t"))
+        client = serving.enter_context(served(db, gate))
+        if not died:
+            run = client.runs.create("t", "talk", **body)["run_id"]
+        time.sleep(0.3)
+        before = client.runs.get("t", run)["status"]
+        held.close()
         values: Any = client.runs.join("t", run)
         stands = client.runs.get("t", run)["status"]
 
