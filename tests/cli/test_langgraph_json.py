@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,20 @@ def test_an_application_after_the_paths_of_perdure(folder: Path) -> None:
         assert client.get("/threads/none").json() != {"covered": True}
 
     assert statuses == [401, 421, 403, 413, 405, 404, 404, 415]
+
+
+def test_a_target_without_a_slash_is_answered(folder: Path) -> None:
+    """`*` is a valid target of a request, and not an error of the server."""
+    graphs = write(folder, http={"app": "./shop_app.py:app"})
+    with served("--graphs", graphs, db=folder / "memory.db") as (url, _, _):
+        host, port = url.removeprefix("http://").split(":")
+        httpx.get(f"{url}/ok")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            head = f"POST * HTTP/1.1\r\nHost: {host}\r\nContent-Length: 2\r\n\r\n"
+            client.sendall(f"{head}{{}}".encode())
+            status = client.recv(4096).split()[1]
+
+    assert status == b"404"
 
 
 def test_sections_without_effect_are_named(folder: Path) -> None:

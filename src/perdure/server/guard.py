@@ -274,7 +274,7 @@ def checked_origins(origins: Collection[str]) -> list[str]:
 
 def _is_own(path: str, state: Any) -> bool:
     """Return whether a path may be perdure's own, and not only of the custom application."""
-    return state.first_segments is None or path.split("/")[1:2][0] in state.first_segments
+    return state.first_segments is None or path.lstrip("/").split("/")[0] in state.first_segments
 
 
 def _check_kind(path: str, headers: Headers) -> None:
