@@ -463,7 +463,7 @@ ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- listed: all threads as a server lists them; conditions, an order and a page follow
 SELECT t.thread, t.thread_id, t.created_at, t.updated_at, t.thread, t.title, t.waiting, t.seq, t.status, t.client,
-EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread AND r.status IN ('pending', 'running')), t.ttl, t.ttl_since, t.ttl_keeps
+EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread AND r.status IN ('pending', 'running')), t.ttl, t.ttl_since, t.ttl_keeps, t.removals
 FROM threads t WHERE 1 = 1;
 
 -- count_listed: how many; conditions follow

@@ -72,6 +72,8 @@ class ListedThread:
         ended: How its last run on the server ended.
         client: What a client gave it; None: nothing.
         busy: Whether a run of a server is under way, or waits.
+        key: The key of the thread. A thread that is made later with the same id has another.
+        removals: The number of erasures from the thread.
         ttl: How long it stays; None: until it is deleted.
         expires_at: When that is over, if there is no activity.
     """
@@ -85,6 +87,8 @@ class ListedThread:
     ended: RunStatus
     client: ClientMetadata | None
     busy: bool
+    key: int
+    removals: int
     ttl: TimeToLive | None = None
     expires_at: datetime | None = None
 
@@ -256,8 +260,8 @@ class ThreadList:
     def _thread(
         self, row: Row, title: Any, sealed: bytes | None, head: ThreadHead | None
     ) -> ListedThread:
-        _, thread_id, begun, active, _, _, waits, _, ended, client, busy = row[:11]
-        minutes, since, keeps = row[11:]
+        key, thread_id, begun, active, _, _, waits, _, ended, client, busy = row[:11]
+        minutes, since, keeps, removals = row[11:]
         metadata = None if sealed is None else self._reader.codec.decode(sealed)
         if head is not None:
             metadata = None if head.checkpoint_id is None else told_of(head.metadata)
@@ -270,7 +274,18 @@ class ThreadList:
             ttl = TimeToLive(minutes, keeps > 0)
             expires_at = datetime.fromtimestamp(max(active, since) + 60 * minutes, UTC)
         return ListedThread(
-            thread_id, *times, metadata, text, status, ended, given, bool(busy), ttl, expires_at
+            thread_id,
+            *times,
+            metadata,
+            text,
+            status,
+            ended,
+            given,
+            bool(busy),
+            key,
+            removals,
+            ttl,
+            expires_at,
         )
 
     # -- writing

@@ -518,7 +518,7 @@ class DatabaseRuns:
     async def _turn(self, run: Run) -> None:
         saver, threads = self.saver, self._threads
         before = await threads.listed(run.thread_id)  # it may be deleted by now
-        run.removals = await self.table.count_removals(run.thread)
+        run.removals = before.removals if before.key == run.thread else None
         if run.feed is None or run.events.removals is None:
             run.events.removals = run.removals
         progress = await find_progress(saver, run) if run.begun else None
