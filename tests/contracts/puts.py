@@ -26,7 +26,8 @@ def put(
 ) -> RunnableConfig:
     """Put a checkpoint in which every channel is new; returns its config."""
     checkpoint = empty_checkpoint()
-    checkpoint["id"] = uid or f"c{next(_numbers)}"
+    # ids of one run of tests sort in the order in which they were made, as those of langgraph do
+    checkpoint["id"] = uid or f"c{next(_numbers):08}"
     checkpoint["channel_values"] = values
     checkpoint["channel_versions"] = dict.fromkeys(values, next(_numbers))
     config: RunnableConfig = {"configurable": {"thread_id": thread, "checkpoint_ns": ns}}
