@@ -428,7 +428,8 @@ def search_threads(
         ConfigurationError: An argument is wrong, or the store is in another database.
     """
     checked_text("text", text)
-    instance("user", user, (str, type(None)), "a user's id, or None")
+    if user is not None:
+        checked_text("user", user, "a user's id that is not blank, or None for all users")
     metadata = instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}")
     wanted = [
         (instance("a name in filter", name, str, "text"), metadata[name]) for name in metadata

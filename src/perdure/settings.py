@@ -71,6 +71,23 @@ def _checked(name: str, value: Any, kind: str) -> Any:
     return value
 
 
+def check_user(name: str, user: Any) -> str:
+    """Check the name of a user that comes from outside, and return it.
+
+    `name` names the option, variable or field in the error. An empty name is mostly that of a
+    variable that is not set, and must not stand for the default user.
+
+    Raises:
+        ConfigurationError: The user is not text, or is blank.
+    """
+    if not isinstance(user, str) or not user.strip():
+        raise ConfigurationError(
+            f"{name} is {user!r:.80}; expected the name of a user, which is not blank; leave it "
+            "out for the default user"
+        )
+    return user
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What retention removes, the table `[retention]`; a rule that is not given removes nothing.
@@ -161,6 +178,9 @@ class Settings:
     worker: Worker = Worker()
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        check_user("user", self.user)
+
 
 _TABLES: Final = {"retention": Rules, "worker": Worker}
 NAMES: Final = {
@@ -212,8 +232,16 @@ def load(**arguments: str | None) -> Settings:
 
     Raises:
         ConfigurationError: The file cannot be read, or holds something unknown or of a wrong type.
+            An argument is empty, or the user is blank, wherever it comes from.
     """
     settings = _in_file() | _in_environment()
+    for name, value in arguments.items():
+        if name == "user" and value is not None:
+            check_user("--user", value)
+        elif value == "":
+            raise ConfigurationError(
+                f"--{name} is empty; give it a value, or leave it out for the configured one"
+            )
     settings |= {name: (value, "argument") for name, value in arguments.items() if value}
     if (
         "model" in settings and not {"api_key", "base_url"} & settings.keys()
@@ -266,6 +294,8 @@ def _in_environment() -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
     for name, kind in NAMES.items():
         variable = f"PERDURE_{name.upper().replace('.', '_')}"
+        if name == "user" and variable in os.environ:
+            check_user(variable, os.environ[variable])
         if text := os.environ.get(variable):
             settings[name] = _checked(variable, _parsed(text, kind), kind), variable
     return settings
@@ -287,6 +317,8 @@ def _in_file() -> dict[str, Setting]:
         if name not in NAMES:
             raise ConfigurationError(f"unknown setting {where}; expected {', '.join(NAMES)}")
         _checked(where, value, NAMES[name])
+        if name == "user":
+            check_user(where, value)
     if values.get("db") not in (None, "", ":memory:") and not is_dsn(
         values["db"]
     ):  # beside the file

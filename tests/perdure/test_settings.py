@@ -48,7 +48,7 @@ def test_the_later_is_stronger(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PERDURE_RETENTION_IDLE_DAYS", "7.5")
     monkeypatch.setenv("PERDURE_RETENTION_CHECKPOINTS_LAST", "3")
     monkeypatch.setenv("PERDURE_WORKER_FACTS", "Yes")
-    monkeypatch.setenv("PERDURE_USER", "")  # as if it were not there
+    monkeypatch.setenv("PERDURE_BASE_URL", "")  # as if it were not there
     found = settings.load(db="argument.db", user=None)
 
     assert found == settings.Settings(

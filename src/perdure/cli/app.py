@@ -173,6 +173,12 @@ Words = Annotated[
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the beginning of it.")]
 
 
+def check_words(query: str | None) -> None:
+    """Raise ConfigurationError if `--query` is given and blank, because it would match all."""
+    if query is not None and not query.strip():
+        raise ConfigurationError("--query is empty; give it words, or leave it out")
+
+
 def _moment(text: str) -> datetime:
     """A moment as it is typed; without a time zone it is one of this machine's."""
     try:

@@ -23,6 +23,7 @@ from perdure.cli.app import (
     User,
     Words,
     Yes,
+    check_words,
     confirm,
     erase,
     group,
@@ -204,7 +205,8 @@ def forget(
     The messages stay on their threads and are not extracted again. After --all they are: delete
     the threads first. Exit code 1 if there was nothing to forget.
     """
-    if [bool(key), bool(query), bool(thread), every].count(True) != 1:
+    check_words(query)
+    if [bool(key), query is not None, thread is not None, every].count(True) != 1:
         raise ConfigurationError("give keys of memories, or one of --query, --thread and --all")
     with opened(db, user) as file:
         if every:
@@ -236,6 +238,8 @@ def _place(file: OpenedDatabase, typed: str, own: list[Namespace]) -> tuple[Name
 
 def _thread(file: OpenedDatabase, typed: str) -> str:
     """The thread that is meant; one that is deleted may have left memories."""
+    if not typed:
+        raise ConfigurationError("--thread is empty; give it the id of a thread")
     return thread_id(file, typed) if file.saver.heads(prefix=typed, limit=1) else typed
 
 

@@ -20,6 +20,7 @@ from perdure.cli.app import (
     Limit,
     Words,
     Yes,
+    check_words,
     erase,
     group,
     item_place,
@@ -61,7 +62,11 @@ def namespace(text: str) -> tuple[str, ...]:
     >>> namespace("users/alice"), namespace(r"a\/b/c"), namespace("/")
     (('users', 'alice'), ('a/b', 'c'), ())
     """
-    if text in ("", _ROOT):
+    if not text:
+        raise InvalidNamespace(
+            f"the namespace is empty; expected labels, or {_ROOT} for everything"
+        )
+    if text == _ROOT:
         return ()
     if text.startswith("/") or re.search(r"(?<!\\)(?:\\\\)*/\Z", text):
         raise InvalidNamespace(
@@ -265,6 +270,7 @@ def forget(
     All versions go, and the messages that their provenance names in the same database.
     """
     where, conditions = None if prefix is None else namespace(prefix), _conditions(filter)
+    check_words(query)
     if where is None and not conditions and not query:
         raise ConfigurationError(
             "nothing says what to forget; give a prefix (/ is all), --filter or --query"

@@ -24,12 +24,14 @@ from perdure.server.api_states import Superstep, config_of, updated, values_of
 from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import JSON, Json, encoded, reply
 from perdure.server.runs import All
-from perdure.server.threads import Thread, checked_metadata
+from perdure.server.threads import Thread, checked_metadata, checked_owners
 from perdure.settings import SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
 _LONGEST_TTL: Final = 100 * 366 * 24 * 60  # minutes
 Metadata = Annotated[Json, AfterValidator(checked_metadata)]
+NewMetadata = Annotated[Metadata, AfterValidator(checked_owners)]
+"""Metadata that is stored. It may name an owner, who has a name."""
 Ids = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
 READ: Final = 1_000
 """Of how many threads a search reads the values, if it is for values."""
@@ -60,7 +62,7 @@ class NewThread(BaseModel):
     """The body of `POST /threads`."""
 
     thread_id: str | None = None
-    metadata: Metadata | None = None
+    metadata: NewMetadata | None = None
     if_exists: Literal["raise", "do_nothing"] = "raise"
     supersteps: list[Superstep] = Field([], max_length=1000)
     ttl: Ttl | None = None
@@ -69,7 +71,7 @@ class NewThread(BaseModel):
 class ThreadChange(BaseModel):
     """The body of `PATCH /threads/{thread_id}`."""
 
-    metadata: Metadata | None = None
+    metadata: NewMetadata | None = None
     ttl: Ttl | None = None
 
 

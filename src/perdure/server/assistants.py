@@ -28,7 +28,7 @@ from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
 from perdure.server.reply import encoded, reply
 from perdure.server.run_request import CheckpointAt, Configured, Given, is_ours
 from perdure.server.runs import All, Runs
-from perdure.server.threads import checked_metadata, exists
+from perdure.server.threads import checked_metadata, checked_owners, exists
 
 Assistant = dict[str, Any]
 """An assistant as langgraph's clients know it."""
@@ -180,7 +180,7 @@ class Assistants:
                 f"{', '.join(self._graphs)}",
                 422,
             )
-        checked_metadata(content["metadata"])
+        checked_owners(checked_metadata(content["metadata"]))
         if (size := len(encoded(content))) > LONGEST:
             raise ConfigurationError(
                 f"the assistant has {size} bytes; expected at most {LONGEST}: keep what is "

@@ -100,7 +100,7 @@ class AuthFile:
             default = {"is_authenticated": True, "permissions": [], "display_name": ""}
             user = User(default | dict(user))
         identity = getattr(user, "identity", None)
-        if not (isinstance(identity, str) and identity):
+        if not (isinstance(identity, str) and identity.strip()):
             raise Unauthenticated("the authentication handler returned no user with an identity")
         if not getattr(user, "is_authenticated", True):
             raise Unauthenticated("the user is not authenticated")

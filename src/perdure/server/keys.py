@@ -23,7 +23,7 @@ _LOOK_S: Final = 1.0  # how often the file is read
 
 
 def _user(name: str) -> str:
-    if name in ("", "*") or "\0" in name:
+    if not name.strip() or name == "*" or "\0" in name:
         raise ConfigurationError(f"no user can be called {name!r}; choose another name")
     return name
 

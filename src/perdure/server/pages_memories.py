@@ -20,7 +20,7 @@ from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page, plain
 from perdure.server.pages_items import PAGE, Asked, PageItem, collection_of, permitted, record
-from perdure.settings import MIN_SCORE, SHOWN_LIMIT
+from perdure.settings import MIN_SCORE, SHOWN_LIMIT, check_user
 
 routes = Pages()
 KINDS: Final = ("fact", "turn", "episode", "profile")
@@ -40,8 +40,10 @@ _USERS: Final = 500  # in a list to choose from; of more, one is typed
 _BESIDE: Final = ("profiles", "examples")  # first labels of what else is known of a user
 
 
-async def _own(call: Caller, asked: Asked, q: str = "", user: str = "") -> PageItem:
+async def _own(call: Caller, asked: Asked, q: str = "", user: str | None = None) -> PageItem:
     """The place of the user's memories, or for an admin of others: of a `user`, or any."""
+    if user is not None:
+        check_user("user", user)
     wanted = (NAMESPACE[0], user) if user else asked.ns or call.memories
     if wanted != call.memories and not call.identity.is_admin:
         raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")

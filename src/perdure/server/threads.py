@@ -19,6 +19,7 @@ from uuid import uuid4
 from perdure.checkpointers import Retention, ThreadStatus
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.records import ClientMetadata, RunRow
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import (
@@ -39,7 +40,7 @@ from perdure.errors import (
 from perdure.memory.thread_search import SaidSearch, ThreadHits, VisibleThreads
 from perdure.server.access import Filter, check_reach, containing, meets
 from perdure.server.reply import encoded
-from perdure.settings import SEARCH_LIMIT
+from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.stores.store import Store
 from perdure.stores.values import encode
 
@@ -79,6 +80,18 @@ def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             f"the metadata {metadata!r:.80} has {size} bytes; expected at most {METADATA_BYTES}"
         )
+    return metadata
+
+
+def checked_owners(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Check the user that a client's metadata names, if any, and return the metadata.
+
+    Raises:
+        ConfigurationError: `owner` or `user_id` is blank.
+    """
+    for name in USER_LABELS:
+        if isinstance(metadata.get(name), str):
+            check_user(f"{name!r} of the metadata", metadata[name])
     return metadata
 
 

@@ -1,0 +1,108 @@
+"""A user, a query or a database that is empty, like a variable that is not set, is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perdure import settings
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.memory import Collection, search_threads
+from perdure.server.keys import new_key
+from perdure.settings import Settings
+from perdure.stores import SQLiteStore
+from tests.cli.commands import error, read, run
+from tests.cli.memory import texts
+
+BLANKS = ["", "  "]
+COMMANDS = [
+    ("memories", "forget", "--all", "--yes"),
+    ("memories", "list"),
+    ("memories", "search", "tea"),
+    ("memories", "add", "likes tea"),
+    ("memories", "history", "k"),
+    ("memories", "quarantine"),
+    ("chat", "--thread", "t", "--message", "hello"),
+    ("import", "conversations.jsonl"),
+    ("serve", "--port", "0"),
+    ("mcp",),
+    ("config",),
+]
+
+
+@pytest.mark.parametrize("user", BLANKS, ids=repr)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_an_empty_user_of_an_option_is_refused(
+    command: tuple[str, ...], user: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No command takes a blank --user for the default user, and nothing is written."""
+    run("memories", "add", "drinks green tea")
+    line = '{"messages": [{"role": "user", "content": "hello"}]}'
+    Path("conversations.jsonl").write_text(line)
+
+    said = error(*command, "--user", user, into=capsys)
+    assert said == (
+        f"--user is {user!r}; expected the name of a user, which is not blank; leave it out for "
+        "the default user\n"
+    )
+    assert texts() == ["drinks green tea"]
+    assert read("threads") == []
+
+
+@pytest.mark.parametrize("user", BLANKS, ids=repr)
+def test_an_empty_user_of_a_variable_or_a_file_is_refused(
+    user: str, db: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a blank PERDURE_USER nor a blank `user` of perdure.toml is the default user."""
+    run("memories", "add", "drinks green tea")
+    forget = ("memories", "forget", "--all", "--yes")
+    with monkeypatch.context() as within:
+        within.setenv("PERDURE_USER", user)
+        assert error(*forget, into=capsys).startswith(f"PERDURE_USER is {user!r}; expected the")
+    file = db.parent / "perdure.toml"
+    file.write_text(f'user = "{user}"')
+    assert error(*forget, into=capsys).startswith("user in the settings file 'perdure.toml' is ")
+    file.unlink()
+    assert texts() == ["drinks green tea"]
+
+
+@pytest.mark.parametrize("user", BLANKS, ids=repr)
+def test_an_empty_user_of_a_call_is_refused(user: str, tmp_path: Path) -> None:
+    """Settings, `load`, `search_threads`, a namespace and a new key need a user with a name."""
+    with pytest.raises(ConfigurationError, match="expected the name of a user"):
+        Settings(db="x.db", user=user)
+    with pytest.raises(ConfigurationError, match="expected the name of a user"):
+        settings.load(user=user)
+    assert settings.load(user=None).user == "me"
+    with pytest.raises(ConfigurationError, match="no user can be called"):
+        new_key(user)
+    path = tmp_path / "x.db"
+    with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
+        with pytest.raises(ConfigurationError, match="expected a user's id"):
+            search_threads(saver, store, "tea", user=user)
+        with pytest.raises(InvalidConfig, match="text that is not blank"):
+            Collection(store).insert("tea", config={"configurable": {"user_id": user}})
+        assert store.list_namespaces() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("memories", "forget", "--all", "--thread", ""), "give keys of memories, or one of"),
+        (("memories", "forget", "--all", "--query", ""), "--query is empty"),
+        (("memories", "forget", "--thread", ""), "--thread is empty"),
+        (("store", "forget", ""), "the namespace is empty"),
+        (("store", "forget", "memories", "--query", " "), "--query is empty"),
+        (("store", "forget", "memories", "--db", ""), "--db is empty"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_empty_limit_of_what_is_erased_is_refused(
+    command: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty option, as of a variable that is not set, does not widen what a command erases."""
+    run("memories", "add", "drinks green tea")
+    assert error(*command, "--yes", into=capsys).startswith(said)
+    assert texts() == ["drinks green tea"]

@@ -1,0 +1,107 @@
+"""A server refuses users without a name, from clients, keys and handlers of authentication."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk.client import SyncLangGraphClient
+
+from perdure.errors import ConfigurationError
+from perdure.server import create_app
+from perdure.server.auth_file import AuthFile
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from tests.server.running import running
+
+BLANKS = ["", " "]
+AUTH = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+
+@auth.authenticate
+async def authenticate(authorization):
+    return authorization.removeprefix("Bearer").replace("_", " ")
+
+
+@auth.on
+async def allow(ctx, value):
+    return True
+"""
+
+
+@pytest.mark.parametrize("blank", BLANKS, ids=repr)
+def test_clients_name_no_empty_user(
+    blank: str, sdk: SyncLangGraphClient, client: httpx.Client
+) -> None:
+    """Requests for runs, threads, crons and assistants with one are refused and write nothing."""
+    refused: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", f"/threads/t/runs/{kind}", {"assistant_id": "chat", "input": {}, **about})
+        for kind in ("wait", "stream")
+        for about in (
+            {"context": {"user_id": blank}},
+            {"config": {"configurable": {"user_id": blank}}},
+        )
+    ]
+    for name in ("owner", "user_id"):
+        metadata = {"metadata": {name: blank}}
+        refused += [
+            ("POST", "/threads", metadata),
+            ("PATCH", "/threads/t", metadata),
+            ("POST", "/assistants", {"graph_id": "chat", **metadata}),
+        ]
+    cron = {"assistant_id": "chat", "schedule": "0 3 * * *", "context": {"user_id": blank}}
+    refused.append(("POST", "/runs/crons", cron))
+    replies = [client.request(how, path, json=body) for how, path, body in refused]
+
+    assert [reply.status_code for reply in replies] == [422] * len(refused), [
+        (asked, reply.text) for asked, reply in zip(refused, replies, strict=True)
+    ]
+    assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
+    assert sdk.crons.search() == []
+    assert sdk.runs.list("t") == []
+
+
+@pytest.mark.parametrize("blank", BLANKS, ids=repr)
+def test_a_page_of_memories_has_a_user_with_a_name(blank: str, client: httpx.Client) -> None:
+    """An empty `user` in the address of a page is not the caller."""
+    for path in ("/ui/memories", "/ui/quarantine", "/ui/forget-all"):
+        reply = client.get(path, params={"user": blank})
+        assert (path, reply.status_code) == (path, 422), reply.text
+        assert "expected the name of a user" in reply.text
+    client.post("/memories", json={"memory": "likes tea"})
+    posted = client.post(
+        "/ui/forget-all",
+        params={"user": blank},
+        data={"typed": "forget everything"},
+        headers={"Origin": str(client.base_url).rstrip("/")},
+    )
+    assert posted.status_code == 422, posted.text
+    assert [each["text"] for each in client.get("/memories").json()] == ["likes tea"]
+
+
+@pytest.mark.parametrize("blank", BLANKS, ids=repr)
+def test_nobody_has_a_key(blank: str, tmp_path: Path) -> None:
+    """A keys file names users, who have names."""
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[[keys]]\nuser = "{blank}"\nsha256 = "{"0" * 64}"\n')
+    with pytest.raises(ConfigurationError, match="no user can be called"):
+        Keys(file)
+
+
+@pytest.mark.parametrize("identity", ["", "_"], ids=["empty", "blank"])
+def test_a_handler_names_somebody(identity: str, tmp_path: Path, settings: Settings) -> None:
+    """An identity without a name is no authentication."""
+    (tmp_path / "nameless.py").write_text(AUTH)
+    access = AuthFile(f"{tmp_path}/nameless.py:auth")
+    with running(create_app(settings, access=access)) as url:
+        headers = {"Authorization": f"Bearer{identity}"}
+        replies = [httpx.get(f"{url}/memories", headers=headers).status_code]
+        replies += [
+            httpx.get(f"{url}/memories", headers={"Authorization": "Bearerann"}).status_code
+        ]
+    assert replies == [401, 200]
