@@ -8,7 +8,7 @@ waits in `Quarantine`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,7 +18,7 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
 from perdure.effects import awaiting, blocking
-from perdure.errors import LimitExceeded, UnknownMemory
+from perdure.errors import ConfigurationError, LimitExceeded, UnknownMemory
 from perdure.memory.changes import (
     NO_TOMBSTONE,
     Given,
@@ -29,6 +29,7 @@ from perdure.memory.changes import (
 )
 from perdure.memory.gate import Gate, note_on, tombstones_of
 from perdure.memory.options import instance, moment, text, whole
+from perdure.memory.person_namespaces import check_templates, forget_person
 from perdure.memory.records import (
     FACT,
     NOTES,
@@ -257,7 +258,7 @@ class Collection:
         return memories
 
     def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
-        return adapter_of(self.store), namespace_of(self.namespace, config)
+        return adapter_of(self.store, self.namespace), namespace_of(self.namespace, config)
 
     insert, ainsert = blocking(_insert), awaiting(_insert)
     update, aupdate = blocking(_update), awaiting(_update)
@@ -293,15 +294,50 @@ async def _forget(
     everything: bool = False,
     store: BaseStore | None = None,
     namespace: tuple[str, ...] = _USERS,
+    namespaces: Sequence[Sequence[str]] = (),
+    conversations: Iterable[str] = (),
+    dry_run: bool = False,
     config: RunnableConfig | None = None,
 ) -> Receipt:
-    """Erase a memory, or everything; see `forget` and `forget_all` of `Collection`."""
+    """Erase a memory, or everything that the store keeps about the user of a run.
+
+    With `everything=True` the memories, profile, instructions and examples of the user are erased,
+    with their notes and quarantine, `chat_memory` of the user's conversations, and what is under
+    templates with the label `"{user_id}"` that parts of perdure have used in this store. The
+    receipt lists as `others` the namespaces that have the name as a label and were kept. Delete the
+    threads of the user first, because they are extracted as new ones after that.
+
+    Args:
+        key: The memory to erase; None with `everything=True`.
+        everything: Whether to erase everything about the user.
+        store: See `Collection`.
+        namespace: See `Collection`. Only this namespace is erased if it is not the default.
+        namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
+        conversations: Ids of the user's conversations in `chat_memory`, in addition to the user's
+            name and the threads that were extracted.
+        dry_run: Whether to return the receipt without erasing; only with `everything=True`.
+        config: Of the run; see `Collection`.
+    """
     expected = type(None) if everything else (str, int)
     instance("key", key, expected, "a memory's key, or None with everything=True")
     collection = Collection(store, namespace)
-    if key is None:
+    if key is not None:
+        if namespaces or conversations or dry_run:
+            raise ConfigurationError(
+                "namespaces, conversations and dry_run are options of forget(everything=True); "
+                "leave them out, or leave out the key"
+            )
+        return await collection._forget(key, config=config)
+    if collection.namespace.labels != _USERS:
         return await collection._forget_all(config=config)
-    return await collection._forget(key, config=config)
+    adapter, (_, user) = collection._place(config)
+    return await forget_person(
+        adapter,
+        user,
+        templates=check_templates(namespaces),
+        conversations=conversations,
+        dry_run=dry_run,
+    )
 
 
 async def _memories(

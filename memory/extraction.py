@@ -150,12 +150,12 @@ class Extraction:
     ) -> None:
         expected = "a BaseCheckpointSaver, like SQLiteCheckpointer.open(path)"
         self.saver = instance("saver", saver, BaseCheckpointSaver, expected)
-        self._adapter = None if store is None else StoreAdapter(store)
+        self.namespace = Template(namespace)
+        self._adapter = None if store is None else StoreAdapter(store, self.namespace)
         given = TurnExtractor() if extractor is None else extractor
         expected = "TurnExtractor(…) or ModelExtractor(model, …)"
         self.extractor: Extractor = instance("extractor", given, Extractor, expected)
         self.gate: Gate = instance("gate", gate or Gate(), Gate, "a Gate")
-        self.namespace = Template(namespace)
         self.messages_key = text("messages_key", messages_key, "a channel's name")
         self.batch = whole("batch", batch, 1)
 
@@ -186,7 +186,7 @@ class Extraction:
 
     def adapter(self) -> StoreAdapter:
         """The store; a `ConfigurationError` if there is none."""
-        return self._adapter or adapter_of(None)
+        return self._adapter or adapter_of(None, self.namespace)
 
 
 def _scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
@@ -319,8 +319,8 @@ class RememberTurns(Learner):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        self._adapter = None if store is None else StoreAdapter(store)
         self.namespace = Template(namespace)
+        self._adapter = None if store is None else StoreAdapter(store, self.namespace)
         self.gate: Gate = instance("gate", gate or Gate(), Gate, "a Gate")
 
     async def learning(
@@ -333,7 +333,10 @@ class RememberTurns(Learner):
                 "the run has no thread_id, so its turns cannot be remembered; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
-        adapter, thread_id = self._adapter or adapter_of(None), check_thread_id(thread_id)
+        adapter, thread_id = (
+            self._adapter or adapter_of(None, self.namespace),
+            check_thread_id(thread_id),
+        )
         loaded, reading = find_run_thread(config), count()
 
         async def reads(mark: Watermark) -> ThreadHistory:

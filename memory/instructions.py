@@ -73,8 +73,8 @@ class Instructions:
         key: str = "agent",
         default: str = "You are a helpful assistant.",
     ) -> None:
-        self._adapter = None if store is None else _versioned(store)
         self.namespace, self.key = Template(namespace), Template((key,))
+        self._adapter = None if store is None else _versioned(store, self.namespace)
         self.default = checked_text("default", default)
 
     async def _current(
@@ -108,7 +108,7 @@ class Instructions:
 
     def place(self, config: RunnableConfig | None) -> ItemPlace:
         """Where the instructions of a run are."""
-        adapter = self._adapter or _versioned(store_of_graph("the instructions"))
+        adapter = self._adapter or _versioned(store_of_graph("the instructions"), self.namespace)
         thread_id, checkpoint_id = source(config)
         made_by = None if thread_id is None else Provenance(thread_id, checkpoint_id)
         [key] = self.key.filled(config)
@@ -157,9 +157,10 @@ def replacing(
     return place.put(value, INSTRUCTIONS, previous.version)
 
 
-def _versioned(store: Any) -> StoreAdapter:
+def _versioned(store: Any, *templates: Template) -> StoreAdapter:
     expected = "a store that keeps versions, like perdure.stores.SQLiteStore.open(path)"
-    return StoreAdapter(instance("the store of instructions", store, Versioned, expected))
+    store = instance("the store of instructions", store, Versioned, expected)
+    return StoreAdapter(store, *templates)
 
 
 def _version(item: Memory) -> InstructionsVersion:

@@ -287,8 +287,9 @@ class Profile(Generic[M]):
         except Exception as exc:  # it is no model, or has a field that JSON cannot express
             expected = "a pydantic model of fields, with a JSON schema"
             raise ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}") from exc
-        self.schema, self.adapter = schema, None if store is None else StoreAdapter(store)
         self.namespace, self.key = Template(namespace), Template((key,))
+        self.schema = schema
+        self.adapter = None if store is None else StoreAdapter(store, self.namespace)
         self.gate: Gate = instance("gate", gate or Gate(), Gate, "Gate(…), or None")
 
     async def _get(
@@ -354,7 +355,7 @@ class Profile(Generic[M]):
         """The place of the profile of a run; a change there is a user's, by hand."""
         namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
         user = Provenance(*source(config), actor="user", trust="user")
-        return ItemPlace(self.adapter or adapter_of(None), namespace, key, user)
+        return ItemPlace(self.adapter or adapter_of(None, self.namespace), namespace, key, user)
 
     async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> ProfileState[M]:
         """Read the profile; what is stored may not fit the schema."""

@@ -146,7 +146,8 @@ class MemorySearch:
         the result has those that were found below the floor, too.
         """
         instance("query", query, str, "text")
-        adapter, prefixes = adapter_of(store), self.namespaces(config)
+        adapter, prefixes = adapter_of(store, *self._templates), self.namespaces(config)
+        await adapter.record_templates()
         floor = adapter.floor(self._min_score)
         if not query.strip():
             return RecallResult([], floor=floor)

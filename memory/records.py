@@ -6,6 +6,7 @@ writes without conditions.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from pydantic import TypeAdapter
 from perdure.effects import Effect, Operation, calling
 from perdure.errors import InvalidNamespace
 from perdure.memory.options import instance
+from perdure.memory.recorded_templates import record_templates
 from perdure.memory.run_config import Template, Versioned, store_of_graph
 from perdure.settings import MIN_SCORE
 from perdure.stores import tombstones
@@ -226,11 +228,16 @@ class StoreAdapter:
 
     Its reads of a perdure store do not refresh times to live, because many of them only compare
     memories or find more than is shown. `keep_alive` refreshes the memories that are shown.
+
+    Args:
+        store: The store.
+        templates: Templates of the namespaces that are used; see `record_templates`.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, *templates: Template) -> None:
         expected = "a BaseStore, like perdure.stores.SQLiteStore.open(path)"
         self.store: Any = instance("store", store, BaseStore, expected)
+        self._templates = templates
         self.versioned = isinstance(store, Versioned)
         self._expiring = set[tuple[Namespace, str]]()  # items with a time to live that were read
 
@@ -302,7 +309,36 @@ class StoreAdapter:
     async def written(self, puts: Sequence[PutItem]) -> None:
         """Write all of it or, in a store with versions, nothing: then a `VersionConflict`."""
         if puts:
+            await self.record_templates()
             await self.call("batch", list(puts) if self.versioned else [_plain(p) for p in puts])
+
+    async def record_templates(self) -> None:
+        """Record the templates of this adapter in the store, at their first use there."""
+        if self._templates:
+            await record_templates(self.store, self._templates)
+
+    async def namespaces_with(self, label: str) -> list[Namespace]:
+        """Return the namespaces that have a label, including those with only closed versions."""
+        if self.versioned:
+            return await self.call("find_namespaces", label)  # type: ignore[no-any-return]
+        every = await self.call("list_namespaces", limit=sys.maxsize)
+        return [tuple(namespace) for namespace in every if label in namespace]
+
+    async def namespaces_under(self, prefix: Namespace) -> list[Namespace]:
+        """Return the namespaces under a prefix, including those with only closed versions."""
+        found = await self.namespaces_with(prefix[0])
+        return [namespace for namespace in found if namespace[: len(prefix)] == prefix]
+
+    async def items_under(self, prefix: Namespace) -> list[Item]:
+        """Return the present items under a prefix."""
+        items: list[Item] = []
+        while True:
+            page = await self.call(
+                "search", prefix, limit=_PAGE, offset=len(items), **self._quiet()
+            )
+            items += page
+            if len(page) < _PAGE:
+                return items
 
     def _quiet(self) -> dict[str, Any]:
         return {"refresh_ttl": False} if self.versioned else {}
@@ -358,9 +394,9 @@ class ItemPlace(NamedTuple):
         return PutItem(self.namespace, self.key, value, [searched], **options)
 
 
-def adapter_of(store: BaseStore | None) -> StoreAdapter:
+def adapter_of(store: BaseStore | None, *templates: Template) -> StoreAdapter:
     """The adapter of a store; None: within a graph, of the store it was compiled with."""
-    return StoreAdapter(store_of_graph("the memories") if store is None else store)
+    return StoreAdapter(store_of_graph("the memories") if store is None else store, *templates)
 
 
 def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace:

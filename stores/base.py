@@ -175,6 +175,12 @@ class Receipt:
     clean: bool
     cancelled: tuple[str, ...] = ()  # tasks that quoted a message: `thread_id: node:task_id`
     size_bytes: int = 0  # bytes of the values and provenance of the items and versions
+    others: tuple[Namespace, ...] = ()  # namespaces that have a person's name, and were kept
+
+    @property
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """The namespaces of the items, each once."""
+        return tuple(dict.fromkeys(namespace for namespace, _ in self.keys))
 
     def __add__(self, other: Receipt) -> Receipt:
         """The sum of two receipts; clean if both are."""
@@ -189,6 +195,7 @@ class Receipt:
             self.clean and other.clean,
             (*self.cancelled, *other.cancelled),
             self.size_bytes + other.size_bytes,
+            tuple(dict.fromkeys((*self.others, *other.others))),
         )
 
 

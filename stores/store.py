@@ -27,6 +27,7 @@ from langgraph.store.base import (
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.storage.database import awaited
+from perdure.storage.flow import rows_of
 from perdure.stores.base import (
     TTL,
     FoundItem,
@@ -43,7 +44,7 @@ from perdure.stores.base import (
 )
 from perdure.stores.erasure import ErasesMessages, forget
 from perdure.stores.missing import MissingEmbeddings
-from perdure.stores.namespaces import check_condition, check_key
+from perdure.stores.namespaces import check_condition, check_key, check_prefix, labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put, are_brief
 from perdure.stores.ranking import Weights
@@ -358,6 +359,19 @@ class Store(BaseStore):
         both = (MatchCondition("prefix", prefix or ()), MatchCondition("suffix", suffix or ()))
         conditions = tuple(condition for condition in both if condition.path)
         return self._namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
+
+    def find_namespaces(self, label: str) -> list[Namespace]:
+        """Return all namespaces that have a label, in order, with those of perdure's own notes.
+
+        Namespaces of which only closed versions are left are included.
+        """
+        parts, wanted = self._parts, check_prefix((label,))
+        sql, bounds = parts.sql["every_path"], span(parts.root)
+        paths = [row[0] for row in self.database.read(lambda: rows_of(sql, *bounds))]
+        found = (labels(path[len(parts.root) :]) for path in paths if wanted in path)
+        return [namespace for namespace in found if label in namespace]
+
+    afind_namespaces = awaited(find_namespaces)
 
     async def alist_namespaces(
         self,

@@ -27,6 +27,8 @@ CHANGED: Final = "changed"
 WATERMARKS: Final = "formed"
 KINDS: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS)
 """The second labels of these namespaces, one for each kind of note."""
+TEMPLATES: Final = "templates"
+"""The second label of the namespace of templates that parts of perdure have used."""
 TURN: Final = "turn"
 """The kind of a memory that is a message of a thread."""
 INSTRUCTIONS: Final = "instructions"
@@ -39,7 +41,8 @@ SOURCE: Final = "provenance"
 
 def is_of_notes(namespace: Sequence[str]) -> bool:
     """Return whether the namespace contains perdure's notes on memories, and no items of a user."""
-    return tuple(namespace[:1]) == (ROOT,) and len(namespace) > 1 and namespace[1] in KINDS
+    root, kind = (*namespace[:2], "", "")[:2]
+    return root == ROOT and kind in (*KINDS, TEMPLATES)
 
 
 def read_text(value: Mapping[str, Any]) -> str:

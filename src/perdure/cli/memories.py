@@ -278,12 +278,10 @@ def _forget_matching(file: OpenedDatabase, **what: Any) -> Receipt:
 
 
 def _forget_all(file: OpenedDatabase, *, dry_run: bool) -> Receipt:
-    """Erase all of a user: the notes first, so that it can be called again if it is cut off."""
-    from perdure.memory.records import NOTES, notes_of
+    """Erase everything that the store keeps about a user."""
+    from perdure.memory import forget
 
-    own = _own(file)
-    places = (*(notes_of(kind, place) for kind in NOTES for place in own), *own)
-    return reduce(sum_of, [file.store.forget(place, dry_run=dry_run) for place in places])
+    return forget(everything=True, store=file.store, config=file.config, dry_run=dry_run)
 
 
 def _preview(file: OpenedDatabase, receipt: Receipt) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from functools import reduce
-from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -46,7 +44,6 @@ from perdure.settings import THREADS_LIMIT
 
 if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
-    from perdure.stores import Receipt
 
 _LONGEST: Final = 60  # characters of a title
 
@@ -230,17 +227,21 @@ def delete(
 
     A conversation comes back when its export is imported again.
     """
+    from perdure.memory.thread_memories import forget_thread_memories
+
     with opened(db) as file:
         ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
         messages = sum(_messages(file, each) for each in ids)
-        memories = 0 if keep_memories else _forget(file, ids, dry_run=True).items
+        memories = (
+            0 if keep_memories else forget_thread_memories(file.store, ids, dry_run=True).items
+        )
         of_them = f" and {counted(memories, 'memory', 'memories')}" if memories else ""
         what = f"{counted(len(ids), 'thread')} with {counted(messages, 'message')}{of_them}"
         names = ", ".join(_named(file, each) for each in ids[:3]) + (", …" if len(ids) > 3 else "")
         confirm(f"Delete {what}, of {names}, for good?", yes)
         with at_work("deleting …"):
             # the memories first: of a thread that is gone none would be found after a crash
-            clean = keep_memories or _forget(file, ids).clean
+            clean = keep_memories or forget_thread_memories(file.store, ids).clean
             *others, last = ids  # the last one scrubs the file of all of them
             file.saver.prune(others, strategy="delete")
             clean = file.saver.erase(last).scrubbed and clean
@@ -261,16 +262,3 @@ def _named(file: OpenedDatabase, thread: str) -> str:
     head = file.saver.head(thread)
     title = line(head.title, _LONGEST) if head is not None else ""
     return f"{thread!r} ({title})" if title else repr(thread)
-
-
-def _forget(file: OpenedDatabase, ids: list[str], *, dry_run: bool = False) -> Receipt:
-    """Erase the memories of some threads, whosever they are, with what waits in quarantine."""
-    from perdure.memory.records import QUARANTINE, WATERMARKS, notes_of
-
-    own: list[tuple[str, ...]] = [("memories",), ("examples",)]
-    what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
-    places = (*own, *(notes_of(QUARANTINE, place) for place in own))
-    if not dry_run:  # a thread of this id that is imported again is read from its beginning
-        read = {"thread_id": {"$in": ids}}
-        file.store.forget(notes_of(WATERMARKS, own[0]), filter=read)
-    return reduce(add, [file.store.forget(place, **what) for place in places])

@@ -18,6 +18,7 @@ from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.thread_list import RunStatus, SortBy, ThreadQuery, TimeToLive
 from perdure.effects import arun
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
+from perdure.memory.thread_memories import PLACES, aforget_thread_memories
 from perdure.memory.thread_messages import state_values
 from perdure.server.access import action, containing
 from perdure.server.api_states import Superstep, config_of, updated, values_of
@@ -26,6 +27,7 @@ from perdure.server.reply import JSON, Json, encoded, reply
 from perdure.server.runs import All
 from perdure.server.threads import Thread, checked_metadata, checked_owners
 from perdure.settings import SEARCH_LIMIT
+from perdure.stores.base import Namespace
 
 routes = APIRouter(tags=["threads"])
 _LONGEST_TTL: Final = 100 * 366 * 24 * 60  # minutes
@@ -204,11 +206,36 @@ async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChan
 
 @routes.delete("/threads/{thread_id}", status_code=204)
 @action("threads:delete")
-async def delete(call: Caller, runs: All, thread_id: Id) -> None:
-    """Delete a thread with its checkpoints; memories that rest on it stay."""
+async def delete(
+    call: Caller, runs: All, thread_id: Id, memories: Literal["keep", "erase"] = "keep"
+) -> None:
+    """Delete a thread with its checkpoints, and keep or erase the memories that rest on it.
+
+    The memories of the caller are erased, or those of all users if the caller is an admin.
+    """
     await call.permit_thread(thread_id)
+    places = await find_memory_places(call) if memories == "erase" else []
     await runs.stop(call.identity.tenant, thread_id)
+    if places:
+        # the memories first: nothing would find them after a crash once the thread is gone
+        receipt = await aforget_thread_memories(call.store, [thread_id], places=places)
+        call.record(hashes=receipt.hashes)
     await call.threads.delete(thread_id)
+
+
+async def find_memory_places(call: Call) -> list[Namespace]:
+    """Return the namespaces in which the caller may erase the memories of a thread.
+
+    Raises:
+        Forbidden: The caller may not erase memories.
+    """
+    if call.identity.is_admin:
+        return [*PLACES]
+    erasing, user = call.another("store:delete"), call.memories[1:]
+    return [
+        tuple((await erasing.permit({"namespace": (*place, *user)}))["namespace"])
+        for place in PLACES
+    ]
 
 
 @routes.post("/threads/{thread_id}/copy")

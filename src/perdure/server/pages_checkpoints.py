@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 from urllib.parse import unquote
@@ -19,15 +19,17 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.delta import COUNTERS
 from perdure.effects import arun
 from perdure.errors import ConfigurationError, UnknownCheckpoint
+from perdure.memory.thread_memories import aforget_thread_memories
 from perdure.memory.thread_messages import state_values
 from perdure.server import api_threads
-from perdure.server.access import action
+from perdure.server.access import Refused, action
 from perdure.server.call import Caller
 from perdure.server.pages import (
     SHORT,
     Number,
     Pages,
     Text,
+    Values,
     changes,
     go_to,
     line_of,
@@ -246,13 +248,18 @@ async def prune(of: OfThread, rule: Annotated[Rule, Form()]) -> Response:
 
 @routes.page("/ui/delete", "threads:read")
 async def delete_preview(request: Request, of: OfThread) -> Response:
-    """Ask before a thread is deleted."""
-    return page(request, "delete.html", thread=await of.about())
+    """Ask before a thread is deleted, and whether the memories of it are kept."""
+    memories = None
+    with suppress(Refused):  # the memories are kept if the user may not erase them
+        places = await api_threads.find_memory_places(of.call)
+        options: Values = {"places": places, "dry_run": True}
+        memories = await aforget_thread_memories(of.call.store, [of.id], **options)
+    return page(request, "delete.html", thread=await of.about(), memories=memories)
 
 
 @routes.post("/ui/delete")
 @action("threads:delete")
-async def delete(call: Caller, runs: All, id: str) -> Response:
-    """Delete a thread."""
-    await api_threads.delete(call, runs, id)
+async def delete(call: Caller, runs: All, id: str, memories: Text = "erase") -> Response:
+    """Delete a thread, and the memories of it unless they are to be kept."""
+    await api_threads.delete(call, runs, id, "keep" if memories == "keep" else "erase")
     return go_to("/ui/threads")

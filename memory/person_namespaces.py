@@ -1,0 +1,160 @@
+"""Everything that a store keeps about a person: its namespaces, and their erasure.
+
+The namespaces of a person are those of `memories`, `profiles`, `instructions` and `examples` with
+the name as second label, those of templates with a whole label `{user_id}` that the store has
+recorded or the caller names, `chat_memory` of the person's conversations, and perdure's notes on
+all of them. Other namespaces that have the name as a label are only listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from perdure.memory.options import instance, text
+from perdure.memory.recorded_templates import PERSONAL, USER, read_templates
+from perdure.memory.records import RESERVED, WATERMARKS, StoreAdapter, notes_of, removal_of
+from perdure.memory.run_config import Template
+from perdure.stores.base import Namespace, Receipt
+
+CHATS: Final = "chat_memory"
+"""The first label of namespaces whose second label is the id of a conversation."""
+_PLACEHOLDER: Final = re.compile(r"\{\w+\}")
+
+
+class PersonNamespaces(NamedTuple):
+    """The namespaces that have to do with a person.
+
+    Attributes:
+        own: Prefixes under which everything belongs to the person, in the order of erasure.
+        others: Namespaces that only have the name as a label.
+    """
+
+    own: tuple[Namespace, ...]
+    others: tuple[Namespace, ...]
+
+
+async def find_person_namespaces(
+    adapter: StoreAdapter,
+    user: str,
+    templates: Iterable[Sequence[str]] = (),
+    conversations: Iterable[str] = (),
+) -> PersonNamespaces:
+    """Find the namespaces of a person, within the scope of the store.
+
+    Args:
+        adapter: The store.
+        user: The name of the person.
+        templates: Templates in addition to those that the store has recorded.
+        conversations: Ids of the person's conversations in addition to the threads that were
+            extracted into the person's memories.
+    """
+    text("user", user, "the name of a person, not blank")
+    given = [Template(labels).labels for labels in templates]
+    known = [(label, USER) for label in PERSONAL]
+    every = dict.fromkeys((*known, *given, *await read_templates(adapter.store)))
+    patterns = [labels for labels in every if USER in labels and _is_narrow(labels)]
+    ids = {user, *conversations, *await _extracted_threads(adapter, user)}
+    own: dict[Namespace, None] = {}
+    for namespace in await adapter.namespaces_under((CHATS,)):
+        if namespace[1:2] and namespace[1] in ids:
+            own[namespace[:2]] = None
+    notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
+    for namespace in await adapter.namespaces_with(user):
+        head = 2 if namespace[0] == RESERVED else 0
+        prefix = _find_prefix(namespace[head:], patterns, user)
+        if prefix is not None:
+            (notes if head else items).append((*namespace[:head], *prefix))
+        elif namespace[:2] not in own:
+            others.append(namespace)
+    # notes before items: the other way round, an erasure that was cut off could leave notes alone
+    return PersonNamespaces(
+        tuple(dict.fromkeys((*own, *notes, *items))), tuple(dict.fromkeys(others))
+    )
+
+
+async def forget_person(
+    adapter: StoreAdapter,
+    user: str,
+    *,
+    templates: Iterable[Sequence[str]] = (),
+    conversations: Iterable[str] = (),
+    dry_run: bool = False,
+) -> Receipt:
+    """Erase everything that the store keeps about a person; the receipt also lists what stays.
+
+    The call can be repeated. For the arguments see `find_person_namespaces`.
+    """
+    found = await find_person_namespaces(adapter, user, templates, conversations)
+    receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
+    for namespace in found.own:
+        if adapter.versioned:
+            receipt += await adapter.call("forget", namespace, dry_run=dry_run)
+        else:
+            receipt += await _delete_under(adapter, namespace, dry_run=dry_run)
+    return replace(receipt, others=found.others)
+
+
+async def _delete_under(adapter: StoreAdapter, prefix: Namespace, *, dry_run: bool) -> Receipt:
+    """Delete the items under a prefix of a store that cannot erase them."""
+    keys = [(item.namespace, item.key) for item in await adapter.items_under(prefix)]
+    if not dry_run:
+        await adapter.written([removal_of(*place) for place in keys])
+    return Receipt(len(keys), 0, 0, tuple(keys), (), (), datetime.now(UTC), clean=False)
+
+
+async def _extracted_threads(adapter: StoreAdapter, user: str) -> list[str]:
+    """Return the ids of the threads from which memories of a person were extracted."""
+    marks = await adapter.items_under(notes_of(WATERMARKS, ("memories", user)))
+    return [str(mark.value["thread_id"]) for mark in marks if "thread_id" in mark.value]
+
+
+def _is_narrow(labels: Sequence[str]) -> bool:
+    """Return whether a template has a fixed label or no placeholder besides the person's name.
+
+    A template such as `("{team}", "{user_id}")` would cover any namespace with the name.
+    """
+    return all(label == USER for label in labels) or any(
+        not _PLACEHOLDER.search(label) for label in labels
+    )
+
+
+def _find_prefix(
+    namespace: Namespace, patterns: Iterable[Sequence[str]], user: str
+) -> Namespace | None:
+    """Return the shortest beginning of a namespace that fits a template for a person."""
+    sizes = [
+        len(labels)
+        for labels in patterns
+        if len(namespace) >= len(labels)
+        and all(_fits(*pair, user) for pair in zip(labels, namespace, strict=False))
+        and (labels[0] != USER or namespace[0] not in (*PERSONAL, CHATS, RESERVED))
+    ]
+    return namespace[: min(sizes)] if sizes else None
+
+
+def _fits(template: str, label: str, user: str) -> bool:
+    """Return whether a label can come from a label of a template."""
+    if template == USER:
+        return label == user
+    parts = _PLACEHOLDER.split(template)
+    return re.fullmatch(".+".join(map(re.escape, parts)), label, re.DOTALL) is not None
+
+
+def check_templates(namespaces: Any) -> list[tuple[str, ...]]:
+    """Return the labels of templates that a caller names.
+
+    Raises:
+        ConfigurationError: It is no list of templates with a whole label `{user_id}`.
+    """
+    expected = "a list of templates with the label '{user_id}', like [('notes', '{user_id}')]"
+    templates = [
+        Template(labels).labels
+        for labels in instance("namespaces", namespaces, (list, tuple), expected)
+    ]
+    for labels in templates:
+        instance("namespaces", namespaces, (list, tuple) if USER in labels else (), expected)
+    return templates

@@ -1,0 +1,52 @@
+"""Memories of threads are erased with the threads, whosever they are."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.store.memory import InMemoryStore
+
+from perdure.errors import ConfigurationError
+from perdure.memory import Extraction, memories, remember
+from perdure.memory.thread_memories import aforget_thread_memories, forget_thread_memories
+from tests.backends import places as places_in
+from tests.talks import talk
+
+ANN: Any = {"configurable": {"user_id": "ann"}}
+BOB: Any = {"configurable": {"user_id": "bob"}}
+
+
+@pytest.mark.parametrize("backend", ["file", "postgres"])
+def test_memories_of_a_thread_go_with_their_marks(
+    tmp_path: Path, backend: str, colour: str
+) -> None:
+    """A thread of the same id is extracted from its beginning; other memories stay."""
+    place = places_in(tmp_path)[backend]()
+    with place.saver() as saver, place.store(index=None) as store:
+        talk(saver, "t")
+        talk(saver, "other")
+        extraction = Extraction(saver, store)
+        for thread, config in (("t", ANN), ("t", BOB), ("other", ANN)):
+            extraction.extract(thread, config)
+        remember("by hand", store=store, config=ANN)
+        planned = forget_thread_memories(store, ["t"], dry_run=True)
+        own = forget_thread_memories(store, ["t"], places=[("memories", "bob")], dry_run=True)
+        if colour == "sync":
+            receipt = forget_thread_memories(store, ["t"])
+        else:
+            receipt = asyncio.run(aforget_thread_memories(store, ["t"]))
+        left = [memory.text for memory in memories(store=store, config=ANN, limit=50)]
+        again = extraction.extract("t", BOB)
+
+    assert (planned.items, own.items, receipt.items) == (8, 4, 8)
+    assert planned.keys == receipt.keys
+    assert sorted(left) == ["by hand", *(f"user: other {number}" for number in range(4))]
+    assert again.added == 4
+
+
+def test_no_threads_and_no_store_of_perdure() -> None:
+    with pytest.raises(ConfigurationError, match="one of perdure's"):
+        forget_thread_memories(InMemoryStore(), ["t"])

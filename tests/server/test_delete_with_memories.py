@@ -1,0 +1,84 @@
+"""Deleting a thread by REST and on a page keeps or erases the memories that were made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from perdure.checkpointers import open_checkpointer
+from perdure.memory import Extraction
+from perdure.server import create_app
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from perdure.stores import open_store
+from tests.server.running import running
+from tests.server.test_keys import ANN, BOB, entry
+from tests.talks import talk
+
+
+def fill(settings: Settings) -> None:
+    """Thread `t` of Ann, extracted into the memories of Ann and Bob."""
+    with open_checkpointer(settings.db) as saver, open_store(settings.db) as store:
+        talk(saver, "t", user_id="ann", owner="ann")
+        for user in ("ann", "bob"):
+            Extraction(saver, store).extract("t", {"configurable": {"user_id": user}})
+
+
+def count(settings: Settings, user: str) -> int:
+    """Return the number of memories of a user."""
+    with open_store(settings.db) as store:
+        return len(store.search(("memories", user), limit=50))
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "left"),
+    [
+        ("", 204, 4),
+        ("?memories=keep", 204, 4),
+        ("?memories=erase", 204, 0),
+        ("?memories=x", 422, 4),
+    ],
+)
+def test_rest_keeps_memories_unless_it_is_asked(
+    db: Settings, asked: str, status: int, left: int
+) -> None:
+    fill(db)
+    with running(create_app(db)) as url, httpx.Client(base_url=url) as client:
+        deleted = client.delete(f"/threads/t{asked}")
+        after = client.get("/threads/t")
+
+    assert deleted.status_code == status
+    assert after.status_code == (404 if status == 204 else 200)
+    assert (count(db, "ann"), count(db, "bob")) == (left, left)
+
+
+def test_the_page_asks_and_erases_by_default(db: Settings) -> None:
+    fill(db)
+    with running(create_app(db)) as url, httpx.Client(base_url=url) as client:
+        asked = client.get("/ui/delete?id=t").text
+        data = {"memories": "keep"}
+        kept = client.post("/ui/delete?id=t", data=data), count(db, "ann")
+        fill(db)
+        erased = client.post("/ui/delete?id=t"), count(db, "ann")
+
+    assert 'value="erase" checked' in asked
+    assert "8 of them" in asked
+    assert [reply.status_code for reply, _ in (kept, erased)] == [303, 303]
+    assert (kept[1], erased[1]) == (4, 0)
+
+
+def test_a_user_erases_own_memories_only(settings: Settings, tmp_path: Path) -> None:
+    """Nobody can erase another's memories by deleting a thread with the id that they name."""
+    fill(settings)
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.chmod(0o600)
+    app = create_app(settings, access=Keys(keys))
+    headers = {"x-api-key": ANN}
+    with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
+        deleted = client.delete("/threads/t?memories=erase")
+
+    assert deleted.status_code == 204
+    assert (count(settings, "ann"), count(settings, "bob")) == (0, 4)
