@@ -275,7 +275,7 @@ ORDER BY t.updated_at DESC, t.thread DESC LIMIT ?4;
 
 -- end_run: see sqlite.sql
 UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL AND events >= 0 THEN ?::bytea END, request = CASE WHEN cancel IS NULL AND events >= 0 THEN ?::bytea END, updated_at = ?, owner = ''
-WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' AND (? = 1 OR coalesce(cancel, '') <> 'rollback') RETURNING 0;
+WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' AND (cancel IS NULL OR ?::text IN (cancel, 'rollback')) RETURNING 0;
 
 -- analyzed: the planner is told what a copy has added
 ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags, runs;
@@ -285,4 +285,5 @@ SELECT set_config('synchronous_commit', 'off', true);
 
 -- add_events: see sqlite.sql; who deletes the run, or erases what it told, waits until this is committed, or this sees it
 INSERT INTO run_events (thread, seq, since, until, body) SELECT r.thread, r.seq, ?1::bigint, ?2::bigint, ?3::bytea FROM runs r
-WHERE r.thread = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.events = 1 FOR SHARE ON CONFLICT DO NOTHING;
+WHERE r.thread = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.events = 1
+AND (r.cancel IS NULL OR ?7::text IN (r.cancel, 'rollback')) FOR SHARE ON CONFLICT DO NOTHING;

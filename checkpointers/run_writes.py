@@ -72,6 +72,8 @@ class RunWrites:
         Args:
             timeout_s: How long to wait, in seconds.
         """
+        if self._closed:
+            return
         until, quiet = time.monotonic() + timeout_s, 0
         while quiet < _QUIET_ROUNDS and time.monotonic() < until:
             is_busy = bool(self._in_progress)

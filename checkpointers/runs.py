@@ -114,13 +114,15 @@ class RunTable(ServerTable):
         request: Any = None,
         last: EventBatch | None = None,
         *,
-        knows_rollback: bool = False,
+        known_cancel: str | None = None,
+        webhook: Statement | None = None,
     ) -> list[int] | None:
         """End a run, and claim the next of its thread, which is returned by its `seq`.
 
-        Nothing is left of one that was rolled back.
+        Nothing is left of a run that was rolled back.
 
-        None: it is another process' by now, or its thread was deleted.
+        None is returned, and nothing is stored, if the run belongs to another process by now, if
+        its thread was deleted, or if it was cancelled in a way that the caller does not know.
 
         Args:
             run: Which one.
@@ -128,19 +130,18 @@ class RunTable(ServerTable):
             error: Why it failed.
             request: What it was asked, if that may be sent again; it stays unless it was stopped.
             last: What it told that is not stored yet.
-            knows_rollback: Whether the run may end in another way than "rolled back" although a
-                rollback was asked for. If not, None is returned then, and the run is still live.
+            known_cancel: The action of the cancellation that the caller knows, or None. With
+                `rollback` the run ends however it was cancelled.
+            webhook: Stores the webhook of the run; see `WebhookTable.build_insert`.
         """
         now, of = time.time(), (run.thread, run.seq)
         _, *sealed = seal_run(self._seal, run, (None, error, request))
         if status == "rolled back":
             end = [self._sql("drop_run", *of, run.owner), *self._left(run)]
         else:
-            told = [] if last is None else self._told(run, last)
-            end = [
-                *told,
-                self._sql("end_run", status, *sealed, now, *of, run.owner, int(knows_rollback)),
-            ]
+            told = [] if last is None else self._told(run, last, known_cancel)
+            row = status, *sealed, now, *of, run.owner, known_cancel or ""
+            end = [*told, *([] if webhook is None else [webhook]), self._sql("end_run", *row)]
         after = [
             self._sql("claim_next", now, run.owner, run.thread),
             self._sql("drop_old_runs", run.thread, run.seq - KEPT),
@@ -193,11 +194,6 @@ class RunTable(ServerTable):
         stop = self._cancelling(thread_id, run_id, action, delayed=True)
         results = await self._write(stop, (thread_id,))
         return [stopped for (stopped,) in chain.from_iterable(results)]
-
-    async def read_cancel(self, run: LiveRun) -> str | None:
-        """Return how a run is to be stopped, `interrupt` or `rollback`, or None if it is not."""
-        rows = await self._rows("cancel_of", run.thread, run.seq)
-        return rows[0][0] if rows else None
 
     def _cancelling(
         self, thread_id: str, run_id: str, action: str, *, delayed: bool = False
@@ -273,10 +269,13 @@ class RunTable(ServerTable):
             if gone:
                 await self._write(gone, (), removes=True)
 
-    def _told(self, run: LiveRun, batch: EventBatch) -> list[Statement]:
+    def _told(
+        self, run: LiveRun, batch: EventBatch, known_cancel: str | None = "rollback"
+    ) -> list[Statement]:
+        """Build the statements that store a batch, unless another cancellation came meanwhile."""
         since, until, events, dropped = batch
         body, of = seal_events(self._seal, run, since, events), (run.thread, run.seq)
-        add = self._sql("add_events", since, until, body, *of, run.owner)
+        add = self._sql("add_events", since, until, body, *of, run.owner, known_cancel or "")
         return [add, self._sql("drop_events", *of, run.seq, dropped)] if dropped else [add]
 
     # -- reading

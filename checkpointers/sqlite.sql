@@ -598,9 +598,9 @@ FROM (
     FROM threads WHERE thread_id = ?7
 ) t WHERE t.live = 0 OR ?8 = 0 RETURNING thread, seq, status;
 
--- end_run: store how a run ended, if this process still owns it and nobody has asked to roll it back without this process knowing; the error and the request are not stored if the run was stopped or messages were erased from its thread
+-- end_run: store how a run ended, if this process still owns it and knows how it was cancelled; the error and the request are not stored if the run was stopped or messages were erased from its thread
 UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, request = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, updated_at = ?, owner = ''
-WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' AND (? = 1 OR coalesce(cancel, '') <> 'rollback') RETURNING 0;
+WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' AND (cancel IS NULL OR CAST(? AS text) IN (cancel, 'rollback')) RETURNING 0;
 
 -- drop_run: one that was rolled back, unless it is another process' now
 DELETE FROM runs WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
@@ -612,9 +612,10 @@ DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?)
 SELECT 1 FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND status IN ('delayed', 'pending', 'running')
 UNION ALL SELECT 1 FROM crons WHERE thread_id = ?1 AND next_at IS NOT NULL;
 
--- add_webhook: insert the webhook of a run that this process ends, with the content ?5 if messages were erased during the run
+-- add_webhook: insert the webhook of a run that this process ends and of which it knows how it was cancelled, with the content ?5 if messages were erased during the run
 INSERT INTO webhooks (run_id, thread_id, next_at, content) SELECT CAST(?1 AS text), CAST(?2 AS text), CAST(?3 AS double precision),
-CASE WHEN r.events >= 0 THEN ?4 ELSE ?5 END FROM runs r WHERE r.thread = ?6 AND r.seq = ?7 AND r.owner = ?8 AND r.status = 'running' ON CONFLICT DO NOTHING;
+CASE WHEN r.events >= 0 THEN ?4 ELSE ?5 END FROM runs r WHERE r.thread = ?6 AND r.seq = ?7 AND r.owner = ?8 AND r.status = 'running'
+AND (r.cancel IS NULL OR CAST(?9 AS text) IN (r.cancel, 'rollback')) ON CONFLICT DO NOTHING;
 
 -- due_webhooks: those whose time has come
 SELECT run_id FROM webhooks WHERE next_at <= ? ORDER BY next_at LIMIT ?;
@@ -715,9 +716,6 @@ SELECT t.thread_id, r.thread, r.seq, r.run_id, r.status, r.owner, r.graph, r.att
     UNION ALL SELECT * FROM runs WHERE status = 'delayed' AND not_before <= ?
 ) r JOIN threads t ON t.thread = r.thread ORDER BY r.thread, r.seq;
 
--- cancel_of: how a run is to be stopped
-SELECT cancel FROM runs WHERE thread = ? AND seq = ?;
-
 -- live_of: of one thread
 SELECT r.run_id FROM runs r WHERE r.thread = (SELECT thread FROM threads WHERE thread_id = ?) AND r.status IN ('pending', 'running') ORDER BY r.seq;
 
@@ -766,9 +764,10 @@ DELETE FROM assistants WHERE assistant_id = ?;
 -- relaxed: this transaction need not wait for the disk; SQLite's writers share a commit
 SELECT 1;
 
--- add_events: a batch of what a run tells, while this process has it; none after an erasure
+-- add_events: a batch of what a run tells, while this process has it; none after an erasure, and none with its end if it was cancelled in another way than this process knows
 INSERT INTO run_events (thread, seq, since, until, body) SELECT r.thread, r.seq, ?1, ?2, ?3 FROM runs r
-WHERE r.thread = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.events = 1 ON CONFLICT DO NOTHING;
+WHERE r.thread = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.events = 1
+AND (r.cancel IS NULL OR CAST(?7 AS text) IN (r.cancel, 'rollback')) ON CONFLICT DO NOTHING;
 
 -- begin_events: the run begins anew; its events have higher numbers than those that were told before, stored or not
 INSERT INTO run_events (thread, seq, since, until)

@@ -12,7 +12,7 @@ from typing import Any
 
 from perdure.checkpointers.records import LiveRun
 from perdure.checkpointers.server_table import ServerTable
-from perdure.storage.flow import Flow
+from perdure.storage.flow import Flow, Statement
 
 
 class WebhookTable(ServerTable):
@@ -21,7 +21,25 @@ class WebhookTable(ServerTable):
     async def add(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
     ) -> None:
-        """Store the webhook of a run, if this process still owns the run and has not stored it yet.
+        """Store the webhook of a run; see `build_insert`."""
+        insert = self.build_insert(
+            run, content, content_if_erased, keeps_thread=keeps_thread, known_cancel="rollback"
+        )
+        await self._write([insert], (run.thread_id,))
+
+    def build_insert(
+        self,
+        run: LiveRun,
+        content: Any,
+        content_if_erased: Any,
+        *,
+        keeps_thread: bool,
+        known_cancel: str | None,
+    ) -> Statement:
+        """Build the statement that stores the webhook of a run.
+
+        Nothing is stored if this process no longer owns the run or has stored the webhook already,
+        or if the run was cancelled in a way that the caller does not know.
 
         Args:
             run: The run that ends.
@@ -29,6 +47,7 @@ class WebhookTable(ServerTable):
             content_if_erased: The content to send instead if something was erased from the thread
                 during the run. It contains no values from the run.
             keeps_thread: Whether the thread is kept after the run.
+            known_cancel: See `RunTable.end`.
         """
         place = "webhook", run.run_id
         sealed = [
@@ -36,9 +55,9 @@ class WebhookTable(ServerTable):
             for each in (content, content_if_erased)
         ]
         thread_id = run.thread_id if keeps_thread else None
-        of = run.thread, run.seq, run.owner
+        of = run.thread, run.seq, run.owner, known_cancel or ""
         row = run.run_id, thread_id, time.time(), *sealed
-        await self._write([self._sql("add_webhook", *row, *of)], (run.thread_id,))
+        return self._sql("add_webhook", *row, *of)
 
     async def due(self, limit: int) -> list[str]:
         """The runs that are to be told of now."""

@@ -14,8 +14,16 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import LiveRun, RunRow
-from perdure.checkpointers.runs import ALL_RUNS, BEGUN_BITS, KEPT, EventBatch, RunTable
+from perdure.checkpointers.runs import (
+    ALL_RUNS,
+    BEGUN_BITS,
+    KEPT,
+    EventBatch,
+    RunState,
+    RunTable,
+)
 from perdure.checkpointers.thread_list import ThreadQuery
+from perdure.checkpointers.webhooks import WebhookTable
 from perdure.server.event_memory import EventMemory
 from perdure.server.limits import Limits
 from perdure.server.run_events import StoredEvents
@@ -232,6 +240,31 @@ def test_a_run_that_began_is_rolled_back_by_who_takes_it_over(talked: Saver) -> 
         asyncio.run(table.end(taken, "rolled back"))
 
 
+def test_a_run_does_not_end_before_its_cancellation_is_known(talked: Saver) -> None:
+    """Neither its last events nor its webhook are stored by then."""
+    table, run = RunTable(talked), accepted(talked, events=True)
+    webhooks = WebhookTable(talked)
+
+    def end(status: RunState, known: str | None) -> list[int] | None:
+        options: Any = {"keeps_thread": True, "known_cancel": known}
+        webhook = webhooks.build_insert(run, {"url": status}, {}, **options)
+        last: Any = {"last": batch(0, status), "known_cancel": known, "webhook": webhook}
+        return asyncio.run(table.end(run, status, **last))
+
+    asyncio.run(table.cancel("t", run.run_id, "interrupt"))
+    refused = end("success", None)
+    before = statuses(talked), told(talked, run), asyncio.run(webhooks.due(9))
+    claimed = end("interrupted", "interrupt")
+    taken = asyncio.run(webhooks.take(run.run_id, [0.0]))
+
+    assert refused is None
+    assert before == (["running"], [], [])
+    assert claimed == []
+    assert statuses(talked) == ["interrupted"]
+    assert told(talked, run) == [batch(0, "interrupted")]
+    assert taken == ({"url": "interrupted"}, 0)
+
+
 def test_the_oldest_runs_of_a_thread_are_dropped(
     talked: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +384,7 @@ def test_a_run_that_may_be_asked_again_is_erased(talked: Saver) -> None:
         run = accepted(talked)
         if cancels:
             asyncio.run(table.cancel("t", run.run_id, cancels))
-        asyncio.run(table.end(run, "error", {"message": "no"}, kept))
+        asyncio.run(table.end(run, "error", {"message": "no"}, kept, known_cancel=cancels))
     before = [row.request for row in of(talked)]
     report = talked.erase("t", ["a"])
 

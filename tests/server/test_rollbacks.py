@@ -19,7 +19,6 @@ from perdure.checkpointers import open_checkpointer
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
-from perdure.server.run_queue import DatabaseRuns
 from perdure.settings import Settings
 from tests.server.running import running, until
 from tests.server.talking import Gate, State, says
@@ -200,24 +199,3 @@ def test_an_erased_question_is_not_kept_for_a_rollback(db: Settings, gate: Gate)
 
     assert before
     assert not after
-
-
-def test_a_rollback_is_done_before_the_lock_of_the_thread_is_free(
-    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A program that takes the lock next does not go on from what the run has stored."""
-    tidy, left = DatabaseRuns._tidy, list[int]()
-
-    async def count_first(self: DatabaseRuns, run: Any) -> None:
-        at: Any = {"configurable": {"thread_id": "t"}}
-        left.append(len([each async for each in self.saver.alist(at)]))
-        await tidy(self, run)
-
-    monkeypatch.setattr(DatabaseRuns, "_tidy", count_first)
-    with served(db, gate) as client:
-        client.threads.create(thread_id="t")
-        run = client.runs.create("t", "counts", input={"heard": []})["run_id"]
-        assert gate.reached.wait(60)
-        client.runs.cancel("t", run, action="rollback", wait=True)
-
-    assert left == [0]

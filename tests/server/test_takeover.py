@@ -20,7 +20,7 @@ from langgraph_sdk.client import SyncLangGraphClient
 from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
-from perdure.server.run_queue import DatabaseRuns
+from perdure.server.run_execution import RunExecution
 from perdure.settings import Settings
 from perdure.storage.flow import Statement
 from perdure.storage.postgres import PostgresDatabase
@@ -225,19 +225,18 @@ def test_a_rollback_that_comes_between_the_last_step_and_the_end_is_done(
 ) -> None:
     """Once the cancellation is accepted, the run and its checkpoints go."""
     gate.open.set()
-    tidy, asked = DatabaseRuns._tidy, list[str]()
+    tidy, asked = RunExecution._tidy, list[str]()
 
-    async def cancel_first(self: DatabaseRuns, run: Any) -> None:
+    async def cancel_first(self: RunExecution) -> None:
+        run = self._run
+        await tidy(self)
         if not asked and run.request.input == says("two"):
             asked.append(run.run_id)
-            await tidy(self, run)
-            await self.table.cancel("t", run.run_id, "rollback")
+            await self._runs.table.cancel("t", run.run_id, "rollback")
             if asked_of == "its server":
-                await self.refresh(run)
-        else:
-            await tidy(self, run)
+                await self._runs.refresh(run)
 
-    monkeypatch.setattr(DatabaseRuns, "_tidy", cancel_first)
+    monkeypatch.setattr(RunExecution, "_tidy", cancel_first)
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
         client.runs.wait("t", "talk", input=says("one"))

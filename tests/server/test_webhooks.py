@@ -8,6 +8,7 @@ import hmac
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -24,11 +25,13 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.server import create_app, webhooks
 from perdure.server.graphs import Graphs
+from perdure.server.run_queue import SWEEP_S
 from perdure.server.webhooks import Webhooks
 from perdure.settings import Settings
 from perdure.storage.flow import rows_of
 from tests.server.running import running, until
 from tests.server.talking import Gate, fail, says, talk
+from tests.server.test_run_ends import hold_end
 
 SECRET = "a long random text"
 
@@ -120,6 +123,37 @@ def test_a_run_that_fails_or_leaves_no_thread_is_told_of(
 
     assert sorted(each["status"] for each in told) == ["error", "success"]
     assert [each["error"]["error"] for each in told if each["error"]] == ["ZeroDivisionError"]
+
+
+@pytest.mark.parametrize("action", ["interrupt", "rollback"])
+def test_a_webhook_tells_of_a_late_cancellation(
+    settings: Settings,
+    gate: Gate,
+    listener: Listener,
+    monkeypatch: pytest.MonkeyPatch,
+    action: Any,
+) -> None:
+    """The run is cancelled after its last step; its webhook is not sent before its end."""
+    ending = Gate()
+    hold_end(monkeypatch, ending)
+    with served(settings, gate, listener.url) as sdk:
+        body: Any = {"webhook": listener.url}
+        run = sdk.runs.create("t", "talk", input=says("one"), **body)["run_id"]
+        assert ending.reached.wait(60)
+        time.sleep(2 * SWEEP_S)  # a webhook that is stored by now is sent
+        sdk.runs.cancel("t", run, action=action)
+        ending.open.set()
+        after = sdk.runs.create("t", "talk", input=says("two"), **body)["run_id"]
+        until(lambda: [each["status"] for each in sdk.runs.list("t")][:1] == ["success"])
+        until(lambda: not left(settings))
+    told = {each["run_id"]: each["status"] for each in map(json.loads, bodies(listener))}
+
+    first = {run: "interrupted"} if action == "interrupt" else {}
+    assert told == {**first, after: "success"}
+
+
+def bodies(listener: Listener) -> list[bytes]:
+    return [body for _, body in listener.heard]
 
 
 def test_a_webhook_is_tried_again_by_the_next_server(

@@ -47,7 +47,8 @@ class Run:
             or is temporary.
         waits: Whether it waits for an answer.
         unheard: Whether it failed before its input was stored. The input is kept to be sent again.
-        knows_rollback: Whether a rollback was requested before the thread was cleaned up.
+        carried_out: The action of the cancellation that the clean-up of the thread has carried out,
+            or None.
         rolled_back: Whether everything that the run has stored was removed.
         former_status: The stored status of the thread before the run changed it. None if the run
             has not changed it.
@@ -83,7 +84,7 @@ class Run:
     failure: Exception | None = None
     outcome: RunState = "pending"
     unheard: bool = False
-    knows_rollback: bool = False
+    carried_out: str | None = None
     rolled_back: bool = False
     former_status: RunStatus | None = None
     removals: int | None = None
@@ -233,8 +234,8 @@ class Run:
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
         """While it lasts, the run is under way here."""
-        self.lost = self.unheard = self.tidied = self.knows_rollback = False
-        self.failure, self.outcome = None, "pending"
+        self.lost = self.unheard = self.tidied = False
+        self.failure, self.outcome, self.carried_out = None, "pending", None
         self.cancelled = self.cancelled or self.row.live.cancel
         self._executing = True
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from contextlib import AbstractContextManager
 from contextvars import Context
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 from uuid import uuid4
 from weakref import ref
 
@@ -25,41 +24,26 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
 
 from perdure.checkpointers.records import LiveRun
-from perdure.checkpointers.run_writes import RUN_WRITES, RunWrites
 from perdure.checkpointers.runs import ALL_RUNS, LIVE, RunTable
-from perdure.checkpointers.thread_list import RunStatus
-from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import (
-    AlreadyLocked,
     ConfigurationError,
     CorruptRecord,
     PerdureError,
-    StorageFull,
     StorageUnavailable,
-    UnknownThread,
 )
-from perdure.memory.views import AwaitedViews
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
-from perdure.server.reply import encoded
-from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of, shown
+from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of
 from perdure.server.run_events import StoredEvents
+from perdure.server.run_execution import RunExecution
 from perdure.server.run_log import Log, LoggedEvent
-from perdure.server.run_progress import (
-    find_progress,
-    is_input_stored,
-    restore_start,
-    store_start,
-)
 from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
 """Of how many runs that have ended the events can be read again in this process."""
 OUTPUT_S: Final = 10
 """How long the output of a run that has ended is in memory; later it is read from the database."""
-ATTEMPTS: Final = 3
-"""How often a run is begun whose process dies each time."""
 SWEEP_S: Final = 0.5
 """How often rows are looked at: what is to be taken over, cancelled, or has ended elsewhere."""
 SOON_S: Final = 0.1
@@ -68,17 +52,11 @@ AGED_S: Final = 60
 """How often what runs told is removed that ended long ago, and threads whose time is over."""
 EXPIRED: Final = 20
 """How many of these threads are deleted at once, so that a sweep does not take long."""
-ENDS_S: Final = 5
-"""How long a run that was cancelled is waited for."""
 PAUSE_S: Final = 0.05
 DUE: Final = 100
 """How many delayed runs whose time has come are begun before other rows are looked at again."""
 _LIVES: Final = "perdure.server/"  # and the name of a process: the lock that it holds
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
-
-
-class RunAbandoned(PerdureError):
-    """The processes that ran a run died, one after the other."""
 
 
 class Player(Protocol):
@@ -146,8 +124,8 @@ class DatabaseRuns:
         others: Does what else is due, or did it last.
     """
 
-    def __init__(self, runs: RunServer, tenant: str | None, parts: OpenDatabase) -> None:
-        self._runs, self.tenant, self.parts = runs, tenant, parts
+    def __init__(self, server: RunServer, tenant: str | None, parts: OpenDatabase) -> None:
+        self.server, self.tenant, self.parts = server, tenant, parts
         self.saver, self.table = parts.saver, RunTable(parts.saver)
         self.events = StoredEvents(self.table)
         self.owner, self.known = "", dict[str, Run]()
@@ -180,7 +158,7 @@ class DatabaseRuns:
                 self.ready.set()
                 raise
             except Exception as exc:
-                if not self._runs.has(self.tenant, self):
+                if not self.server.has(self.tenant, self):
                     return  # its database is closed, as nobody used it
                 kind = type(exc).__name__  # its text may be content
                 _LOGGER.warning("the runs of this process are taken up again (%s)", kind)
@@ -206,7 +184,7 @@ class DatabaseRuns:
     async def _sweep(self) -> None:
         self._do_others()
         asked_at = time.monotonic()
-        live, served = await self.table.live(), {*self._runs.graphs}
+        live, served = await self.table.live(), {*self.server.graphs}
         due = [run for run in live if run.status == "delayed" and run.graph in served]
         taken = any([await self._begin_due(run) for run in due[:DUE]])
         live = [run for run in live if run.status != "delayed"]
@@ -228,7 +206,7 @@ class DatabaseRuns:
         for run in [*self.known.values()]:
             if not run.ended:
                 await self.refresh(run, stored.get(run.run_id), asked_at)
-        feeds = self._runs.read_feeds(self.tenant)
+        feeds = self.server.read_feeds(self.tenant)
         here = {run.thread_id for run in self.known.values() if run.is_executing}
         for thread_id in feeds.keys() - here:
             await self.events.fetch(feeds[thread_id], feeds[thread_id].thread, ALL_RUNS)
@@ -238,7 +216,7 @@ class DatabaseRuns:
         if time.monotonic() - self._aged_at > AGED_S:
             more = False
             with contextlib.suppress(PerdureError):  # what cannot be deleted holds up no run
-                more = await self._threads.expire(EXPIRED) == EXPIRED
+                more = await self.threads.expire(EXPIRED) == EXPIRED
                 await self.table.drop_aged()
             self._aged_at = self._aged_at if more else time.monotonic()
 
@@ -247,7 +225,7 @@ class DatabaseRuns:
         if self.others.done():
             if exc := self.others.exception():
                 _LOGGER.warning("what is due has not begun (%s)", type(exc).__name__)
-            self.others = asyncio.create_task(self._runs.do_due(self))
+            self.others = asyncio.create_task(self.server.do_due(self))
 
     def look(self) -> None:
         """Look at the rows at once."""
@@ -268,8 +246,8 @@ class DatabaseRuns:
             await self.read(live.thread_id, live.run_id)
         except (CorruptRecord, ValidationError) as exc:  # the other runs go on
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
-            error = error_of(exc)
-            await self.table.end(live, "error", error, knows_rollback=True)  # once it is the next
+            error = error_of(exc)  # it ends once it is the next
+            await self.table.end(live, "error", error, known_cancel="rollback")
 
     async def _take_over(self, owner: str, runs: Collection[LiveRun]) -> bool:
         """Take the runs of a process, if it is gone: then its lock is free."""
@@ -342,18 +320,18 @@ class DatabaseRuns:
         """Go with a run to its end, wherever it runs."""
         self.known[run.run_id] = run
         run.task = asyncio.create_task(self._follow(run), context=context)
-        self._runs.begun(run)
+        self.server.begun(run)
         if (run.row.live.status, run.row.live.owner) != ("running", self.owner):
             self.look()
         return run
 
     async def _follow(self, run: Run) -> None:
         ended_here = False
-        with self._runs.used(self.tenant):
+        with self.server.used(self.tenant):
             try:
-                while (live := run.row.live).status in LIVE and not self._runs.is_closed:
+                while (live := run.row.live).status in LIVE and not self.server.is_closed:
                     if (live.status, live.owner) == ("running", self.owner):
-                        await self._execute(run, live)
+                        await RunExecution(self, run).execute()
                         ended_here = run.status not in LIVE
                     elif run.cancelled and live.cancel is None:  # its row says it to who has it
                         await self.table.cancel(run.thread_id, run.run_id, run.cancelled)
@@ -370,7 +348,7 @@ class DatabaseRuns:
                 if run.begun and not ended_here:
                     run.forget()
                 asyncio.get_running_loop().call_later(OUTPUT_S, _free_output, ref(run))
-                self._runs.ended(run)
+                self.server.ended(run)
                 self._done.append(run)
                 if len(self._done) > REPLAYED:
                     old = self._done.popleft()
@@ -378,187 +356,19 @@ class DatabaseRuns:
                     if self.known.get(old.run_id) is old:
                         del self.known[old.run_id]
 
-    # -- running one
-
-    async def _execute(self, run: Run, live: LiveRun) -> None:
-        """Run it here, and end it, unless it was lost."""
-        is_first = run.request.multitask_strategy == "reject" and not run.begun
-        patience_s = ENDS_S if is_first else None  # requests hold the lock only for a moment
-        with run.executing():
-            with run.playing():
-                run.check()
-                if live.attempt > ATTEMPTS:
-                    raise RunAbandoned(f"the server died {ATTEMPTS} times while it ran this")
-                async with self.saver.lock(run.thread_id, timeout_s=patience_s):
-                    if self.holds():
-                        await self.events.begin(run, live)
-                        await self._run_turn(run)
-            if isinstance(run.failure, StorageUnavailable):
-                self.holds()
-            while not run.lost and not await self._settled(run, live):  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(SWEEP_S)
-            if run.lost:
-                await self.events.hand_over(run, live)
-
-    async def _run_turn(self, run: Run) -> None:
-        """Run the graph. If it is stopped, wait for its last writes before the lock is released."""
-        writes = RunWrites()
-        token = RUN_WRITES.set(writes)
-        try:
-            await self._turn(run)
-        finally:
-            RUN_WRITES.reset(token)
-            if not run.lost:
-                await self._learn_rollback(run)
-            if run.cancelled or run.lost or run.failure is not None:
-                await writes.close(ENDS_S)
-            if run.cancelled == "rollback" and not run.lost:  # no program goes on from it
-                with contextlib.suppress(PerdureError):  # `_tidy` tries again
-                    await self._undo(run)
-
-    async def _learn_rollback(self, run: Run) -> None:
-        """Note a rollback that another server accepted, and that no sweep has seen yet."""
-        with contextlib.suppress(PerdureError):  # the end of the run finds out, too
-            if await self.table.read_cancel(run.row.live) == "rollback":
-                run.cancelled = "rollback"
-
-    async def _undo(self, run: Run) -> None:
-        """Remove all that a run has stored in its thread; the caller holds the thread's lock."""
-        await self.saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
-        await restore_start(self.saver, run)
-
-    async def _settled(self, run: Run, live: LiveRun) -> bool:
-        """Do what is left once its graph has ended, unless the database has no room, for example.
-
-        The graph is not run again for that.
-        """
-        try:
-            if not run.tidied:
-                await self._tidy(run)
-                run.tidied = True
-            await self._end(run, live)
-        except Exception as exc:
-            self.holds()
-            kind = type(exc).__name__  # its text may be content
-            _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, kind)
-            if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
-                run.fail(exc)  # its thread is damaged, for example
-                run.tidied = True
-            return False
-        return True
-
-    async def _tidy(self, run: Run) -> None:
-        run.knows_rollback = run.cancelled == "rollback"
-        if run.knows_rollback:  # its thread is as it was before the run
-            async with self.saver.lock(run.thread_id, timeout_s=ENDS_S):
-                await self._undo(run)
-                if run.former_status is not None:  # it had ended when the rollback was asked for
-                    await self._threads.set_status(run.thread_id, run.former_status)
-                if run.request.webhook:
-                    await WebhookTable(self.saver).drop(run.run_id)
-            run.rolled_back = True
-        if run.request.webhook and not run.rolled_back:
-            await self._tell(run)
-        if run.temporary:
-            with contextlib.suppress(UnknownThread):
-                await self._threads.delete(run.thread_id, recorded=False, run_id=run.run_id)
-        elif run.outcome == "error":
-            run.unheard = not await is_input_stored(self.saver, run)
-
-    async def _tell(self, run: Run) -> None:
-        """Have the webhook of a run be called, which begins once it has ended."""
-        ended = run.row._replace(
-            live=run.row.live._replace(status=run.outcome), updated_at=time.time()
-        )
-        values = run.output
-        if values is None and run.outcome != "error":
-            with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
-                values = await self.values(run)  # its graph may be another now
-        told = {
-            **shown(ended),
-            "values": values,
-            "error": None if run.failure is None else error_of(run.failure),
-        }
-        content = {"url": run.request.webhook, "run": json.loads(encoded(told))}
-        bare = {**content, "run": {**content["run"], "values": None, "error": None}}
-        of = WebhookTable(self.saver)
-        await of.add(run.row.live, content, bare, keeps_thread=not run.temporary)
-
-    async def _end(self, run: Run, live: LiveRun) -> None:
-        error = None if run.failure is None else error_of(run.failure)
-        asked = {"request": run.request.kept()} if run.unheard else None
-        closing = self._runs.player(run).closing(error)
-        last = await self.events.last(run, live, closing)
-        how: Any = "rolled back" if run.rolled_back else run.outcome
-        knows = run.knows_rollback  # a rollback that came later must still be done
-        claimed = await self.table.end(live, how, error, asked, last, knows_rollback=knows)
-        if claimed is not None and last is not None:
-            run.note_stored(last)
-        if run.rolled_back:
-            self.known.pop(run.run_id, None)
-        if claimed is None and not run.temporary:
-            await self.refresh(run)
-            if run.status == "interrupted" and run.error is None:  # its thread was deleted
-                run.row = run.row._replace(error=error)
-            return
-        ended = live._replace(status=run.outcome)
-        run.row = run.row._replace(live=ended, updated_at=time.time(), error=error, request=None)
-        run.events.extend(closing)
-        for each in self.known.values():
-            if each.row.live.thread == live.thread and each.row.live.seq in (claimed or ()):
-                each.told(each.row._replace(live=each.row.live._replace(status="running")))
-                return
-        if claimed:
-            self._wake.set()
+    # -- what runs need
 
     @property
-    def _threads(self) -> Threads:
-        return Threads(self.saver, {}, forget=lambda each: self._runs.forget(self.tenant, each))
-
-    async def _turn(self, run: Run) -> None:
-        saver, threads = self.saver, self._threads
-        before = await threads.listed(run.thread_id)  # it may be deleted by now
-        run.removals = before.removals if before.key == run.thread else None
-        if run.feed is None or run.events.removals is None:
-            run.events.removals = run.removals
-        progress = await find_progress(saver, run) if run.begun else None
-        if progress == "overtaken":
-            run.overtake()
-            return
-        ids = {"thread_id": run.thread_id, "user_id": run.user, "run_id": run.run_id}
-        graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
-        login = {"langgraph_auth_user": run.login} if run.login is not None else {}
-        config = run.request.config_with({**graph_ids, **login, **ids}, begun=progress is not None)
-        config["metadata"] |= {n: v for n, v in before.metadata.items() if n == "owner"}
-        config["callbacks"] = [AwaitedViews(saver)]
-        given = None if progress else run.request.given()
-        run.waits = progress == "asks"
-        if progress is None:
-            await store_start(saver, run, config)
-        with run.playing(), self._runs.measured():
-            run.check()
-            if progress != "asks":
-                opened = self._runs.graphs.opened(
-                    *(run.graph, saver, self.parts.store, config),
-                    access="threads.create_run",
-                    user=run.login,
-                    context=run.request.context,
-                )
-                async with opened as graph:
-                    await self._runs.player(run).play(graph, config, given)
-            run.outcome = "interrupted" if run.waits else "success"
-        if run.lost or run.cancelled == "rollback" or run.temporary:
-            return
-        stands = "idle" if run.outcome == "success" else run.outcome
-        run.former_status = before.ended
-        await threads.set_status(run.thread_id, cast(RunStatus, stands), before)
+    def threads(self) -> Threads:
+        """All threads of the database."""
+        return Threads(self.saver, {}, forget=lambda each: self.server.forget(self.tenant, each))
 
     async def values(self, run: Run) -> Any:
         """The output of a run that ran elsewhere: that of its last checkpoint."""
         at: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
         of = {"run_id": run.run_id}
         async for found in self.saver.alist(at, filter=of, limit=1):
-            opened = self._runs.graphs.opened(run.graph, self.saver, self.parts.store, at)
+            opened = self.server.graphs.opened(run.graph, self.saver, self.parts.store, at)
             async with opened as graph:
                 state, names = await graph.aget_state(found.config), graph.output_channels
             values = state.values

@@ -25,8 +25,9 @@ from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
 from perdure.server.run import CANCELS, Run
+from perdure.server.run_execution import ENDS_S
 from perdure.server.run_log import THREADS, Log, LoggedEvent
-from perdure.server.run_queue import ENDS_S, PAUSE_S, DatabaseRuns, Player
+from perdure.server.run_queue import PAUSE_S, DatabaseRuns, Player
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
 from perdure.server.webhooks import Webhooks

@@ -53,6 +53,8 @@ METADATA_LEVELS: Final = 8
 _ID_BYTES: Final = 4096  # of a thread that is made here
 _ALL: Final = 1 << 31
 _PAGE: Final = 500  # runs read at once, of those whose threads are compared
+RELEASE_S: Final = 0.5
+"""How long the lock of a thread without a live run is waited for before the thread is changed."""
 _WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
 
 
@@ -201,31 +203,36 @@ class Threads:
             return
         await self._list.achange(thread_id, lambda thread: (_kept(thread)[0], status), waits=waits)
 
-    async def delete(
-        self, thread_id: str, *, recorded: bool = True, run_id: str | None = None
-    ) -> None:
+    async def delete(self, thread_id: str) -> None:
         """Delete a thread with its checkpoints; memories that rest on it stay.
-
-        Args:
-            thread_id: The thread.
-            recorded: Whether to write a removal record; see `Maintenance.delete_thread`.
-            run_id: The run that deletes its own thread.
 
         Raises:
             UnknownThread: See `get`.
             AlreadyLocked: A turn of another program does not end.
         """
-        async with self.turn(thread_id, timeout_s=_WAIT_S, run_id=run_id):
-            await self.get(thread_id)
-            await self._list.adelete(thread_id, recorded=recorded)
-            self._forget(thread_id)
+        async with self.turn(thread_id, timeout_s=_WAIT_S):
+            await self.delete_locked(thread_id, recorded=True)
+
+    async def delete_locked(self, thread_id: str, *, recorded: bool) -> None:
+        """Delete a thread whose lock the caller holds; its runs are deleted with it.
+
+        Args:
+            thread_id: The thread.
+            recorded: Whether to write a removal record; see `Maintenance.delete_thread`.
+
+        Raises:
+            UnknownThread: See `get`.
+        """
+        await self.get(thread_id)
+        await self._list.adelete(thread_id, recorded=recorded)
+        self._forget(thread_id)
 
     async def expire(self, limit: int) -> int:
         """Delete some threads whose time is over, and return how many; not those in a turn."""
         done = 0
         for thread_id in await self._list.aexpired(limit):
             with suppress(AlreadyLocked):
-                async with self.turn(thread_id):
+                async with self.turn(thread_id, timeout_s=0):
                     done += await self._list.aexpire(thread_id)
                     if await self._list.aget(thread_id) is None:
                         self._forget(thread_id)
@@ -273,29 +280,35 @@ class Threads:
         return await self.get(target)
 
     @asynccontextmanager
-    async def turn(
-        self, thread_id: str, timeout_s: float = 0, run_id: str | None = None
-    ) -> AsyncIterator[None]:
+    async def turn(self, thread_id: str, timeout_s: float | None = None) -> AsyncIterator[None]:
         """Hold the lock of a thread while it is changed.
 
         Args:
             thread_id: The thread.
-            timeout_s: How long to wait for the lock, in seconds.
-            run_id: The run on whose behalf the thread is changed.
+            timeout_s: How long to wait for the lock, in seconds. None means to wait for a short
+                time if no run of the thread is live, because the lock of a run is released just
+                after the end of the run is stored.
 
         Raises:
             AlreadyLocked: A run holds the lock; or a run is accepted and waits for a server,
                 because its former server has died.
         """
         why = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
+        table, timeouts = (
+            RunTable(self._saver),
+            [0, RELEASE_S] if timeout_s is None else [timeout_s],
+        )
         async with AsyncExitStack() as stack:
-            try:
-                await stack.enter_async_context(self._saver.lock(thread_id, timeout_s=timeout_s))
-            except StorageUnavailable as exc:
-                if not isinstance(exc.__cause__, TimeoutError):
-                    raise  # nobody can tell
-                raise AlreadyLocked(why) from exc
-            if {*await RunTable(self._saver).live_of(thread_id)} - {run_id}:
+            for number, timeout in enumerate(timeouts, 1):
+                try:
+                    await stack.enter_async_context(self._saver.lock(thread_id, timeout_s=timeout))
+                    break
+                except StorageUnavailable as exc:
+                    if not isinstance(exc.__cause__, TimeoutError):
+                        raise  # nobody can tell
+                    if number == len(timeouts) or await table.live_of(thread_id):
+                        raise AlreadyLocked(why) from exc
+            if await table.live_of(thread_id):
                 raise AlreadyLocked(why)
             yield
 

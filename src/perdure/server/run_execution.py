@@ -1,0 +1,296 @@
+"""One execution of a run: play its graph under the lock of its thread, and store its end.
+
+The thread is cleaned up, and the end of the run is stored, before the lock is released. So a
+program that waits for the lock never goes on from the state of a run that is then rolled back. A
+cancellation is accepted until the end is stored, and is carried out if it was accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from perdure.checkpointers.run_writes import RUN_WRITES, RunWrites
+from perdure.checkpointers.runs import LIVE
+from perdure.checkpointers.thread_list import RunStatus
+from perdure.checkpointers.webhooks import WebhookTable
+from perdure.errors import (
+    AlreadyLocked,
+    PerdureError,
+    StorageFull,
+    StorageUnavailable,
+    UnknownThread,
+)
+from perdure.memory.views import AwaitedViews
+from perdure.server.reply import encoded
+from perdure.server.run import Run, error_of, shown
+from perdure.server.run_log import LoggedEvent
+from perdure.server.run_progress import (
+    find_progress,
+    is_input_stored,
+    restore_start,
+    store_start,
+)
+from perdure.storage.flow import Statement
+
+if TYPE_CHECKING:
+    from perdure.server.run_queue import DatabaseRuns
+
+ATTEMPTS: Final = 3
+"""How often a run is begun whose process dies each time."""
+ENDS_S: Final = 5
+"""How long a run that was cancelled is waited for."""
+RETRY_S: Final = 0.5
+"""The pause before a run whose end could not be stored is tried to be ended again."""
+_LOGGER: Final = logging.getLogger("perdure.server.runs")
+
+
+class RunAbandoned(PerdureError):
+    """The processes that ran a run died, one after the other."""
+
+
+class _StoredEnd(NamedTuple):
+    """The end of a run as it was stored.
+
+    Attributes:
+        claimed: The `seq` of the runs of the thread that begin now. None if the run was another
+            process' or its thread was deleted.
+        closing: The last events of the run.
+        error: What clients are told of its failure, or None.
+    """
+
+    claimed: list[int] | None
+    closing: Sequence[LoggedEvent]
+    error: dict[str, str] | None
+
+
+class RunExecution:
+    """One execution of a run in this process.
+
+    Args:
+        runs: The runs of its database.
+        run: The run, whose row says that it is running in this process.
+    """
+
+    def __init__(self, runs: DatabaseRuns, run: Run) -> None:
+        self._runs, self._run, self._live = runs, run, run.row.live
+        self._saver, self._threads = runs.saver, runs.threads
+        self._lock, self._has_lock = AsyncExitStack(), False
+        self._writes = RunWrites()
+        self._webhook: Statement | None = None
+
+    async def execute(self) -> None:
+        """Run it here, and end it, unless it is lost."""
+        run, live = self._run, self._live
+        with run.executing():
+            async with self._lock:
+                with run.playing():
+                    run.check()
+                    if live.attempt > ATTEMPTS:
+                        raise RunAbandoned(f"the server died {ATTEMPTS} times while it ran this")
+                    # requests hold the lock only for a moment
+                    is_first = run.request.multitask_strategy == "reject" and not run.begun
+                    await self._take_lock(ENDS_S if is_first else None)
+                    if self._runs.holds():
+                        await self._runs.events.begin(run, live)
+                        await self._run_turn()
+                if isinstance(run.failure, StorageUnavailable):
+                    self._runs.holds()
+                if run.cancelled or run.lost or run.failure is not None:
+                    await self._writes.close(ENDS_S)
+                end = await self._store_end()
+            if end is not None:
+                self._tell_end(end)
+            if run.lost:
+                await self._runs.events.hand_over(run, live)
+
+    async def _take_lock(self, timeout_s: float | None) -> None:
+        """Take the lock of the thread, and hold it until the execution is over."""
+        if not self._has_lock:
+            lock = self._saver.lock(self._run.thread_id, timeout_s=timeout_s)
+            await self._lock.enter_async_context(lock)
+            self._has_lock = True
+
+    # -- its graph
+
+    async def _run_turn(self) -> None:
+        """Run the graph, and count its writes."""
+        token = RUN_WRITES.set(self._writes)
+        try:
+            await self._turn()
+        finally:
+            RUN_WRITES.reset(token)
+
+    async def _turn(self) -> None:
+        run, saver, threads = self._run, self._saver, self._threads
+        before = await threads.listed(run.thread_id)  # it may be deleted by now
+        run.removals = before.removals if before.key == run.thread else None
+        if run.feed is None or run.events.removals is None:
+            run.events.removals = run.removals
+        progress = await find_progress(saver, run) if run.begun else None
+        if progress == "overtaken":
+            run.overtake()
+            return
+        ids = {"thread_id": run.thread_id, "user_id": run.user, "run_id": run.run_id}
+        graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
+        login = {"langgraph_auth_user": run.login} if run.login is not None else {}
+        config = run.request.config_with({**graph_ids, **login, **ids}, begun=progress is not None)
+        config["metadata"] |= {n: v for n, v in before.metadata.items() if n == "owner"}
+        config["callbacks"] = [AwaitedViews(saver)]
+        given = None if progress else run.request.given()
+        run.waits = progress == "asks"
+        if progress is None:
+            await store_start(saver, run, config)
+        with run.playing(), self._runs.server.measured():
+            run.check()
+            if progress != "asks":
+                opened = self._runs.server.graphs.opened(
+                    *(run.graph, saver, self._runs.parts.store, config),
+                    access="threads.create_run",
+                    user=run.login,
+                    context=run.request.context,
+                )
+                async with opened as graph:
+                    await self._runs.server.player(run).play(graph, config, given)
+            run.outcome = "interrupted" if run.waits else "success"
+        if run.lost or run.cancelled == "rollback" or run.temporary:
+            return
+        stands = "idle" if run.outcome == "success" else run.outcome
+        run.former_status = before.ended
+        await threads.set_status(run.thread_id, cast(RunStatus, stands), before)
+
+    # -- its end
+
+    async def _store_end(self) -> _StoredEnd | None:
+        """Clean up and store the end, also if the database has no room for some time, for example.
+
+        The graph is not run again for that. None is returned if the run is lost.
+        """
+        run = self._run
+        while not run.lost:
+            try:
+                if not run.tidied:
+                    await self._tidy()
+                    run.tidied = True
+                if (end := await self._end()) is not None:
+                    return end
+                run.tidied = False  # it was cancelled meanwhile
+            except Exception as exc:
+                self._runs.holds()
+                kind = type(exc).__name__  # its text may be content
+                _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, kind)
+                if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
+                    run.fail(exc)  # its thread is damaged, for example
+                    run.tidied = True
+                await asyncio.sleep(RETRY_S)
+        return None
+
+    async def _tidy(self) -> None:
+        """Carry out the cancellation of the run, if there is one, and prepare its end."""
+        run = self._run
+        run.carried_out = run.cancelled
+        if run.carried_out == "rollback" or run.temporary:
+            await self._take_lock(ENDS_S)
+        if run.carried_out == "rollback":
+            await self._roll_back()
+        elif run.carried_out is not None:
+            await self._interrupt()
+        self._webhook = None
+        if run.request.webhook and not run.rolled_back:
+            await self._prepare_webhook(run.request.webhook)
+        if run.temporary:
+            with contextlib.suppress(UnknownThread):
+                await self._threads.delete_locked(run.thread_id, recorded=False)
+        elif run.outcome == "error":
+            run.unheard = not await is_input_stored(self._saver, run)
+
+    async def _roll_back(self) -> None:
+        """Remove all that the run has stored; the lock of the thread is held."""
+        run = self._run
+        await self._writes.close(ENDS_S)
+        await self._saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
+        await restore_start(self._saver, run)
+        if run.former_status is not None:  # it had ended when the rollback was asked for
+            await self._threads.set_status(run.thread_id, run.former_status)
+        if run.request.webhook:
+            await WebhookTable(self._saver).drop(run.run_id)
+        run.rolled_back, run.outcome, run.failure = True, "interrupted", None
+
+    async def _interrupt(self) -> None:
+        """End the run as interrupted, also if it was cancelled after its last step."""
+        run, is_late = self._run, self._run.outcome != "interrupted"
+        run.outcome, run.failure = "interrupted", None
+        if is_late and run.former_status is not None:  # the status of the thread says how it ended
+            await self._threads.set_status(run.thread_id, "interrupted")
+
+    async def _prepare_webhook(self, url: str) -> None:
+        """Have the webhook be stored with the end of the run, or now if the thread is deleted."""
+        run = self._run
+        ended = run.row._replace(
+            live=run.row.live._replace(status=run.outcome), updated_at=time.time()
+        )
+        values = run.output
+        if values is None and run.outcome != "error":
+            with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
+                values = await self._runs.values(run)  # its graph may be another now
+        told = {
+            **shown(ended),
+            "values": values,
+            "error": None if run.failure is None else error_of(run.failure),
+        }
+        content = {"url": url, "run": json.loads(encoded(told))}
+        bare = {**content, "run": {**content["run"], "values": None, "error": None}}
+        table = WebhookTable(self._saver)
+        if run.temporary:
+            await table.add(run.row.live, content, bare, keeps_thread=False)
+        else:
+            self._webhook = table.build_insert(
+                *(run.row.live, content, bare), keeps_thread=True, known_cancel=run.carried_out
+            )
+
+    async def _end(self) -> _StoredEnd | None:
+        """Store the end of the run. Return None if it was cancelled in another way meanwhile."""
+        run, live, runs = self._run, self._live, self._runs
+        if run.cancelled != run.carried_out and not run.temporary:
+            return None
+        error = None if run.failure is None else error_of(run.failure)
+        asked = {"request": run.request.kept()} if run.unheard else None
+        closing = runs.server.player(run).closing(error)
+        last = await runs.events.last(run, live, closing)
+        how: Any = "rolled back" if run.rolled_back else run.outcome
+        known: Any = {"known_cancel": run.carried_out, "webhook": self._webhook}
+        claimed = await runs.table.end(live, how, error, asked, last, **known)
+        if claimed is not None and last is not None:
+            run.note_stored(last)
+        if claimed is None and not run.temporary:
+            await runs.refresh(run)
+            if run.status in LIVE and run.cancelled != run.carried_out:
+                return None
+        return _StoredEnd(claimed, closing, error)
+
+    def _tell_end(self, end: _StoredEnd) -> None:
+        """Tell readers of the end, and begin the next run of the thread if it is known here."""
+        run, live, known = self._run, self._live, self._runs.known
+        if run.rolled_back:
+            known.pop(run.run_id, None)
+        if end.claimed is None and not run.temporary:
+            if run.status == "interrupted" and run.error is None:  # its thread was deleted
+                run.row = run.row._replace(error=end.error)
+            return
+        ended = live._replace(status=run.outcome)
+        run.row = run.row._replace(
+            live=ended, updated_at=time.time(), error=end.error, request=None
+        )
+        run.events.extend(end.closing)
+        for each in known.values():
+            if each.row.live.thread == live.thread and each.row.live.seq in (end.claimed or ()):
+                each.told(each.row._replace(live=each.row.live._replace(status="running")))
+                return
+        if end.claimed:
+            self._runs.look()
