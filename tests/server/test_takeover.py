@@ -173,6 +173,66 @@ def test_an_answer_does_not_go_to_another_question(db: Settings, gate: Gate, pru
     assert [each["value"] for each in state["interrupts"]] == [0]
 
 
+def test_the_start_of_a_run_is_found_however_long_the_thread_went_on(
+    db: Settings, gate: Gate
+) -> None:
+    """A program changes the thread a hundred times, and is asked the same question then."""
+    with served(db, gate) as client:
+        client.threads.create(thread_id="t")
+        client.runs.wait("t", "asks", input={"heard": []})
+        client.runs.wait("t", "asks", command=YES)
+        run = client.runs.create("t", "asks", command=YES)["run_id"]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with open_checkpointer(db.db) as saver:
+        graph = asks(gate).compile(checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": "t"}, "metadata": {"graph_id": "asks"}}
+        for number in range(100):
+            graph.update_state(config, {"heard": [f"told {number}"]})
+        anew: Any = {"heard": ["anew"]}
+        asyncio.run(graph.ainvoke(anew, config))
+    with served(db, gate) as client:
+        values: Any = client.runs.join("t", run)
+        state: Any = client.threads.get_state("t")
+
+    assert values["__error__"]["error"] == "RunOvertaken"
+    assert [each["value"] for each in state["interrupts"]] == [0]
+
+
+@pytest.mark.parametrize("to", ["before the run", "its input"])
+def test_a_run_whose_thread_was_rewound_is_not_begun_again(
+    db: Settings, gate: Gate, to: str
+) -> None:
+    """A program rewinds the thread between two servers.
+
+    The run goes on if the thread stands at a checkpoint of the run.
+    """
+    gate.open.set()
+    with served(db, gate) as client:
+        client.threads.create(thread_id="t")
+        client.runs.wait("t", "talk", input=says("zero"))
+        gate.open.clear()
+        gate.reached.clear()
+        run = client.runs.create("t", "talk", input=says("one"))["run_id"]
+        assert gate.reached.wait(60)
+    gate.open.set()
+    with open_checkpointer(db.db) as saver:
+        stored = [*saver.list({"configurable": {"thread_id": "t"}})]
+        is_of_run = [each.metadata.get("run_id") == run for each in stored]
+        begun = len(stored) - 1 - is_of_run[::-1].index(True)  # the first of the run
+        target = stored[begun if to == "its input" else begun + 1]
+        saver.rewind("t", target.config["configurable"]["checkpoint_id"])
+    with served(db, gate) as client:
+        values: Any = client.runs.join("t", run)
+        said, status = texts(client), client.runs.get("t", run)["status"]
+
+    if to == "its input":
+        assert (said, status) == (["zero", "heard 1", "one", "heard 2"], "success")
+    else:
+        assert (said, status) == (["zero", "heard 1"], "interrupted")
+        assert values["__error__"]["error"] == "RunOvertaken"
+
+
 def test_an_input_that_was_not_stored_is_applied_after_a_change(db: Settings, gate: Gate) -> None:
     """A run that waited for its turn has not begun, so it begins with what others have written."""
     with served(db, gate) as client:
