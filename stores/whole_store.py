@@ -19,6 +19,7 @@ from perdure.errors import ConfigurationError, PerdureError
 from perdure.settings import LIST_LIMIT
 from perdure.storage.database import Database, DatabaseOwner, awaited
 from perdure.storage.flow import ALL, Flow, NamedSQL, Statement, by_month, rows_of
+from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import (
     Namespace,
     NamespaceSize,
@@ -346,6 +347,7 @@ class WholeStore(DatabaseOwner, Store):
         *,
         on_unsuitable: OnUnsuitable = "error",
         progress: Progress | None = None,
+        max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> TransferReport:
         """Import the items of langgraph's SqliteStore or PostgresStore, or of any store.
 
@@ -364,6 +366,7 @@ class WholeStore(DatabaseOwner, Store):
                 its value is not JSON, or whose versions are others here: `"error"`, or `"skip"`:
                 it is counted, named in the log, and skipped.
             progress: See `import_lines`.
+            max_value_bytes: The size of the largest value that is read from a file.
 
         Raises:
             ConfigurationError: There is no such file, or another argument is wrong.
@@ -382,7 +385,7 @@ class WholeStore(DatabaseOwner, Store):
         elif isinstance(source, BaseStore):
             lines = of_store(source)
         else:
-            lines = of_langgraph(source)
+            lines = of_langgraph(source, max_value_bytes)
         return self._transfer.take(lines, progress, "item", skips=on_unsuitable == "skip")
 
     aimport_from = awaited(import_from)

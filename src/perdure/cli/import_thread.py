@@ -142,9 +142,12 @@ class Importing:
         self._report.left_out += talk.left_out
 
     def take_over(self, source: Source, names: dict[str, str]) -> None:
-        """Import a database of langgraph; of a server also the items of its store.
+        """Import a database of langgraph, with its threads and with the items of its store.
 
         A file of perdure's is merged, threads and items; `names` are new ids of its threads.
+
+        Raises:
+            NotADatabase: It has neither the tables of a saver nor those of a store.
         """
         if source.is_perdures:
             self._merge(source, names)
@@ -154,19 +157,20 @@ class Importing:
             raise ConfigurationError(f"--as is for files of perdure; {db!r} is none")
         saver, limit = self._file.saver, source.max_value_bytes
         with closing(source_of(db, Codec(saver.serde, saver.types), limit)) as tables:
-            done, threads, lacking = ImportReport(), list[str](), None
+            done, threads, lacking = ImportReport(), list[str](), list[NotADatabase]()
             with at_work(f"importing {tables.path}"):
                 try:
                     done = saver.import_from(db, max_value_bytes=limit)
                     threads = [*tables.threads()]
                 except NotADatabase as exc:  # it may have a store
-                    lacking = exc
-                if is_dsn(db):
-                    with suppress(NotADatabase):
-                        self._report.took_items(self._file.store.import_from(db))
-                        lacking = None
-                if lacking is not None:
-                    raise lacking
+                    lacking.append(exc)
+                try:
+                    items = self._file.store.import_from(db, max_value_bytes=limit)
+                    self._report.took_items(items)
+                except NotADatabase as exc:  # it may have threads
+                    lacking.append(exc)
+                if len(lacking) == 2:
+                    raise NotADatabase("; ".join(map(str, lacking)))
         self._report.took(done)
         with progress_bar("making memories", "thread") as show:
             for number, thread_id in enumerate(threads, 1):
