@@ -127,6 +127,10 @@ class LanggraphFile:
         """
         file = Path(path).resolve()
         expected = 'expected a langgraph.json with "graphs": {"name": "./file.py:graph"}'
+        if not file.exists():
+            raise ConfigurationError(
+                f"{str(path)!r} cannot be read: there is no such file; {expected}"
+            )
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as exc:
@@ -153,22 +157,29 @@ class LanggraphFile:
         )
 
     @property
+    def graph_names(self) -> tuple[str, ...]:
+        """The names of the graphs, in the order of the file."""
+        return tuple(self._sections.graphs)
+
+    @property
     def auth(self) -> str | None:
         """The path of the authentication handlers, or None."""
         auth = self._sections.auth
         return str(self.path.parent / auth.path) if auth else None
 
     def import_graphs(self) -> dict[str, Any]:
-        """Import the graphs, by name.
+        """Import the graphs, by name. A graph may also be a function that returns one.
 
         Raises:
-            ConfigurationError: A graph cannot be imported.
+            ConfigurationError: A graph cannot be imported, or is none.
         """
         self._set_environment()
-        return {
-            name: import_object(graph if isinstance(graph, str) else graph.path, self.path.parent)
-            for name, graph in self._sections.graphs.items()
-        }
+        graphs = dict[str, Any]()
+        for name, graph in self._sections.graphs.items():
+            place, what = graph if isinstance(graph, str) else graph.path, f"the graph {name!r}"
+            graphs[name] = import_object(place, self.path.parent, f"{what} of {str(self.path)!r}")
+            check_graph(f"{what}, {place!r} of {str(self.path)!r},", graphs[name])
+        return graphs
 
     def import_saver_options(self) -> dict[str, Any]:
         """Return the options `types` and `aliases` of the checkpointer.
@@ -184,7 +195,9 @@ class LanggraphFile:
                 'keys "types" and "aliases", for example {"types": "./file.py:TYPES"}'
             )
         return {
-            name: import_object(value, self.path.parent) if isinstance(value, str) else value
+            name: import_object(value, self.path.parent, f"perdure.{name}")
+            if isinstance(value, str)
+            else value
             for name, value in options.items()
         }
 
@@ -205,7 +218,9 @@ class LanggraphFile:
                 include=set(_StoreIndex.model_fields), exclude_none=True
             )
             if ".py:" in index["embed"]:  # otherwise it is a provider and its model
-                index["embed"] = import_object(index["embed"], self.path.parent)
+                index["embed"] = import_object(
+                    index["embed"], self.path.parent, "store.index.embed"
+                )
             options["index"] = index
         return options
 
@@ -219,7 +234,7 @@ class LanggraphFile:
         if place is None:
             return None
         self._set_environment()
-        return import_object(place, self.path.parent)
+        return import_object(place, self.path.parent, "http.app")
 
     def _set_environment(self) -> None:
         """Set the variables of `env`, and add the folder and local dependencies to `sys.path`."""
@@ -231,28 +246,56 @@ class LanggraphFile:
         os.environ.update(_read_variables(self._sections.env, folder))
 
 
-def import_object(place: str, folder: Path) -> Any:
+def import_object(place: str, folder: Path, what: str) -> Any:
     """Import the object that `"./file.py:name"` or `"package.module:name"` names.
 
     Args:
         place: The name of the object.
         folder: The folder to which the path of a file is relative.
+        what: What the object is, for the error: `"the graph 'chat'"`.
 
     Raises:
         ConfigurationError: The module cannot be imported, or has no such name.
     """
     module_name, _, attribute = place.rpartition(":")
+    file = (folder / module_name).resolve() if module_name.endswith(".py") else None
     try:
-        if module_name.endswith(".py"):
-            module = _import_file((folder / module_name).resolve())
+        if not (module_name and attribute):
+            why = "it names no object of a module"
+        elif file is not None and not file.is_file():
+            why = f"there is no file {str(file)!r}"
         else:
-            module = importlib.import_module(module_name)
-        return getattr(module, attribute)
+            module = importlib.import_module(module_name) if file is None else _import_file(file)
+            if hasattr(module, attribute):
+                return getattr(module, attribute)
+            why = f"{module_name!r} has no {attribute!r}"
     except Exception as exc:
+        raise _build_import_error(what, place, f"{type(exc).__name__}: {exc}") from exc
+    raise _build_import_error(what, place, why)
+
+
+def _build_import_error(what: str, place: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what} is {place!r}, which cannot be imported: {why}; expected './file.py:name' or "
+        "'package.module:name'"
+    )
+
+
+def check_graph(what: str, graph: Any) -> None:
+    """Check that an object is a graph, compiled or not, or may return one when it is called.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    from langgraph.graph import StateGraph
+    from langgraph.pregel import Pregel
+
+    is_graph = isinstance(graph, StateGraph | Pregel) or hasattr(graph, "__aenter__")
+    if not is_graph and (isinstance(graph, type) or not callable(graph)):
         raise ConfigurationError(
-            f"{place!r} cannot be imported ({type(exc).__name__}: {exc}); expected "
-            "'./file.py:name' or 'package.module:name'"
-        ) from exc
+            f"{what} is {graph!r:.80}; expected a StateGraph, a compiled graph, or a function "
+            "that returns one"
+        )
 
 
 def _import_file(file: Path) -> ModuleType:

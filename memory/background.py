@@ -190,7 +190,7 @@ class Background:
         live = queue.live()
         due = {
             job.key: replace(job, state="running") if live.get(job.key) else job
-            for job in self._due.jobs()
+            for job in self._due.jobs(confirmed=True)
         }
         jobs = {job.key: job for job in queue.done()} | due  # asked last: none is in neither
         return [job for job in jobs.values() if state in (None, job.state)]

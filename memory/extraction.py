@@ -435,14 +435,18 @@ class DueThreads:
         # the head of each, when it was first seen, the namespace and the config of its memories
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         self._unassigned: dict[str, datetime] = {}  # when each was written to last
+        # the head and the watermark of each when it was read, and whether all was read by then
+        self._confirmed: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
         self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
 
-    def jobs(self, *, listed: bool = True) -> list[ExtractionJob]:
+    def jobs(self, *, listed: bool = True, confirmed: bool = False) -> list[ExtractionJob]:
         """The threads with unread messages, in any state but `"done"`.
 
         With `listed`, those that were deleted since the last call are left out, by a query for
-        each thread.
+        each thread. With `confirmed`, so are those whose messages have all been read while a run
+        was under way, as `remember_turns` does; the newest messages of each thread are read for it,
+        once for each head. A worker does not need that: it finds nothing to extract in them.
         """
         with self._lock:
             self._refresh()
@@ -451,6 +455,7 @@ class DueThreads:
                     self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
                 except UnknownThread:
                     del self._unread[thread_id]
+                    self._confirmed.pop(thread_id, None)
             adapter, name = self._extraction.adapter(), self._extraction.extractor.name
             unread = [*self._unread.items()]
             places = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
@@ -459,12 +464,25 @@ class DueThreads:
                 head, seen, namespace, labels = place
                 if mark.checkpoint_id == head.checkpoint_id:
                     del self._unread[thread_id]
+                    self._confirmed.pop(thread_id, None)
                     continue
                 state, at = standing(self._pace, head, mark, seen, datetime.now(UTC))
+                if confirmed and state in ("waiting", "due") and self._is_read(head, mark):
+                    continue
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
                 jobs.append(ExtractionJob(thread_id, namespace, state, *failure, at, labels))
             return jobs
+
+    def _is_read(self, head: ThreadHead, mark: Watermark) -> bool:
+        """Return whether all messages of a thread were read, though not as of its head."""
+        here = head.checkpoint_id, mark.count, mark.known
+        known = self._confirmed.get(head.thread_id)
+        if known is None or known[0] != here:
+            at = head.thread_id, head.checkpoint_id, self._extraction.messages_key
+            is_read = run(thread_messages.is_read_in_full(self._saver, *at, mark))
+            known = self._confirmed[head.thread_id] = here, is_read
+        return known[1]
 
     def job(self, thread_id: str, config: RunnableConfig | None) -> ExtractionJob:
         """The job of one thread; None: with the config of its last run."""
@@ -489,6 +507,7 @@ class DueThreads:
         """Forget a thread that was deleted."""
         with self._lock:
             self._unread.pop(thread_id, None)
+            self._confirmed.pop(thread_id, None)
             self._unassigned.pop(thread_id, None)
 
     def _refresh(self) -> None:

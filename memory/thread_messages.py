@@ -24,7 +24,7 @@ from perdure.checkpointers.delta import COUNTERS
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.effects import calling
-from perdure.errors import UnknownThread
+from perdure.errors import PerdureError, UnknownThread
 from perdure.memory import conversation
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.nodes import checked
@@ -45,6 +45,7 @@ SEARCHED: Final = "searched"
 find a message of which no memory is made, such as a document that a model wrote."""
 TURNS: Final = "turns"
 """The extractor whose watermarks have the id of their thread as key; see `_key`."""
+_TAIL: Final = 8  # messages at the end of a thread that mostly tell whether all were read
 _KNOWN: Final = 50  # messages that a watermark names
 
 
@@ -148,6 +149,32 @@ async def read_history(
     messages = checked([] if values is None else values, f"the channel {channel!r}")
     history = history_of_state(thread_id, head.checkpoint["id"], messages)
     return history.timed([time_of(head.checkpoint.get("ts"))] * len(history.messages))
+
+
+async def is_read_in_full(
+    saver: Any, thread_id: str, head: str | None, channel: str, mark: Watermark
+) -> bool:
+    """Return whether a watermark covers all messages of a thread up to its head.
+
+    The newest messages of one of perdure's threads mostly tell. Otherwise all are read. A thread
+    that cannot be read has unread messages.
+    """
+    try:
+        at = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL)}
+        tail: list[HistoryItem] = await calling(saver, "history", thread_id, **at)
+        newest = _read(checked([item.value for item in tail], f"the channel {channel!r}"))
+        if not tail or not mark.count:
+            return not tail
+        known = {message.id: message for message in mark.known}
+        messages = [message for message in newest if message.message.id]
+        if messages[-1:] and messages[-1].id not in known:
+            return False
+        are_read = not any(_is_new(message, known.get(message.id)) for message in messages)
+        if are_read and len(messages) == len(tail) and tail[-1].position + 1 == mark.count:
+            return True
+        return not mark.beyond(await read_history(saver, thread_id, channel, mark.ids))
+    except PerdureError:
+        return False
 
 
 async def _history(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -45,7 +45,6 @@ from perdure.errors import (
 )
 from perdure.memory.extraction import labels_of
 from perdure.memory.thread_messages import SEARCHED
-from perdure.settings import is_dsn
 from perdure.stores.base import Provenance
 
 if TYPE_CHECKING:

@@ -405,7 +405,7 @@ def jobs(
             if job.state == "dead":
                 with at_work(f"reading {job.thread_id} …"):
                     extraction.extract(job.thread_id, job.config)
-        waiting, unassigned = due.jobs(), due.unassigned()
+        waiting, unassigned = due.jobs(confirmed=True), due.unassigned()
         rows = [
             (
                 short_id(file, job.thread_id, whole=json),

@@ -154,6 +154,7 @@ def serve(
         )
         server = _Server(file.settings, places, metrics, log, grace)
         made = server.app()
+        _report_served(file, configured, keys, auth)
         shown = f"[{host}]" if ":" in host else host
         note(f"http://{shown}:{listening.getsockname()[1]}/", "dim")
         if access is not None:
@@ -338,6 +339,26 @@ def _has_tenants(access: Access | None) -> bool:
     from perdure.server.access import Local
 
     return not isinstance(access, Local | None) and getattr(access, "tenants", ()) != {None}
+
+
+def _report_served(
+    file: OpenedDatabase, configured: LanggraphFile | None, keys: str | None, auth: str | None
+) -> None:
+    """Print which database, whose memories and which graphs are served."""
+    from perdure.settings import is_dsn
+
+    db = file.settings.db
+    if is_dsn(db):
+        from perdure.storage.postgres_dsn import redact_dsn
+
+        db = redact_dsn(db)
+    elif db != ":memory:":
+        db = os.path.abspath(db)
+    handlers = keys or auth or (configured.auth if configured else None)
+    users = f"users: those of {handlers}" if handlers else f"user: {file.user}"
+    graphs = ", ".join(configured.graph_names) if configured else "chat, agent (perdure's own)"
+    of = f" of {configured.path}" if configured else ""
+    note(f"database: {db}\n{users}\ngraphs: {graphs or 'none'}{of}", "dim")
 
 
 def _report_configuration(

@@ -152,7 +152,10 @@ def _bound(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Gra
     """Return the graph with a checkpointer, a store, and its own name or that of the file."""
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
-        raise ConfigurationError(f"a graph is {graph!r}; expected a StateGraph or a compiled graph")
+        raise ConfigurationError(
+            f"the function of the graph {name!r} returned {graph!r:.80}; expected a StateGraph or "
+            "a compiled graph"
+        )
     update = {"checkpointer": saver, "store": store}
     return compiled.copy(update | ({"name": name} if compiled.name == _UNNAMED else {}))
 
