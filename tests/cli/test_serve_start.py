@@ -12,9 +12,9 @@ from psycopg.conninfo import make_conninfo
 
 from tests import postgres_server
 from tests.cli.commands import error
-from tests.cli.test_serve import entry, served
+from tests.cli.test_serve import served
+from tests.server.test_keys import ANN, entry
 
-ANN = "perdure_ann"
 GRAPHS = """
 from contextlib import asynccontextmanager
 

@@ -319,7 +319,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         ("ModuleNotFoundError", lambda: "no_such_module:auth"),
         ("SyntaxError", lambda: written(tmp_path, "def")),
         ("ZeroDivisionError", lambda: written(tmp_path, "1/0")),
-        ("AttributeError", lambda: written(tmp_path, "", "empty.py")),
+        ("has no 'auth'", lambda: written(tmp_path, "", "empty.py")),
         ("is int; expected langgraph_sdk.Auth", lambda: written(tmp_path, "auth = 1", "number.py")),
         ("no handler under @auth.authenticate", lambda: written(tmp_path, auth, "nobody.py")),
         (

@@ -68,9 +68,9 @@ class AuthFile:
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
             sys.path.append(folder)  # what it imports lies beside it
-        self._authenticate, self._handlers = _registered(import_object(
-            path, Path(), "the file of authentication handlers"
-        ), path)
+        self._authenticate, self._handlers = _registered(
+            import_object(path, Path(), "the file of authentication handlers"), path
+        )
         parameters = inspect.signature(self._authenticate).parameters.values()
         self._asks = [each.name for each in parameters if each.name in _PARAMETERS]
         self.reads_body = "body" in self._asks
