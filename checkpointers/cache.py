@@ -169,6 +169,8 @@ class Snapshot:
         step, labels: The step and the labels in the metadata, once they are read; see
             `labels.labels_in`.
         has_stopped: Whether a task of it is known to wait for an answer, or to have failed.
+        run_began: When the run began that has put it, in seconds since 1970; None if no run has put
+            it in this database. See `run_starts`.
     """
 
     uid: str
@@ -184,6 +186,7 @@ class Snapshot:
     step: int | None = UNREAD_STEP
     labels: dict[str, Any] | None = None
     has_stopped: bool = False
+    run_began: float | None = None
 
     def holds(self, channel: str, version: Any) -> bool:
         """Whether it has a value of a channel, in this version."""

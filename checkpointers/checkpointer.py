@@ -42,6 +42,7 @@ from perdure.checkpointers.reports import (
     ThreadStatus,
     ThreadUsage,
 )
+from perdure.checkpointers.run_starts import find_said_after
 from perdure.checkpointers.saver import CheckpointSaver
 from perdure.checkpointers.thread_copy import Merge, copy_thread
 from perdure.checkpointers.threads import ThreadReader, missing
@@ -420,6 +421,38 @@ class Checkpointer(CheckpointSaver):
         return self._read(lambda: find_erased(self._reader, thread_id, messages, number))
 
     aremoved = awaited(removed)
+
+    def said_after(
+        self,
+        thread_id: str,
+        message_ids: Sequence[str],
+        moment: datetime,
+        *,
+        channel: str = "messages",
+        config: RunnableConfig | None = None,
+    ) -> _List[bool]:
+        """Return for each message whether a run that began after a moment has brought it.
+
+        The run must be one of this database. The answer is False for messages of updates, imports,
+        merges and copies, whatever their times, and whenever it is not certain: for example if the
+        checkpoint before the message was pruned. A resume belongs to the run that it continues.
+
+        Args:
+            thread_id: The thread.
+            message_ids: The ids of messages up to the head of the thread.
+            moment: With a time zone.
+            channel: The channel of the messages.
+            config: The config that a node receives, for messages in the state of its run.
+
+        Raises:
+            ConfigurationError: The moment has no time zone.
+        """
+        thread_id, ids = check_thread_id(thread_id), check_texts("message_ids", message_ids)
+        after = check_moment("moment", moment).timestamp()
+        what = thread_id, channel, ids, after, config
+        return self._read(lambda: find_said_after(self._reader, self._run_starts, *what))
+
+    asaid_after = awaited(said_after)
 
     def copy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None

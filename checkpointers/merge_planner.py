@@ -218,7 +218,7 @@ class MergePlanner:
         written = [c for c in _written_since(now, run) if c in now.refs]
         merged, parent = {*written, *self._merged_in(run)}, run.parent
         Merge(now, {c: first_of(now.versions[c], last + 1) for c in written}).apply(run)
-        run.parent, codec = parent, self._reader.codec
+        run.parent, run.run_began, codec = parent, None, self._reader.codec
         metadata = self._reader.metadata(run) | {MERGED: sorted(merged)}
         run.fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
         yield from self._rewrite(run)

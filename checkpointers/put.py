@@ -126,6 +126,8 @@ class CheckpointPut:
         snapshots: The `DeltaChannel`s that have a snapshot of a list or a dict.
         replayed: The tasks' writes to these channels at the parent, once the writes are read.
         merge: What is taken over from the head; see `MergePlanner`.
+        run_began: When its run began, in seconds since 1970; None if that is not known.
+        continues_run: Whether its run is that of the parent, and began when that did.
     """
 
     at: Address
@@ -144,6 +146,8 @@ class CheckpointPut:
     snapshots: Sequence[str] = ()
     replayed: DeltaWrites | None = None
     merge: Merge | None = None
+    run_began: float | None = None
+    continues_run: bool = False
     _values: dict[str, Any] = field(default_factory=dict)
     _versions: dict[str, Any] = field(default_factory=dict)
     _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -316,15 +320,18 @@ class CheckpointPut:
         checkpoint |= {"channel_versions": self._versions, "versions_seen": self._seen}
         parts = self.at, checkpoint, metadata, self.new_versions, self.deliberate
         put = CheckpointPut(*parts, config=self.config, removals=self.removals)
+        put.run_began, put.continues_run = self.run_began, self.continues_run
         put.encode(codec, None)
         put.encode_rest(codec)
         return put
 
-    def snapshot(self) -> Snapshot:
-        """The checkpoint, without the values of its channels."""
+    def snapshot(self, parent: Snapshot | None) -> Snapshot:
+        """The checkpoint, without the values of its channels, upon its parent."""
         uid, step, fields = self.checkpoint["id"], self.metadata.get("step"), [*self.fields]
         made = Snapshot(uid, 0, self.at.checkpoint_id, 0, fields, self._versions, self._seen)
         made.step = step if type(step) is int else None
+        if self.merge is None:  # else it has messages that its run has not brought
+            made.run_began = parent.run_began if self.continues_run and parent else self.run_began
         return made
 
 

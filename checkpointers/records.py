@@ -150,7 +150,9 @@ def seal_checkpoint(
     seal: Seal, thread_id: str, ns: str, row: Row, snapshot: Snapshot, said: Mapping[str, Any]
 ) -> bytes:
     """The body of a row `(id, uid, parent, began, put_at, ...)`, with `said` as it is written."""
-    parts = [snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said]
+    parts: list[Any] = [snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said]
+    if snapshot.run_began is not None:
+        parts.append(snapshot.run_began)
     texts = row[0], snapshot.uid, snapshot.parent, *row[3:5]
     return seal.seal(pack(parts), checkpoint_place(thread_id, ns, texts))
 
@@ -164,8 +166,10 @@ def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
     key, packed, packed_parent, began, put_at, body = row
     uid, parent = unpack_id(packed) or "", unpack_id(packed_parent)
     at = checkpoint_place(thread_id, ns, (key, uid, parent, began, put_at))
-    fields, versions, seen, refs, said = _opened(seal, body, at)
-    return Snapshot(uid, key, parent, began, fields, versions, seen, refs, said=said)
+    fields, versions, seen, refs, said, *rest = _opened(seal, body, at)
+    snapshot = Snapshot(uid, key, parent, began, fields, versions, seen, refs, said=said)
+    snapshot.run_began = rest[0] if rest and type(rest[0]) is float else None
+    return snapshot
 
 
 def written_said(snapshot: Snapshot) -> dict[str, Any]:

@@ -199,8 +199,8 @@ class RemovalRecords:
 
     def note_load(self, config: RunnableConfig, thread_id: str, number: int) -> None:
         """Remember the number of the newest removal record at the time when a run begins."""
-        runtime = _runtime_of(config)
-        control = _control_of(runtime)
+        runtime = runtime_of(config)
+        control = control_of(runtime)
         if control is not None and runtime.execution_info is None:
             while len(self.loaded) >= _MAX_RUNS:
                 self.loaded.pop(next(iter(self.loaded)), None)
@@ -232,11 +232,11 @@ class RemovalRecords:
     def find_number_of_config(self, config: RunnableConfig, thread_id: str) -> tuple[int, bool]:
         """Return the result of `find_loaded_number` for a config of a run, node or checkpoint."""
         own = config.get("configurable", {}).get(REMOVALS_KEY)
-        number, runtime = own if type(own) is int else 0, _runtime_of(config)
+        number, runtime = own if type(own) is int else 0, runtime_of(config)
         if runtime is None:
             return number, False
         number = number if runtime.execution_info is None else 0
-        return self.loaded.get((_control_of(runtime), thread_id), number), True
+        return self.loaded.get((control_of(runtime), thread_id), number), True
 
 
 def record_place(thread: bytes, number: int) -> Place:
@@ -254,7 +254,7 @@ def _split_hashes(data: bytes) -> Iterable[bytes]:
     return (data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES))
 
 
-def _runtime_of(config: RunnableConfig) -> Any:
+def runtime_of(config: RunnableConfig) -> Any:
     """Return langgraph's `Runtime` in the config of a run, or None for any other config.
 
     langgraph passes the config of the root graph to the saver before a task runs, so its runtime
@@ -267,5 +267,6 @@ def _runtime_of(config: RunnableConfig) -> Any:
     return None
 
 
-def _control_of(runtime: Any) -> object | None:
+def control_of(runtime: Any) -> object | None:
+    """Return the `RunControl` of a runtime, which identifies a run, or None if it has none."""
     return getattr(runtime, "control", None)

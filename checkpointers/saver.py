@@ -9,6 +9,7 @@ in another thread.
 from __future__ import annotations
 
 import random
+import time
 from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
@@ -55,6 +56,7 @@ from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.removal_records import RemovalRecords
+from perdure.checkpointers.run_starts import RunStarts
 from perdure.checkpointers.run_writes import RUN_WRITES
 from perdure.checkpointers.status import NULL_TASK
 from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, StoredTypes
@@ -97,6 +99,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self.database, self.types = database, types
         self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
         self._removals = RemovalRecords(sql, seal)
+        self._run_starts = RunStarts()
         self._read_by_id: dict[Address, bool] = {}
         self._labels: dict[str, set[str]] = {}
         self._overlapped = OrderedDict[str, None]()
@@ -135,16 +138,17 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The config has no usable thread_id.
             CorruptRecord: A stored row is damaged or was tampered with.
         """
-        at = address(config)
+        at, began = address(config), time.time()
         epoch = self.database.epoch(self._watch) if self._reader.is_kept(at) else None
         checkpoint = self._at_hand(at, epoch) or self._read(lambda: self._get(at, config))
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._note_load(config, checkpoint)
+        self._run_starts.note_load(config, at, began, checkpoint)
         return checkpoint
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        at = address(config)
+        at, began = address(config), time.time()
         if self._reader.is_kept(at, OFF_LOOP_ITEMS):
             epoch = self.database.epoch(self._watch)
             if epoch is None:
@@ -158,6 +162,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._note_load(config, checkpoint)
+        self._run_starts.note_load(config, at, began, checkpoint)
         return checkpoint
 
     def _at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
@@ -295,7 +300,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         deliberate = self._read_by_id.pop(at, False)
         values = checkpoint["channel_values"].values()
         deliberate = deliberate or any(type(value) is Continuation for value in values)
-        return CheckpointPut(at, checkpoint, whole, new_versions, deliberate, config=config)
+        put = CheckpointPut(at, checkpoint, whole, new_versions, deliberate, config=config)
+        self._run_starts.mark(put)
+        return put
 
     def label(self, thread_id: str, names: Collection[str]) -> None:
         """Write values of a run's context, like `user_id`, into the metadata of its checkpoints.

@@ -201,7 +201,8 @@ class _ThreadWriter:
 
     def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
         refs, said = _moved_values(snapshot, self.logs)
-        moved = replace(snapshot, refs=refs)
+        # no run of this thread has put it
+        moved = replace(snapshot, refs=refs, run_began=None)
         row = key, pack_id(snapshot.uid), pack_id(snapshot.parent), snapshot.began, put_at
         body = seal_checkpoint(self.seal, self.target, ns, row, moved, said)
         yield self.sql("add_checkpoint", key, key >> 32, *row[1:], body)

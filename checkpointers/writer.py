@@ -186,7 +186,7 @@ class CheckpointWriter:
             keys: For what is to be made; then its items were looked for, too. None: those of this
                 process.
         """
-        (thread_id, ns, _), snapshot = put.at, put.snapshot()
+        (thread_id, ns, _), snapshot = put.at, put.snapshot(parent)
         nodes = put.nodes(self.codec, thread.named, parent)
         lacking = self._lacking(thread, head, nodes)
         if keys is None and not lacking.hashes:

@@ -1,0 +1,218 @@
+"""When the run began that brought a message to a thread.
+
+A checkpoint that a run of langgraph puts here has the time at which that run began. The run loads
+its thread first, so its beginning is the moment before that read. A new input begins a run. A
+resume continues one, so that its checkpoints have the time of the parent.
+
+Everything else has no such time: updates of the state, imports, and checkpoints that have taken
+over what an update has written. Copies and merges of threads leave the time out. No file can
+therefore say that a run of this database brought a message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
+
+from perdure.checkpointers.address import Address
+from perdure.checkpointers.cache import Snapshot
+from perdure.checkpointers.manifest import joined, positions
+from perdure.checkpointers.put import START, CheckpointPut
+from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
+from perdure.checkpointers.removal_records import control_of, runtime_of
+from perdure.storage.flow import Flow
+
+_MAX_RUNS: Final = 8192  # runs that are remembered; the oldest are forgotten
+_BETWEEN_GRAPHS: Final = "|"  # in the namespace of a node of a subgraph
+
+
+class LoadedRun(NamedTuple):
+    """A run of this process that has loaded its thread.
+
+    Attributes:
+        began: The time before it loaded the thread, in seconds since 1970.
+        checkpoint_id: The checkpoint that it has loaded; None for a new thread.
+        has_writes: Whether tasks of an earlier run had written something that was not applied yet.
+        is_addressed: Whether its config names the checkpoint.
+        has_input: Whether it is known to have begun with an input of its own.
+    """
+
+    began: float
+    checkpoint_id: str | None
+    has_writes: bool
+    is_addressed: bool
+    has_input: bool = False
+
+
+class RunStarts:
+    """The runs of this process, by their `RunControl` and thread id."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[object, str], LoadedRun] = {}
+
+    def note_load(
+        self, config: RunnableConfig, at: Address, began: float, loaded: CheckpointTuple | None
+    ) -> None:
+        """Remember that a run has loaded a checkpoint, if the config is that of a run."""
+        runtime = None if at.checkpoint_ns else runtime_of(config)
+        control = control_of(runtime)
+        if runtime is None or control is None or runtime.execution_info is not None:
+            return
+        key, is_addressed = (control, at.thread_id), at.checkpoint_id is not None
+        before = self._runs.pop(key, None)
+        names_none = not is_addressed and "checkpoint_id" in config["configurable"]
+        if names_none and before is not None and before.is_addressed:
+            self._runs[key] = before  # langgraph looks whether the thread has gone on from there
+            return
+        while len(self._runs) >= _MAX_RUNS:
+            self._runs.pop(next(iter(self._runs)), None)
+        writes = (loaded.pending_writes if loaded is not None else None) or ()
+        has_writes = any(not channel.startswith("__") for _, channel, _ in writes)
+        uid = None if loaded is None else loaded.checkpoint["id"]
+        self._runs[key] = LoadedRun(began, uid, has_writes, is_addressed)
+
+    def find(self, config: RunnableConfig, thread_id: str) -> LoadedRun | None:
+        """Return the run of a config, or None if it is not known."""
+        return self._runs.get((control_of(runtime_of(config)), thread_id))
+
+    def mark(self, put: CheckpointPut) -> None:
+        """Set the time at which the run of a put began, or that it is the time of the parent."""
+        config, thread_id = put.config, put.at.thread_id
+        runtime = None if config is None or put.at.checkpoint_ns else runtime_of(config)
+        if config is None or runtime is None:
+            return
+        source = put.metadata.get("source")
+        is_new = source == "input" or (put.is_whole_run and START in put.new_versions)
+        if source == "loop" and not is_new:
+            put.continues_run = True
+        elif is_new and (run := self.find(config, thread_id)) is not None:
+            self._runs[control_of(runtime), thread_id] = run._replace(has_input=True)
+            put.run_began = None if run.has_writes else run.began
+
+
+def find_said_after(
+    reader: CheckpointReader,
+    runs: RunStarts,
+    thread_id: str,
+    channel: str,
+    message_ids: Sequence[str],
+    after: float,
+    config: RunnableConfig | None,
+) -> Flow[list[bool]]:
+    """Return for each message whether a run that began after a moment has brought it.
+
+    Args:
+        reader: Reads checkpoints.
+        runs: The runs of this process.
+        thread_id: The thread.
+        channel: The channel of the messages.
+        message_ids: The ids of the messages.
+        after: The moment, in seconds since 1970.
+        config: The config of a node, if the messages are of the state of its run. None means that
+            they are stored on the way to the head of the thread.
+    """
+    period, at = (after, time.time()), Address(thread_id, "", None)
+    if config is None:
+        stored = yield from reader.find(at)
+        known = yield from _find_stored(reader, thread_id, stored, channel, message_ids, period)
+        return [known.get(each, False) for each in message_ids]
+    run = runs.find(config, thread_id)
+    namespace = str(config.get("configurable", {}).get("checkpoint_ns") or "")
+    if run is None or _BETWEEN_GRAPHS in namespace:
+        return [False] * len(message_ids)
+    if run.checkpoint_id is None:
+        return [_is_within(run.began, period)] * len(message_ids)
+    at = at._replace(checkpoint_id=run.checkpoint_id)
+    stored = yield from reader.find(at)
+    if stored is None:  # it was pruned meanwhile
+        return [False] * len(message_ids)
+    known = yield from _find_stored(reader, thread_id, stored, channel, message_ids, period)
+    began = run.began
+    if not run.has_input:  # it may continue a run that was stopped
+        status = yield from reader.status_at(at)
+        if status is None or status.tasks:
+            began = stored.snapshot.run_began or 0.0
+    is_new = _is_within(began, period) and not run.has_writes
+    return [known.get(each, is_new) for each in message_ids]
+
+
+def _is_within(began: float | None, period: tuple[float, float]) -> bool:
+    """Return whether a run began after the start of a period, and not after its end."""
+    return began is not None and period[0] < began <= period[1]
+
+
+def _find_stored(
+    reader: CheckpointReader,
+    thread_id: str,
+    stored: StoredCheckpoint | None,
+    channel: str,
+    message_ids: Sequence[str],
+    period: tuple[float, float],
+) -> Flow[Mapping[str, bool]]:
+    """Return for each message that leads to a checkpoint whether a run of the period brought it.
+
+    All versions of the message must have been brought so. The first checkpoint that has one tells
+    it. Unless that is the first of its thread, its parent must be stored as well.
+    """
+    if stored is None or channel not in stored.snapshot.said:
+        return {}
+    key, _ = stored.snapshot.said[channel]
+    way = yield from _origins(reader, thread_id, stored, stored.snapshot, channel)
+    ranges = joined((place, place + 1) for place in sorted(way))
+    log = yield from reader.load(thread_id, stored.thread, key, ranges)
+    wanted, places = {*message_ids}, dict[int, str]()
+    values = reader.codec.values(log.full(ranges))
+    for place, message in zip(positions(ranges), values, strict=True):
+        if (message_id := getattr(message, "id", None)) in wanted:
+            places[place] = message_id
+    brought = yield from _find_brought(reader, thread_id, stored, channel, {*places}, period)
+    out = dict[str, bool]()
+    for place, message_id in places.items():
+        out[message_id] = out.get(message_id, True) and place in brought
+    return out
+
+
+def _find_brought(
+    reader: CheckpointReader,
+    thread_id: str,
+    stored: StoredCheckpoint,
+    channel: str,
+    places: set[int],
+    period: tuple[float, float],
+) -> Flow[set[int]]:
+    """Return those of the items of a checkpoint that runs of a period have brought."""
+    brought, left = set[int](), places
+    at: Snapshot | None = stored.snapshot
+    while left and at is not None and _is_within(at.run_began, period):
+        before: Snapshot | None = None
+        if at.parent is not None:
+            parts = thread_id, "", stored.namespace, at.parent
+            before = yield from reader.snapshot(*parts)
+            if before is None:  # it was pruned
+                return brought
+        there = set[int]()
+        if before is not None:
+            there = left & (yield from _origins(reader, thread_id, stored, before, channel))
+        # an input is not yet in the channel: what is new there was written by an earlier run
+        if reader.metadata(at).get("source") != "input":
+            brought |= left - there
+        at, left = before, there
+    return brought
+
+
+def _origins(
+    reader: CheckpointReader,
+    thread_id: str,
+    stored: StoredCheckpoint,
+    snapshot: Snapshot,
+    channel: str,
+) -> Flow[set[int]]:
+    """Return the positions of the items that a checkpoint has in the transcript of a channel."""
+    if channel not in snapshot.said:
+        return set()
+    parts = thread_id, stored.thread, *snapshot.said[channel]
+    return {*(yield from reader.origins(*parts))}
