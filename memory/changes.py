@@ -45,7 +45,7 @@ from perdure.memory.extractors import (
     left_behind,
     superseded_turns,
 )
-from perdure.memory.gate import Gate, admit, sources, tombstones_of
+from perdure.memory.gate import Gate, add_former_ids, admit, sources, tombstones_of
 from perdure.memory.model_call import faults_of
 from perdure.memory.records import (
     CHANGED,
@@ -155,6 +155,8 @@ async def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Planned:
     ]
     has_facts = not note or bool(note[0].if_version)  # a store without versions has no note
     ends = (await _ends(written, present, scope)) if has_facts else {}
+    if deleted.puts:
+        deleted = deleted._replace(puts=await add_former_ids(scope.adapter, deleted.puts))
     kept = await judged(written, present, ends, gate, scope)
     parts = [Planned(outcomes=proposal.outcomes), unchanged, deleted, kept]
     for plan in proposal.plans:
@@ -243,7 +245,9 @@ async def judged(
     candidates = [_of_its_kind(proposed, present) for proposed in changes]
     keys = [proposed.key for proposed in changes]
     made = [each.key for each in changes if each.candidate.explicit and each.key not in present]
-    admitted = await admit(gate, scope.adapter, scope.namespace, candidates, keys, made)
+    admitted = await admit(
+        gate, scope.adapter, scope.namespace, candidates, keys, made, scope.thread
+    )
     own = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
     puts = [put for put in admitted.puts if put.namespace != scope.namespace]  # quarantine
     past: list[PutItem] = []
@@ -390,6 +394,7 @@ class MemoryWriter:
             puts += [
                 put for version in (*past, memory) for put in tombstones_of(version, "deleted")
             ]
+            puts = await add_former_ids(self.adapter, puts)
             return Planned(puts, [Outcome("deleted", key)])
 
         try:

@@ -27,7 +27,7 @@ from perdure.memory.changes import (
     provenance_of,
     unknown,
 )
-from perdure.memory.gate import Gate, note_on, tombstones_of
+from perdure.memory.gate import Gate, add_former_ids, note_on, tombstones_of
 from perdure.memory.options import instance, moment, text, whole
 from perdure.memory.person_namespaces import check_templates, forget_person
 from perdure.memory.records import (
@@ -407,7 +407,7 @@ async def forgotten_matching(
     for namespace, key in plan.keys:
         if namespace[0] != RESERVED:  # an entry in quarantine is no memory yet
             versions += await adapter.versions(namespace, key)
-    await adapter.written(_tombstones(versions))
+    await adapter.written(await add_former_ids(adapter, _tombstones(versions)))
     receipt = _nothing(clean=True)
     for place in places:
         receipt += await adapter.call("forget", place, **what)
@@ -458,7 +458,7 @@ def _tombstones(versions: Iterable[Memory]) -> list[PutItem]:
 
 async def _written(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
     try:
-        await adapter.written(tombstones)
+        await adapter.written(await add_former_ids(adapter, tombstones))
     except LimitExceeded:
         return False
     return True
@@ -543,7 +543,9 @@ class Quarantine:
         """Erase an entry; a tombstone keeps it from being extracted again."""
         adapter, namespace, place = self._places(config)
         stored = await _found(adapter, place, key)
-        await adapter.written([note_on(namespace, digest(stored.text), "forgotten")])
+        ids = stored.provenance.message_ids if stored.provenance else ()
+        tombstone = note_on(namespace, digest(stored.text), "forgotten", ids)
+        await adapter.written(await add_former_ids(adapter, [tombstone]))
         await erased(adapter, place, key)
         return Outcome("deleted", key)
 

@@ -38,7 +38,7 @@ from perdure.memory import thread_messages
 from perdure.memory.changes import planned, written_in_turn
 from perdure.memory.conversation import Messages, role
 from perdure.memory.extractors import Batch, Extractor, Proposal, Scope, TurnExtractor, Usage
-from perdure.memory.gate import Gate
+from perdure.memory.gate import TOMBSTONE_CHECK, Gate
 from perdure.memory.loaded_thread import (
     LoadedThread,
     begin_loading_thread,
@@ -112,6 +112,11 @@ class ExtractionReport:
         """How many memories were changed, by kind."""
         return {name: getattr(self, name) for name in _CHANGES}
 
+    @property
+    def forgotten(self) -> int:
+        """How many memories were not made because they were deleted or forgotten before."""
+        return self.refused.get(TOMBSTONE_CHECK, 0)
+
     def counting(self, messages: int, plan: Planned, usage: Usage) -> ExtractionReport:
         """The report with another batch."""
         counts = Counter[str](outcome.change for outcome in plan.outcomes)
@@ -173,7 +178,7 @@ class Extraction:
         thread_id = check_thread_id(thread_id)
 
         async def reads(mark: Watermark) -> ThreadHistory:
-            pipeline.loaded = await begin_loading_thread(self.saver, thread_id)
+            pipeline.loaded = await begin_loading_thread(self.saver, thread_id, self.messages_key)
             return await thread_messages.read_history(
                 self.saver, thread_id, self.messages_key, mark.ids
             )
@@ -282,7 +287,8 @@ class Pipeline:
                 now = await self._mark(thread_id)
                 if now.version != mark.version or not now.same_as(mark):
                     return Planned()
-            made = await planned(proposal, self.gate, self.scope)
+            scope = self.scope._replace(thread=self.loaded)
+            made = await planned(proposal, self.gate, scope)
             if await is_any_erased(self.loaded, [each.message for each in read]):
                 return Planned()
             return made._replace(puts=[*made.puts, put])
@@ -337,7 +343,7 @@ class RememberTurns(Learner):
             self._adapter or adapter_of(None, self.namespace),
             check_thread_id(thread_id),
         )
-        loaded, reading = find_run_thread(config), count()
+        loaded, reading = find_run_thread(config, self.messages_key), count()
 
         async def reads(mark: Watermark) -> ThreadHistory:
             unread = _from_known(mark, messages)
@@ -418,7 +424,10 @@ class ExtractionJob:
 
     def __str__(self) -> str:
         names = ("added", "updated", "superseded", "deleted", "quarantined")
-        counts = [f"{count} {name}" for name in names if (count := (self.report or {}).get(name))]
+        report = self.report or {}
+        counts = [f"{count} {name}" for name in names if (count := report.get(name))]
+        if forgotten := report.get("refused", {}).get(TOMBSTONE_CHECK):
+            counts.append(f"{forgotten} forgotten before")
         attempt = f"attempt {self.attempts}" if self.attempts else ""
         head = f"{self.thread_id} in {'/'.join(self.namespace)}: {self.state}"
         return " ".join(", ".join(filter(None, [head, *counts, attempt, self.error])).split())

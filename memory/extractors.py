@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from hashlib import blake2b
 from operator import add
-from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import GetOp
@@ -34,6 +34,9 @@ from perdure.memory.records import (
 from perdure.memory.thread_messages import TURNS, ThreadMessage
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.text import chunks
+
+if TYPE_CHECKING:
+    from perdure.memory.loaded_thread import LoadedThread
 
 Alteration = Literal["updated", "superseded", "deleted"]
 UNTIL: Final = "until"
@@ -117,11 +120,15 @@ class Proposal:
 
 
 class Scope(NamedTuple):
-    """The place where memories are written, and the config of the run."""
+    """The place where memories are written, and the config of the run.
+
+    `thread` is the thread whose messages are read, or None if perdure does not store it.
+    """
 
     adapter: StoreAdapter
     namespace: Namespace
     config: RunnableConfig | None = None
+    thread: LoadedThread | None = None
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from langgraph.store.base import GetOp
 
@@ -16,8 +16,10 @@ from perdure.memory.options import choice, instance
 from perdure.memory.records import (
     EVENTS,
     QUARANTINE,
+    RESERVED,
     TOMBSTONES,
     TURN,
+    UNNAMED,
     Candidate,
     Change,
     Memory,
@@ -35,9 +37,15 @@ from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.normal_form import digest
 from perdure.stores.tombstones import hash_message
 
+if TYPE_CHECKING:
+    from perdure.memory.loaded_thread import LoadedThread
+
 How = Literal["deleted", "forgotten"]
 """`"deleted"` if the memory's past is kept, else `"forgotten"`."""
 _PAGE: Final = 1_000  # notes read at once; fewer are read whole
+TOMBSTONE_CHECK: Final = "tombstone"
+"""The check that refuses what was deleted or forgotten."""
+_MESSAGE_IDS: Final = "message_ids"  # of a tombstone: the messages of the memory
 
 
 def tombstones_of(memory: Memory, how: How) -> list[PutItem]:
@@ -59,24 +67,50 @@ def sources(provenance: Provenance | None) -> list[str]:
     return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
 
 
-async def entombed(
+async def find_tombstones(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
-) -> set[str]:
-    """Which keys of texts and messages have a tombstone, in one or two reads of the store."""
+) -> dict[str, Mapping[str, Any]]:
+    """Return the tombstones of texts and messages, by key, in one or two reads of the store."""
     place = notes_of(TOMBSTONES, namespace)
     if not digests:
-        return set()
+        return {}
     notes = await adapter.found(place, limit=_PAGE)
     if len(notes) == _PAGE:
         items = await adapter.call("batch", [GetOp(place, key) for key in dict.fromkeys(digests)])
-        return {item.key for item in items if item is not None}
-    return {note.key for note in notes if note.namespace == place}.intersection(digests)
+        return {item.key: item.value for item in items if item is not None}
+    own = (note for note in notes if note.namespace == place)
+    return {note.key: note.value for note in own if note.key in digests}
+
+
+async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -> bool:
+    """Return whether a memory with this text was deleted or forgotten."""
+    return bool(await find_tombstones(adapter, namespace, [digest(text)]))
+
+
+async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
+    """Return the puts, in which tombstones also have the message ids of those that they replace."""
+    marks = [put for put in puts if put.namespace[:2] == (RESERVED, TOMBSTONES)]
+    ops = [GetOp(put.namespace, put.key) for put in marks]
+    items = (await adapter.call("batch", ops)) if ops else []
+    former = {
+        (tuple(item.namespace), item.key): item.value.get(_MESSAGE_IDS)
+        for item in items
+        if item is not None
+    }
+    out = list[PutItem]()
+    for put in puts:
+        before = former.get((put.namespace, put.key))
+        if isinstance(before, list) and put.value is not None:
+            ids = [*dict.fromkeys([*before, *put.value[_MESSAGE_IDS]])]
+            put = replace(put, value={**put.value, _MESSAGE_IDS: ids})
+        out.append(put)
+    return out
 
 
 def note_on(namespace: Namespace, key: str, how: How, message_ids: Collection[str] = ()) -> PutItem:
     """The tombstone under a key: the digest of a text, or one of `sources`."""
     at = datetime.now(UTC).isoformat()
-    value = {"change": how, "at": at, "message_ids": list(message_ids)}
+    value = {"change": how, "at": at, _MESSAGE_IDS: list(message_ids)}
     return note_of(notes_of(TOMBSTONES, namespace), key, value)
 
 
@@ -93,7 +127,8 @@ class Gate:
     """Judges candidates for memories.
 
     It refuses a text without words or that is too long, words of a system message, a fact that a
-    memory states, and what was deleted before unless somebody asks for it. Secrets go into
+    memory states, and what was deleted before unless somebody asks for it or a later run says it
+    again. Secrets go into
     quarantine, and what rests on a tool's words alone unless your code asks for it.
 
     Args:
@@ -125,15 +160,17 @@ class Gate:
         namespace: Namespace,
         *,
         keys: Sequence[str | None] | None = None,
+        thread: LoadedThread | None = None,
     ) -> list[Verdict]:
         """A verdict on each candidate, in order; `same_as` may name another of the `keys`.
 
-        A candidate is not compared with the memory of its own key.
+        A candidate is not compared with the memory of its own key. The `thread` tells which
+        messages later runs have brought.
         """
         verdicts = await computed(lambda: [self._static(candidate) for candidate in candidates])
         keys = [None] * len(candidates) if keys is None else keys
         judgement = _Judgement(candidates, verdicts, keys)
-        await _refuse_deleted(judgement, adapter, namespace)
+        await _refuse_deleted(judgement, adapter, namespace, thread)
         await _refuse_known(judgement, adapter, namespace)
         judgement.verdicts = await self.examine(candidates, judgement.verdicts)
         _refuse_repeated(judgement)
@@ -191,9 +228,10 @@ async def admit(
     candidates: Sequence[Candidate],
     keys: Sequence[str],
     made: Sequence[str] = (),
+    thread: LoadedThread | None = None,
 ) -> Planned:
     """What is to be written of candidates under `keys`; `made` are those that are made up."""
-    verdicts = await gate.judge(candidates, adapter, namespace, keys=keys)
+    verdicts = await gate.judge(candidates, adapter, namespace, keys=keys, thread=thread)
     puts, outcomes = list[PutItem](), list[Outcome]()
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         change: Change = "refused" if verdict.same_as is None else "unchanged"
@@ -240,7 +278,10 @@ def _quarantined(
 
 
 async def _refuse_deleted(
-    judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
+    judgement: _Judgement,
+    adapter: StoreAdapter,
+    namespace: Namespace,
+    thread: LoadedThread | None,
 ) -> None:
     marks: dict[int, list[str]] = {}
     for i in judgement.open():
@@ -248,10 +289,39 @@ async def _refuse_deleted(
         if not candidate.explicit:
             marks[i] = [digest(text) for text in {candidate.text, judgement.text(i)}]
             marks[i] += sources(candidate.provenance) if candidate.kind == TURN else []
-    gone = await entombed(adapter, namespace, set().union(*marks.values()))
+    gone = await find_tombstones(adapter, namespace, set().union(*marks.values()))
     reason = "it was deleted or forgotten, and nobody asks for it"
-    for i in (i for i, keys in marks.items() if not gone.isdisjoint(keys)):
-        judgement.refuse(i, "tombstone", reason)
+    for i in (i for i, keys in marks.items() if not gone.keys().isdisjoint(keys)):
+        source = judgement.candidates[i].provenance
+        tombstones = [gone[key] for key in marks[i] if key in gone]
+        known = await find_tombstones(adapter, namespace, sources(source))
+        if known or not await _is_said_again(source, tombstones, thread):
+            judgement.refuse(i, TOMBSTONE_CHECK, reason)
+
+
+async def _is_said_again(
+    source: Provenance | None,
+    tombstones: Sequence[Mapping[str, Any]],
+    thread: LoadedThread | None,
+) -> bool:
+    """Return whether all messages of a candidate are of runs that began after the deletions."""
+    if thread is None or source is None or source.thread_id != thread.thread_id:
+        return False
+    if not source.message_ids or any(id.startswith(UNNAMED) for id in source.message_ids):
+        return False
+    moments = list[datetime]()
+    for value in tombstones:
+        at, ids = value.get("at"), value.get(_MESSAGE_IDS)
+        try:
+            moment = datetime.fromisoformat(at) if isinstance(at, str) else None
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None or not isinstance(ids, list):
+            return False
+        if not set(source.message_ids).isdisjoint(map(str, ids)):
+            return False
+        moments.append(moment)
+    return await thread.is_said_after(source.message_ids, max(moments))
 
 
 async def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> None:

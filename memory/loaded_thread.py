@@ -7,6 +7,7 @@ writes a result, it checks here that none of its source messages has been erased
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from langchain_core.messages import BaseMessage
@@ -25,17 +26,32 @@ class LoadedThread(NamedTuple):
         thread_id: The id of the thread.
         since: The config of the run that loaded the thread, or the number that
             `Checkpointer.removals` returned before the messages were read.
+        channel: The channel of the messages.
     """
 
     saver: Checkpointer
     thread_id: str
     since: int | RunnableConfig
+    channel: str = "messages"
 
     async def check_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
         """Return for each message whether it has been erased since the thread was loaded."""
         arguments = self.thread_id, messages
         erased: list[bool] = await calling(self.saver, "removed", *arguments, since=self.since)
         return erased
+
+    async def is_said_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
+        """Return whether runs that began here after a moment have brought all of the messages.
+
+        See `Checkpointer.said_after`.
+        """
+        options = {
+            "channel": self.channel,
+            "config": None if isinstance(self.since, int) else self.since,
+        }
+        arguments = self.thread_id, message_ids, moment
+        said: list[bool] = await calling(self.saver, "said_after", *arguments, **options)
+        return bool(said) and all(said)
 
 
 async def remove_erased(
@@ -55,22 +71,27 @@ async def is_any_erased(loaded: LoadedThread | None, messages: Sequence[BaseMess
     return loaded is not None and bool(messages) and any(await loaded.check_erased(messages))
 
 
-def find_run_thread(config: RunnableConfig | None) -> LoadedThread | None:
+def find_run_thread(
+    config: RunnableConfig | None, channel: str = "messages"
+) -> LoadedThread | None:
     """Return the thread of a run, or None if the thread is not in a perdure checkpointer."""
     config = ensure_config(config)
     configurable = config["configurable"]
     thread_id = configurable.get("thread_id")
     for part in configurable.values() if thread_id is not None else ():
         if isinstance(part, Checkpointer):
-            return LoadedThread(part, str(thread_id), config)
+            return LoadedThread(part, str(thread_id), config, channel)
     return None
 
 
-async def begin_loading_thread(saver: object, thread_id: str) -> LoadedThread | None:
+async def begin_loading_thread(
+    saver: object, thread_id: str, channel: str = "messages"
+) -> LoadedThread | None:
     """Return a thread whose messages the caller will read next.
 
     None is returned if `saver` is not a perdure checkpointer.
     """
     if not isinstance(saver, Checkpointer):
         return None
-    return LoadedThread(saver, thread_id, await calling(saver, "removals", thread_id))
+    since = await calling(saver, "removals", thread_id)
+    return LoadedThread(saver, thread_id, since, channel)

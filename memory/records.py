@@ -48,6 +48,8 @@ NOTES: Final = tombstones.KINDS
 INSTRUCTIONS: Final = tombstones.INSTRUCTIONS
 PREVIOUS: Final = tombstones.PREVIOUS
 SOURCE: Final = tombstones.SOURCE
+UNNAMED: Final = "unnamed-"
+"""The beginning of the id that a message without one is given: a hash of its text."""
 _PREVIOUS: Final = 10  # earlier texts that a memory keeps
 _PAGE: Final = 1_000  # memories read at once
 _KNOWN: Final = ("query", "filter", "limit", "offset")  # options of any store's search

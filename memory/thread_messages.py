@@ -30,7 +30,7 @@ from perdure.memory.conversation import SHORTENED
 from perdure.memory.nodes import checked
 from perdure.memory.options import is_number
 from perdure.memory.quotation import said
-from perdure.memory.records import WATERMARKS, Role, StoreAdapter, note_of, notes_of
+from perdure.memory.records import UNNAMED, WATERMARKS, Role, StoreAdapter, note_of, notes_of
 from perdure.stores.base import Namespace, PutItem
 
 _ROLES: Final[Mapping[str, Role]] = {
@@ -235,7 +235,7 @@ def _read(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
         if not id:
             counts[identity] += 1
             made = blake2b(identity + str(counts[identity]).encode(), digest_size=10)
-            id = f"unnamed-{made.hexdigest()}"
+            id = f"{UNNAMED}{made.hexdigest()}"
         yield ThreadMessage(message, id, at=time_of(message.response_metadata.get("create_time")))
 
 

@@ -285,6 +285,8 @@ def _restore(
             same = newest
         is_same = same is not None and _same(writer, same, item.put)
         is_tombstone = is_note(at[0], (TOMBSTONES,))
+        # its time is that of the forgetting here, which no file may change or end
+        is_own = is_tombstone and bool(rows) and at not in arrived | passed.arrived
         if not is_same and at in refused:
             continue
         if item.version is not None and same is not None and not is_same and not is_tombstone:
@@ -297,8 +299,9 @@ def _restore(
             passed.others.add(at)
             _LOG.warning("passed over, with what follows: %s", refusal)
             report += TransferReport(unsuitable=1)
-        elif is_same or (newest is not None and (item.version or _MOST) <= newest[3]):
-            present = newest if item.version is not None and same is newest else None
+        elif is_own or is_same or (newest is not None and (item.version or _MOST) <= newest[3]):
+            is_present = item.version is not None and same is newest and not is_own
+            present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.until is not None:
                 # what may expire lives as long as it does here
                 yield _ended(writer, (yield from writer.locate(item.put)), item.until, changes)
