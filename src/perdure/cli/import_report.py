@@ -31,6 +31,7 @@ class ConversationsReport:
     known_items: int = 0  # items that exist already, or were deleted here
     memories: int | None = None  # None if none are to be made, or a worker makes them
     quarantined: int = 0
+    forgotten: int = 0  # memories that were not made, as they were deleted or forgotten here
     user: str = ""  # the user of the settings, to whom belongs what names no user
     users: Counter[str] = field(default_factory=Counter)  # conversations by user; "" for no user
     by_user: Counter[str] = field(default_factory=Counter)  # new memories by user
@@ -51,6 +52,7 @@ class ConversationsReport:
             self.unread and f"{self.unread:,} more of which no message could be read",
             self.memories is not None and self._memories(),
             self.quarantined and f"{self.quarantined:,} in quarantine",
+            self.forgotten and f"{counted(self.forgotten, 'memory', 'memories')} forgotten before",
         ]
         counts = ", ".join(str(part) for part in parts if part)
         whose = f" ({_format_counts(self.users)})" if self._names_others else ""
@@ -113,6 +115,15 @@ class ConversationsReport:
             note(
                 "'perdure worker' makes no memories of conversations without a user; without "
                 "--later, their memories become yours"
+            )
+        self._print_memory_notes()
+
+    def _print_memory_notes(self) -> None:
+        """Print on stderr which memories were not made, and how to have them."""
+        if self.forgotten:
+            note(
+                "texts that were deleted or forgotten here are not remembered again; 'perdure "
+                "memories add' adds one by hand"
             )
         if self.quarantined:
             note("'perdure memories quarantine' lists what waits to be reviewed")

@@ -33,6 +33,7 @@ from perdure.cli.import_names import NODE, ThreadNames
 from perdure.cli.import_report import ConversationsReport
 from perdure.cli.output import at_work, progress_bar
 from perdure.cli.sources import Source
+from perdure.effects import run
 from perdure.errors import (
     ConfigurationError,
     ImportFailed,
@@ -44,6 +45,7 @@ from perdure.errors import (
     UnknownThread,
 )
 from perdure.memory.extraction import labels_of
+from perdure.memory.records import StoreAdapter
 from perdure.memory.thread_messages import SEARCHED
 from perdure.stores.base import Provenance
 
@@ -112,6 +114,13 @@ class Importing:
                 self._remember_text(collection, saved)
 
     def _remember_text(self, collection: Collection, saved: SavedText) -> None:
+        from perdure.memory.gate import is_forgotten
+
+        adapter, namespace = StoreAdapter(self._file.store), collection.namespace
+        if run(is_forgotten(adapter, namespace.filled(self._file.config), saved.text)):
+            self._report.forgotten += 1
+            self._report.known_items += 1
+            return
         provenance = Provenance(actor="import", trust="assistant")
         outcome = collection.insert(
             saved.text, key=saved.key, provenance=provenance, config=self._file.config
@@ -214,6 +223,7 @@ class Importing:
         self._report.memories = (self._report.memories or 0) + done.added
         self._report.by_user += Counter({user: done.added})
         self._report.quarantined += done.quarantined
+        self._report.forgotten += done.forgotten
 
 
 class _OwnCheckpoint(NamedTuple):
