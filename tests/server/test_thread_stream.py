@@ -11,6 +11,7 @@ import pytest
 
 from perdure.server import create_app, run_queue, thread_stream
 from perdure.server.graphs import Graphs
+from perdure.server.run_log import OWN_PAGES
 from perdure.settings import Settings
 from tests.server.running import running
 from tests.server.talking import Gate, fail, says, talk
@@ -64,10 +65,13 @@ def test_all_runs_of_a_thread_are_read_as_they_come(sdk: Sdk, gate: Gate) -> Non
     assert [part.data["error"] for part in parts if part.event == "error"] == ["ZeroDivisionError"]
 
 
-def test_a_stream_goes_on_after_the_event_that_was_read_last(sdk: Sdk, gate: Gate) -> None:
+@pytest.mark.parametrize("size", [3, OWN_PAGES])
+def test_a_stream_goes_on_after_the_event_that_was_read_last(
+    sdk: Sdk, gate: Gate, size: int
+) -> None:
     gate.open.set()
     for text in ("one", "two"):
-        sdk.runs.join("t", begin(sdk, text))
+        sdk.runs.join("t", begin(sdk, text.ljust(size)))
     whole = read(sdk.threads.join_stream("t", last_event_id="0"), 2)
     ids = [part.id for part in whole]
     assert len({*ids}) == len(ids)

@@ -182,7 +182,7 @@ class LoggedEvent:
         """
         if self._content is None:
             raise EventDropped(self.number)
-        return self._content.find(text)
+        return self._content.find(text, 0)  # without 0, mmap searches after the end
 
     def drop(self) -> None:
         """Free its memory."""
