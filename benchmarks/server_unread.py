@@ -12,6 +12,12 @@ Each client starts a run on a thread of its own. The run streams 30 messages of 
 - `socket`: clients subscribe to the same events by a websocket.
 - `nobody`: runs are started in the background, and nobody asks for their events.
 - `join`: clients ask for the stored events of runs that have ended.
+- `outputs`: a client waits for runs without a thread, one after the other, and reads their
+  states of 5 MB.
+- `states`: the same on a thread for each run.
+- `waits`: clients wait for runs without a thread all at once, and do not read the states.
+
+The default is 60 runs of the last three kinds, and 40 streams of the others.
 
 `idle_mb` is the resident memory before the streams are opened, `peak_mb` the largest while they are
 open, and `after_mb` that 5 s after all streams were closed and all runs have ended.
@@ -21,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import socket
@@ -30,6 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,14 +46,17 @@ from langgraph.config import get_stream_writer
 from langgraph.graph import START, MessagesState, StateGraph
 from websockets.sync.client import connect
 
-KINDS = ("run", "stored", "thread", "socket", "nobody", "join")
+STREAMS = ("run", "stored", "thread", "socket", "nobody", "join")
+OUTPUTS = ("outputs", "states", "waits")
+KINDS = STREAMS + OUTPUTS
 MESSAGES, SIZE = 30, 3_000_000
-_PORTS = itertools.count(8766)  # sockets of a stopped server may keep its port for a while
+PARTS, PART_SIZE = 50, 100_000  # messages of a state of 5 MB
 BODY: dict[str, Any] = {
     "assistant_id": "large",
     "input": {"messages": [{"role": "user", "content": "Show me all of it"}]},
     "stream_mode": ["custom"],
 }
+STATES = BODY | {"assistant_id": "states"}
 
 
 async def answer(state: MessagesState) -> dict[str, Any]:
@@ -59,16 +68,27 @@ async def answer(state: MessagesState) -> dict[str, Any]:
     return {"messages": [{"role": "assistant", "content": "That was all."}]}
 
 
+async def collect(state: MessagesState) -> dict[str, Any]:
+    """Return a state of 5 MB."""
+    texts = [f"{number:05}" * (PART_SIZE // 5) for number in range(PARTS)]
+    return {"messages": [{"role": "assistant", "content": text} for text in texts]}
+
+
 graph = StateGraph(MessagesState).add_node(answer).add_edge(START, "answer").compile()
+states = StateGraph(MessagesState).add_node(collect).add_edge(START, "collect").compile()
 
 
 @contextmanager
 def serve(view: str | None) -> Iterator[tuple[str, psutil.Process]]:
     """Start a server on a new file; yield its URL and its process."""
-    port = next(_PORTS)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         graphs = Path(folder) / "langgraph.json"
-        graphs.write_text(json.dumps({"graphs": {"large": f"{__file__}:graph"}}))
+        graphs.write_text(
+            json.dumps({"graphs": {"large": f"{__file__}:graph", "states": f"{__file__}:states"}})
+        )
         options = ["--graphs", str(graphs), "--db", f"{folder}/m.db", "--port", str(port)]
         command = ["-c", "from perdure.cli import main; main()", "serve", "--user", "ann", *options]
         env = {**os.environ, **({"PYTHONPATH": view} if view else {})}
@@ -142,6 +162,12 @@ def start(kind: str, client: httpx.Client, unread: Unread, streams: int) -> None
                 client.post(f"{thread}/commands", json=order)
             case "nobody" | "join":
                 client.post(f"{thread}/runs", json=BODY)
+            case "outputs":
+                client.post("/runs/wait", json=STATES).raise_for_status()
+            case "states":
+                client.post(f"{thread}/runs/wait", json=STATES).raise_for_status()
+            case "waits":
+                unread.ask("/runs/wait", STATES)
 
 
 def wait_until_idle(client: httpx.Client) -> None:
@@ -154,7 +180,8 @@ def measure(kind: str, streams: int, view: str | None) -> dict[str, Any]:
     """Measure one kind of streams."""
     with serve(view) as (url, server), httpx.Client(base_url=url, timeout=600) as client:
         unread, begun = Unread(client.base_url.port or 0), time.monotonic()
-        client.post("/runs/wait", json=BODY | {"input": {"messages": []}})  # imports modules
+        body = BODY if kind in STREAMS else STATES
+        client.post("/runs/wait", json=body | {"input": {"messages": []}})  # imports modules
         time.sleep(1)
         idle = peak = server.memory_info().rss
         taken_s = server.cpu_times()
@@ -168,8 +195,14 @@ def measure(kind: str, streams: int, view: str | None) -> dict[str, Any]:
                 unread.ask(f"/threads/join-{number}/runs/{run}/stream")
             until = time.monotonic() + 5
         else:
-            start(kind, client, unread, streams)
-            until = time.monotonic() + 25
+            until = time.monotonic() + (25 if kind in (*STREAMS, "waits") else 0)
+            with ThreadPoolExecutor() as threads:
+                started = threads.submit(start, kind, client, unread, streams)
+                while not started.done():
+                    time.sleep(0.05)
+                    peak = max(peak, server.memory_info().rss)
+                started.result()
+            until = max(until, time.monotonic() + 5)
         while time.monotonic() < until:
             time.sleep(0.05)
             peak = max(peak, server.memory_info().rss)
@@ -190,12 +223,13 @@ def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
-    parser.add_argument("--streams", type=int, default=40)
+    parser.add_argument("--streams", type=int)
     parser.add_argument("--old", metavar="VIEW", help="a PYTHONPATH of another build")
     given = parser.parse_args()
     for kind in given.kinds:
         for view in [given.old, None] if given.old else [None]:
-            print(json.dumps(measure(kind, given.streams, view)), flush=True)
+            streams = given.streams or (60 if kind in OUTPUTS else 40)
+            print(json.dumps(measure(kind, streams, view)), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from langgraph.graph import START, StateGraph
 from websockets.sync.client import connect
 
 from perdure.checkpointers import open_checkpointer
-from perdure.server import create_app, event_memory, run_events, run_log, run_queue
+from perdure.server import create_app, event_memory, run_events, run_log
 from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
@@ -384,7 +384,6 @@ def test_little_is_kept_of_runs_that_have_ended(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_memory, "ENDED_BYTES", 100_000)
-    monkeypatch.setattr(run_queue, "OUTPUT_S", 0)
     plain = Slow(url, "/threads/t/runs/stream", asked("paused")).read()
     stored = Slow(url, "/threads/t/runs/stream", asked("paused", stream_resumable=True)).read()
     until(lambda: app.state.runs.memory.size <= 100_000)

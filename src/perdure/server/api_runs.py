@@ -39,7 +39,7 @@ from perdure.server.api_states import checkpoint_at, checkpoint_of, config_of
 from perdure.server.assistants import assistant_of_run
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
-from perdure.server.reply import JSON
+from perdure.server.reply import JSON, encoded
 from perdure.server.run import Run, interrupted, shown
 from perdure.server.run_events import ANEW
 from perdure.server.run_log import LoggedEvent, StreamCut, frame, split_frames, streamed
@@ -395,21 +395,24 @@ async def _values(run: Run, runs: Runs, request: Request, *, cancels: bool = Fal
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    leaving, ending = asyncio.create_task(left()), asyncio.create_task(run.wait())
-    try:
-        await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        ending.cancel()
-        if cancels:
-            run.cancel()
-    path = _path(run)
-    if run.ended and run.status in LIVE:
-        raise Refused(f"{ENDS}; join it", 503, {"Content-Location": path, "Retry-After": "1"})
-    return JSON(
-        {"__error__": run.error} if run.error else await runs.output(run) if run.ended else None,
-        headers={"Content-Location": path, "Location": f"{path}/join"},
-    )
+    path, content = _path(run), b"null"
+    with run.awaiting_output():
+        leaving, ending = asyncio.create_task(left()), asyncio.create_task(run.wait())
+        try:
+            await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            ending.cancel()
+            if cancels:
+                run.cancel()
+        if run.ended and run.status in LIVE:
+            raise Refused(f"{ENDS}; join it", 503, {"Content-Location": path, "Retry-After": "1"})
+        if run.error:
+            content = encoded({"__error__": run.error})
+        elif run.ended:
+            content = await runs.encode_output(run)
+    headers = {"Content-Location": path, "Location": f"{path}/join"}
+    return Response(content, headers=headers, media_type=JSON.media_type)
 
 
 class RunEvents:
@@ -457,19 +460,22 @@ class RunEvents:
         return []
 
     def _add(self, run: Run, part: Mapping[str, Any]) -> None:
-        kind, ns, data = part["type"], part["ns"], part["data"]
+        kind, ns, data, new = part["type"], part["ns"], part["data"], dict[str, Any]()
         if kind == "values":
             new = {each.id: each for each in part.get("interrupts", ())}
             data = interrupted(data, [*new.values()])
             if not ns:
                 self._interrupts |= new
                 run.output = interrupted(data, [*self._interrupts.values()])
+                run.output_event = None
         if not ns and kind in ("values", "updates"):
             run.waits |= isinstance(data, Mapping) and "__interrupt__" in data
         for mode in run.request.stream_mode:
             if mode.removesuffix("-tuple") == kind:
                 for event, shown in self._shown(mode, data):
                     run.log.add("|".join((event, *ns)), shown, mode)
+                    if mode == "values" and not ns and len(new) == len(self._interrupts):
+                        run.output_event = run.log.newest
 
     def _shown(self, mode: str, data: Any) -> Iterator[tuple[str, Any]]:
         """The events that a part is in a mode."""

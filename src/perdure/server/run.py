@@ -18,7 +18,7 @@ from perdure.checkpointers.thread_list import RunStatus
 from perdure.errors import PerdureError
 from perdure.server import run_log
 from perdure.server.run_log import THREADS, Log, LoggedEvent
-from perdure.server.run_request import RunRequest
+from perdure.server.run_request import Configured, RunRequest
 
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 CANCELS: Final = {each: each for each in ("interrupt", "rollback")}
@@ -43,8 +43,9 @@ class Run:
         log: Its events, unless they go to the log of its thread.
         feed: The log of the thread, or None if the events go to `log`.
         stored: The number of the last stored event.
-        output: The values after its last step, with its interrupts, if it ran here a short time ago
-            or is temporary.
+        output: The values after its last step, with its interrupts, while it runs here or a request
+            waits for them.
+        output_event: The event of `log` whose data is the output, or None if there is none.
         waits: Whether it waits for an answer.
         unheard: Whether it failed before its input was stored. The input is kept to be sent again.
         carried_out: The action of the cancellation that the clean-up of the thread has carried out,
@@ -74,6 +75,7 @@ class Run:
     feed: Log | None = None
     stored: int = 0
     output: Any = None
+    output_event: LoggedEvent | None = None
     waits: bool = False
     cancelled: str | None = None
     lost: bool = False
@@ -93,6 +95,7 @@ class Run:
     """The stored batches: the number of the last event of each, and its bytes."""
     _playing: bool = field(default=False, init=False)
     _executing: bool = field(default=False, init=False)
+    _output_requests: int = field(default=0, init=False)
 
     @property
     def thread_id(self) -> str:
@@ -281,19 +284,34 @@ class Run:
             raise asyncio.CancelledError
 
     def forget(self) -> None:
-        """Drop the events and the output; its readers have the events."""
-        self.forgotten, self.output, self.log = True, None, Log()
+        """Drop the events, and the output unless a request waits for it.
+
+        Present readers of the events keep them.
+        """
+        self.forgotten, self.output_event, self.log = True, None, Log()
         self.log.close()
+        self.free_output()
 
     def free_input(self) -> None:
-        """Drop the input of the graph after the graph has ended."""
-        dropped = {"input": None, "command": None, "context": None}
+        """Drop the input and the config of the graph after the graph has ended."""
+        dropped = {"input": None, "command": None, "context": None, "config": Configured()}
         self.request = self.request.model_copy(update=dropped)
 
     def free_output(self) -> None:
-        """Drop the output if the database has it."""
-        if not self.temporary:
+        """Drop the output after the end of the run, unless a request waits for it."""
+        if not self._output_requests:
             self.output = None
+
+    @contextlib.contextmanager
+    def awaiting_output(self) -> Iterator[None]:
+        """While it lasts, the output is kept for a request, even if the run ends."""
+        self._output_requests += 1
+        try:
+            yield
+        finally:
+            self._output_requests -= 1
+            if self.ended:
+                self.free_output()
 
     def shown(self) -> dict[str, Any]:
         """As langgraph's clients know it."""

@@ -18,7 +18,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, Protocol
 from uuid import uuid4
-from weakref import ref
 
 from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
@@ -42,8 +41,6 @@ from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
 """Of how many runs that have ended the events can be read again in this process."""
-OUTPUT_S: Final = 10
-"""How long the output of a run that has ended is in memory; later it is read from the database."""
 SWEEP_S: Final = 0.5
 """How often rows are looked at: what is to be taken over, cancelled, or has ended elsewhere."""
 SOON_S: Final = 0.1
@@ -67,11 +64,6 @@ class Player(Protocol):
 
     def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """The events at its end, which are stored with it, and read after that."""
-
-
-def _free_output(found: ref[Run]) -> None:
-    if (run := found()) is not None:
-        run.free_output()
 
 
 class RunServer(Protocol):
@@ -345,9 +337,10 @@ class DatabaseRuns:
             finally:
                 run.log.close()
                 run.free_input()
-                if run.begun and not ended_here:
+                if run.begun and not ended_here:  # another process may have gone further
+                    run.output = None
                     run.forget()
-                asyncio.get_running_loop().call_later(OUTPUT_S, _free_output, ref(run))
+                run.free_output()
                 self.server.ended(run)
                 self._done.append(run)
                 if len(self._done) > REPLAYED:

@@ -24,9 +24,10 @@ from perdure.server.databases import Databases
 from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
+from perdure.server.reply import encoded
 from perdure.server.run import CANCELS, Run
 from perdure.server.run_execution import ENDS_S
-from perdure.server.run_log import THREADS, Log, LoggedEvent
+from perdure.server.run_log import THREADS, EventDropped, Log, LoggedEvent
 from perdure.server.run_queue import PAUSE_S, DatabaseRuns, Player
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
@@ -251,15 +252,23 @@ class Runs:
         if run.is_elsewhere:
             runs.look()
 
-    async def output(self, run: Run) -> Any:
-        """The values after the last step of a run that has ended, without erased messages."""
-        if run.output is not None and not run.temporary:
+    async def encode_output(self, run: Run) -> bytes:
+        """Return the values after the last step of a run that has ended, as JSON.
+
+        They have no erased messages. Values that are no longer in memory are read from the
+        database, which has none of a temporary run.
+        """
+        is_in_memory = run.output is not None or run.output_event is not None
+        if is_in_memory and not run.temporary:
             table = (await self.of(run.tenant)).table
             if await table.count_removals(run.thread) not in (None, run.removals):
-                run.output = None
+                run.output = run.output_event = None
+        if run.output_event is not None:
+            with contextlib.suppress(EventDropped):
+                return run.output_event.data
         if run.output is None and not run.temporary:
-            return await (await self.of(run.tenant)).values(run)
-        return run.output
+            return encoded(await (await self.of(run.tenant)).values(run))
+        return encoded(run.output)
 
     def check(self, identity: Identity, more: int = 1) -> None:
         """Refuse an identity so many more runs, if that are more than may be under way."""

@@ -1,0 +1,251 @@
+"""How long, and in how much memory, a server keeps the final states of runs that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+
+from perdure.checkpointers import open_checkpointer
+from perdure.server import create_app, event_memory, run_queue
+from perdure.server.graphs import Graphs
+from perdure.server.keys import Keys
+from perdure.server.limits import Limits
+from perdure.server.run import Run
+from perdure.settings import Settings
+from tests.server.running import running, until
+from tests.server.talking import Gate, State, says
+from tests.server.test_keys import ANN, BOB, entry
+
+USER_BYTES, ALL_BYTES = 1_000_000, 1_500_000
+SIZE = 300_000  # of a state
+
+
+def report() -> StateGraph[State]:
+    """Hear a long text."""
+
+    def hear(state: State) -> dict[str, Any]:
+        return {"heard": [state["messages"][-1].text.ljust(SIZE, "x")]}
+
+    return StateGraph(State).add_node(hear).add_edge(START, "hear")
+
+
+def gated(gate: Gate) -> StateGraph[State]:
+    """Hear a long text, and end once a gate is open."""
+
+    async def hear(state: State) -> dict[str, Any]:
+        await gate.pass_through()
+        return {"heard": [state["messages"][-1].text.ljust(SIZE, "x")]}
+
+    return StateGraph(State).add_node(hear).add_edge(START, "hear")
+
+
+def asking() -> StateGraph[State]:
+    """Ask two questions at once."""
+
+    def first(state: State) -> dict[str, Any]:
+        return {"heard": [interrupt("first?")]}
+
+    def second(state: State) -> dict[str, Any]:
+        return {"heard": [interrupt("second?")]}
+
+    made = StateGraph(State).add_node(first).add_node(second)
+    return made.add_edge(START, "first").add_edge(START, "second")
+
+
+@pytest.fixture
+def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
+    """An application of two users with small limits."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
+    keys.chmod(0o600)
+    graphs = {"report": report(), "gated": gated(gate), "asking": asking()}
+    limits = Limits(user_event_bytes=USER_BYTES, all_event_bytes=ALL_BYTES)
+    return create_app(settings, access=Keys(keys), graphs=Graphs(graphs), limits=limits)
+
+
+@pytest.fixture
+def url(app: Any) -> Iterator[str]:
+    with running(app) as address:
+        yield address
+
+
+@pytest.fixture
+def ann(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, headers={"x-api-key": ANN}, timeout=60) as client:
+        yield client
+
+
+def asked(text: str = "hello", graph: str = "report", **more: Any) -> dict[str, Any]:
+    return {"assistant_id": graph, "input": says(text), **more}
+
+
+def ended_runs(app: Any) -> list[Run]:
+    """Return the runs that the server keeps after their end, once all have ended."""
+    until(lambda: not app.state.runs._under_way)
+    return [run for runs in app.state.runs._of.values() for run in runs._done]
+
+
+def begin_on_thread(client: httpx.Client, **more: Any) -> str:
+    """Begin a run on a new thread, and return its path."""
+    thread = client.post("/threads", json={}).json()["thread_id"]
+    reply = client.post(f"/threads/{thread}/runs", json=asked(**more)).raise_for_status()
+    return f"/threads/{thread}/runs/{reply.json()['run_id']}"
+
+
+def wait_for_end(client: httpx.Client, path: str) -> None:
+    """Wait until a run has ended, without asking for its values."""
+    until(lambda: client.get(path).json()["status"] not in ("pending", "running"))
+
+
+def prevent_reading_values(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server fail if it reads the values of a run from the database."""
+
+    async def refuse(self: Any, run: Run) -> Any:
+        raise AssertionError(f"the values of {run.run_id} were read")
+
+    monkeypatch.setattr(run_queue.DatabaseRuns, "values", refuse)
+
+
+@pytest.mark.parametrize("path", ["/runs", "/runs/wait", "/runs/stream"])
+def test_nothing_is_kept_of_the_states_of_runs_without_a_thread(
+    app: Any, ann: httpx.Client, path: str
+) -> None:
+    for number in range(6):
+        reply = ann.post(path, json=asked(f"{number}", stream_mode=["updates"]))
+        assert reply.is_success
+        if path == "/runs/wait":
+            assert reply.json()["heard"] == [f"{number}".ljust(SIZE, "x")]
+
+    runs = ended_runs(app)
+    assert [run.temporary for run in runs] == [True] * 6
+    assert [run.output for run in runs] == [None] * 6
+    assert app.state.runs.memory.size <= USER_BYTES
+
+
+def test_who_joins_a_run_without_a_thread_after_its_end_is_told_that_it_is_gone(
+    app: Any, ann: httpx.Client
+) -> None:
+    run = ann.post("/runs", json=asked()).json()
+    ended_runs(app)
+    late = ann.get(f"/threads/{run['thread_id']}/runs/{run['run_id']}/join")
+
+    assert late.status_code == 404
+    assert run["thread_id"] in late.json()["detail"]
+
+
+def test_all_who_wait_for_a_run_without_a_thread_receive_its_state(
+    app: Any, ann: httpx.Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else of the runs is kept, and no event fits into the limits."""
+    monkeypatch.setattr(run_queue, "REPLAYED", 0)
+    monkeypatch.setattr(event_memory, "ENDED_BYTES", 0)
+    with ThreadPoolExecutor(12) as clients:
+        waits = [
+            clients.submit(ann.post, "/runs/wait", json=asked(f"{n}", "gated")) for n in range(6)
+        ]
+        run = ann.post("/runs", json=asked("joined", "gated")).json()
+        path = f"/threads/{run['thread_id']}/runs/{run['run_id']}/join"
+        joins = [clients.submit(ann.get, path) for _ in range(4)]
+        live = app.state.runs._under_way
+        until(lambda: len(live) == 7)
+        until(lambda: sum(run._output_requests for run in live) == 10)
+        gate.open.set()
+        replies = [each.result().json()["heard"] for each in waits]
+        joined = [each.result().json()["heard"] for each in joins]
+
+    assert replies == [[f"{number}".ljust(SIZE, "x")] for number in range(6)]
+    assert joined == [["joined".ljust(SIZE, "x")]] * 4
+    assert ended_runs(app) == []
+
+
+def test_a_state_is_freed_after_the_client_that_waited_has_gone(
+    app: Any, ann: httpx.Client, gate: Gate
+) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        ann.post("/runs/wait", json=asked(graph="gated"), timeout=0.5)
+    assert gate.reached.wait(60)
+    [run] = app.state.runs._under_way
+    until(lambda: run._output_requests == 0)
+    gate.open.set()
+
+    assert [each.output for each in ended_runs(app)] == [None]
+
+
+def test_states_on_threads_count_as_events_and_are_dropped_first_to_last(
+    app: Any, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [begin_on_thread(ann, text=f"{number}") for number in range(8)]
+    for path in paths:
+        wait_for_end(ann, path)
+    runs = ended_runs(app)
+
+    assert [run.output for run in runs] == [None] * 8
+    assert 0 < app.state.runs.memory.size <= USER_BYTES
+    states = [ann.get(f"{path}/join").json()["heard"] for path in paths]
+    assert states == [[f"{number}".ljust(SIZE, "x")] for number in range(8)]
+    prevent_reading_values(app, monkeypatch)
+    last = runs[-1].thread_id
+    [path] = [each for each in paths if last in each]
+    assert ann.get(f"{path}/join").is_success
+    [path] = [each for each in paths if runs[0].thread_id in each]
+    with pytest.raises(httpx.HTTPError):
+        ann.get(f"{path}/join").raise_for_status()
+
+
+def test_states_of_all_users_keep_to_the_limit_of_the_process(
+    app: Any, url: str, ann: httpx.Client
+) -> None:
+    with httpx.Client(base_url=url, headers={"x-api-key": BOB}, timeout=60) as bob:
+        for client in (ann, bob) * 4:
+            path = begin_on_thread(client)
+            wait_for_end(client, path)
+            assert client.get(f"{path}/join").json()["heard"] == ["hello".ljust(SIZE, "x")]
+
+    assert [run.output for run in ended_runs(app)] == [None] * 8
+    assert 0 < app.state.runs.memory.size <= ALL_BYTES
+
+
+@pytest.mark.parametrize("modes", [["values"], ["updates", "values", "custom"], ["messages"]])
+@pytest.mark.parametrize("graph", ["report", "asking"])
+def test_a_state_is_the_same_at_the_end_from_memory_and_from_the_database(
+    app: Any, ann: httpx.Client, graph: str, modes: list[str]
+) -> None:
+    thread = ann.post("/threads", json={}).json()["thread_id"]
+    body = asked(graph=graph, stream_mode=modes)
+    now = ann.post(f"/threads/{thread}/runs/wait", json=body).json()
+    [run] = ended_runs(app)
+    path = f"/threads/{thread}/runs/{run.run_id}/join"
+    late = ann.get(path).json()
+    run.forget()
+    later = ann.get(path).json()
+
+    def ordered(state: dict[str, Any]) -> Any:
+        asks = [(each["value"], each["id"]) for each in state.pop("__interrupt__", [])]
+        return state, sorted(asks)
+
+    assert run.output is None
+    assert len(now.get("__interrupt__", ())) == (2 if graph == "asking" else 0)
+    assert ordered(now) == ordered(late) == ordered(later)
+
+
+def test_a_state_is_not_kept_beyond_an_erasure(
+    app: Any, ann: httpx.Client, settings: Settings
+) -> None:
+    path = begin_on_thread(ann, text="the harbour safe opens at nine")
+    wait_for_end(ann, path)
+    assert "harbour" in ann.get(f"{path}/join").text
+    thread = path.split("/")[2]
+    message = ann.get(f"/threads/{thread}/state").json()["values"]["messages"][0]["id"]
+    with open_checkpointer(settings.db) as saver:
+        saver.erase(thread, [message])
+
+    assert "harbour" not in str(ann.get(f"{path}/join").json()["messages"])
+    [run] = ended_runs(app)
+    assert (run.output, run.output_event) == (None, None)
