@@ -629,6 +629,9 @@ UPDATE webhooks SET attempts = attempts + 1, next_at = ? WHERE run_id = ? AND at
 -- webhooks_of: those of a thread
 SELECT run_id, content FROM webhooks WHERE thread_id = ?;
 
+-- loose_webhooks: those of runs whose thread is not kept
+SELECT run_id, content FROM webhooks WHERE thread_id IS NULL;
+
 -- drop_webhook: one
 DELETE FROM webhooks WHERE run_id = ?;
 

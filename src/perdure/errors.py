@@ -21,6 +21,7 @@
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
     ├─ ThreadDeleted                       the thread of a run was deleted during the run
     ├─ RunEnded                            a write of a run that has ended
+    ├─ UnknownPerson (LookupError)         nothing belongs to a person of that name
     ├─ UnknownMemory (LookupError)         no memory by that id in the namespace
     ├─ AlreadyLocked (RuntimeError)        a run takes a lock that it has already
     ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
@@ -128,6 +129,10 @@ class ThreadDeleted(PerdureError):
 
 class RunEnded(PerdureError):
     """A run that has ended, or was cancelled, tried to write. Nothing was stored."""
+
+
+class UnknownPerson(PerdureError, LookupError):
+    """Nothing in the database belongs to a person of this name."""
 
 
 class UnknownMemory(PerdureError, LookupError):

@@ -25,9 +25,9 @@ from langchain_core.messages import (
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.cli.export_lines import build_thread_export
 from perdure.cli.import_lines import Lines
 from perdure.cli.import_thread import ThreadImport
+from perdure.memory.thread_export import build_thread_export
 from tests.backends import BACKENDS
 
 PAIRS = [("file", "sealed"), ("sealed", "postgres"), ("postgres-sealed", "file")]

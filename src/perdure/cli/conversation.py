@@ -5,32 +5,25 @@ from __future__ import annotations
 import json
 import math
 import re
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from perdure.memory.thread_messages import REMEMBER, SEARCHED, time_of
+from perdure.memory.message_forms import Odd as Odd
+from perdure.memory.message_forms import created as created
+from perdure.memory.message_forms import find as find
+from perdure.memory.message_forms import made_up_id as made_up_id
+from perdure.memory.message_forms import seconds as seconds
+from perdure.memory.message_forms import short as short
+from perdure.memory.message_forms import whole as whole
+from perdure.memory.thread_messages import REMEMBER, SEARCHED
 
 _SPACE: Final = re.compile(r"[\s,]*")
 
 _LONGEST_ID: Final = 500  # bytes; no export has longer ones, and a key of a memory has room for it
-
-_NUMBER: Final = re.compile(
-    r"\d{9,19}(\.\d+)?"
-)  # text that is a moment, and no date such as 20240501
-_LATEST_S: Final = 1e11  # seconds since 1970, year 5138; a larger number has a smaller unit
-
-CREATED: Final = "create_time"  # in a message's `response_metadata`: when it was said
-
-Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
-
-
-class Odd(ValueError):
-    """A part of a file that is not as expected: it is left out, counted and named."""
 
 
 class Problem(NamedTuple):
@@ -95,6 +88,7 @@ class Conversation:
     unnamed: Unnamed | None = None  # set if the id is provisional
     former: dict[str, str] = field(default_factory=dict)
     """The text of a message that a former version imported, by id, if it left out a part or all."""
+    is_archived: bool = False  # it is in the archive of a person, with the memories made of it
     seen: int = 0  # messages in the source, including those that are left out
 
     def at(self, key: str | None) -> float:
@@ -212,54 +206,7 @@ def spoken(
     )
 
 
-# -- values of JSON that may be anything
-
-
-def find(value: Any, kind: type[Kind], *path: str) -> Kind:
-    """The value at a path of keys, if it is of this kind, else an empty one."""
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    part = value if isinstance(value, kind) else kind()
-    return whole(part) if isinstance(part, str) else part
-
-
-def whole(text: str) -> str:
-    """Text without halves of characters, which no file can hold."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def seconds(value: Any) -> float | None:
-    """Return a moment as seconds since 1970, or None if the value is no moment.
-
-    The value is text in ISO 8601, or a number of seconds, milliseconds, microseconds or nanoseconds
-    since 1970, which its size tells apart. A number may be written as text.
-    """
-    if isinstance(value, str) and _NUMBER.fullmatch(value):
-        value = float(value)
-    if isinstance(value, int | float) and math.isfinite(value):
-        while abs(value) >= _LATEST_S:
-            value /= 1000
-    at = time_of(value) if isinstance(value, str | int | float) else None
-    return None if at is None else at.timestamp()
-
-
-def created(message: BaseMessage) -> float | None:
-    """When a message says that it was said: s since 1970."""
-    return seconds(message.response_metadata.get(CREATED))
-
-
-def made_up_id(*parts: object) -> str:
-    """An id for what has none: the same for the same parts."""
-    return str(uuid.uuid5(uuid.NAMESPACE_URL, "perdure:" + json.dumps(parts, default=str)))
-
-
 # -- what stands in a text for something else
-
-
-def short(text: Any, limit: int = 200) -> str:
-    """Text on one line, cut if it is long."""
-    flat = " ".join(str(text).split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
 def label(noun: object, about: object = "") -> str:

@@ -17,13 +17,14 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from perdure.cli.app import DB, AsJson, Threads, User, app, opened, thread_id
-from perdure.cli.output import as_json, at_work, progress_bar, resumable, say_done, size
+from perdure.cli.output import as_json, at_work, note, progress_bar, resumable, say_done, size
 from perdure.errors import ConfigurationError, ImportFailed
-from perdure.settings import is_dsn
+from perdure.settings import check_user, is_dsn
 
 if TYPE_CHECKING:
     from perdure.cli.conversation import Conversation, Odd, SavedText
     from perdure.cli.import_agents import Sessions
+    from perdure.cli.import_archive import ArchiveLines
     from perdure.cli.import_lines import Lines
     from perdure.cli.import_report import ConversationsReport
 
@@ -115,6 +116,7 @@ def import_(
                 importing.take_over(database, names)
             importing.store(prefix, read)
             importing.store_texts(reading.texts)
+            importing.store_archives(reading.archives())
             if report.memories:
                 with at_work("indexing memories …"):
                     file.index(report.by_user)
@@ -131,16 +133,27 @@ def import_(
 def export(
     thread: Threads = None,
     every: Annotated[bool, typer.Option("--all", help="Export all threads.")] = False,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            "--user", metavar="NAME", help="Export everything that belongs to this person."
+        ),
+    ] = None,
     db: DB = None,
 ) -> None:
     """Write threads as JSONL, a line each, with their branches.
 
-    'perdure import' reads it.
+    With --user it is the archive of a person: threads, memories with versions, profile,
+    instructions, examples, and runs and crons as a record. 'perdure import' reads it. Exit code 1
+    if there is nobody of this name.
     """
-    from perdure.cli.export_lines import build_thread_export
+    from perdure.memory.thread_export import build_thread_export
 
-    if bool(thread) == every:
-        raise ConfigurationError("name threads, or give --all")
+    if [bool(thread), every, user is not None].count(True) != 1:
+        raise ConfigurationError("name threads, or give --all or --user")
+    if user is not None:
+        _export_person(check_user("--user", user), db)
+        return
     with opened(db, reads=True) as file:
         ids = [thread_id(file, name) for name in thread or ()]
         # all there are now: paging would miss those that are written to meanwhile
@@ -149,6 +162,23 @@ def export(
             for number, name in enumerate(ids, 1):
                 as_json(build_thread_export(file.saver, name), indent=None)
                 show(number / len(ids), number)
+
+
+def _export_person(user: str, db: str | None) -> None:
+    """Write the archive of a person, or end with exit code 1 if nothing belongs to the name."""
+    from perdure.errors import UnknownPerson
+    from perdure.people import export as export_person
+
+    with opened(db, reads=True) as file:
+        try:
+            lines = export_person(user, file.saver, file.store)
+        except UnknownPerson as exc:
+            note(f"perdure: {exc}")
+            raise typer.Exit(1) from exc
+        with progress_bar("exporting", "line") as show:
+            for number, line in enumerate(lines, 1):
+                as_json(line, indent=None)
+                show(None, number)
 
 
 @contextmanager
@@ -242,8 +272,16 @@ class _Reading:
         """Return the conversations of all files."""
         self._report.skipped += self.batches.finish()
         for found in self._files:
-            self.talks += [*found.lines.talks(), *found.sessions.talks()]
+            talks = [*found.lines.talks(), *found.sessions.talks()]
+            for talk in talks if found.archive.is_archive else ():
+                talk.is_archived = True
+            self.talks += talks
+            self._report.records += found.archive.records
         return self.talks
+
+    def archives(self) -> Iterator[ArchiveLines]:
+        """Yield the archives of persons among the files."""
+        yield from (found.archive for found in self._files if found.archive.is_archive)
 
     def read(self, path: Path, source: IO[bytes] | None) -> None:
         """Read a file or a folder. Raise an error if it contains nothing that can be imported."""
@@ -271,10 +309,11 @@ class _Reading:
         """Read the text of a file. Return whether it has a conversation, and the reason if not."""
         from perdure.cli.conversation import Odd, Problem, values
         from perdure.cli.import_agents import Sessions
+        from perdure.cli.import_archive import ArchiveLines
         from perdure.cli.import_lines import Lines
 
         file, is_any, why = name if name == called else f"{called}/{name}", False, ""
-        found = _Found(file, Lines(file), Sessions(file), self)
+        found = _Found(file, Lines(file), Sessions(file), self, ArchiveLines())
         self._files.append(found)
         for number, value in values(text):
             try:
@@ -366,16 +405,19 @@ class _Found(NamedTuple):
     lines: Lines
     sessions: Sessions
     reading: _Reading
+    archive: ArchiveLines
 
 
 def _collect(number: str, value: Any, found: _Found, depth: int = _DEPTH) -> bool:
     """Find the conversations in a value, at some depth too. Return whether there are any."""
     from perdure.cli.import_lines import has_messages
-    from perdure.cli.import_messages import is_message
     from perdure.cli.import_openai import convert_example, is_batch
+    from perdure.memory.message_forms import is_message
 
     is_object = isinstance(value, dict)
-    if is_object and (read := _reader_of(value)) is not None:
+    if is_object and depth == _DEPTH and found.archive.takes(value):
+        pass
+    elif is_object and (read := _reader_of(value)) is not None:
         found.reading.talks.append(read(value))
     elif is_object and (read_texts := _text_reader_of(value)) is not None:
         found.reading.texts.extend(read_texts(value))

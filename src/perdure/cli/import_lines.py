@@ -10,7 +10,7 @@ from typing import Any, Final
 from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.titles import ABOUT
 from perdure.cli.conversation import Conversation, Odd, Unnamed, described, find, seconds, short
-from perdure.cli.import_messages import read_message, time_of_message
+from perdure.memory.message_forms import read_message, time_of_message
 
 _Path = dict[str, None]  # the ids of the messages that led to the next one
 

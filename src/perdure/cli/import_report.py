@@ -29,6 +29,7 @@ class ConversationsReport:
     checkpoints: int = 0  # new checkpoints, from databases
     items: int = 0  # new items, from databases
     known_items: int = 0  # items that exist already, or were deleted here
+    records: int = 0  # runs and crons of an archive, which are not run
     memories: int | None = None  # None if none are to be made, or a worker makes them
     quarantined: int = 0
     forgotten: int = 0  # memories that were not made, as they were deleted or forgotten here
@@ -53,6 +54,7 @@ class ConversationsReport:
             self.memories is not None and self._memories(),
             self.quarantined and f"{self.quarantined:,} in quarantine",
             self.forgotten and f"{counted(self.forgotten, 'memory', 'memories')} forgotten before",
+            self.records and f"{self.records:,} recorded runs and crons, which are not run",
         ]
         counts = ", ".join(str(part) for part in parts if part)
         whose = f" ({_format_counts(self.users)})" if self._names_others else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -45,13 +45,17 @@ from perdure.errors import (
     UnknownThread,
 )
 from perdure.memory.extraction import labels_of
+from perdure.memory.recorded_templates import record_templates
 from perdure.memory.records import StoreAdapter
+from perdure.memory.run_config import Template
 from perdure.memory.thread_messages import SEARCHED
 from perdure.stores.base import Provenance
 
 if TYPE_CHECKING:
+    from perdure.cli.import_archive import ArchiveLines
     from perdure.memory.collection import Collection
 
+_PROJECTS: Final = Template(("projects", "{user_id}"))  # below it, the documents of each project
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
 
 
@@ -89,6 +93,11 @@ class Importing:
                     self._report.unread += talk.seen > 0
                     self._report.empty += not talk.seen
 
+    def store_archives(self, archives: Iterable[ArchiveLines]) -> None:
+        """Store the items of the archives of persons, with all their versions."""
+        for archive in archives:
+            self._report.took_items(self._file.store.import_lines(archive.item_lines()))
+
     def store_texts(self, texts: list[SavedText]) -> None:
         """Store the memories and documents of an export that are not part of conversations.
 
@@ -97,6 +106,8 @@ class Importing:
         from perdure.memory.collection import Collection
 
         user = self._file.user
+        if any(saved.project is not None for saved in texts):
+            run(record_templates(self._file.store, [_PROJECTS]))
         collection = Collection(self._file.store, ("memories", "{user_id}"))
         for saved in texts:
             if saved.project is not None:
@@ -132,7 +143,9 @@ class Importing:
         self._report.known_items += not is_new
 
     def _store(self, thread_id: str, talk: Conversation, advance: Callable[[int], None]) -> None:
-        talk.about["user_id"] = talk.about.get("user_id", self._file.user) if self._wanted else ""
+        if not talk.is_archived:  # an archive says whose each thread is
+            user = talk.about.get("user_id", self._file.user)
+            talk.about["user_id"] = user if self._wanted else ""
         try:
             for node in talk.nodes.values():  # before anything of it is written
                 self._codec.encode(node.message, lambda: "a message")
@@ -141,7 +154,10 @@ class Importing:
         except SerializationError as exc:  # a field of a message that no file can hold
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
             return
-        self._remember(thread_id)
+        if talk.is_archived:  # its memories are in the archive
+            self._report.users[talk.about.get("user_id") or talk.about.get("owner", "")] += 1
+        else:
+            self._remember(thread_id)
         self._report.conversations += 1
         self._report.messages += new
         self._report.updated += thread.updated

@@ -30,13 +30,14 @@ from perdure.errors import (
     StorageUnavailable,
     UnknownCheckpoint,
     UnknownMemory,
+    UnknownPerson,
     UnknownThread,
     VersionConflict,
 )
 from perdure.server.access import Refused
 
 _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
-    (UnknownThread, UnknownCheckpoint, UnknownMemory): 404,
+    (UnknownThread, UnknownCheckpoint, UnknownMemory, UnknownPerson): 404,
     (VersionConflict, AlreadyLocked): 409,
     LimitExceeded: 413,
     StorageFull: 507,

@@ -244,7 +244,7 @@ class RunExecution:
             "values": values,
             "error": None if run.failure is None else error_of(run.failure),
         }
-        content = {"url": url, "run": json.loads(encoded(told))}
+        content = {"url": url, "run": json.loads(encoded(told)), "user": run.user}
         bare = {**content, "run": {**content["run"], "values": None, "error": None}}
         table = WebhookTable(self._saver)
         if run.temporary:

@@ -1,10 +1,13 @@
-"""Read messages in the forms of OpenAI, LangChain and LangGraph."""
+"""Read messages in the forms of OpenAI, LangChain and LangGraph, and values of JSON beside them."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
+import uuid
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from langchain_core.messages import (
     AIMessage,
@@ -16,7 +19,15 @@ from langchain_core.messages import (
     messages_from_dict,
 )
 
-from perdure.cli.conversation import CREATED, Odd, find, made_up_id, seconds, short, whole
+from perdure.memory.thread_messages import time_of
+
+Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
+_NUMBER: Final = re.compile(
+    r"\d{9,19}(\.\d+)?"
+)  # text that is a moment, and no date such as 20240501
+_LATEST_S: Final = 1e11  # seconds since 1970, year 5138; a larger number has a smaller unit
+
+CREATED: Final = "create_time"  # in a message's `response_metadata`: when it was said
 
 EXACT: Final = "langchain"
 """The key of a message for the fields that OpenAI's form does not have."""
@@ -28,6 +39,10 @@ _CHUNK: Final = "MessageChunk"  # suffix of the types of streamed messages, such
 _TIMES: Final = ("at", "timestamp", "created_at")
 """The keys for the time of a message, beside `CREATED`, which is kept in the message itself."""
 _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
+
+
+class Odd(ValueError):
+    """A part of a file that is not as expected: it is left out, counted and named."""
 
 
 def is_message(value: Any) -> bool:
@@ -170,3 +185,50 @@ def _read_part(part: Any) -> Any:
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
     return part
+
+
+# -- values of JSON that may be anything
+
+
+def find(value: Any, kind: type[Kind], *path: str) -> Kind:
+    """The value at a path of keys, if it is of this kind, else an empty one."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    part = value if isinstance(value, kind) else kind()
+    return whole(part) if isinstance(part, str) else part
+
+
+def whole(text: str) -> str:
+    """Text without halves of characters, which no file can hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def seconds(value: Any) -> float | None:
+    """Return a moment as seconds since 1970, or None if the value is no moment.
+
+    The value is text in ISO 8601, or a number of seconds, milliseconds, microseconds or nanoseconds
+    since 1970, which its size tells apart. A number may be written as text.
+    """
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    if isinstance(value, int | float) and math.isfinite(value):
+        while abs(value) >= _LATEST_S:
+            value /= 1000
+    at = time_of(value) if isinstance(value, str | int | float) else None
+    return None if at is None else at.timestamp()
+
+
+def created(message: BaseMessage) -> float | None:
+    """When a message says that it was said: s since 1970."""
+    return seconds(message.response_metadata.get(CREATED))
+
+
+def made_up_id(*parts: object) -> str:
+    """An id for what has none: the same for the same parts."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, "perdure:" + json.dumps(parts, default=str)))
+
+
+def short(text: Any, limit: int = 200) -> str:
+    """Text on one line, cut if it is long."""
+    flat = " ".join(str(text).split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"

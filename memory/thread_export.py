@@ -1,4 +1,4 @@
-"""`perdure export`: a thread as a line of JSON, with messages in OpenAI's form."""
+"""Export of a thread as an object of JSON, with messages in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.thread_copy import SaidTree, said_on
 from perdure.checkpointers.titles import about, existing_head
-from perdure.cli.conversation import CREATED, Odd, created, seconds
-from perdure.cli.import_messages import EXACT, read_message
 from perdure.errors import InvalidMessages
 from perdure.memory.conversation import SHORTENED
+from perdure.memory.message_forms import CREATED, EXACT, Odd, created, read_message, seconds
 
 
 def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""The archive of a person, as `perdure export --user` writes it: items, and a record of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perdure.memory.person_archive import is_header, is_item, is_record
+
+
+class ArchiveLines:
+    """The lines of a file that are part of an archive, besides the threads.
+
+    Attributes:
+        is_archive: Whether the file began with the header of an archive.
+        records: The number of runs and crons, which are never run or scheduled.
+    """
+
+    def __init__(self) -> None:
+        self.is_archive = False
+        self.records = 0
+        self._items: list[Mapping[str, Any]] = []
+
+    def takes(self, value: Mapping[str, Any]) -> bool:
+        """Keep an object if it is of an archive and no thread, and return whether it is."""
+        if is_header(value):
+            self.is_archive = True
+        elif not self.is_archive:
+            return False
+        elif is_item(value):
+            self._items.append(value)
+        elif is_record(value):
+            self.records += 1
+        else:
+            return False
+        return True
+
+    def item_lines(self) -> Iterator[str]:
+        """Yield the items as lines for `WholeStore.import_lines`."""
+        yield from map(json.dumps, self._items)

@@ -1,0 +1,148 @@
+"""Two people with everything that perdure keeps about a person, each with markers in all texts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from benchmarks.server_faults import database
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from pydantic import BaseModel
+
+from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.records import CronRow, LiveRun, RunRow
+from perdure.checkpointers.runs import EventBatch, RunTable
+from perdure.memory import Collection, Extraction, Instructions, Profile, remember, search_threads
+from perdure.memory.examples import ExampleSelector
+from perdure.stores import open_store
+from perdure.stores.whole_store import WholeStore
+from tests import postgres_server
+
+CARD = "4111 1111 1111 1111"
+KINDS = (
+    *("question", "answer", "fork", "fact", "correction", "profile", "style", "case", "note"),
+    *("chat", "event", "request", "cron", "held", "city"),
+)
+
+
+class Facts(BaseModel):
+    """A profile."""
+
+    nickname: str = ""
+
+
+@dataclass(frozen=True)
+class People:
+    """An open database with two people, `ann` and `bob`."""
+
+    db: str
+    saver: Checkpointer
+    store: WholeStore
+
+
+def mark(user: str, kind: str) -> str:
+    """Return the marker in the texts of one kind that belong to a person."""
+    return f"zq{user}{kind}qz"
+
+
+def marks(user: str) -> list[bytes]:
+    """Return all markers of a person."""
+    return [mark(user, kind).encode() for kind in KINDS]
+
+
+@contextmanager
+def empty_database(backend: str, folder: Path, name: str = "people") -> Iterator[str]:
+    """Yield the place of a new database of a backend."""
+    if backend == "file":
+        yield str(folder / f"{name}.db")
+        return
+    with database(postgres_server.dsn()) as dsn:
+        yield dsn
+
+
+@contextmanager
+def opened(db: str, **options: Any) -> Iterator[People]:
+    """Open the database at a place."""
+    with open_checkpointer(db, **options) as saver, open_store(db, **options) as store:
+        yield People(db, saver, store)
+
+
+def echo_graph(saver: Checkpointer, user: str) -> Any:
+    """Build a graph that answers with a marker."""
+    answer = f"I heard {mark(user, 'answer')}"
+    builder = StateGraph(MessagesState)
+    builder.add_node("answer", lambda _: {"messages": [AIMessage(answer)]})
+    builder.add_edge(START, "answer")
+    return builder.compile(checkpointer=saver)
+
+
+def talk(people: People, user: str, thread_id: str, **metadata: Any) -> None:
+    """Have a conversation of two turns, of which the first has a second branch."""
+    graph = echo_graph(people.saver, user)
+    named: Any = {"configurable": {"thread_id": thread_id, "user_id": user}, "metadata": metadata}
+    for text in (f"{mark(user, 'question')} one", f"{mark(user, 'question')} two"):
+        graph.invoke({"messages": [("user", text)]}, named)
+    first = [
+        state for state in graph.get_state_history(named) if len(state.values["messages"]) == 2
+    ]
+    at = {**named, "configurable": {**first[0].config["configurable"], "user_id": user}}
+    graph.invoke({"messages": [("user", f"{mark(user, 'fork')} instead")]}, at)
+
+
+def fill(people: People, user: str, thread_id: str) -> None:
+    """Keep something of each kind that belongs to a person."""
+    saver, store = people.saver, people.store
+    config: Any = {"configurable": {"user_id": user}}
+    talk(people, user, thread_id)
+    talk(people, user, f"{thread_id}-2")
+    search_threads(saver, store, "heard")
+    Extraction(saver, store).extract(thread_id, config)
+    remember(f"likes {mark(user, 'fact')}", key="taste", store=store, config=config)
+    remember(f"likes {mark(user, 'correction')}", key="taste", store=store, config=config)
+    remember(f"{mark(user, 'held')} {CARD}", store=store, config=config)
+    Profile(Facts, store).set({"nickname": mark(user, "profile")}, config)
+    Instructions(store, ("instructions", "{user_id}")).set(f"Say {mark(user, 'style')}", config)
+    ExampleSelector(store).add(f"a {mark(user, 'case')}", "solved", config=config)
+    Collection(store, ("notes", "{user_id}")).insert(f"a {mark(user, 'note')}", config=config)
+    store.put(("chat_memory", thread_id), "k", {"text": f"a {mark(user, 'chat')}"})
+    run = accept_run(saver, user, thread_id)
+    asyncio.run(RunTable(saver).add_events([(run, event_batch(user))]))
+    asyncio.run(CronTable(saver).create(cron_row(user, thread_id)))
+    asyncio.run(CronTable(saver).create(cron_row(user, None)))
+
+
+def event_batch(user: str) -> EventBatch:
+    """Build a batch with an event that has a marker."""
+    return EventBatch(0, 1, [(None, mark(user, "event").encode())])
+
+
+def accept_run(
+    saver: Checkpointer, user: str, thread_id: str, *, owner: str = "gone", delay_s: float = 0.0
+) -> LiveRun:
+    """Store a run, which runs in a process that is gone unless another is named."""
+    now = time.time()
+    live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, "echo", 1, None)
+    about = {"metadata": {}, "multitask_strategy": "enqueue", "user": user, "assistant_id": "echo"}
+    asked = {"request": {"input": {"messages": [["user", mark(user, "request")]]}}}
+    due = now + delay_s if delay_s else None
+    row = RunRow(live, now, now, about, request=asked, not_before=due)
+    accepted, _ = asyncio.run(RunTable(saver).accept(row, rejects=False, cancels=None, events=True))
+    assert accepted is not None
+    return accepted
+
+
+def cron_row(user: str, thread_id: str | None) -> CronRow:
+    """Build a cron of a person, which is due in an hour."""
+    now = time.time()
+    payload = {"input": {"messages": [["user", mark(user, "cron")]]}, "schedule": "0 9 * * *"}
+    content = {"payload": payload, "metadata": {}, "user": user, "graph": "echo", "login": None}
+    return CronRow(str(uuid4()), thread_id, now + 3600, now, now, content)
