@@ -19,6 +19,13 @@ REMOVALS_KEY: Final = "__perdure_removals"
 See `removal_records`. langgraph does not copy keys that begin with two underscores to the metadata
 of a checkpoint.
 """
+WITHOUT_MEMORY_KEY: Final = "__perdure_without_memory"
+"""The key in `configurable` that, with the value True, marks a run which neither recalls nor
+remembers anything of a user.
+
+The server sets it for a message that somebody else sends on a person's thread. The `user_id` of the
+run is `""` then, and the metadata of its checkpoints keeps the person.
+"""
 _MAPPING: Final = (dict, Mapping)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.checkpointers.address import context_of, context_values
+from perdure.checkpointers.address import WITHOUT_MEMORY_KEY, context_of, context_values
 
 LABELS: Final = "perdure_labels"
 """The metadata key that lists the names of the values which the next checkpoint inherits."""
@@ -54,7 +54,12 @@ def find_updated(parent_id: str | None, metadata: Mapping[str, Any]) -> str | No
 
 
 def context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
-    """Return the named values in the context of a run that can be stored as labels."""
+    """Return the named values in the context of a run that can be stored as labels.
+
+    The names of the user are left out if the run has no memory: its metadata names the person.
+    """
+    if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
+        names = [name for name in names if name not in USER_LABELS]
     values = context_values(config, names)
     return {name: value for name, value in values.items() if _is_valid_label(value)}
 

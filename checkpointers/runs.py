@@ -152,6 +152,22 @@ class RunTable(ServerTable):
         ended, claimed = results[place], results[len(end)]
         return [seq for (seq,) in claimed] if ended else None
 
+    async def set_person(self, run: LiveRun, person: str) -> None:
+        """Store the person whose memories a run uses, which is known once the run starts.
+
+        What else is told of the run is read again, since messages may be erased meanwhile.
+        """
+
+        def flow() -> Flow[None]:
+            for row in (yield self._sql("runs_of", run.thread_id, run.run_id)):
+                stored = open_run(self._seal, row)
+                about, *_ = seal_run(
+                    self._seal, run, ({**stored.about, "person": person}, None, None)
+                )
+                yield Last([self._sql("set_about", about, run.thread, run.seq, run.owner)])
+
+        await self._database.awrite(flow, exclusive=(run.thread_id,))
+
     async def begin_due(self, run: LiveRun, owner: str, cancels: str | None) -> None:
         """Have a delayed run whose time has come take its turn, unless another process was first.
 

@@ -602,6 +602,9 @@ FROM (
 UPDATE runs SET status = ?, error = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, request = CASE WHEN cancel IS NULL AND events >= 0 THEN ? END, updated_at = ?, owner = ''
 WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' AND (cancel IS NULL OR CAST(? AS text) IN (cancel, 'rollback')) RETURNING 0;
 
+-- set_about: what is told of a run that this process runs
+UPDATE runs SET about = ? WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running';
+
 -- drop_run: one that was rolled back, unless it is another process' now
 DELETE FROM runs WHERE thread = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 

@@ -133,7 +133,7 @@ class ThreadQuery:
         ids: Only these.
         status: Only of this status.
         text: Only with this in the title or the id, whatever the case.
-        owner: Only theirs, and nobody's, which SQL does not tell.
+        person: Only threads of this person, and nobody's, which SQL does not tell.
         active_since: Only those active at this moment or later.
         active_until: Only those not active after it.
         sort_by: Another order than by activity; in each, the latest activity first. SQL knows none
@@ -147,7 +147,7 @@ class ThreadQuery:
     ids: Sequence[str] | None = None
     status: RunStatus | None = None
     text: str = ""
-    owner: str | None = None
+    person: str | None = None
     active_since: datetime | None = None
     active_until: datetime | None = None
     sort_by: SortBy | None = None

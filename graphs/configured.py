@@ -13,6 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from perdure import settings
 from perdure.checkpointers import open_checkpointer
+from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.graphs.chat import Part, chat_graph, memory_agent
 from perdure.memory.context import use_memories
@@ -93,6 +94,8 @@ def _chosen() -> settings.Settings:
 
 def _namespace(config: RunnableConfig) -> tuple[str, ...]:
     """Of the config's user, else of the local one."""
-    if config.get("configurable", {}).get("user_id"):  # langgraph's server says "" for nobody
+    configurable = config.get("configurable", {})
+    # langgraph's server says "" for nobody; perdure's says so of runs without memory
+    if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
     return (NAMESPACE[0], _chosen().user)

@@ -240,6 +240,8 @@ class Collection:
             answers_first: Whether turns that only ask what the query asks come last.
         """
         most = whole("limit", limit, 1) + whole("offset", offset, 0)
+        if self.namespace.lacks_memory(config):
+            return []
         adapter, namespace = self._place(config)
         memories: Memories = []
         seen, size = 0, max(most, _DEEP_PAGE if answers_first else _PAGE)

@@ -332,13 +332,15 @@ class RememberTurns(Learner):
     async def learning(
         self, messages: Messages, state: object, config: RunnableConfig | None
     ) -> ExtractionReport | None:
-        """Remember messages; None: that failed, and is logged."""
+        """Remember messages; None: that failed, and is logged, or the run has no memory."""
         thread_id, checkpoint_id = source(config)
         if not thread_id:
             raise InvalidConfig(
                 "the run has no thread_id, so its turns cannot be remembered; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
+        if self.namespace.lacks_memory(config):
+            return None
         adapter, thread_id = (
             self._adapter or adapter_of(None, self.namespace),
             check_thread_id(thread_id),

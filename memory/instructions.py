@@ -200,8 +200,10 @@ class UseInstructions(MessagesNode):
         self._instructions = instance("instructions", instructions, Instructions, expected)
 
     async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        place = self._instructions.place(config)
-        text = (await self._instructions.reading(place, self._as_of(config))).text
+        text = self._instructions.default
+        if not self._instructions.namespace.lacks_memory(config):
+            place = self._instructions.place(config)
+            text = (await self._instructions.reading(place, self._as_of(config))).text
         system_messages = shown.system_parts or ([shown.system] if shown.system else [])
         summary, plain = remove_summary(system_messages)
         system = next((message for message in plain if message.text == text), SystemMessage(text))
@@ -280,6 +282,8 @@ class UpdateInstructions(Learner):
         self, messages: Messages, config: RunnableConfig | None = None, *, feedback: Any = None
     ) -> InstructionsVersion:
         """Learn from messages. Returns what holds then."""
+        if self._instructions.namespace.lacks_memory(config):
+            return InstructionsVersion(self._instructions.default)
         loaded = find_run_thread(config)
         messages = await remove_erased(loaded, checked(messages, "the messages"))
         units = units_of(messages)

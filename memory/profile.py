@@ -295,7 +295,12 @@ class Profile(Generic[M]):
     async def _get(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
     ) -> M:
-        """The profile now, or at a moment; the defaults if nothing is stored."""
+        """The profile now, or at a moment; the defaults if nothing is stored.
+
+        In a run that has no memory it is the defaults.
+        """
+        if self.namespace.lacks_memory(config):
+            return self.schema()
         place = self.place(config)
         state = await self.reading(place, as_of)
         if state.profile is None:

@@ -123,8 +123,12 @@ class MemorySearch:
         self._counter = token_counter(None)
 
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """The namespaces of a run, without those under another of them."""
-        every = dict.fromkeys(namespace_of(template, config) for template in self._templates)
+        """The namespaces of a run, without those under another of them.
+
+        In a run that has no memory, those of its user are left out.
+        """
+        templates = [each for each in self._templates if not each.lacks_memory(config)]
+        every = dict.fromkeys(namespace_of(template, config) for template in templates)
         return [one for one in every if not any(one[:size] in every for size in range(1, len(one)))]
 
     async def found(
@@ -149,7 +153,7 @@ class MemorySearch:
         adapter, prefixes = adapter_of(store, *self._templates), self.namespaces(config)
         await adapter.record_templates()
         floor = adapter.floor(self._min_score)
-        if not query.strip():
+        if not query.strip() or not prefixes:
             return RecallResult([], floor=floor)
         options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}
         if during is not None:

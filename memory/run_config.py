@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 
-from perdure.checkpointers.address import context_values
+from perdure.checkpointers.address import WITHOUT_MEMORY_KEY, context_values
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import instance, whole
 
@@ -123,11 +123,24 @@ class Template:
         >>> Template(["notes", "{user_id}"]).filled({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
         """
+        if self.lacks_memory(config):
+            raise InvalidConfig(
+                f"the run has no memory, so {self.labels!r} cannot be filled in: its message is "
+                "not from the person of the thread, and its sender may not act for that person"
+            )
         given = labels_of_run(self.names, config) if self.names else {}
         return tuple(
             before + self._value(name, given) + after if name else before
             for before, name, after in self._parsed
         )
+
+    def lacks_memory(self, config: RunnableConfig | None = None) -> bool:
+        """Return whether the labels name the user of a run that has no memory of any user.
+
+        See `WITHOUT_MEMORY_KEY`. Nodes recall and remember nothing in this case.
+        """
+        is_personal = "user_id" in self.names
+        return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
 
     def _value(self, name: str, given: dict[str, Any]) -> str:
         if name not in given:

@@ -40,6 +40,10 @@ _ROLES: Final[Mapping[str, Role]] = {
 _STEPS: Final = 4  # checkpoints that are read for each message: a run writes a few
 REMEMBER: Final = "remember"
 """In a message's `response_metadata`, with the value False: no memory is made of it."""
+REMEMBER_TURN: Final = "remember_turn"
+"""In the `response_metadata` of a human message, with the value False: no memory is made of the
+message, nor of what follows it until the next human message. The server sets it for a message that
+somebody else than the person of the thread sent."""
 SEARCHED: Final = "searched"
 """The key in a message's `response_metadata` that, with the value True, lets the search of threads
 find a message of which no memory is made, such as a document that a model wrote."""
@@ -57,12 +61,14 @@ class ThreadMessage:
     id: str  # the message's own, else a hash of its text
     position: int | None = None  # in the thread, given by a watermark
     at: datetime | None = None  # when it was said; None: not known
+    turn_is_remembered: bool = True  # whether memories may be made of its turn
 
     @property
     def text(self) -> str:
         """Its text, and what its attachments tell; "" for a message off the record."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
-        return "" if off_record else storable(said(self.message))
+        is_remembered = self.turn_is_remembered and not off_record
+        return storable(said(self.message)) if is_remembered else ""
 
     @property
     def searched_text(self) -> str:
@@ -230,13 +236,17 @@ def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessag
 def _read(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
     """Messages with ids and times; a missing id is a hash of the text and its count so far."""
     counts: Counter[bytes] = Counter()
+    is_remembered = True
     for message in messages:
+        if conversation.role(message) == "human":
+            is_remembered = message.response_metadata.get(REMEMBER_TURN) is not False
         id, identity = message.id, _identity(message)
         if not id:
             counts[identity] += 1
             made = blake2b(identity + str(counts[identity]).encode(), digest_size=10)
             id = f"{UNNAMED}{made.hexdigest()}"
-        yield ThreadMessage(message, id, at=time_of(message.response_metadata.get("create_time")))
+        at = time_of(message.response_metadata.get("create_time"))
+        yield ThreadMessage(message, id, at=at, turn_is_remembered=is_remembered)
 
 
 def _identity(message: BaseMessage) -> bytes:

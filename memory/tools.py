@@ -78,6 +78,10 @@ _ERASED: Final = (
     "Not kept: the message that says this was erased. Do not keep it, and do not say that it is "
     "remembered."
 )
+_WITHOUT_MEMORY: Final = (
+    "Not kept: this message is not from the person whom the conversation belongs to, so nothing is "
+    "remembered of it. Do not say that it is remembered."
+)
 _UNKNOWN: Final = "There is no memory with the id {id}. Search for it, and copy its id exactly."
 _LIGHT: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokens(word)
@@ -112,6 +116,8 @@ def manage_memory(
     channel = text("messages_key", messages_key, "the name of a channel")
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
+        if kept.namespace.lacks_memory(attribution.config):
+            raise ToolException(_WITHOUT_MEMORY)
         writer = kept.writer(attribution.config, by_model=True)  # raises: a developer's mistake
         return await _managed(writer, arguments, attribution)
 

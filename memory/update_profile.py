@@ -80,6 +80,8 @@ class UpdateProfile(Learner):
     ) -> ProfileUpdate:
         """Update the profile from messages."""
         messages = checked(messages, "the messages")
+        if self._extractor.profiles[0].namespace.lacks_memory(config):
+            return ProfileUpdate()
         place = self._extractor.profiles[0].place(config)
         thread_id, checkpoint_id = source(config)
         history = history_of_state(thread_id or "", checkpoint_id, messages).messages

@@ -491,7 +491,7 @@ def test_a_search_by_owner_has_nobodys_too(settings: Settings) -> None:
         await threads.create("nobody's")
         for number in range(3):
             await threads.create(f"bob's {number}", {"owner": "bob"})
-        assert ids(await search(threads, text="s", owner="ann", limit=2)) == ["nobody's", "ann's"]
+        assert ids(await search(threads, text="s", person="ann", limit=2)) == ["nobody's", "ann's"]
 
     run(settings, use)
 

@@ -98,7 +98,11 @@ class Identity:
 
 
 class Access(Protocol):
-    """Authentication and authorization of requests."""
+    """Authentication and authorization of requests.
+
+    An optional attribute `owners_are_people` is False if the `owner` of a thread may be another
+    than the user of an API key, such as an organisation.
+    """
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """The user who sends a request.
@@ -119,7 +123,12 @@ class Access(Protocol):
 
 
 class Local:
-    """Access without authentication: every request is the local user's, who may do everything."""
+    """Access without authentication: every request is the local user's, who may do everything.
+
+    An owner that a client names is no person, since no key vouches for it.
+    """
+
+    owners_are_people: Final = False
 
     def __init__(self, user: str) -> None:
         self._identity = Identity(user, permissions=frozenset({ADMIN}))

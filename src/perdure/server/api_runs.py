@@ -34,17 +34,19 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers.records import Due
 from perdure.checkpointers.runs import LIVE
 from perdure.checkpointers.thread_list import ThreadQuery
-from perdure.server.access import Refused, Unauthenticated, action
+from perdure.server.access import Identity, Refused, Unauthenticated, action
 from perdure.server.api_states import checkpoint_at, checkpoint_of, config_of
 from perdure.server.assistants import assistant_of_run
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
+from perdure.server.person import Sender
 from perdure.server.reply import JSON, encoded
 from perdure.server.run import Run, interrupted, shown
 from perdure.server.run_events import ANEW
 from perdure.server.run_log import LoggedEvent, StreamCut, frame, split_frames, streamed
 from perdure.server.run_request import Given, Mode, RunRequest, expand_arrays
 from perdure.server.runs import All, Runs
+from perdure.server.threads import Thread
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import ALL
 
@@ -266,9 +268,11 @@ async def begin(
     protocol: str = "run",
     *,
     recorded: bool = True,
+    author: str | None = None,
 ) -> Run:
     """Begin a run that a client asks for; without a thread, on one of its own. See `check`."""
-    return await (await check(call, runs, body, thread_id, protocol, recorded=recorded))()
+    how: Any = {"recorded": recorded, "author": author}
+    return await (await check(call, runs, body, thread_id, protocol, **how))()
 
 
 async def check(
@@ -280,11 +284,12 @@ async def check(
     *,
     recorded: bool = True,
     due: Due | None = None,
+    author: str | None = None,
 ) -> Callable[[], Awaitable[Run]]:
     """Check a run that a client asks for, and return what begins it. Nothing is written before.
 
     One that is `recorded` can be joined again, on any server. The new thread of one that is `due`
-    has the same id at each try.
+    has the same id at each try. `author` is the user whose message is sent again, if any.
 
     Raises:
         ConfigurationError: It asks for what it may not.
@@ -313,21 +318,36 @@ async def check(
     assistant = await assistant_of_run(call, runs.graphs, body.assistant_id)
     body = body.of_assistant(assistant)
     threads, creates = call.threads, temporary or body.if_not_exists == "create"
+    reached: Thread | None = None
     if body.places or not creates:
-        await threads.get(thread_id)
+        reached = await threads.get(thread_id)
     for ns, checkpoint_id in body.places.items():
         at = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         await checkpoint_at(call, config_of(thread_id, at))
 
     async def start() -> Run:
+        thread = reached
         if creates:
-            await threads.create(thread_id, body.metadata, if_exists="do_nothing")
+            thread = await threads.create(thread_id, body.metadata, if_exists="do_nothing")
         deletes = temporary and body.on_completion == "delete"
-        graph, how = assistant["graph_id"], {"temporary": deletes}
+        graph, how = assistant["graph_id"], dict[str, Any](temporary=deletes)
         how["recorded"] = recorded and not deletes
-        return await runs.start(call, body, graph, thread_id, protocol, due=due, **how)
+        sender = _sender(call.identity, body, due, author)
+        named = ("user_id", "owner") if runs.owners_are_people else ("user_id",)
+        metadata = {} if thread is None else thread["metadata"]
+        person = next((str(metadata[name]) for name in named if metadata.get(name)), None)
+        how |= {"due": due, "sender": sender, "person": person}
+        return await runs.start(call, body, graph, thread_id, protocol, **how)
 
     return start
+
+
+def _sender(identity: Identity, body: RunRequest, due: Due | None, author: str | None) -> Sender:
+    """Return the sender of a run. A cron has no new message of its author's."""
+    says = author or identity.user if body.has_message and due is None else None
+    answers = body.command is not None and body.command.resume is not None
+    deed = "scheduled" if due else "said" if says else "answered" if answers else "continued"
+    return Sender(identity.user, None, identity.is_admin, says, deed)
 
 
 async def reached(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:

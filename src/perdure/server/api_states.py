@@ -228,7 +228,9 @@ async def _graph_of(runs: Runs, call: Call, thread: Thread) -> AsyncIterator[Any
     if name not in graphs:
         yield None
         return
-    about = {"thread_id": thread["thread_id"], "user_id": call.identity.user}
+    person = await call.threads.find_person(thread["thread_id"])
+    user = call.identity.user if person is None else person
+    about = {"thread_id": thread["thread_id"], "user_id": user}
     parts = name, call.saver, call.store, RunnableConfig(configurable=about)
     access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
     async with graphs.opened(*parts, access=access, user=call.identity.raw) as graph:
@@ -261,13 +263,13 @@ async def _build_update_config(
 ) -> RunnableConfig:
     """Build the config for a new checkpoint, with the metadata and the user of the thread.
 
-    The caller becomes the user only if no checkpoint names a user. The user `""` means that the
+    The caller becomes the user only if the thread has no person. The user `""` means that the
     thread belongs to nobody.
     """
     known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
     known.setdefault("assistant_id", id_of(known["graph_id"]))
-    user = await call.threads.user(thread["thread_id"])
-    user = call.identity.user if user is None else user
+    person = await call.threads.find_person(thread["thread_id"])
+    user = call.identity.user if person is None else person
     return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
 
 

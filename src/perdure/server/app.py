@@ -164,7 +164,9 @@ def create_app(
             options["measured"] = telemetry.measured
         app.state.databases = Databases(chosen, **options)
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
-        runs = Runs(served, limits, app.state.databases, players, telemetry, webhooks)
+        people = getattr(app.state.access, "owners_are_people", True)
+        parts = served, limits, app.state.databases, players, telemetry, webhooks
+        runs = Runs(*parts, owners_are_people=people)
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:

@@ -65,6 +65,8 @@ class AuthFile:
         ConfigurationError: There is no such file, or no usable `Auth` in it.
     """
 
+    owners_are_people: Final = False  # a handler may set an organisation or a team
+
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
             sys.path.append(folder)  # what it imports lies beside it

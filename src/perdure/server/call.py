@@ -141,11 +141,12 @@ class Call:
     def threads(self) -> Threads:
         """The threads that may be reached."""
         runs, tenant, database = self._runs, self.identity.tenant, self._permitted()
-        ttl = self._databases.thread_ttl
+        people = getattr(self._access, "owners_are_people", True)
+        options: Any = {"default_ttl": self._databases.thread_ttl, "owners_are_people": people}
         if runs is None:
-            return Threads(database.saver, self._filter, default_ttl=ttl)
+            return Threads(database.saver, self._filter, **options)
         about = partial(runs.busy, tenant), partial(runs.forget, tenant)
-        return Threads(database.saver, self._filter, *about, default_ttl=ttl)
+        return Threads(database.saver, self._filter, *about, **options)
 
     async def said(self, text: str, wanted: ThreadQuery, limit: int, wait_s: float) -> ThreadHits:
         """What was said in the threads of a search; nothing, if that is turned off."""

@@ -25,6 +25,7 @@ from perdure.server.api_runs import begin, reached
 from perdure.server.assistants import assistant_of_thread
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
+from perdure.server.person import Sender
 from perdure.server.reply import JSON, as_text, escaped, wants_json
 from perdure.server.run import Run, request_of, shown
 from perdure.server.run_request import RunRequest
@@ -155,11 +156,20 @@ def run_row(row: RunRow) -> Values:
     return {
         **shown(row),
         "error": row.error,
+        **_people_of(row),
         "is_live": live.status in LIVE,
         "begins_at": datetime.fromtimestamp(row.not_before or 0, UTC) if delayed else None,
         "events": f"/threads/{at}/runs/{live.run_id}/stream?stream_mode=messages-tuple",
         "stop": query("/ui/stop", id=live.thread_id, run_id=live.run_id),
     }
+
+
+def _people_of(row: RunRow) -> Values:
+    """The caller and the person of a run, and what the caller did if the person is another."""
+    sender, person = Sender.from_row(row.about), row.about.get("person")
+    is_other = person is not None and person != sender.caller
+    deed = f"{sender.deed} by {sender.caller}" if is_other else None
+    return {"caller": sender.caller, "person": person, "deed": deed}
 
 
 async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values]) -> Values:
@@ -244,14 +254,19 @@ async def say(
 async def again(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
     """Go on where a run failed, was stopped or cut off, or ask again what was not stored."""
     reading, thread = await _read(call, id)
-    asked: dict[str, Any] = {}
+    asked, author = dict[str, Any](), None
     known = await runs.listed(call.identity.tenant, id)
     if known and _is_unheard(known[0]):
         asked = request_of(known[0]).model_dump(exclude_unset=True)
+        sender = Sender.from_row(known[0].about)
+        author = sender.author or sender.caller
+        names = ("user_id", "owner")  # the person of the thread, which the run finds again
+        context = asked.get("context") or {}
+        asked["context"] = {n: v for n, v in context.items() if n not in names} or None
     elif not (await reading.saver.astatus(id)).next:
         raise VersionConflict(f"thread {id!r} has nothing to go on with; say something to it")
     asked |= {"assistant_id": assistant, "multitask_strategy": "reject"}
-    return await _begun(call, runs, request, thread, asked)
+    return await _begun(call, runs, request, thread, asked, author)
 
 
 @routes.post("/ui/stop")
@@ -303,7 +318,12 @@ async def _read(call: Call, thread_id: str) -> tuple[Call, Thread]:
 
 
 async def _begun(
-    call: Call, runs: Runs, request: Request, thread: Thread, asked: dict[str, Any]
+    call: Call,
+    runs: Runs,
+    request: Request,
+    thread: Thread,
+    asked: dict[str, Any],
+    author: str | None = None,
 ) -> Response:
     """Begin a run on a thread, of its assistant if it is of the graph that was chosen."""
     thread_id = thread["thread_id"]
@@ -311,7 +331,7 @@ async def _begun(
         asked["assistant_id"] = await assistant_of_thread(call, runs.graphs, thread)
     shows = {"stream_mode": "messages-tuple", "stream_subgraphs": True, "stream_resumable": True}
     body = RunRequest.model_validate({**asked, **shows})
-    run = await begin(call, runs, body, thread_id)
+    run = await begin(call, runs, body, thread_id, author=author)
     return await _shown(request, thread_id, run)
 
 

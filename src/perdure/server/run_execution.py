@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from perdure.checkpointers.run_writes import RUN_WRITES, RunWrites
 from perdure.checkpointers.runs import LIVE
-from perdure.checkpointers.thread_list import RunStatus
+from perdure.checkpointers.thread_list import ListedThread, RunStatus
 from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import (
     AlreadyLocked,
@@ -28,6 +28,7 @@ from perdure.errors import (
     UnknownThread,
 )
 from perdure.memory.views import AwaitedViews
+from perdure.server.person import Person, Sender, choose_person
 from perdure.server.reply import encoded
 from perdure.server.run import Run, error_of, shown
 from perdure.server.run_log import LoggedEvent
@@ -137,13 +138,17 @@ class RunExecution:
         if progress == "overtaken":
             run.overtake()
             return
-        ids = {"thread_id": run.thread_id, "user_id": run.user, "run_id": run.run_id}
+        sender, person = await self._choose_person(before)
+        ids = {"thread_id": run.thread_id, "run_id": run.run_id, **person.configurable()}
         graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids}, begun=progress is not None)
         config["metadata"] |= {n: v for n, v in before.metadata.items() if n == "owner"}
+        config["metadata"] |= person.metadata(sender)
         config["callbacks"] = [AwaitedViews(saver)]
-        given = None if progress else run.request.given()
+        context = person.context(run.request.context)
+        run.request = run.request.model_copy(update={"context": context})
+        given = None if progress else person.input(run.request.given())
         run.waits = progress == "asks"
         if progress is None:
             await store_start(saver, run, config)
@@ -164,6 +169,22 @@ class RunExecution:
         stands = "idle" if run.outcome == "success" else run.outcome
         run.former_status = before.ended
         await threads.set_status(run.thread_id, cast(RunStatus, stands), before)
+
+    async def _choose_person(self, thread: ListedThread) -> tuple[Sender, Person]:
+        """Return who sent the run, and the person whose memories it uses, which its row keeps.
+
+        The lock of the thread is held, so its head stays as it is.
+        """
+        run, people = self._run, self._runs.server.owners_are_people
+        sender = Sender.from_row(run.row.about)
+        has_input = run.protocol == "thread" and run.request.input is not None
+        if has_input and thread.status.state == "waiting":  # then the input answers the question
+            sender = sender._replace(author=None, deed="answered")
+        person = choose_person(thread, sender, owners_are_people=people)
+        if run.row.about.get("person") != person.user:
+            run.row = run.row._replace(about={**run.row.about, "person": person.user})
+            await self._runs.table.set_person(self._live, person.user)
+        return sender, person
 
     # -- its end
 

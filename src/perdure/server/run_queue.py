@@ -72,10 +72,12 @@ class RunServer(Protocol):
     Attributes:
         graphs: What it serves.
         is_closed: Whether it ends: what is not done is left to others.
+        owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
 
     graphs: Graphs
     is_closed: bool
+    owners_are_people: bool
 
     def has(self, tenant: str | None, runs: DatabaseRuns) -> bool:
         """Whether the database of some runs is open."""

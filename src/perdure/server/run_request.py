@@ -14,6 +14,7 @@ from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from perdure.errors import ConfigurationError
+from perdure.server.person import CALLER, DEED
 from perdure.server.threads import checked_metadata
 
 Mode = Literal[
@@ -27,7 +28,9 @@ Mode = Literal[
     "checkpoints",
     "events",
 ]
-_OURS: Final = ("user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id")
+_OURS: Final = (
+    "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, DEED,
+)  # fmt: skip
 _INTERRUPT: Final = re.compile("[0-9a-f]{32}")  # the id of one
 _REFUSED: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
 _LATEST_S: Final = 10 * 365 * 24 * 3600
@@ -230,6 +233,14 @@ class RunRequest(Given):
     def kept(self) -> dict[str, Any]:
         """As it is stored; its metadata and assistant are told of the run."""
         return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
+
+    @property
+    def has_message(self) -> bool:
+        """Whether it says something new, beside an answer to a question."""
+        if self.command is None:
+            return self.input is not None
+        sent = [each for each in self.command.goto if not isinstance(each, str)]
+        return bool(self.command.update) or any(each.input is not None for each in sent)
 
     def of_assistant(self, assistant: Mapping[str, Any]) -> Self:
         """The request upon what its assistant is configured with, which is fixed by that.

@@ -24,6 +24,7 @@ from perdure.server.databases import Databases
 from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
+from perdure.server.person import Sender
 from perdure.server.reply import encoded
 from perdure.server.run import CANCELS, Run
 from perdure.server.run_execution import ENDS_S
@@ -64,6 +65,8 @@ class Runs:
         players: Run graphs, by protocol.
         telemetry: Measures them; None: nothing does.
         webhooks: Tells others of their ends; None: nobody.
+        owners_are_people: Whether the `owner` of threads is the user of an API key, so that it
+            names the person of a thread whose head names none.
     """
 
     def __init__(
@@ -74,7 +77,10 @@ class Runs:
         players: Players,
         telemetry: Telemetry | None = None,
         webhooks: Webhooks | None = None,
+        *,
+        owners_are_people: bool = True,
     ) -> None:
+        self.owners_are_people = owners_are_people
         self.graphs, self._at_once, self._databases = graphs, limits.at_once, databases
         self.used, self._players = databases.used, players
         self.measured = telemetry.run if telemetry else contextlib.nullcontext
@@ -301,6 +307,8 @@ class Runs:
         temporary: bool,
         recorded: bool = False,
         due: Due | None = None,
+        sender: Sender | None = None,
+        person: str | None = None,
     ) -> Run:
         """Begin a run; it is stored when this returns. The call is permitted for the thread.
 
@@ -315,6 +323,8 @@ class Runs:
             temporary: Whether the thread is deleted at its end.
             recorded: Whether its events are stored, for readers on any server.
             due: The cron that it is of; see `RunTable.accept`.
+            sender: The sender of the run, or None for the user of the call.
+            person: The person whose memories it will use, as far as that is known before it starts.
 
         Raises:
             UnknownThread: The thread was deleted.
@@ -328,11 +338,13 @@ class Runs:
         if not runs.owner:
             raise StorageUnavailable("the database was lost, and is connected again: try again")
         strategy, login = request.multitask_strategy, plain(identity.raw)
+        sender = sender or Sender(identity.user)
         about = {
             "assistant_id": request.assistant_id,
             "metadata": request.metadata,
             "multitask_strategy": strategy,
-            "user": identity.user,
+            "person": person or sender.acting_for or identity.user,
+            **sender.about(),
         }
         kept = {"temporary": temporary, "protocol": protocol, "login": login}
         kept |= {"recorded": recorded, "request": request.kept()}

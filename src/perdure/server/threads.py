@@ -39,6 +39,7 @@ from perdure.errors import (
 )
 from perdure.memory.thread_search import SaidSearch, ThreadHits, VisibleThreads
 from perdure.server.access import Filter, check_reach, containing, meets
+from perdure.server.person import find_person
 from perdure.server.reply import encoded
 from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.stores.store import Store
@@ -106,6 +107,7 @@ class Threads:
         busy: Whether a run of this process is under way on a thread that may be no more.
         forget: Called with the id of a thread that is no more, before another has it.
         default_ttl: The time to live of new threads that are given none.
+        owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
 
     def __init__(
@@ -115,9 +117,12 @@ class Threads:
         busy: Callable[[str], bool] = lambda _: False,
         forget: Callable[[str], None] = lambda _: None,
         default_ttl: TimeToLive | None = None,
+        *,
+        owners_are_people: bool = True,
     ) -> None:
         self._saver, self._list, self._default_ttl = saver, ThreadList(saver), default_ttl
         self._filter, self._busy, self._forget = filter, busy, forget
+        self._owners_are_people = owners_are_people
 
     # -- one thread
 
@@ -312,10 +317,23 @@ class Threads:
                 raise AlreadyLocked(why)
             yield
 
-    async def user(self, thread_id: str) -> str | None:
-        """Return the user of a thread's head, or None if there is no user or no thread."""
-        head = await self._saver.ahead(thread_id)
-        return head.metadata.get("user_id") if head is not None else None
+    async def find_person(self, thread_id: str) -> str | None:
+        """Return the person of a thread; see `person.find_person`. None also means no thread."""
+        thread = await self._list.aget(thread_id)
+        return None if thread is None else self._find_person(thread)
+
+    async def is_readable_by(self, thread_id: str, person: str) -> bool:
+        """Return whether a thread is the person's, or nobody's."""
+        return self._is_readable_by(await self.listed(thread_id), person)
+
+    def _find_person(self, thread: ListedThread) -> str | None:
+        return find_person(thread, owners_are_people=self._owners_are_people)
+
+    def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
+        known = self._find_person(thread)
+        if known == "":  # nothing is remembered of it, and an owner may still read it
+            known = thread.metadata.get("owner", "")
+        return known is None or known == person
 
     async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread | None:
         """The thread that there is, else check that whoever makes it may reach it."""
@@ -405,7 +423,7 @@ class Threads:
                 and meets(metadata, self._filter)
                 and query.text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
                 and query.status in (None, thread["status"])
-                and (query.owner is None or metadata.get("owner", query.owner) == query.owner)
+                and (query.person is None or self._is_readable_by(listed, query.person))
                 and (query.active_since is None or at >= query.active_since)
                 and (query.active_until is None or at <= query.active_until)
             )
@@ -434,7 +452,7 @@ class Threads:
     def _narrowed(self, query: ThreadQuery) -> ThreadQuery:
         """What SQL is asked for: at least the threads of a query that may be reached."""
         metadata = {**(query.metadata or {}), **dict(map(_equal, self._filter.items()))}
-        is_exact = not (metadata or query.text or query.status or query.owner)
+        is_exact = not (metadata or query.text or query.status or query.person)
         return replace(query, metadata=metadata, is_exact=is_exact)
 
 

@@ -1,0 +1,155 @@
+"""The person of a thread: the user whose memories its runs use, whoever sends the request.
+
+The person is the `user_id` of the thread's head, else the `owner` that an API key gave. An owner
+that a handler of an Auth file sets, such as an organisation, is no person. docs/server.md has the
+rule as a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Self
+
+from langgraph.types import Command
+
+from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
+from perdure.checkpointers.thread_list import ListedThread
+from perdure.memory.thread_messages import REMEMBER_TURN
+
+CALLER: Final = "perdure_caller"
+"""The key in the metadata of a checkpoint that names the caller of its run, if the caller is not
+the person of the thread."""
+DEED: Final = "perdure_deed"
+"""The key in the metadata of a checkpoint that says what this caller did: a `DEEDS` value."""
+DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued")
+"""What a caller may do on a thread: answer a question, send a message, send a message for the
+person, have a cron run, or continue a run."""
+_ROLES: Final = ("user", "human")
+_CONTENT: Final = ("content", "text")
+
+
+class Sender(NamedTuple):
+    """The sender of a run, as its row keeps it.
+
+    Attributes:
+        caller: The user who sent the request.
+        acting_for: The person for whom the caller acts, or None.
+        may_act: Whether the caller may act for others.
+        author: The user whose message is the input of the run, or None if it has no new message.
+        deed: What the caller does; one of `DEEDS`.
+    """
+
+    caller: str
+    acting_for: str | None = None
+    may_act: bool = False
+    author: str | None = None
+    deed: str = "continued"
+
+    @classmethod
+    def from_row(cls, about: Mapping[str, Any]) -> Self:
+        """Return the sender that the row of a run keeps. Rows of earlier versions have less."""
+        kept = {name: about[name] for name in cls._fields if name in about}
+        return cls(**{"caller": about["user"], **kept})
+
+    def about(self) -> dict[str, Any]:
+        """Return the values that the row of a run keeps."""
+        kept = {name: value for name, value in self._asdict().items() if value}
+        del kept["caller"]
+        return {**kept, "user": self.caller}
+
+
+class Person(NamedTuple):
+    """The person whose memories a run uses.
+
+    Attributes:
+        user: The id of the person; `""` means nobody.
+        remembers: Whether the run recalls and remembers anything of the person.
+    """
+
+    user: str
+    remembers: bool
+
+    def configurable(self) -> dict[str, Any]:
+        """Return the values of the run's `configurable` that name the user."""
+        if self.remembers:
+            return {"user_id": self.user}
+        return {"user_id": "", WITHOUT_MEMORY_KEY: True}
+
+    def metadata(self, sender: Sender) -> dict[str, Any]:
+        """Return the metadata of the run's checkpoints that says whose thread it is."""
+        named = {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
+        return {"user_id": self.user, **named}
+
+    def context(self, context: Any) -> Any:
+        """Return the context of a run, in which `user_id` and `owner` are the person's."""
+        if not isinstance(context, Mapping):
+            return context
+        names = {name for name in ("user_id", "owner") if name in context}
+        return {**context, **dict.fromkeys(names, self.user if self.remembers else "")}
+
+    def input(self, input: Any) -> Any:
+        """Return the input of a run, whose messages are marked if nothing is remembered of them."""
+        if self.remembers:
+            return input
+        if isinstance(input, Command):
+            return replace(input, update=self.input(input.update))
+        if isinstance(input, Mapping):
+            return {name: _mark_messages(name, value) for name, value in input.items()}
+        if isinstance(input, list):  # the update of a command, or messages
+            return [
+                (each[0], _mark_messages(each[0], each[1]))
+                if isinstance(each, tuple)
+                else _mark_messages("", each)
+                for each in input
+            ]
+        return input
+
+
+def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
+    """Return the person of a thread, `""` if it belongs to nobody, or None if nothing names one.
+
+    Args:
+        thread: The thread.
+        owners_are_people: Whether the `owner` of threads is the user of an API key.
+    """
+    user = (thread.told or {}).get("user_id")
+    if user is None and owners_are_people:
+        user = thread.metadata.get("owner")
+    if type(user) is int:  # the users of a service may have numbers
+        return str(user)
+    return user if isinstance(user, str) else None
+
+
+def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bool) -> Person:
+    """Choose the person whose memories a run uses, when it starts under the thread's lock.
+
+    A thread without a checkpoint becomes that of the person for whom its first caller acts, unless
+    it belongs to somebody else than the caller.
+    """
+    known, named = find_person(thread, owners_are_people=owners_are_people), sender.acting_for
+    if named is not None and thread.told is None and known in (None, sender.caller):
+        known = named
+    user = known if known is not None else named or sender.caller
+    is_theirs = sender.author in (None, user)
+    may_act = sender.may_act and named is None
+    return Person(user, bool(user) and (is_theirs or may_act))
+
+
+def _mark_messages(name: str, value: Any) -> Any:
+    """Return the value of a channel, with its human messages marked by `REMEMBER_TURN`.
+
+    Texts are messages in the channel `messages` only.
+    """
+    if isinstance(value, list):
+        is_pair = name == "messages" and len(value) == 2 and value[0] in _ROLES
+        if not is_pair:
+            return [_mark_messages(name, each) for each in value]
+        value = {"role": value[0], "content": value[1]}
+    if isinstance(value, str) and name == "messages":
+        value = {"role": "user", "content": value}
+    if isinstance(value, Mapping) and value.get("role", value.get("type")) in _ROLES:
+        metadata = value.get("response_metadata")
+        metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
+        return {**value, "response_metadata": {**metadata, REMEMBER_TURN: False}}
+    return value

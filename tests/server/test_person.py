@@ -1,0 +1,507 @@
+"""A run uses the memories of the thread's person, whoever begins it, answers it or continues it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.tools import tool
+from langgraph.types import interrupt
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+
+from perdure.checkpointers import open_checkpointer
+from perdure.graphs import chat_graph
+from perdure.memory import Collection, remember_turns, use_memories
+from perdure.server import create_app
+from perdure.server.access import ADMIN, Access
+from perdure.server.auth_file import AuthFile
+from perdure.server.graphs import Graphs
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from perdure.stores import open_store
+from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
+from tests.server.running import running, until
+from tests.server.talking import says
+from tests.server.test_auth_file import written
+from tests.server.test_crons import make_due
+from tests.server.test_keys import entry
+
+pytestmark = pytest.mark.filterwarnings("ignore:The v3 streaming protocol")
+TEAM = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+@auth.authenticate
+async def authenticate(authorization: str | None):
+    return {"identity": (authorization or "").removeprefix("Bearer "), "org": "acme"}
+
+@auth.on
+async def everything(ctx, value):
+    value.setdefault("metadata", {})["owner"] = ctx.user["org"]
+    return {"owner": ctx.user["org"]} if ctx.resource != "store" else None
+"""
+SECRETS = {
+    "dora": "The refund of Dora goes to the account Heron.",
+    "boss": "The refund limit of Boss is the number Walrus.",
+    "mia": "The refund of Mia goes to the account Magpie.",
+    "tom": "The refund of Tom goes to the account Toad.",
+}
+ASKS: Any = {"messages": [{"role": "user", "content": "Please refund my canoe."}]}
+MORE: Any = {"messages": [{"role": "user", "content": "Is the refund on its way? Say Kayak."}]}
+YES: Any = {"resume": "yes"}
+
+
+def reply(body: dict[str, Any]) -> Answer | str:
+    """Call the tool for a request of a refund, and otherwise answer."""
+    last = body["messages"][-1]
+    if last["role"] == "user" and str(last["content"]).startswith("Please refund"):
+        call = {"name": "refund", "arguments": json.dumps({"what": "canoe"})}
+        calls = [{"id": "c1", "type": "function", "function": call}]
+        return Answer({"content": None, "tool_calls": calls}, "tool_calls")
+    return "It is done."
+
+
+class Model(OpenAIServer):
+    """A scripted model, whose next reply can be held back, or be an error."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answer)
+        self._next: list[Callable[[Answer | str], Reply]] = []
+
+    def hold(self, until: threading.Event) -> None:
+        """Hold back the next reply."""
+        self._next.append(lambda answer: Held(answer, until))
+
+    def fail_next(self) -> None:
+        """Refuse the next request."""
+        self._next.append(lambda _: Failure())
+
+    def _answer(self, body: dict[str, Any]) -> Reply:
+        answer = reply(body)
+        return self._next.pop()(answer) if self._next else answer
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    """A scripted model."""
+    with Model() as server:
+        yield server
+
+
+@tool
+def refund(what: str) -> str:
+    """Refund something, if somebody approves that."""
+    return f"refund of {what}: {interrupt('May I refund it?')}"
+
+
+def agent(model: Model) -> Graphs:
+    """An agent with an approval, which recalls and remembers."""
+    from langchain_openai import ChatOpenAI
+
+    chosen = ChatOpenAI(model="gpt-5-mini", base_url=model.base_url, api_key="none")  # type: ignore[arg-type]
+    graph: Any = chat_graph(chosen, [refund], memory=[use_memories(min_score=0), remember_turns()])
+    return Graphs({"desk": graph})
+
+
+def used(desk: Desk, user: str, name: str, **arguments: Any) -> str:
+    """What a tool answers a user by MCP."""
+
+    about = {"name": name, "arguments": arguments}
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": about}
+    headers = {"accept": "application/json, text/event-stream", "x-api-key": user}
+    headers["authorization"] = f"Bearer {user}"
+    replied = httpx.post(f"{desk.url}/mcp", json=asked, headers=headers, timeout=60)
+    return "\n".join(each["text"] for each in replied.json()["result"]["content"])
+
+
+class Desk:
+    """A served agent, and clients of its users."""
+
+    def __init__(self, url: str, settings: Settings, model: Model) -> None:
+        self.url, self.settings, self.model = url, settings, model
+        self.clients = ExitStack()
+
+    def client(self, user: str) -> SyncLangGraphClient:
+        """langgraph's client of a user, whose key or token is the name."""
+        made = get_sync_client(
+            url=self.url, api_key=user, headers={"authorization": f"Bearer {user}"}
+        )
+        return self.clients.enter_context(made)
+
+    def post(self, user: str, path: str, **options: Any) -> httpx.Response:
+        """A form of a page, sent by a user."""
+        headers = {"authorization": f"Bearer {user}"}
+        return httpx.post(f"{self.url}{path}", headers=headers, timeout=60, **options)
+
+    def page(self, user: str, path: str) -> str:
+        """A page, as a user sees it."""
+        headers = {"authorization": f"Bearer {user}"}
+        shown = httpx.get(f"{self.url}{path}", headers=headers, timeout=60)
+        assert shown.status_code == 200, shown.text
+        return shown.text
+
+    def memories(self, user: str) -> list[str]:
+        """The texts of all memories of a user."""
+        with open_store(self.settings.db) as store:
+            found = Collection(store, ("memories", user)).list(limit=100)
+        return [memory.text for memory in found]
+
+    def head(self, thread_id: str) -> dict[str, Any]:
+        """The metadata of a thread's newest checkpoint."""
+        with open_checkpointer(self.settings.db) as saver:
+            head = saver.head(thread_id)
+        assert head is not None
+        return dict(head.metadata)
+
+    def prompts(self, since: int = 0) -> str:
+        """All that the model was shown, from a request on."""
+        return json.dumps([each["messages"] for each in self.model.requests[since:]])
+
+
+@contextmanager
+def served(settings: Settings, access: Access, model: Model) -> Iterator[Desk]:
+    """A desk, whose users have a secret each among their memories."""
+    with open_store(settings.db) as store:
+        for user, secret in SECRETS.items():
+            Collection(store, ("memories", user)).insert(secret)
+    app = create_app(settings, graphs=agent(model), access=access)
+    with running(app) as url:
+        desk = Desk(url, settings, model)
+        with desk.clients:
+            yield desk
+
+
+def keys(folder: Path) -> Keys:
+    """Keys, of which that of `boss` is an admin's."""
+    file = folder / "keys.toml"
+    admin = f'permissions = ["{ADMIN}"]'
+    users = [entry(user, user) for user in ("dora", "kim")]
+    file.write_text("".join([*users, entry("boss", "boss", admin)]))
+    return Keys(file)
+
+
+@pytest.fixture
+def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:
+    """A desk with keys; see `keys`."""
+    with served(settings, keys(tmp_path), model) as made:
+        yield made
+
+
+@pytest.fixture
+def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:
+    """A desk with an Auth file that names the organisation as the owner of each thread."""
+    with served(settings, AuthFile(written(tmp_path, TEAM)), model) as made:
+        yield made
+
+
+def begun(desk: Desk, user: str) -> str:
+    """A thread of a user on which the agent waits for an approval."""
+    client = desk.client(user)
+    thread_id: str = client.threads.create()["thread_id"]
+    client.runs.wait(thread_id, "desk", input=ASKS)
+    return thread_id
+
+
+def answer_by_sdk(desk: Desk, user: str, thread_id: str) -> None:
+    desk.client(user).runs.wait(thread_id, "desk", command=YES)
+
+
+def answer_in_the_background(desk: Desk, user: str, thread_id: str) -> None:
+    client = desk.client(user)
+    run = client.runs.create(thread_id, "desk", command=YES)
+    client.runs.join(thread_id, run["run_id"])
+
+
+def answer_by_stream(desk: Desk, user: str, thread_id: str) -> None:
+    [*desk.client(user).runs.stream(thread_id, "desk", command=YES)]
+
+
+def answer_by_batch(desk: Desk, user: str, thread_id: str) -> None:
+    client = desk.client(user)
+    one: Any = {"thread_id": thread_id, "assistant_id": "desk", "command": YES}
+    [run] = client.runs.create_batch([one])
+    client.runs.join(thread_id, run["run_id"])
+
+
+def answer_on_the_page(desk: Desk, user: str, thread_id: str) -> None:
+    client = desk.client(user)
+    [[question]] = client.threads.get(thread_id)["interrupts"].values()
+    form = {"assistant": "desk", "of": question["id"], "answer": "yes", "how": "text"}
+    replied = desk.post(user, f"/ui/answer?id={thread_id}", data=form)
+    assert replied.status_code == 303, replied.text
+    until(lambda: client.threads.get(thread_id)["status"] == "idle")
+
+
+def answer_by_commands(desk: Desk, user: str, thread_id: str) -> None:
+    client = desk.client(user)
+    [[question]] = client.threads.get(thread_id)["interrupts"].values()
+    params = {"namespace": [], "interrupt_id": question["id"], "response": "yes"}
+    params["assistant_id"] = "desk"
+    sent = {"id": 1, "method": "input.respond", "params": params}
+    replied = desk.post(user, f"/threads/{thread_id}/commands", json=sent)
+    assert replied.json()["type"] == "success", replied.text
+    until(lambda: client.threads.get(thread_id)["status"] == "idle")
+
+
+Way = Callable[[Desk, str, str], None]
+WAYS = [
+    answer_by_sdk,
+    answer_in_the_background,
+    answer_by_stream,
+    answer_by_batch,
+    answer_on_the_page,
+    answer_by_commands,
+]
+
+
+@pytest.mark.parametrize("answer", WAYS)
+def test_an_admin_who_answers_leaves_the_thread_to_its_person(desk: Desk, answer: Way) -> None:
+    """Dora's turn is remembered of her, and the model is not shown what is known of the admin."""
+    thread_id = begun(desk, "dora")
+    before = len(desk.model.requests)
+
+    answer(desk, "boss", thread_id)
+
+    shown = desk.prompts(before)
+    head = desk.head(thread_id)
+    assert ("Heron" in shown, "Walrus" in shown) == (True, False)
+    assert (head["user_id"], head["owner"]) == ("dora", "dora")
+    assert "user: Please refund my canoe." in desk.memories("dora")
+    assert desk.memories("boss") == [SECRETS["boss"]]
+    assert "answered by boss" in desk.page("dora", f"/ui/thread?id={thread_id}")
+
+
+@pytest.mark.parametrize("answer", WAYS)
+def test_a_colleague_who_answers_leaves_the_thread_to_its_person(team: Desk, answer: Way) -> None:
+    """The owner of the thread is the organisation of both."""
+    thread_id = begun(team, "mia")
+    before = len(team.model.requests)
+
+    answer(team, "tom", thread_id)
+
+    shown = team.prompts(before)
+    head = team.head(thread_id)
+    assert ("Magpie" in shown, "Toad" in shown) == (True, False)
+    assert (head["user_id"], head["owner"]) == ("mia", "acme")
+    assert "user: Please refund my canoe." in team.memories("mia")
+    assert (team.memories("tom"), team.memories("acme")) == ([SECRETS["tom"]], [])
+    assert "answered by tom" in team.page("mia", f"/ui/thread?id={thread_id}")
+
+
+def test_a_message_of_a_colleague_neither_recalls_nor_remembers(team: Desk) -> None:
+    """Neither what is known of one of them nor what they say in the thread of the other."""
+    thread_id = begun(team, "mia")
+    answer_by_sdk(team, "mia", thread_id)
+    before, known = len(team.model.requests), team.memories("mia")
+
+    team.client("tom").runs.wait(thread_id, "desk", input=MORE)
+
+    shown, head = team.prompts(before), team.head(thread_id)
+    assert ("Magpie" in shown, "Toad" in shown) == (False, False)
+    assert (head["user_id"], head["owner"]) == ("mia", "acme")
+    assert team.memories("mia") == known
+    assert team.memories("tom") == [SECRETS["tom"]]
+    assert "said by tom" in team.page("mia", f"/ui/thread?id={thread_id}")
+
+    # the person goes on as before, and the turn of the colleague is not remembered later
+    team.client("mia").runs.wait(thread_id, "desk", input=says("Thank you, says Otter."))
+
+    assert "Magpie" in team.prompts(before + 1)
+    later = "\n".join(team.memories("mia"))
+    assert ("Kayak" in later, "Otter" in later) == (False, True)
+
+
+def test_an_admin_who_says_something_acts_for_the_person(desk: Desk) -> None:
+    thread_id = begun(desk, "dora")
+    answer_by_sdk(desk, "dora", thread_id)
+    before = len(desk.model.requests)
+
+    desk.client("boss").runs.wait(thread_id, "desk", input=MORE)
+
+    shown = desk.prompts(before)
+    assert ("Heron" in shown, "Walrus" in shown) == (True, False)
+    assert desk.head(thread_id)["user_id"] == "dora"
+    assert desk.memories("boss") == [SECRETS["boss"]]
+
+
+def test_rows_keep_the_caller_and_the_person(db: Settings, tmp_path: Path, model: Model) -> None:
+    """On a file and on Postgres; the person is known once a run starts, so the row is changed."""
+    with served(db, keys(tmp_path), model) as desk:
+        dora, boss = desk.client("dora"), desk.client("boss")
+        thread_id = dora.threads.create()["thread_id"]
+        # the first run has not put a checkpoint yet when the others are accepted
+        runs = [dora.runs.create(thread_id, "desk", input=ASKS)]
+        runs += [boss.runs.create(thread_id, "desk", command=YES)]
+        runs += [boss.runs.create(thread_id, "desk", input=MORE)]
+        for run in runs:
+            dora.runs.join(thread_id, run["run_id"])
+        rows = json.loads(desk.page("boss", f"/ui/runs.json?id={thread_id}"))["runs"]
+
+        assert [(each["caller"], each["person"], each["deed"]) for each in rows[::-1]] == [
+            ("dora", "dora", None),
+            ("boss", "dora", "answered by boss"),
+            ("boss", "dora", "said by boss"),
+        ]
+        assert "Walrus" not in desk.prompts()
+        assert desk.memories("boss") == [SECRETS["boss"]]
+        assert "user: Please refund my canoe." in desk.memories("dora")
+        assert desk.head(thread_id)["user_id"] == "dora"
+
+
+def test_a_thread_without_a_turn_is_its_owners(desk: Desk) -> None:
+    """Its first run is an admin's; the owner that a key gave is its person."""
+    thread_id = desk.client("dora").threads.create()["thread_id"]
+
+    desk.client("boss").runs.wait(thread_id, "desk", input=MORE)
+
+    head = desk.head(thread_id)
+    assert (head["user_id"], head["owner"]) == ("dora", "dora")
+    assert ("Heron" in desk.prompts(), "Walrus" in desk.prompts()) == (True, False)
+
+
+def test_a_thread_without_a_turn_is_its_first_callers(team: Desk) -> None:
+    """The organisation that owns it is no person."""
+    thread_id = team.client("mia").threads.create()["thread_id"]
+
+    team.client("tom").runs.wait(thread_id, "desk", input=MORE)
+
+    head = team.head(thread_id)
+    assert (head["user_id"], head["owner"]) == ("tom", "acme")
+    assert ("Magpie" in team.prompts(), "Toad" in team.prompts()) == (False, True)
+
+
+def test_a_context_of_an_assistant_does_not_change_the_person(desk: Desk) -> None:
+    thread_id = begun(desk, "dora")
+    before = len(desk.model.requests)
+    context: Any = {"user_id": "boss"}
+
+    desk.client("boss").runs.wait(thread_id, "desk", command=YES, context=context)
+
+    assert ("Heron" in desk.prompts(before), "Walrus" in desk.prompts(before)) == (True, False)
+    assert desk.head(thread_id)["user_id"] == "dora"
+    assert desk.memories("boss") == [SECRETS["boss"]]
+
+
+@pytest.mark.parametrize("author", ["boss", "tom"])
+def test_a_cron_uses_the_memories_of_the_person(
+    author: str, settings: Settings, tmp_path: Path, model: Model
+) -> None:
+    """Whoever made it: an admin with a key, or a colleague under an Auth file."""
+    is_team = author == "tom"
+    person = "mia" if is_team else "dora"
+    access: Access = AuthFile(written(tmp_path, TEAM)) if is_team else keys(tmp_path)
+    with served(settings, access, model) as desk:
+        thread_id = begun(desk, person)
+        answer_by_sdk(desk, person, thread_id)
+        before, client = len(model.requests), desk.client(author)
+        made: Any = client.crons.create_for_thread(
+            thread_id, "desk", schedule="0 0 1 1 *", input=MORE
+        )
+        make_due(settings, made["cron_id"])
+        until(lambda: len(client.runs.list(thread_id)) == 3)
+        until(lambda: client.threads.get(thread_id)["status"] == "idle")
+
+        shown, head = desk.prompts(before), desk.head(thread_id)
+        known = {user: secret.split()[-1] for user, secret in SECRETS.items()}
+        assert (known[person] in shown, known[author] in shown) == (True, False)
+        assert head["user_id"] == person
+        assert desk.memories(author) == [SECRETS[author]]
+        assert f"scheduled by {author}" in desk.page(person, f"/ui/thread?id={thread_id}")
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_run_that_is_taken_over_keeps_its_person(
+    db: Settings, tmp_path: Path, model: Model, sends: bool
+) -> None:
+    """An answer, or a message, of a colleague goes on in another server as it began."""
+    access, held = AuthFile(written(tmp_path, TEAM)), threading.Event()
+    with ExitStack() as stack:
+        first = stack.enter_context(served(db, access, model))
+        thread_id = begun(first, "mia")
+        if sends:
+            answer_by_sdk(first, "mia", thread_id)
+        known, before = first.memories("mia"), len(model.requests)
+        model.hold(held)
+        client = first.client("tom")
+        what: Any = {"input": MORE} if sends else {"command": YES}
+        run = client.runs.create(thread_id, "desk", **what)
+        until(lambda: len(model.requests) > before)
+    held.set()
+    app = create_app(db, graphs=agent(model), access=access)
+    with running(app) as url:
+        second = Desk(url, db, model)
+        with second.clients:
+            second.client("mia").runs.join(thread_id, run["run_id"])
+
+            shown, head = second.prompts(before), second.head(thread_id)
+            assert ("Magpie" in shown, "Toad" in shown) == (not sends, False)
+            assert (head["user_id"], head["perdure_caller"]) == ("mia", "tom")
+            assert second.memories("tom") == [SECRETS["tom"]]
+            later = second.memories("mia")
+            assert later == known if sends else "user: Please refund my canoe." in later
+
+
+def test_who_goes_on_with_a_run_uses_the_memories_of_the_person(desk: Desk) -> None:
+    """The run failed at the model; an admin presses the button, which then works."""
+    thread_id = begun(desk, "dora")
+    answer_by_sdk(desk, "dora", thread_id)
+    desk.model.fail_next()
+    dora = desk.client("dora")
+    with pytest.raises(Exception, match="refuses"):
+        dora.runs.wait(thread_id, "desk", input=MORE)
+    before = len(desk.model.requests)
+
+    replied = desk.post("boss", f"/ui/again?id={thread_id}", data={"assistant": "desk"})
+
+    assert replied.status_code == 303, replied.text
+    until(lambda: dora.threads.get(thread_id)["status"] == "idle")
+    shown = desk.prompts(before)
+    assert ("Heron" in shown, "Walrus" in shown) == (True, False)
+    assert desk.memories("boss") == [SECRETS["boss"]]
+    assert any("Kayak" in each for each in desk.memories("dora"))
+    assert "continued by boss" in desk.page("dora", f"/ui/thread?id={thread_id}")
+
+
+def test_a_message_of_a_colleague_on_the_page_neither_recalls_nor_remembers(team: Desk) -> None:
+    thread_id = begun(team, "mia")
+    answer_by_sdk(team, "mia", thread_id)
+    before, known = len(team.model.requests), team.memories("mia")
+
+    form = {"assistant": "desk", "text": "What goes on with the refund?"}
+    replied = team.post("tom", f"/ui/say?id={thread_id}", data=form)
+
+    assert replied.status_code == 303, replied.text
+    until(lambda: team.client("mia").threads.get(thread_id)["status"] == "idle")
+    shown = team.prompts(before)
+    assert ("Magpie" in shown, "Toad" in shown) == (False, False)
+    assert (team.memories("mia"), team.memories("tom")) == (known, [SECRETS["tom"]])
+
+
+def test_an_update_of_the_state_leaves_the_thread_to_its_person(desk: Desk) -> None:
+    thread_id = begun(desk, "dora")
+    answer_by_sdk(desk, "dora", thread_id)
+
+    desk.client("boss").threads.update_state(thread_id, {"messages": []})
+
+    head = desk.head(thread_id)
+    assert (head["user_id"], head["owner"]) == ("dora", "dora")
+
+
+def test_mcp_reads_the_threads_of_the_person(team: Desk) -> None:
+    """Those that colleagues may reach are theirs by their heads, not by the organisation."""
+    threads = {user: begun(team, user) for user in ("mia", "tom")}
+    answer_by_sdk(team, "tom", threads["mia"])
+
+    for user, other in (("mia", "tom"), ("tom", "mia")):
+        found = json.loads(used(team, user, "search_threads", text="canoe"))
+        assert {each["thread_id"] for each in found["threads"]} == {threads[user]}
+        assert "canoe" in used(team, user, "read_thread", thread_id=threads[user])
+        assert "there is no thread" in used(team, user, "read_thread", thread_id=threads[other])
