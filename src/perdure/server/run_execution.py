@@ -12,12 +12,15 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from typing import Any, Final, NamedTuple, Protocol, cast
 
+from langchain_core.runnables import RunnableConfig
+
+from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.run_writes import RUN_WRITES, RunWrites
-from perdure.checkpointers.runs import LIVE
+from perdure.checkpointers.runs import LIVE, RunTable
 from perdure.checkpointers.thread_list import ListedThread, RunStatus
 from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import (
@@ -28,9 +31,12 @@ from perdure.errors import (
     UnknownThread,
 )
 from perdure.memory.views import AwaitedViews
+from perdure.server.databases import OpenDatabase
+from perdure.server.graphs import Graph, Graphs
 from perdure.server.person import Person, Sender, choose_person
 from perdure.server.reply import encoded
 from perdure.server.run import Run, error_of, shown
+from perdure.server.run_events import StoredEvents
 from perdure.server.run_log import LoggedEvent
 from perdure.server.run_progress import (
     find_progress,
@@ -38,10 +44,8 @@ from perdure.server.run_progress import (
     restore_start,
     store_start,
 )
+from perdure.server.threads import Threads
 from perdure.storage.flow import Statement
-
-if TYPE_CHECKING:
-    from perdure.server.run_queue import DatabaseRuns
 
 ATTEMPTS: Final = 3
 """How often a run is begun whose process dies each time."""
@@ -54,6 +58,72 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 class RunAbandoned(PerdureError):
     """The processes that ran a run died, one after the other."""
+
+
+class Player(Protocol):
+    """Runs a graph to its end, and makes the events and the output of the run."""
+
+    async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
+        """Run the graph with an input, or continue it if `given` is None."""
+
+    def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+        """Return the last events of the run, which are stored together with its end."""
+
+
+class GraphServer(Protocol):
+    """The server, as far as the execution of a run needs to know it.
+
+    Attributes:
+        graphs: The graphs that it serves.
+        owners_are_people: Whether the `owner` of threads is the user of an API key.
+    """
+
+    graphs: Graphs
+    owners_are_people: bool
+
+    def measured(self) -> AbstractContextManager[None]:
+        """Measure the run of a graph."""
+
+    def player(self, run: Run) -> Player:
+        """Return the object that plays a run."""
+
+
+class ServedDatabase(Protocol):
+    """The runs of a database in this process, as far as the execution of a run needs them.
+
+    Attributes:
+        saver: The checkpointer of the database.
+        parts: The checkpointer and the store of the database.
+        table: The rows of runs.
+        events: The stored events of runs.
+        known: The runs that are live here or ended lately, by their ids.
+    """
+
+    saver: Checkpointer
+    parts: OpenDatabase
+    table: RunTable
+    events: StoredEvents
+    known: dict[str, Run]
+
+    @property
+    def server(self) -> GraphServer:
+        """The server of the process."""
+
+    @property
+    def threads(self) -> Threads:
+        """The threads of the database."""
+
+    def holds(self) -> bool:
+        """Return whether this process still has its lock. Without it all runs are stopped."""
+
+    def look(self) -> None:
+        """Look at the rows at once."""
+
+    async def refresh(self, run: Run) -> None:
+        """Learn from the row of a run how the run stands."""
+
+    async def values(self, run: Run) -> Any:
+        """Return the output of a run, read from its last checkpoint."""
 
 
 class _StoredEnd(NamedTuple):
@@ -79,7 +149,7 @@ class RunExecution:
         run: The run, whose row says that it is running in this process.
     """
 
-    def __init__(self, runs: DatabaseRuns, run: Run) -> None:
+    def __init__(self, runs: ServedDatabase, run: Run) -> None:
         self._runs, self._run, self._live = runs, run, run.row.live
         self._saver, self._threads = runs.saver, runs.threads
         self._lock, self._has_lock = AsyncExitStack(), False

@@ -32,11 +32,10 @@ from perdure.errors import (
 )
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
-from perdure.server.graphs import Graph, Graphs
 from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of
 from perdure.server.run_events import StoredEvents
-from perdure.server.run_execution import RunExecution
-from perdure.server.run_log import Log, LoggedEvent
+from perdure.server.run_execution import GraphServer, RunExecution
+from perdure.server.run_log import Log
 from perdure.server.threads import Threads
 
 REPLAYED: Final = 50
@@ -56,28 +55,14 @@ _LIVES: Final = "perdure.server/"  # and the name of a process: the lock that it
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
-class Player(Protocol):
-    """Runs a graph to its end, and makes events and the output of the run of it."""
-
-    async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
-        """Run it with an input; None: it goes on."""
-
-    def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """The events at its end, which are stored with it, and read after that."""
-
-
-class RunServer(Protocol):
+class RunServer(GraphServer, Protocol):
     """The server, as far as the runs of a database need to know it.
 
     Attributes:
-        graphs: What it serves.
         is_closed: Whether it ends: what is not done is left to others.
-        owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
 
-    graphs: Graphs
     is_closed: bool
-    owners_are_people: bool
 
     def has(self, tenant: str | None, runs: DatabaseRuns) -> bool:
         """Whether the database of some runs is open."""
@@ -85,17 +70,11 @@ class RunServer(Protocol):
     def used(self, tenant: str | None) -> AbstractContextManager[None]:
         """While it lasts, the database stays open."""
 
-    def measured(self) -> AbstractContextManager[None]:
-        """Measures the run of a graph."""
-
     async def do_due(self, runs: DatabaseRuns) -> None:
         """Begin what is due: runs on a schedule, and webhooks."""
 
     def begun(self, run: Run) -> None:
         """A run is followed."""
-
-    def player(self, run: Run) -> Player:
-        """What plays a run that is followed."""
 
     def ended(self, run: Run) -> None:
         """A run is followed no longer."""

@@ -27,9 +27,9 @@ from perdure.server.limits import Limits, TooMany
 from perdure.server.person import Sender
 from perdure.server.reply import encoded
 from perdure.server.run import CANCELS, Run
-from perdure.server.run_execution import ENDS_S
+from perdure.server.run_execution import ENDS_S, Player
 from perdure.server.run_log import THREADS, EventDropped, Log, LoggedEvent
-from perdure.server.run_queue import PAUSE_S, DatabaseRuns, Player
+from perdure.server.run_queue import PAUSE_S, DatabaseRuns
 from perdure.server.run_request import RunRequest
 from perdure.server.telemetry import Telemetry
 from perdure.server.webhooks import Webhooks
