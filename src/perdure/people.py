@@ -8,27 +8,93 @@ archive that `perdure import` reads. `plan` reports what `forget` would erase an
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from itertools import islice
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, Final
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.person_rows import PersonRows
 from perdure.effects import run
-from perdure.errors import UnknownPerson
+from perdure.errors import StorageUnavailable, UnknownPerson, UnknownThread
 from perdure.memory.options import text
 from perdure.memory.person_archive import iter_archive
 from perdure.memory.person_namespaces import (
     PersonNamespaces,
     check_templates,
     find_person_namespaces,
+    forget_person,
 )
-from perdure.memory.records import StoreAdapter
+from perdure.memory.person_quotations import (
+    QuotationFinder,
+    iter_item_texts,
+    iter_messages,
+    iter_said_texts,
+)
+from perdure.memory.records import RESERVED, StoreAdapter
+from perdure.stores.base import Receipt
 from perdure.stores.whole_store import WholeStore
 
-__all__ = ["aexport", "export"]
+__all__ = ["Part", "Report", "aexport", "aforget", "aplan", "export", "forget", "plan"]
 
+ERASED: Final = (
+    *("threads", "messages", "checkpoints", "runs", "crons", "webhooks", "items", "versions"),
+)
+"""What is erased, in the order in which a report lists it."""
 _LINES: Final = 100  # lines of an archive that are read at once for a coroutine
+_ROUNDS: Final = 3  # how often what others write meanwhile is erased
+_PAUSE_S: Final = 0.05  # between two looks at runs that were cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One kind of what belongs to a person, or has to do with one.
+
+    Attributes:
+        what: A plural noun, such as `"threads"`.
+        ids: The ids of threads, runs, crons and assistants; the namespaces of items, with labels
+            joined by `/`. Empty where there are too many to name.
+        number: How many, if that is not the number of ids.
+    """
+
+    what: str
+    ids: tuple[str, ...] = ()
+    number: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return len(self.ids) if self.number is None else self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `forget` erased, or would erase.
+
+    Attributes:
+        user: The name of the person.
+        erased: What was erased, by kind.
+        kept: What has to do with the person, belongs to others, and was kept.
+        hashes: Hashes of the messages and values that were erased, which can prove that a text was
+            among them. A plan has none.
+        scrubbed: Whether the bytes of the file and its WAL hold none of it. Postgres overwrites no
+            bytes.
+        dry_run: Whether nothing was written.
+    """
+
+    user: str
+    erased: tuple[Part, ...]
+    kept: tuple[Part, ...] = ()
+    hashes: tuple[str, ...] = ()
+    scrubbed: bool = False
+    dry_run: bool = False
+
+    def count(self, what: str) -> int:
+        """Return how many of one kind were erased."""
+        return sum(part.count for part in self.erased if part.what == what)
 
 
 def export(
@@ -67,6 +133,218 @@ async def aexport(*args: Any, **options: Any) -> AsyncIterator[dict[str, Any]]:
     while page := await asyncio.to_thread(lambda: list(islice(lines, _LINES))):
         for line in page:
             yield line
+
+
+def plan(
+    user: str,
+    saver: Checkpointer,
+    store: WholeStore,
+    *,
+    namespaces: Sequence[Sequence[str]] = (),
+    looks_elsewhere: bool = True,
+    owners_are_people: bool = True,
+) -> Report:
+    """Return what `forget` with these arguments would erase now. Nothing is written or locked.
+
+    Raises:
+        UnknownPerson: Nothing belongs to a person of this name.
+    """
+    rows = _rows_of(user, saver, owners_are_people)
+    return _Run(rows, saver, store, namespaces, looks_elsewhere).plan()
+
+
+def forget(
+    user: str,
+    saver: Checkpointer,
+    store: WholeStore,
+    *,
+    namespaces: Sequence[Sequence[str]] = (),
+    looks_elsewhere: bool = True,
+    owners_are_people: bool = True,
+    timeout_s: float = 30.0,
+) -> Report:
+    """Erase everything that belongs to a person, also from the bytes of the file.
+
+    First the person's crons are deleted, and the runs are cancelled and waited for. Then the items
+    and the threads are erased. If the call is cut off at any moment, repeat it.
+
+    Args:
+        user: The name of the person.
+        saver: The threads.
+        store: The items.
+        namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
+        looks_elsewhere: Whether to look for quotations and other traces in what belongs to other
+            people, which are only listed. All messages of other people are read for that.
+        owners_are_people: Whether the `owner` of a thread without a user is a person.
+        timeout_s: Seconds to wait for all runs that were cancelled, and for the lock of a thread.
+
+    Raises:
+        UnknownPerson: Nothing belongs to a person of this name.
+        StorageUnavailable: A run of the person does not end, or a thread is locked. What was erased
+            until then stays erased.
+    """
+    rows = _rows_of(user, saver, owners_are_people)
+    return _Run(rows, saver, store, namespaces, looks_elsewhere).forget(timeout_s)
+
+
+async def aplan(*args: Any, **options: Any) -> Report:
+    """See `plan`."""
+    return await asyncio.to_thread(plan, *args, **options)
+
+
+async def aforget(*args: Any, **options: Any) -> Report:
+    """See `forget`."""
+    return await asyncio.to_thread(forget, *args, **options)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One pass over the database."""
+
+    rows: PersonRows
+    saver: Checkpointer
+    store: WholeStore
+    namespaces: Sequence[Sequence[str]]
+    looks_elsewhere: bool
+    counts: Counter[str] = field(default_factory=Counter)
+    ids: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    hashes: set[str] = field(default_factory=set)
+
+    def plan(self) -> Report:
+        """Look at everything once."""
+        threads, found = _find(self.rows, self.store, self.namespaces)
+        kept = self._find_kept(threads, found)
+        for cron in self.rows.crons(frozenset(threads))[0]:
+            self._count("crons", cron.cron_id)
+        for run_id in self.rows.webhooks():
+            self._count("webhooks", run_id)
+        self._forget_items(threads, dry_run=True)
+        for thread_id in threads:
+            self._measure(thread_id)
+        return self._report(kept, scrubbed=False, dry_run=True)
+
+    def forget(self, timeout_s: float) -> Report:
+        """Erase everything, and again what others have written meanwhile."""
+        try:
+            threads, found = _find(self.rows, self.store, self.namespaces)
+        except UnknownPerson:
+            self._scrub()  # an earlier call may have been cut off before it
+            raise
+        kept = self._find_kept(threads, found)
+        for _ in range(_ROUNDS):
+            self._stop(threads, timeout_s)
+            # the items before the threads, which tell the conversations in `chat_memory`
+            self._forget_items(threads, dry_run=False)
+            for thread_id in threads:
+                self._erase_thread(thread_id, timeout_s)
+            try:
+                threads, _ = _find(self.rows, self.store, self.namespaces)
+            except UnknownPerson:
+                break
+        return self._report(kept, scrubbed=self._scrub(), dry_run=False)
+
+    def _stop(self, threads: list[str], timeout_s: float) -> None:
+        """Delete the crons, and cancel the runs and wait until they have ended."""
+        own, until = frozenset(threads), time.monotonic() + timeout_s
+        for cron in self.rows.crons(own)[0]:
+            self.rows.drop_cron(cron)
+            self._count("crons", cron.cron_id)
+        for live in self.rows.live_runs(own):
+            self.rows.cancel(live)
+        while executing := [
+            live for live in self.rows.live_runs(own) if self.rows.is_executing(live)
+        ]:
+            if time.monotonic() > until:
+                raise StorageUnavailable(
+                    f"run {executing[0].run_id!r} of thread {executing[0].thread_id!r} was "
+                    f"cancelled and goes on after {timeout_s:g} s; forget {self.rows.user!r} again "
+                    "once it has ended"
+                )
+            time.sleep(_PAUSE_S)
+        for run_id in self.rows.webhooks():
+            self.rows.drop_webhook(run_id)
+            self._count("webhooks", run_id)
+
+    def _forget_items(self, threads: list[str], *, dry_run: bool) -> None:
+        receipt: Receipt = run(
+            forget_person(
+                StoreAdapter(self.store),
+                self.rows.user,
+                templates=check_templates(self.namespaces),
+                conversations=threads,
+                dry_run=dry_run,
+            )
+        )
+        self.counts["items"] += receipt.items
+        self.counts["versions"] += receipt.versions
+        self.ids["items"] += [_format(namespace) for namespace in receipt.namespaces]
+        self.hashes |= {*receipt.hashes}
+
+    def _erase_thread(self, thread_id: str, timeout_s: float) -> None:
+        with self.saver.lock(thread_id, timeout_s=timeout_s):
+            self._measure(thread_id)
+            self.hashes |= {*self.rows.erase_thread(thread_id).hashes}
+
+    def _measure(self, thread_id: str) -> None:
+        """Count what is in a thread."""
+        self._count("threads", thread_id)
+        self.counts["runs"] += len(self.rows.runs(thread_id))
+        with suppress(UnknownThread):  # it has no checkpoint
+            self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
+        self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
+
+    def _count(self, what: str, id: str) -> None:
+        if id not in self.ids[what]:
+            self.counts[what] += 1
+            self.ids[what].append(id)
+
+    def _scrub(self) -> bool:
+        """Overwrite the bytes of what was erased, and return whether none of it is left."""
+        return all([self.saver.database.scrub(), self.store.database.scrub()])
+
+    def _find_kept(self, threads: list[str], found: PersonNamespaces) -> tuple[Part, ...]:
+        """Find what has to do with the person and belongs to others."""
+        kept = [Part("namespaces", tuple(map(_format, found.others)))]
+        if self.looks_elsewhere:
+            own = frozenset(threads)
+            plain = [each for each in found.own if each[0] != RESERVED]
+            texts = chain(iter_said_texts(self.saver, threads), iter_item_texts(self.store, plain))
+            quoted = QuotationFinder(texts).find_threads(self.saver, self.rows.other_threads(own))
+            runs = self.rows.runs_elsewhere(own)
+            kept += [
+                Part("threads with quotations", tuple(quoted)),
+                Part("memories of others", tuple(self._find_memories_of_others(own, found))),
+                Part("runs on threads of others", tuple(each.live.run_id for each in runs)),
+                Part(
+                    "crons on threads of others",
+                    tuple(each.cron_id for each in self.rows.crons(own)[1]),
+                ),
+                Part("assistants", tuple(self.rows.assistants())),
+            ]
+        return tuple(part for part in kept if part.count)
+
+    def _find_memories_of_others(
+        self, own: frozenset[str], found: PersonNamespaces
+    ) -> Iterator[str]:
+        """Yield the items of other people that rest on the person's threads."""
+        if own:
+            source = {"thread_id": {"$in": sorted(own)}}
+            for namespace, key in self.store.forget((), provenance=source, dry_run=True).keys:
+                if not any(namespace[: len(each)] == each for each in found.own):
+                    yield _format((*namespace, key))
+
+    def _report(self, kept: tuple[Part, ...], *, scrubbed: bool, dry_run: bool) -> Report:
+        erased = (
+            Part(what, tuple(dict.fromkeys(self.ids[what])), self.counts[what])
+            for what in ERASED
+            if self.counts[what]
+        )
+        hashes = () if dry_run else tuple(sorted(self.hashes))
+        return Report(self.rows.user, tuple(erased), kept, hashes, scrubbed, dry_run)
+
+
+def _format(labels: Sequence[str]) -> str:
+    return "/".join(labels)
 
 
 def _rows_of(user: str, saver: Checkpointer, owners_are_people: bool) -> PersonRows:

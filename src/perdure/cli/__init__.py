@@ -10,6 +10,7 @@ from perdure.cli import (  # noqa: F401 - each adds its commands
     history,
     import_,
     memories,
+    people,
     serve,
     store,
     threads,
@@ -18,7 +19,18 @@ from perdure.cli import (  # noqa: F401 - each adds its commands
 from perdure.cli.app import Command, app, main
 
 _ORDER = (
-    *("chat", "import_", "threads", "history", "show", "export", "fork", "rewind", "delete"),
+    *(
+        "chat",
+        "import_",
+        "threads",
+        "history",
+        "show",
+        "export",
+        "fork",
+        "rewind",
+        "delete",
+        "forget",
+    ),
     *("serve", "mcp", "retain", "worker", "config", "stats", "copy"),
 )
 app.registered_commands.sort(key=lambda each: _ORDER.index(getattr(each.callback, "__name__", "")))

@@ -61,6 +61,7 @@ HELP = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_marku
 REMOVALS = """\b
 What removes something:
   delete               Threads for good, with the memories made of them.
+  forget               Everything that belongs to a person, for good.
   retain               What is old, by rules: threads, checkpoints, versions.
   memories forget      Memories for good; the messages stay on their threads.
   memories quarantine  With --discard, an entry that was held back, for good.

@@ -1,0 +1,260 @@
+"""Forgetting a person: everything goes, nobody else's, also after a crash at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure import people
+from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.runs import RunTable
+from perdure.errors import ConfigurationError, StorageUnavailable, UnknownPerson
+from perdure.memory import Collection, memories, remember
+from perdure.storage.flow import rows_of
+from perdure.stores import Provenance
+from tests.people import (
+    People,
+    accept_run,
+    cron_row,
+    echo_graph,
+    empty_database,
+    fill,
+    mark,
+    marks,
+    opened,
+    talk,
+)
+from tests.rounds import rounds
+from tests.stores.erasing import raw
+
+BOB: Any = {"configurable": {"user_id": "bob"}}
+TABLES = ("runs", "run_events", "crons", "threads", "checkpoints", "writes", "items", "said_items")
+
+
+@pytest.fixture(params=["file", "postgres"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """The kind of database."""
+    return str(request.param)
+
+
+@pytest.fixture
+def both(backend: str, tmp_path: Path) -> Iterator[People]:
+    """A database with everything of two people."""
+    with empty_database(backend, tmp_path) as db, opened(db) as filled:
+        fill(filled, "ann", "anns")
+        fill(filled, "bob", "bobs")
+        yield filled
+
+
+def count_rows(both: People) -> dict[str, int]:
+    """Return the number of rows of each table."""
+    counts = [
+        both.saver.database.read(partial(rows_of, f"SELECT count(*) FROM {table}"))
+        for table in TABLES
+    ]
+    return {table: rows[0][0] for table, rows in zip(TABLES, counts, strict=True)}
+
+
+def test_everything_is_erased_and_only_of_one_person(both: People, backend: str) -> None:
+    """The receipt says what, as the plan did; the other person has everything still."""
+    before = [*people.export("bob", both.saver, both.store)]
+    rows = count_rows(both)
+    planned = people.plan("ann", both.saver, both.store)
+    assert count_rows(both) == rows
+    done = people.forget("ann", both.saver, both.store)
+    after = [*people.export("bob", both.saver, both.store)]
+
+    assert planned.erased == done.erased
+    assert (planned.dry_run, planned.scrubbed, planned.hashes) == (True, False, ())
+    assert (done.dry_run, done.scrubbed) == (False, backend == "file")
+    counts = {part.what: part.count for part in done.erased}
+    assert counts["threads"] == 2
+    assert (counts["runs"], counts["crons"], counts["messages"]) == (1, 2, 12)
+    assert "memories/ann" in done.erased[-2].ids
+    assert len(done.hashes) > 10
+    assert after[1:] == before[1:]
+    assert count_rows(both) == {table: count / 2 for table, count in rows.items()}
+    with pytest.raises(UnknownPerson):
+        people.forget("ann", both.saver, both.store)
+    with pytest.raises(UnknownPerson):
+        people.plan("ann", both.saver, both.store)
+
+
+def test_no_byte_of_it_is_left(tmp_path: Path) -> None:
+    """Not in the file, its WAL, the reserve, or any index; the other person's texts are there."""
+    folder = tmp_path / "db"
+    folder.mkdir()
+    with opened(str(folder / "m.db")) as both:
+        fill(both, "ann", "anns")
+        fill(both, "bob", "bobs")
+        assert [each for each in marks("ann") if each not in raw(folder)] == [b"zqanncityqz"]
+        report = people.forget("ann", both.saver, both.store)
+        during = raw(folder)
+    left = raw(folder)
+
+    assert report.scrubbed
+    assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in during] == []
+    assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in left] == []
+    assert [each for each in marks("bob") if each not in left] == [b"zqbobcityqz"]
+
+
+def test_coroutines(tmp_path: Path) -> None:
+    with opened(str(tmp_path / "m.db")) as both:
+        fill(both, "ann", "anns")
+        planned = asyncio.run(people.aplan("ann", both.saver, both.store))
+        done = asyncio.run(people.aforget("ann", both.saver, both.store))
+
+    assert planned.erased == done.erased
+
+
+def test_what_belongs_to_others_is_listed(both: People) -> None:
+    """Quotations, memories of others, runs and crons on their threads, and namespaces."""
+    saver, store = both.saver, both.store
+    graph_text = f"Ann said: {mark('ann', 'question')} one"
+    talk(both, "bob", "quoting")
+    named: Any = {"configurable": {"thread_id": "quoting", "user_id": "bob"}}
+    echo_graph(saver, "bob").invoke({"messages": [("user", graph_text)]}, named)
+    Collection(store).insert("Bob heard it", key="heard", provenance=Provenance("anns"), config=BOB)
+    store.put(("cities", "ann"), "home", {"text": "Ghent"})
+    accept_run(saver, "ann", "bobs-2")
+    asyncio.run(CronTable(saver).create(cron_row("ann", "bobs")))
+    report = people.forget("ann", saver, store)
+    kept = {part.what: part.ids for part in report.kept}
+    runs = asyncio.run(RunTable(saver).of("bobs-2"))
+
+    assert kept["namespaces"] == ("cities/ann",)
+    assert kept["threads with quotations"] == ("quoting",)
+    assert kept["memories of others"] == ("memories/bob/heard",)
+    assert kept["runs on threads of others"] == (runs[0].live.run_id,)
+    assert len(kept["crons on threads of others"]) == 1
+    assert "heard" in [memory.key for memory in memories(store=store, config=BOB, limit=50)]
+    assert store.get(("cities", "ann"), "home") is not None
+    assert saver.head("quoting") is not None
+
+
+def test_nobody_elses_is_read_if_it_is_not_asked(both: People) -> None:
+    """A person who forgets themselves learns nothing about others."""
+    accept_run(both.saver, "ann", "bobs-2")
+    report = people.plan("ann", both.saver, both.store, looks_elsewhere=False)
+
+    assert report.kept == ()
+
+
+def test_runs_are_cancelled_and_waited_for(both: People) -> None:
+    """A run of a process that lives is waited for; delayed runs and crons begin none meanwhile."""
+    saver, store = both.saver, both.store
+    table = RunTable(saver)
+    with saver.database.lock("perdure.server/alive"):
+        asyncio.run(table.end(asyncio.run(table.live())[0], "success"))
+        live = accept_run(saver, "ann", "anns-2", owner="alive")
+        accept_run(saver, "ann", "anns", owner="", delay_s=3600)
+        with pytest.raises(StorageUnavailable, match=r"was cancelled and goes on after 0\.2 s"):
+            people.forget("ann", saver, store, timeout_s=0.2)
+        assert saver.head("anns") is not None
+
+        def end_later() -> None:
+            while "interrupt" not in [run.cancel for run in asyncio.run(table.live())]:
+                time.sleep(0.01)
+            asyncio.run(table.end(live, "interrupted", known_cancel="interrupt"))
+
+        ending = threading.Thread(target=end_later)
+        ending.start()
+        report = people.forget("ann", saver, store)
+        ending.join()
+
+    assert report.count("runs") == 3
+    assert asyncio.run(table.of("anns")) == []
+
+
+def test_a_locked_thread_is_waited_for(both: People) -> None:
+    """A turn of another program ends first, and the call can be repeated."""
+    held, released = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with both.saver.lock("anns-2"):
+            held.set()
+            released.wait(60)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    assert held.wait(60)
+    with pytest.raises(StorageUnavailable):
+        people.forget("ann", both.saver, both.store, timeout_s=0.2)
+    released.set()
+    holding.join()
+    people.forget("ann", both.saver, both.store)
+
+    assert both.saver.head("anns-2") is None
+
+
+def test_a_person_without_threads_or_items(both: People) -> None:
+    remember("likes figs", store=both.store, config={"configurable": {"user_id": "dora"}})
+    asyncio.run(CronTable(both.saver).create(cron_row("emil", None)))
+    dora = people.forget("dora", both.saver, both.store)
+    emil = people.forget("emil", both.saver, both.store)
+
+    assert (dora.count("items") > 0, dora.count("threads")) == (True, 0)
+    assert (emil.count("crons"), emil.count("items")) == (1, 0)
+    with pytest.raises(ConfigurationError, match="not blank"):
+        people.forget("", both.saver, both.store)
+
+
+KILLED = """
+import os, signal, sys
+from perdure import people
+from tests.people import opened
+number, left = int(sys.argv[2]), [0]
+with opened(sys.argv[1]) as both:
+    kind = type(both.saver.database)
+    def counted(method):
+        def call(*args, **options):
+            left[0] += 1
+            if left[0] == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return method(*args, **options)
+        return call
+    kind.write, kind.scrub = counted(kind.write), counted(kind.scrub)
+    people.forget("ann", both.saver, both.store)
+print(left[0])
+"""
+
+
+@pytest.mark.repeats
+def test_a_kill_at_any_point_leaves_what_a_repeated_call_erases(
+    backend: str, tmp_path: Path
+) -> None:
+    """However far a killed call came, the same state is left after the next one."""
+    points = [1, 2, 4, 7, 10, 14, 18, 22, 26, 30, 34, 38][: rounds(12)]
+    for point in points if rounds(12) < 12 else range(1, 60, 3):
+        folder = tmp_path / str(point)
+        folder.mkdir()
+        with empty_database(backend, folder) as db:
+            with opened(db) as both:
+                fill(both, "ann", "anns")
+                fill(both, "bob", "bobs")
+                before = [*people.export("bob", both.saver, both.store)]
+                rows = count_rows(both)
+            command = [sys.executable, "-c", KILLED, db, str(point)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode in (0, -signal.SIGKILL), done.stderr
+            with opened(db) as both:
+                with suppress(UnknownPerson):  # the call was killed after the last row
+                    people.forget("ann", both.saver, both.store)
+                after = [*people.export("bob", both.saver, both.store)]
+                assert count_rows(both) == {table: count / 2 for table, count in rows.items()}
+                assert both.store.find_namespaces("ann") == []
+            assert after[1:] == before[1:]
+            if backend == "file":
+                left = raw(folder)
+                assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in left] == []
