@@ -7,45 +7,23 @@ import hashlib
 import hmac
 import logging
 import secrets
-import tomllib
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import HTTPConnection
 
 from perdure.errors import ConfigurationError
 from perdure.server.access import Action, Filter, Forbidden, Identity, Unauthenticated
+from perdure.server.keys_file import Key, check_key_user, read_keys
 
 _LOG: Final = logging.getLogger("perdure.server")
 _LOOK_S: Final = 1.0  # how often the file is read
 
 
-def _user(name: str) -> str:
-    if not name.strip() or name == "*" or "\0" in name:
-        raise ConfigurationError(f"no user can be called {name!r}; choose another name")
-    return name
-
-
-class _Key(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    user: Annotated[str, AfterValidator(_user)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    tenant: str | None = None
-    permissions: list[Literal["perdure:admin"]] = []
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    keys: list[_Key]
-
-
 def new_key(user: str) -> tuple[str, str]:
     """A new random key of a user, and its SHA-256."""
-    _user(user)
+    check_key_user(user)
     key = f"perdure_{secrets.token_urlsafe(32)}"
     return key, hashlib.sha256(key.encode()).hexdigest()
 
@@ -133,16 +111,5 @@ class Keys:
             self._keys = []
             _LOG.error("no key is valid until it is mended: %s", exc)
 
-    def _read(self) -> list[_Key]:
-        try:
-            found = _File.model_validate(tomllib.loads(self._file.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as exc:
-            wrong = str(exc)
-            if isinstance(exc, ValidationError):  # its text has the values
-                first = exc.errors(include_input=False)[0]
-                wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            raise ConfigurationError(
-                f"the keys file {str(self._file)!r} cannot be read: {wrong}; expected [[keys]] "
-                "with user, sha256 and, if wanted, tenant and permissions"
-            ) from None
-        return found.keys
+    def _read(self) -> list[Key]:
+        return read_keys(self._file)
