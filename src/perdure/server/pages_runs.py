@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, get_args
 from urllib.parse import quote
 
 from langgraph_sdk.schema import RunStatus
-from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
@@ -20,13 +19,14 @@ from perdure.checkpointers.records import RunRow
 from perdure.checkpointers.runs import LIVE
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, VersionConflict
+from perdure.graphs import questions
 from perdure.server.access import Forbidden, Refused, action
 from perdure.server.api_runs import begin, reached
 from perdure.server.assistants import assistant_of_thread
 from perdure.server.call import Call, Caller
 from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
 from perdure.server.person import Sender
-from perdure.server.reply import JSON, as_text, escaped, wants_json
+from perdure.server.reply import JSON, escaped, wants_json
 from perdure.server.run import Run, request_of, shown
 from perdure.server.run_request import RunRequest
 from perdure.server.runs import All, Runs
@@ -40,17 +40,9 @@ _WAIT_S: Final = 5  # for the end of a run, before a browser without scripts is 
 
 # -- what a graph asks
 
-Decision = Literal["approve", "edit", "reject", "respond"]
-DECISIONS: Final[tuple[Decision, ...]] = get_args(Decision)
 
-
-class ToolReview(BaseModel):
-    """A call of a tool that langchain's `HumanInTheLoopMiddleware` has a person review."""
-
-    name: str
-    args: dict[str, Any]
-    description: str = ""
-    allowed: list[Decision] = []
+class ToolReview(questions.ToolReview):
+    """A call of a tool that a person reviews, as its form shows it."""
 
     @property
     def shown(self) -> str:
@@ -58,38 +50,9 @@ class ToolReview(BaseModel):
         return escaped(as_json_text(self.args))
 
 
-class _Rule(BaseModel):
-    action_name: str
-    allowed_decisions: list[Decision]
-
-
-class _Batch(BaseModel):
-    """Its question about all calls of a message; the other kind is about one."""
-
-    action_requests: list[ToolReview]
-    review_configs: list[_Rule]
-
-
 def reviews(question: Mapping[str, Any]) -> list[ToolReview]:
-    """The calls that a question is about; none: it is one of another form."""
-    value: Any = question.get("value")
-    with suppress(ValidationError):
-        if not is_of_one_call(value):
-            asked = _Batch.model_validate(value)
-            allowed = {rule.action_name: rule.allowed_decisions for rule in asked.review_configs}
-            return [
-                call.model_copy(update={"allowed": allowed.get(call.name, DECISIONS)})
-                for call in asked.action_requests
-            ]
-        schema = as_text(question.get("response_schema"))
-        named = [each for each in DECISIONS if f'"const":"{each}"' in schema]
-        return [ToolReview.model_validate({**value, "allowed": named or DECISIONS})]
-    return []
-
-
-def is_of_one_call(value: Any) -> bool:
-    """Whether a question is answered by one decision, not by a list."""
-    return isinstance(value, Mapping) and value.get("type") == "tool_approval"
+    """Return the calls that a question is about, or none if it has another form."""
+    return [ToolReview(**call.model_dump()) for call in questions.find_reviews(question)]
 
 
 def answer_of(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
@@ -100,38 +63,25 @@ def answer_of(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
     """
     decisions = [_decision(call, n, form) for n, call in enumerate(reviews(question))]
     if decisions:
-        one = is_of_one_call(question["value"])
-        return decisions[0] if one else {"decisions": decisions}
+        return questions.build_answer(question, decisions)
     text = _lines(form.get("answer", ""))
-    return text if form.get("how") == "text" else _parsed(text, "the answer")
+    return text if form.get("how") == "text" else questions.parse_json(text, "the answer")
 
 
 def _decision(call: ToolReview, number: int, form: Mapping[str, str]) -> dict[str, Any]:
     kind, message = form.get(f"decision-{number}"), _lines(form.get(f"message-{number}", ""))
     what = f"the call {number + 1} of {call.name!r}"
-    if kind not in call.allowed:
-        raise ConfigurationError(
-            f"the decision on {what} is {kind!r}; expected one of {', '.join(call.allowed)}"
-        )
-    args = _parsed(form.get(f"args-{number}", call.shown), f"the arguments of {what}")
-    if kind == "edit":
-        if not isinstance(args, dict):
-            raise ConfigurationError(f"the arguments of {what} are {args!r:.80}; expected {{…}}")
-        return {"type": kind, "edited_action": {"name": call.name, "args": args}}
-    if args != json.loads(call.shown):
+    args = None
+    if kind in call.allowed:
+        text = form.get(f"args-{number}", call.shown)
+        args = questions.parse_json(text, f"the arguments of {what}")
+    decision = questions.build_decision(call, number + 1, kind, args=args, message=message)
+    if kind != "edit" and args != json.loads(call.shown):
         raise ConfigurationError(
             f"the arguments of {what} were changed, and the decision is {kind!r}; "
             "choose 'edit', or leave them as they were"
         )
-    has_message = kind == "respond" or (kind == "reject" and message)
-    return {"type": kind, "message": message} if has_message else {"type": kind}
-
-
-def _parsed(text: str, what: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise ConfigurationError(f"{what} {text!r:.80} is no JSON: {exc}") from exc
+    return decision
 
 
 def _lines(text: str) -> str:
