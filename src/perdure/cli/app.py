@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -65,6 +65,7 @@ What removes something:
   retain               What is old, by rules: threads, checkpoints, versions.
   memories forget      Memories for good; the messages stay on their threads.
   memories quarantine  With --discard, an entry that was held back, for good.
+  keys revoke          API keys of a server.
   store delete         An item; its versions stay.
   store forget         Items for good, with the messages that they come from."""
 app = typer.Typer(
@@ -249,10 +250,14 @@ class OpenedDatabase:
     @cached_property
     def saver(self) -> Checkpointer:
         """The threads."""
+        return self.open_saver({})
+
+    def open_saver(self, options: Mapping[str, Any]) -> Checkpointer:
+        """Open the threads with options such as `types`; see `SQLiteCheckpointer.open`."""
         from perdure.checkpointers import open_checkpointer
 
         direct = {"direct": self.direct} if self.direct else {}
-        return self._opened(partial(open_checkpointer, **direct))
+        return self._opened(partial(open_checkpointer, **direct, **options))
 
     @cached_property
     def store(self) -> WholeStore:

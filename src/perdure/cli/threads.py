@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -40,12 +40,14 @@ from perdure.cli.output import (
     show,
 )
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
-from perdure.settings import THREADS_LIMIT
+from perdure.settings import THREADS_LIMIT, check_user
 
 if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
 
 _LONGEST: Final = 60  # characters of a title
+State = Literal["idle", "waiting", "unfinished"]
+"""Where a thread stands; see `ThreadStatus.state`."""
 
 
 @app.command()
@@ -57,6 +59,16 @@ def threads(
     search: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Those in which these words were said.")
     ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="Only threads of this user.")
+    ] = None,
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="Only threads that wait for an answer.")
+    ] = False,
+    status: Annotated[
+        State | None,
+        typer.Option(metavar="STATUS", help="Only idle, waiting or unfinished threads."),
+    ] = None,
     limit: Limit = THREADS_LIMIT,
     ids: Ids = False,
     db: DB = None,
@@ -65,13 +77,21 @@ def threads(
     """List threads, the last written first, or by what was said in them.
 
     One without a title has the first words of what a human said in its place. The last activity of
-    an imported thread is that of its conversation.
+    an imported thread is that of its conversation. Exit code 1 if TEXT, --user, --waiting or
+    --status leave none.
     """
+    if user is not None:
+        check_user("--user", user)
+    if waiting and status is not None:
+        raise ConfigurationError(f"there are --waiting and --status {status}; give one of them")
+    status = "waiting" if waiting else status
     if search is not None:
-        _said(search, text, limit, ids, db, json)
+        if status is not None:
+            raise ConfigurationError("--search finds threads of any status: leave --status out")
+        _said(search, text, user, limit, ids, db, json)
         return
     with opened(db, reads=True) as file:
-        heads = _with_text(file, (text or "").casefold(), limit + 1)
+        heads = _find_heads(file, (text or "").casefold(), user, status, limit + 1)
         pairs = [pair for head in heads[:limit] for pair in _described(file, head)]
         cells: dict[str, list[Any]] = {
             "id": [short_id(file, head.thread_id, whole=ids or json) for head, _ in pairs],
@@ -84,7 +104,7 @@ def threads(
         usual = {"status": {"idle"}, "user": {"", file.user}}
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
-    nothing = "" if text is None else f"no thread has {text!r} in its title or id"
+    nothing = _describe_nothing(text, user, status)
     show([row for _, row in pairs], json, columns, rows, ids=("id",), nothing=nothing)
     if len(heads) > limit:
         note(f"there are more than {limit}; --limit N shows them")
@@ -92,7 +112,26 @@ def threads(
         raise typer.Exit(1)
 
 
-def _said(search: str, text: str | None, limit: int, ids: bool, db: str | None, json: bool) -> None:
+def _describe_nothing(text: str | None, user: str | None, status: str | None) -> str:
+    """Say that no thread meets the conditions of a list, or nothing if there are none."""
+    conditions = [
+        "" if user is None else f"is of {user!r}",
+        "" if status is None else f"is {status}",
+        "" if text is None else f"has {text!r} in its title or id",
+    ]
+    named = " and ".join(filter(None, conditions))
+    return f"no thread {named}" if named else ""
+
+
+def _said(
+    search: str,
+    text: str | None,
+    user: str | None,
+    limit: int,
+    ids: bool,
+    db: str | None,
+    json: bool,
+) -> None:
     """Show the threads in which words were said, the best answers first."""
     from perdure.memory import search_threads
 
@@ -109,6 +148,7 @@ def _said(search: str, text: str | None, limit: int, ids: bool, db: str | None, 
                 file.saver,
                 file.store,
                 search,
+                user=user,
                 limit=limit,
                 progress=lambda done, total: progress(done / total, done),
             )
@@ -125,21 +165,50 @@ def _said(search: str, text: str | None, limit: int, ids: bool, db: str | None, 
         raise typer.Exit(1)
 
 
-def _with_text(file: OpenedDatabase, text: str, limit: int) -> list[ThreadHead]:
-    """The heads of the newest threads, of those with a text in the title or the id."""
-    if not text:
+def _find_heads(
+    file: OpenedDatabase, text: str, user: str | None, status: str | None, limit: int
+) -> list[ThreadHead]:
+    """Return the heads of the newest threads that meet all conditions.
+
+    Args:
+        file: The database.
+        text: A text in the title or the id, in lower case; `""` means any.
+        user: The person of the threads, or None for all.
+        status: Where the threads stand, or None for anywhere.
+        limit: The most heads.
+    """
+    if not text and user is None and status is None:
         return file.saver.heads(limit=limit)
     from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 
     def match(thread: ListedThread) -> str | None:
         client = thread.client
         began = thread.told is not None or client is None or not client.reserved
+        is_theirs = user is None or user == person_in(thread.told or {}, thread.metadata)
         is_match = began and text in f"{thread.thread_id}\0{thread.title}".casefold()
-        return thread.thread_id if is_match else None
+        return thread.thread_id if is_match and is_theirs else None
 
-    ids = ThreadList(file.saver).search(ThreadQuery(text=text), match, limit)
-    heads = map(file.saver.head, ids)
-    return [head for head in heads if head is not None]  # another process may have deleted one
+    query = ThreadQuery(
+        text=text,
+        metadata=None if user is None or user.isdecimal() else {"owner": user},
+        status="interrupted" if status == "waiting" else None,  # those that may wait
+    )
+    found: list[ThreadHead] = []
+    threads, offset = ThreadList(file.saver), 0
+    while len(found) < limit:
+        ids = threads.search(query, match, limit, offset)
+        heads = [head for head in map(file.saver.head, ids) if head is not None]  # else deleted
+        found += [head for head in heads if status in (None, head.status.state)]
+        offset += limit
+        if len(ids) < limit:
+            break
+    return found[:limit]
+
+
+def person_in(told: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    """Return whose a thread is: the `user_id` of its head, else its `owner`; `""` is nobody's."""
+    person = told.get("user_id") or metadata.get("owner") or ""
+    return str(person)  # a service may have numbers
 
 
 def _described(

@@ -1,0 +1,231 @@
+"""`perdure runs` and `crons`: the runs and the schedules of `perdure serve`, in any database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from perdure.cli.app import (
+    DB,
+    AsJson,
+    Ids,
+    Limit,
+    OpenedDatabase,
+    app,
+    completed_thread,
+    opened,
+    short_id,
+    thread_id,
+)
+from perdure.cli.output import ago, line, moment, note, show
+from perdure.settings import THREADS_LIMIT, check_user
+
+if TYPE_CHECKING:
+    from perdure.checkpointers.records import CronRow, RunRow
+
+_LONGEST: Final = 60  # characters of an error
+RunStatus = Literal["pending", "running", "success", "error", "interrupted"]
+OfThread = Annotated[
+    str | None,
+    typer.Option(
+        "--thread", metavar="ID", help="Only of this thread.", autocompletion=completed_thread
+    ),
+]
+OfUser = Annotated[
+    str | None, typer.Option("--user", metavar="NAME", help="Only of this user's threads.")
+]
+
+
+@app.command()
+def runs(
+    thread: OfThread = None,
+    user: OfUser = None,
+    status: Annotated[
+        RunStatus | None, typer.Option(metavar="STATUS", help="Only runs that are so.")
+    ] = None,
+    limit: Limit = THREADS_LIMIT,
+    ids: Ids = False,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """List runs of the server, newest first.
+
+    The server keeps those under way and the last 100 of each thread. Exit code 1 if an option
+    leaves none.
+    """
+    if user is not None:
+        check_user("--user", user)
+    with opened(db, reads=True) as file:
+        named = None if thread is None else thread_id(file, thread)
+        rows = asyncio.run(_find_runs(file, named, user, status, limit + 1))
+        found = [_describe_run(row) for row in rows[:limit]]
+        cells = [
+            (
+                run["run_id"],
+                short_id(file, run["thread_id"], whole=ids or json),
+                run["graph"],
+                run["status"],
+                ago(run["created_at"]),
+                run["caller"],
+                line(_describe_error(run["error"]), _LONGEST),
+            )
+            for run in found
+        ]
+    columns = ("id", "thread", "graph", "status", "created", "caller", "error")
+    nothing = "the server has no run"
+    show(found, json, columns, cells, ids=("id", "thread"), nothing=nothing)
+    _end(len(rows) > limit, limit, is_empty=not found and (thread, user, status) != (None,) * 3)
+
+
+@app.command()
+def crons(
+    thread: OfThread = None,
+    user: OfUser = None,
+    limit: Limit = THREADS_LIMIT,
+    ids: Ids = False,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """List the schedules of the server, the one due next first.
+
+    Exit code 1 if an option leaves none.
+    """
+    if user is not None:
+        check_user("--user", user)
+    with opened(db, reads=True) as file:
+        named = None if thread is None else thread_id(file, thread)
+        rows = asyncio.run(_find_crons(file, named, user))
+        found = [_describe_cron(row) for row in rows]
+        cells = [
+            (
+                cron["cron_id"],
+                short_id(file, cron["thread_id"], whole=ids) if cron["thread_id"] else "new",
+                cron["graph"],
+                cron["schedule"],
+                cron["timezone"] or "UTC",
+                "off" if not cron["enabled"] else moment(cron["next_at"]) or "never",
+                cron["caller"],
+            )
+            for cron in found[:limit]
+        ]
+    columns = ("id", "thread", "graph", "schedule", "timezone", "next", "caller")
+    show(found[:limit], json, columns, cells, ids=("id", "thread"), nothing="there is no schedule")
+    _end(len(found) > limit, limit, is_empty=not found and (thread, user) != (None, None))
+
+
+def _end(has_more: bool, limit: int, *, is_empty: bool) -> None:
+    if has_more:
+        note(f"there are more than {limit}; --limit N shows them")
+    if is_empty:
+        raise typer.Exit(1)
+
+
+# -- runs
+
+
+async def _find_runs(
+    file: OpenedDatabase, thread: str | None, user: str | None, status: str | None, limit: int
+) -> list[RunRow]:
+    """Return runs, newest first, of one thread or all, and of one person or all."""
+    from perdure.checkpointers.runs import RunTable
+    from perdure.checkpointers.thread_list import ThreadQuery
+
+    found: list[RunRow] = []
+    table, offset = RunTable(file.saver), 0
+    query = ThreadQuery(ids=None if thread is None else [thread])
+    known: dict[str, str] = {}
+    while len(found) < limit:
+        page = await table.newest(query, status, limit, offset)
+        for row, _ in page:
+            of = row.live.thread_id
+            if user is not None and of not in known:
+                known[of] = await _find_person(file, of)
+            if user is None or user == (row.about.get("person") or known[of]):
+                found.append(row)
+        offset += limit
+        if len(page) < limit:
+            break
+    return found[:limit]
+
+
+async def _find_person(file: OpenedDatabase, thread: str) -> str:
+    """Return whose a thread is, or "" if it is nobody's."""
+    from perdure.checkpointers.thread_list import ThreadList
+    from perdure.cli.threads import person_in
+
+    listed = await ThreadList(file.saver).aget(thread)
+    return "" if listed is None else person_in(listed.told or {}, listed.metadata)
+
+
+def _describe_run(row: RunRow) -> dict[str, Any]:
+    """Return what programs are told of a run, without what it was asked."""
+    live, about = row.live, row.about
+    is_delayed = live.status == "delayed"
+    return {
+        "run_id": live.run_id,
+        "thread_id": live.thread_id,
+        "graph": live.graph,
+        "assistant_id": about.get("assistant_id"),
+        "status": "pending" if is_delayed else live.status,
+        "caller": about.get("user"),
+        "person": about.get("person"),
+        "created_at": _moment(row.created_at),
+        "updated_at": _moment(row.updated_at),
+        "begins_at": _moment(row.not_before) if is_delayed else None,
+        "error": row.error,
+    }
+
+
+def _describe_error(error: Any) -> str:
+    """Return an error in a line, or "" if there is none."""
+    if isinstance(error, Mapping):
+        return f"{error.get('error')}: {error.get('message')}"
+    return "" if error is None else str(error)
+
+
+def _moment(at: float | None) -> datetime | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC)
+
+
+# -- crons
+
+
+async def _find_crons(file: OpenedDatabase, thread: str | None, user: str | None) -> list[CronRow]:
+    """Return crons, those that are due next first, of one thread or all, and one person or all.
+
+    A cron that makes a new thread each time is its author's.
+    """
+    from perdure.checkpointers.crons import CronTable
+
+    found: list[CronRow] = []
+    for cron in await CronTable(file.saver).all():
+        person = cron.content["user"]
+        if user is not None and cron.thread_id is not None:
+            person = await _find_person(file, cron.thread_id) or person
+        if thread in (None, cron.thread_id) and user in (None, person):
+            found.append(cron)
+    return sorted(found, key=lambda cron: (cron.next_at is None, cron.next_at or 0))
+
+
+def _describe_cron(cron: CronRow) -> dict[str, Any]:
+    """Return what programs are told of a cron, without what its runs are asked."""
+    content, payload = cron.content, cron.content["payload"]
+    return {
+        "cron_id": cron.cron_id,
+        "thread_id": cron.thread_id,
+        "graph": content["graph"],
+        "assistant_id": payload.get("assistant_id"),
+        "schedule": payload.get("schedule"),
+        "timezone": payload.get("timezone"),
+        "end_time": payload.get("end_time"),
+        "enabled": payload.get("enabled", True),
+        "caller": content["user"],
+        "next_at": _moment(cron.next_at),
+        "created_at": _moment(cron.created_at),
+        "updated_at": _moment(cron.updated_at),
+        "metadata": content["metadata"],
+    }
