@@ -111,13 +111,14 @@ def agent(model: Model) -> Graphs:
     return Graphs({"desk": graph})
 
 
-def used(desk: Desk, user: str, name: str, **arguments: Any) -> str:
-    """What a tool answers a user by MCP."""
+def used(desk: Desk, user: str, name: str, person: str = "", **arguments: Any) -> str:
+    """What a tool answers a user by MCP, who may act for a person."""
 
     about = {"name": name, "arguments": arguments}
     asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": about}
     headers = {"accept": "application/json, text/event-stream", "x-api-key": user}
     headers["authorization"] = f"Bearer {user}"
+    headers |= {"x-perdure-user": person} if person else {}
     replied = httpx.post(f"{desk.url}/mcp", json=asked, headers=headers, timeout=60)
     return "\n".join(each["text"] for each in replied.json()["result"]["content"])
 

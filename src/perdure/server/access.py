@@ -17,6 +17,8 @@ from perdure.errors import InvalidFilter, PerdureError
 
 ADMIN: Final = "perdure:admin"
 """The permission of an identity that may see and change the whole database."""
+ACT: Final = "perdure:act"
+"""The permission of an identity that may act for other users of its tenant."""
 Action = Literal[
     "admin",
     "assistants:create",
@@ -84,24 +86,38 @@ class Identity:
         tenant: The tenant of the database; None: it has none.
         permissions: As the keys file or the authentication handler lists them.
         raw: The user as an authentication handler returned it, for other handlers.
+        acting_for: The person for whom the user acts, or None. What may be reached is the person's
+            then, and not the whole database.
     """
 
     user: str
     tenant: str | None = None
     permissions: frozenset[str] = frozenset()
     raw: Any = field(default=None, repr=False, compare=False)
+    acting_for: str | None = None
+
+    @property
+    def person(self) -> str:
+        """The user whose threads and memories the request is about."""
+        return self.user if self.acting_for is None else self.acting_for
 
     @property
     def is_admin(self) -> bool:
         """Whether the whole database may be seen and changed."""
-        return ADMIN in self.permissions
+        return ADMIN in self.permissions and self.acting_for is None
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the user may act for others."""
+        return bool({ACT, ADMIN} & self.permissions)
 
 
 class Access(Protocol):
     """Authentication and authorization of requests.
 
     An optional attribute `owners_are_people` is False if the `owner` of a thread may be another
-    than the user of an API key, such as an organisation.
+    than the user of an API key, such as an organisation. An optional method `check_person` takes
+    an identity and a name, and raises `Forbidden` if the identity may not act for this person.
     """
 
     async def identify(self, connection: HTTPConnection) -> Identity:
@@ -138,8 +154,34 @@ class Local:
         return self._identity
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
-        """Allow everything."""
-        return {}
+        """Allow everything; of a user who acts for a person, what is the person's."""
+        person = identity.acting_for
+        return {} if person is None else permit_own(person, action, value)
+
+
+def permit_own(user: str, action: Action, value: dict[str, Any]) -> Filter:
+    """Allow what belongs to a user, and return the filter for it. See `Access.permit`.
+
+    The threads, crons and assistants of a user name the user as `owner`, and the namespaces have
+    the user's name as second label.
+
+    Raises:
+        Forbidden: The action is about something else.
+    """
+    if action.startswith(("threads:", "assistants:", "crons:")):
+        if action.partition(":")[2].startswith("create") or value.get("metadata"):
+            value["metadata"] = {**(value.get("metadata") or {}), "owner": user}
+        return {"owner": user}
+    namespace = tuple(value.get("namespace") or ())
+    if action == "store:list_namespaces" and len(namespace) < 2:
+        namespace = (*(namespace or ("*",)), user)
+    if len(namespace) < 2 or namespace[1] != user:
+        raise Forbidden(
+            f"{user!r} may not reach the namespace {namespace!r}; expected a label and the "
+            f"user, like ('memories', {user!r})"
+        )
+    value["namespace"] = namespace
+    return {}
 
 
 def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:

@@ -54,7 +54,7 @@ async def create(
 ) -> Response:
     """Run a graph on a schedule, on a thread, or on a new one each time."""
     now, cron_id = time.time(), str(uuid4())
-    about = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.user}
+    about = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
     times = {"schedule": body.schedule, "end_time": body.end_time}
     metadata = dict(body.metadata)
     asked = await call.permit({**about, **times, "payload": body.kept(), "metadata": metadata})
@@ -129,12 +129,13 @@ async def _checked(
     next_at = await asyncio.to_thread(body.next_time, time.time())
     running, identity = call.another("threads:create_run"), call.identity
     await check(running, runs, body.model_copy(), cron.thread_id)
-    assistant = await assistant_of_run(running, runs.graphs, body.assistant_id)
+    assistant = await assistant_of_run(running.as_caller(), runs.graphs, body.assistant_id)
     content = {
         "payload": {**body.kept(), "assistant_id": assistant["assistant_id"]},
         "graph": assistant["graph_id"],
         "metadata": metadata,
         "user": identity.user,
+        "acting_for": identity.acting_for,
         "permissions": sorted(identity.permissions),
         "login": plain(identity.raw),
     }
@@ -180,7 +181,7 @@ def _shown(cron: CronRow) -> dict[str, Any]:
         "created_at": _time(cron.created_at),
         "updated_at": _time(cron.updated_at),
         "payload": payload,
-        "user_id": content["user"],
+        "user_id": content.get("acting_for") or content["user"],
         "next_run_date": _time(cron.next_at),
         "metadata": content["metadata"],
     }

@@ -16,7 +16,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import quote
@@ -34,7 +34,9 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers.records import Due
 from perdure.checkpointers.runs import LIVE
 from perdure.checkpointers.thread_list import ThreadQuery
-from perdure.server.access import Identity, Refused, Unauthenticated, action
+from perdure.errors import UnknownThread
+from perdure.server.access import Forbidden, Identity, Refused, Unauthenticated, action
+from perdure.server.acting import act_for, identify
 from perdure.server.api_states import checkpoint_at, checkpoint_of, config_of
 from perdure.server.assistants import assistant_of_run
 from perdure.server.call import Call, Caller, Id
@@ -296,30 +298,35 @@ async def check(
         UnknownThread: There is no such thread, and none is to be created.
         UnknownCheckpoint: It is to go on from one that the thread has not.
         UnknownAssistant: There is none, or its graph is not served.
+        Forbidden: Its context names a person for whom the caller may not act, or the thread is
+            another person's.
     """
     temporary = not thread_id
     new = str(uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4())
     thread_id = thread_id or new
-    body.check(thread_id, call.identity.user)
+    call = _act(call, body)
+    body.check(thread_id, call.identity.person)
     if body.webhook:
         runs.webhooks.check(body.webhook)
     runs.check(call.identity)
-    permitted = await call.permit(
-        {
-            "thread_id": thread_id,
-            "assistant_id": body.assistant_id,
-            "metadata": dict(body.metadata),
-            "if_not_exists": "create" if temporary else body.if_not_exists,
-            "multitask_strategy": body.multitask_strategy,
-            "kwargs": body.model_dump(exclude={"metadata"}, exclude_unset=True),
-        }
-    )
+    asked = {
+        "thread_id": thread_id,
+        "assistant_id": body.assistant_id,
+        "metadata": dict(body.metadata),
+        "if_not_exists": "create" if temporary else body.if_not_exists,
+        "multitask_strategy": body.multitask_strategy,
+        "kwargs": body.model_dump(exclude={"metadata"}, exclude_unset=True),
+    }
+    permitted = await call.permit({**asked, "metadata": dict(body.metadata)})
     body.metadata = dict(permitted.get("metadata") or {})
-    assistant = await assistant_of_run(call, runs.graphs, body.assistant_id)
+    assistant = await assistant_of_run(call.as_caller(), runs.graphs, body.assistant_id)
     body = body.of_assistant(assistant)
     threads, creates = call.threads, temporary or body.if_not_exists == "create"
     reached: Thread | None = None
-    if body.places or not creates:
+    if call.identity.acting_for is not None and not temporary:
+        reached = await _find_thread_of_person(call, asked)
+        creates = creates and reached is None
+    if reached is None and (body.places or not creates):
         reached = await threads.get(thread_id)
     for ns, checkpoint_id in body.places.items():
         at = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
@@ -335,19 +342,61 @@ async def check(
         sender = _sender(call.identity, body, due, author)
         named = ("user_id", "owner") if runs.owners_are_people else ("user_id",)
         metadata = {} if thread is None else thread["metadata"]
-        person = next((str(metadata[name]) for name in named if metadata.get(name)), None)
+        known = next((str(metadata[name]) for name in named if metadata.get(name)), None)
+        person = call.identity.acting_for or known
         how |= {"due": due, "sender": sender, "person": person}
         return await runs.start(call, body, graph, thread_id, protocol, **how)
 
     return start
 
 
+def _act(call: Call, body: RunRequest) -> Call:
+    """Return the call of a run, for the person whom its context names.
+
+    Raises:
+        Forbidden: See `act_for`.
+    """
+    named = (body.context or {}).get("user_id")
+    if named is None:
+        return call
+    identity = act_for(call.access, call.identity, named)
+    return call if identity is call.identity else call.with_identity(identity)
+
+
+async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> Thread | None:
+    """Return the thread on which a caller acts for a person, or None if it cannot be reached.
+
+    A thread without a checkpoint that the caller has made, and may reach, becomes the person's.
+
+    Raises:
+        Forbidden: The thread is another person's.
+    """
+    thread_id, named = asked["thread_id"], call.identity.acting_for
+    try:
+        thread = await call.threads.get(thread_id)
+    except UnknownThread:
+        own = call.as_caller()
+        with suppress(Refused, UnknownThread):
+            await own.permit(asked)
+            thread, listed = await own.threads.get(thread_id), await own.threads.listed(thread_id)
+            is_own = listed.metadata.get("owner") in (None, own.identity.user)
+            if listed.told is None and is_own:
+                return thread
+        return None
+    person = await call.threads.find_person(thread_id)
+    if person not in (None, "", named):
+        raise Forbidden(f"the thread {thread_id!r} is not of {named!r}, for whom you act")
+    return thread
+
+
 def _sender(identity: Identity, body: RunRequest, due: Due | None, author: str | None) -> Sender:
     """Return the sender of a run. A cron has no new message of its author's."""
-    says = author or identity.user if body.has_message and due is None else None
+    says = author or identity.person if body.has_message and due is None else None
     answers = body.command is not None and body.command.resume is not None
-    deed = "scheduled" if due else "said" if says else "answered" if answers else "continued"
-    return Sender(identity.user, None, identity.is_admin, says, deed)
+    deed = "scheduled" if due else "answered" if answers else "continued"
+    if says is not None:
+        deed = "said" if identity.acting_for is None else "sent"
+    return Sender(identity.user, identity.acting_for, identity.may_act, says, deed)
 
 
 async def reached(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:
@@ -363,7 +412,7 @@ def _path(run: Run) -> str:
 async def look(connection: HTTPConnection) -> None:
     """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
     try:
-        identity = await connection.app.state.access.identify(connection)
+        identity = await identify(connection)
     except Exception as exc:  # a handler may raise any
         raise Unauthenticated(f"the user is unknown now ({type(exc).__name__})") from exc
     if identity != connection.state.call.identity:

@@ -229,7 +229,7 @@ async def _graph_of(runs: Runs, call: Call, thread: Thread) -> AsyncIterator[Any
         yield None
         return
     person = await call.threads.find_person(thread["thread_id"])
-    user = call.identity.user if person is None else person
+    user = call.identity.person if person is None else person
     about = {"thread_id": thread["thread_id"], "user_id": user}
     parts = name, call.saver, call.store, RunnableConfig(configurable=about)
     access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
@@ -269,7 +269,7 @@ async def _build_update_config(
     known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
     known.setdefault("assistant_id", id_of(known["graph_id"]))
     person = await call.threads.find_person(thread["thread_id"])
-    user = call.identity.user if person is None else person
+    user = call.identity.person if person is None else person
     return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
 
 

@@ -63,7 +63,7 @@ class Assistants:
 
     def __init__(self, call: Call, graphs: Graphs) -> None:
         self._graphs, self._table = graphs, AssistantTable(call.saver)
-        self._filter, self._user = call.filter, call.identity.user
+        self._filter, self._user = call.filter, call.identity.person
 
     async def get(self, assistant_id: str) -> Assistant:
         """An assistant, by its id; that of a graph also by the graph's name.

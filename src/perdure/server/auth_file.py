@@ -53,10 +53,43 @@ class User(dict[str, Any]):
             raise AttributeError(f"the user has no {name!r}") from None
 
 
+class _ActingUser:
+    """A user of another class than a dict, with the person for whom they act."""
+
+    def __init__(self, user: Any, acting_for: str) -> None:
+        self._user, self.acting_for = user, acting_for
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the user."""
+        return getattr(self._user, name)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an attribute or an item of the user."""
+        if name == "acting_for":
+            return self.acting_for
+        return self._user[name] if hasattr(self._user, "__getitem__") else getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether the user has an attribute."""
+        return name == "acting_for" or hasattr(self._user, name)
+
+
+def _user_of(identity: Identity) -> Any:
+    """Return the user for handlers: as one of them returned it, with `acting_for`.
+
+    `ctx.user["acting_for"]` is the person for whom the user acts, or None.
+    """
+    raw, person = identity.raw, identity.acting_for
+    if isinstance(raw, Mapping):
+        return User({**raw, "acting_for": person})
+    return raw if person is None else _ActingUser(raw, person)
+
+
 class AuthFile:
     """Access by the handlers of a file.
 
-    Two things are perdure's own: the permission `perdure:admin`, and the field `tenant` of a user.
+    Perdure's own are the permissions `perdure:admin` and `perdure:act`, the field `tenant` of a
+    user, and the field `acting_for` of `ctx.user`.
 
     Args:
         path: The file and its `Auth`: `"./auth.py:auth"`.
@@ -121,7 +154,7 @@ class AuthFile:
             raise Forbidden(f"no handler allows {action}")
         context = Auth.types.AuthContext(
             permissions=sorted(identity.permissions),
-            user=identity.raw,
+            user=_user_of(identity),
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )

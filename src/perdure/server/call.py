@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from perdure.memory.recall import NAMESPACE
 from perdure.memory.records import RESERVED
 from perdure.memory.thread_search import ThreadHits
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity, Refused, meets
+from perdure.server.acting import identify
 from perdure.server.databases import Databases, OpenDatabase
 from perdure.server.threads import Thread, Threads
 from perdure.settings import SEARCH_LIMIT
@@ -112,6 +114,19 @@ class Call:
         """The same request for what it needs to be permitted as well, such as to read a source."""
         return Call(self.identity, action, self._access, self._databases, self._runs)
 
+    def with_identity(self, identity: Identity) -> Call:
+        """The same request of a caller who acts for somebody, or no longer does."""
+        return Call(identity, self.action, self._access, self._databases, self._runs)
+
+    def as_caller(self) -> Call:
+        """The same request of a caller who acts for nobody."""
+        return self.with_identity(replace(self.identity, acting_for=None))
+
+    @property
+    def access(self) -> Access:
+        """What is allowed."""
+        return self._access
+
     async def may(self, action: Action, thread: Mapping[str, Any]) -> bool:
         """Whether the user may do something else with a thread that they have reached."""
         asking = self.another(action)
@@ -186,7 +201,7 @@ class Call:
     @property
     def memories(self) -> tuple[str, ...]:
         """The namespace of the user's memories."""
-        return (NAMESPACE[0], self.identity.user)
+        return (NAMESPACE[0], self.identity.person)
 
     def _permitted(self) -> OpenDatabase:
         if self._database is None:
@@ -209,7 +224,7 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     """The call that a request is, until its reply was sent."""
     state, access = connection.app.state, connection.app.state.access
     known = getattr(connection.state, "identity", None)
-    identity: Identity = known or await access.identify(connection)
+    identity: Identity = known or await identify(connection)
     connection.state.user = identity.user
     endpoint = connection.scope["route"].endpoint
     call = Call(identity, endpoint.action, access, state.databases, state.runs)

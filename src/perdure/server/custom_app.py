@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure.errors import ConfigurationError
 from perdure.server.access import Identity, Refused
+from perdure.server.acting import identify
 from perdure.server.guard import refuse
 
 
@@ -24,10 +25,12 @@ class AppUser(BaseUser):
 
     Attributes:
         permissions: The permissions of the user.
+        acting_for: The person for whom the user acts, or None.
     """
 
     def __init__(self, identity: Identity) -> None:
         self._user, self.permissions = identity.user, sorted(identity.permissions)
+        self.acting_for = identity.acting_for
 
     @property
     def is_authenticated(self) -> bool:
@@ -76,7 +79,7 @@ class CustomApp:
         """Identify the user, and pass the request on."""
         state = scope["app"].state
         try:
-            identity = await state.access.identify(HTTPConnection(scope))
+            identity = await identify(HTTPConnection(scope))
             with state.clients.one((identity.tenant, identity.user)):
                 own = {**scope, "user": AppUser(identity), "state": dict(self._state)}
                 await self._app(own, receive, send)

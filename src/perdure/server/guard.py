@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.server.access import Forbidden, Refused, Unauthenticated
+from perdure.server.acting import identify
 from perdure.server.call import IDS
 from perdure.server.logs import SAFE, Audit, is_change
 from perdure.server.pages import error_page
@@ -233,7 +234,7 @@ async def _identify(scope: Scope) -> None:
     if action is None or getattr(access, "reads_body", False):
         return
     try:
-        scope.setdefault("state", {})["identity"] = await access.identify(HTTPConnection(scope))
+        scope.setdefault("state", {})["identity"] = await identify(HTTPConnection(scope))
     except Refused as exc:
         raise HTTPException(exc.status, str(exc), exc.headers) from exc
 

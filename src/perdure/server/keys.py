@@ -14,7 +14,15 @@ from typing import Any, Final
 from starlette.requests import HTTPConnection
 
 from perdure.errors import ConfigurationError
-from perdure.server.access import Action, Filter, Forbidden, Identity, Unauthenticated
+from perdure.server.access import (
+    Action,
+    Filter,
+    Forbidden,
+    Identity,
+    Unauthenticated,
+    permit_own,
+)
+from perdure.server.acting import act_for
 from perdure.server.keys_file import Key, check_key_user, read_keys
 
 _LOG: Final = logging.getLogger("perdure.server")
@@ -31,7 +39,8 @@ def new_key(user: str) -> tuple[str, str]:
 class Keys:
     """Access by the keys of a file; a change of the file is seen within a second.
 
-    A key with the permission `perdure:admin` may do everything. Other users reach the threads,
+    A key with the permission `perdure:admin` may do everything. One with `perdure:act` may act for
+    other users of its tenant, and then reaches what is theirs. Other users reach the threads,
     crons and assistants whose metadata names them as `owner`, as it does in those that they create,
     and the namespaces whose second label is their name, like `("memories", "ann")`.
 
@@ -77,27 +86,27 @@ class Keys:
         if not keys:
             raise Unauthenticated(f"{identity.user!r} has no key any more")
         now = frozenset(name for each in keys for name in each.permissions)
-        return Identity(*whose, identity.permissions & now)
+        known = Identity(*whose, identity.permissions & now)
+        person = identity.acting_for
+        return known if person is None else act_for(self, known, person)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """Allow what belongs to the user."""
         if identity.is_admin:
             return {}
-        user = identity.user
-        if action.startswith(("threads:", "assistants:", "crons:")):
-            if action.partition(":")[2].startswith("create") or value.get("metadata"):
-                value["metadata"] = {**(value.get("metadata") or {}), "owner": user}
-            return {"owner": user}
-        namespace = tuple(value.get("namespace") or ())
-        if action == "store:list_namespaces" and len(namespace) < 2:
-            namespace = (*(namespace or ("*",)), user)
-        if len(namespace) < 2 or namespace[1] != user:
-            raise Forbidden(
-                f"{user!r} may not reach the namespace {namespace!r}; expected a label and the "
-                f"user, like ('memories', {user!r})"
-            )
-        value["namespace"] = namespace
-        return {}
+        return permit_own(identity.person, action, value)
+
+    def check_person(self, identity: Identity, person: str) -> None:
+        """Refuse a person who has keys, and none of them in the tenant of the caller.
+
+        A person needs no key, so one without keys may be a person of any tenant.
+
+        Raises:
+            Forbidden: The person is known in other tenants only.
+        """
+        tenants = {each.tenant for each in self._keys if each.user == person}
+        if tenants and identity.tenant not in tenants:
+            raise Forbidden(f"{person!r:.80} is not known in the tenant of {identity.user!r}")
 
     async def _look_soon(self) -> None:
         if monotonic() - self._looked > _LOOK_S:

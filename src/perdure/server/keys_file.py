@@ -39,7 +39,7 @@ class Key(BaseModel):
     user: Annotated[str, AfterValidator(check_key_user)]
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     tenant: str | None = None
-    permissions: list[Literal["perdure:admin"]] = []
+    permissions: list[Literal["perdure:admin", "perdure:act"]] = []
 
 
 class _File(BaseModel):

@@ -92,6 +92,7 @@ class Audit:
         record = {
             "at": datetime.now(UTC).isoformat(),
             "user": call and call.identity.user,
+            "acting_for": call and call.identity.acting_for,
             "tenant": call and call.identity.tenant,
             "action": action,
             "outcome": "ok" if status < 400 else "denied" if status in (401, 403) else "failed",

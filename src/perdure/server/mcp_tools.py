@@ -126,7 +126,7 @@ async def forget(call: Call, key: str) -> str:
 async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> str:
     """Find earlier conversations of the user by their title and their messages."""
     await call.permit({"metadata": {}, "limit": limit})
-    wanted = ThreadQuery(text=text, person=call.identity.user)
+    wanted = ThreadQuery(text=text, person=call.identity.person)
     found = await call.threads.search(wanted, limit)
     names = ("thread_id", "title", "status")
     threads = [{name: thread[name] or None for name in names} for thread in found]
@@ -150,7 +150,7 @@ async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> st
 async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | None = None) -> str:
     """Read the newest messages of an earlier conversation, and the question that it waits for."""
     await call.permit_thread(thread_id)
-    if not await call.threads.is_readable_by(thread_id, call.identity.user):  # also for an admin
+    if not await call.threads.is_readable_by(thread_id, call.identity.person):  # also for an admin
         raise UnknownThread(f"there is no thread {thread_id!r}")
     left = await call.saver.ahistory(thread_id, ends=(0, last + 1), before=before)
     first, shown, size = max(0, len(left) - last), list[dict[str, Any]](), 0

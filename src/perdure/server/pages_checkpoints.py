@@ -202,7 +202,7 @@ async def fork(call: Caller, id: str, checkpoint: str, new: Text) -> Response:
     reading = call.another("threads:read")
     await reading.permit_thread(id)
     await _read(reading.saver, id, "", checkpoint)
-    asked = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.user}})
+    asked = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.person}})
     await call.threads.copy(id, asked["metadata"], new, checkpoint)
     return go_to("/ui/thread", id=new)
 

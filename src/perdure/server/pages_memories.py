@@ -114,7 +114,7 @@ async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
     """
     if not call.identity.is_admin or ns[:-1] != call.memories[:1] or ns[-1] != plain(ns[-1]):
         return []
-    users, listing = {ns[-1], call.identity.user}, call.another("store:list_namespaces")
+    users, listing = {ns[-1], call.identity.person}, call.another("store:list_namespaces")
     with suppress(Forbidden):
         prefix = (await permitted(listing, ns[:-1]))["namespace"]
         options: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _USERS + 1}

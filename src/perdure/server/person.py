@@ -136,6 +136,17 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
     return Person(user, bool(user) and (is_theirs or may_act))
 
 
+def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
+    """Return the owner of a thread for the checkpoints of a run, or None if it has none.
+
+    A thread without a checkpoint that the caller made becomes the person's, for whom the caller
+    acts.
+    """
+    owner = thread.metadata.get("owner")
+    is_given = thread.told is None and sender.acting_for == person.user
+    return person.user if is_given and owner == sender.caller else owner
+
+
 def _mark_messages(name: str, value: Any) -> Any:
     """Return the value of a channel, with its human messages marked by `REMEMBER_TURN`.
 

@@ -33,7 +33,7 @@ from perdure.errors import (
 from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
-from perdure.server.person import Person, Sender, choose_person
+from perdure.server.person import Person, Sender, choose_person, find_owner
 from perdure.server.reply import encoded
 from perdure.server.run import Run, error_of, shown
 from perdure.server.run_events import StoredEvents
@@ -213,7 +213,8 @@ class RunExecution:
         graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids}, begun=progress is not None)
-        config["metadata"] |= {n: v for n, v in before.metadata.items() if n == "owner"}
+        owner = find_owner(before, sender, person)
+        config["metadata"] |= {} if owner is None else {"owner": owner}
         config["metadata"] |= person.metadata(sender)
         config["callbacks"] = [AwaitedViews(saver)]
         context = person.context(run.request.context)

@@ -171,7 +171,8 @@ class Schedule:
     async def _run(self, tenant: str | None, request: CronRequest, due: Due) -> None:
         content = due.cron.content
         login = None if content["login"] is None else User(content["login"])
-        then = Identity(content["user"], tenant, frozenset(content["permissions"]), login)
+        permissions, person = frozenset(content["permissions"]), content.get("acting_for")
+        then = Identity(content["user"], tenant, permissions, login, person)
         again = getattr(self._access, "again", None)  # keys may be revoked meanwhile
         identity = await again(then) if again else then
         call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)

@@ -1,0 +1,67 @@
+"""Acting for a person: a caller with the permission `perdure:act` names the person.
+
+The header `X-Perdure-User` names the person of any request, and the `user_id` in the `context` of a
+run that of this run. The request then reaches what is the person's, and what it makes is the
+person's. Limits, the login that graphs see and the rights that handlers check stay the caller's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from starlette.requests import HTTPConnection
+
+from perdure.server.access import ACT, Access, Forbidden, Identity
+
+HEADER: Final = "X-Perdure-User"
+"""The header that names the person for whom a request is sent, in UTF-8."""
+_LONGEST: Final = 4096  # characters of a name, as of a label of a namespace
+
+
+async def identify(connection: HTTPConnection) -> Identity:
+    """Return the user who sends a request, with the person for whom they act.
+
+    Raises:
+        Unauthenticated: The request has no valid credentials.
+        Forbidden: See `act_for`.
+    """
+    access: Access = connection.app.state.access
+    identity = await access.identify(connection)
+    named = connection.headers.getlist(HEADER)
+    if not named:
+        return identity
+    if len({*named}) > 1:
+        raise Forbidden(f"{HEADER} is sent {len(named)} times with different names; send one")
+    try:
+        person = named[0].encode("latin-1").decode()
+    except ValueError:
+        raise Forbidden(f"{HEADER} is {named[0]!r:.80}; expected a name in UTF-8") from None
+    return act_for(access, identity, person)
+
+
+def act_for(access: Access, identity: Identity, person: Any) -> Identity:
+    """Return the identity of a caller who acts for a person. For themselves, nobody needs a right.
+
+    Raises:
+        Forbidden: The name is blank or not valid, the caller may not act for others, already acts
+            for somebody else, or the person is known in other tenants only.
+    """
+    is_name = isinstance(person, str) and person.strip() and len(person) <= _LONGEST
+    if not is_name or person == "*" or "\0" in person:
+        raise Forbidden(f"the person is {person!r:.80}; expected the name of a user")
+    if person == identity.person:
+        return identity
+    if identity.acting_for is not None:
+        raise Forbidden(
+            f"{HEADER} names {identity.acting_for!r}, and the context names {person!r:.80}; send "
+            "one of them"
+        )
+    if not identity.may_act:
+        raise Forbidden(
+            f"{identity.user!r} may not act for {person!r:.80}; that needs the permission {ACT!r}"
+        )
+    check = getattr(access, "check_person", None)
+    if check is not None:
+        check(identity, person)
+    return replace(identity, acting_for=person)

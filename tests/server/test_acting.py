@@ -1,0 +1,305 @@
+"""A backend acts for a customer: what is reached, what is made, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+from langgraph_sdk.errors import NotFoundError, PermissionDeniedError
+
+from perdure.errors import ConfigurationError
+from perdure.server.access import ACT, ADMIN, Forbidden, Identity, Local
+from perdure.server.acting import act_for
+from perdure.server.auth_file import AuthFile
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from tests.server.running import until
+from tests.server.test_auth_file import written
+from tests.server.test_crons import make_due
+from tests.server.test_keys import entry
+from tests.server.test_person import (
+    ASKS,
+    MORE,
+    SECRETS,
+    YES,
+    Desk,
+    Model,
+    begun,
+    model,  # noqa: F401 - a fixture
+    served,
+    used,
+)
+
+HANDLERS = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+SEEN = []
+
+@auth.authenticate
+async def authenticate(authorization: str | None):
+    name = (authorization or "").removeprefix("Bearer ")
+    return {"identity": name, "permissions": ["perdure:act"] if name == "desk" else []}
+
+@auth.on
+async def everything(ctx, value):
+    person = ctx.user["acting_for"] or ctx.user.identity
+    assert person != "vip", "not for this one"
+    if ctx.resource == "store":
+        return None
+    value.setdefault("metadata", {})["owner"] = person
+    value["metadata"]["sent_by"] = ctx.user.identity
+    return {"owner": person}
+"""
+
+
+def keys(folder: Path) -> Keys:
+    """Keys of a backend, an admin, two customers, and of a user of another tenant."""
+    file = folder / "keys.toml"
+    file.write_text(
+        entry("desk", "desk", f'permissions = ["{ACT}"]')
+        + entry("boss", "boss", f'permissions = ["{ADMIN}"]')
+        + entry("dora", "dora")
+        + entry("zoe", "zoe", 'tenant = "other"')
+    )
+    return Keys(file)
+
+
+@pytest.fixture
+def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
+    """A desk with keys; see `keys`."""
+    with served(settings, keys(tmp_path), model) as made:
+        yield made
+
+
+def acting(desk: Desk, user: str, person: str) -> SyncLangGraphClient:
+    """The client of a user who acts for a person."""
+    headers = {"X-Perdure-User": person, "authorization": f"Bearer {user}"}
+    made = get_sync_client(url=desk.url, api_key=user, headers=headers)
+    return desk.clients.enter_context(made)
+
+
+@pytest.mark.parametrize("user", ["desk", "boss"])
+def test_what_is_made_for_a_person_is_the_persons(
+    db: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+    user: str,
+) -> None:
+    """By the header, on a file and on Postgres: threads, runs, items and memories."""
+    with served(db, keys(tmp_path), model) as desk:
+        client = acting(desk, user, "dora")
+        thread_id = client.threads.create()["thread_id"]
+        client.runs.wait(thread_id, "desk", input=ASKS)
+        client.runs.wait(thread_id, "desk", command=YES)
+        client.store.put_item(["notes", "dora"], "k", {"text": "likes oars"})
+        headers = {"x-api-key": user, "x-perdure-user": "dora"}
+        with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
+            http.post("/memories", json={"memory": "Dora rows on Mondays."}).raise_for_status()
+            texts = [each["text"] for each in http.get("/memories").json()]
+
+        head = desk.head(thread_id)
+        assert (head["user_id"], head["owner"]) == ("dora", "dora")
+        assert (head["perdure_caller"], head["perdure_deed"]) == (user, "answered")
+        assert "Heron" in desk.prompts()
+        assert "Dora rows on Mondays." in texts
+        assert "user: Please refund my canoe." in texts
+        assert desk.memories(user) == ([SECRETS["boss"]] if user == "boss" else [])
+        theirs = desk.client("dora")
+        assert [each["thread_id"] for each in theirs.threads.search()] == [thread_id]
+        assert theirs.store.get_item(["notes", "dora"], "k")["value"] == {"text": "likes oars"}
+
+
+def test_a_name_of_other_letters_is_sent_in_utf_8(desk: Desk) -> None:
+    headers = [(b"x-api-key", b"desk"), (b"x-perdure-user", "Åsa".encode())]
+    made = httpx.post(f"{desk.url}/threads", headers=headers, json={}, timeout=60).json()
+
+    assert made["metadata"]["owner"] == "Åsa"
+
+
+@pytest.mark.parametrize("user", ["desk", "boss"])
+def test_the_context_of_a_run_names_the_person(desk: Desk, user: str) -> None:
+    """On a new thread, on one that the caller made and that had no turn, and without a thread."""
+    client, context = desk.client(user), {"user_id": "emil"}
+    own = client.threads.create()["thread_id"]
+    client.runs.wait(own, "desk", input=MORE, context=context)
+    client.runs.wait("new", "desk", input=MORE, context=context, if_not_exists="create")
+    client.runs.wait(None, "desk", input=MORE, context=context)
+
+    for thread_id in (own, "new"):
+        assert desk.head(thread_id)["user_id"] == "emil"
+        metadata: Any = acting(desk, user, "emil").threads.get(thread_id)["metadata"]
+        assert metadata["owner"] == "emil"
+    assert any("Kayak" in each for each in desk.memories("emil"))
+    assert desk.memories(user) == ([SECRETS["boss"]] if user == "boss" else [])
+    assert not any(secret.split()[-1] in desk.prompts() for secret in SECRETS.values())
+    with pytest.raises(NotFoundError):
+        desk.client("dora").threads.get(own)
+
+
+def test_without_keys_everybody_may_act(settings: Settings, model: Model) -> None:  # noqa: F811
+    with served(settings, Local("boss"), model) as desk:
+        client: Any = desk.client("anybody")
+        thread_id = client.threads.create()["thread_id"]
+        client.runs.wait(thread_id, "desk", input=MORE, context={"user_id": "dora"})
+
+        assert desk.head(thread_id)["user_id"] == "dora"
+        assert ("Heron" in desk.prompts(), "Walrus" in desk.prompts()) == (True, False)
+        theirs = acting(desk, "anybody", "dora")
+        assert [each["thread_id"] for each in theirs.threads.search()] == [thread_id]
+        assert acting(desk, "anybody", "kim").threads.search() == []
+
+
+@pytest.mark.parametrize("user", ["desk", "boss"])
+def test_who_acts_for_a_person_reaches_what_is_the_persons(desk: Desk, user: str) -> None:
+    """And nothing of others, also if the caller is an admin."""
+    thread_id = begun(desk, "dora")
+    client = acting(desk, user, "emil")
+    headers = {"x-api-key": user, "x-perdure-user": "emil"}
+
+    assert client.threads.search() == []
+    with pytest.raises(NotFoundError):
+        client.threads.get(thread_id)
+    with pytest.raises(httpx.HTTPStatusError, match="404"):
+        client.runs.wait(thread_id, "desk", command=YES)
+    with pytest.raises(PermissionDeniedError):
+        client.store.get_item(["memories", "dora"], "k")
+    with pytest.raises(httpx.HTTPStatusError, match="404"):
+        desk.client(user).runs.wait(thread_id, "desk", command=YES, context={"user_id": "emil"})
+    for path in ("/ui/storage", "/ui/memories?user=dora"):
+        assert httpx.get(f"{desk.url}{path}", headers=headers).status_code == 403
+    assert "Nothing is known" in used(desk, user, "recall", "emil", query="account of Dora")
+    assert "Heron" in used(desk, user, "recall", "dora", query="account of Dora")
+
+
+PATHS = ["/threads/search", "/memories/search", "/store/items/search", "/runs/wait", "/mcp"]
+BODIES: dict[str, Any] = {
+    "/threads/search": {},
+    "/memories/search": {"query": "tea"},
+    "/store/items/search": {"namespace_prefix": ["memories", "dora"]},
+    "/runs/wait": {"assistant_id": "desk", "input": MORE},
+    "/mcp": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_not_allowed_is_refused(desk: Desk, path: str) -> None:
+    """A blank person, one of another tenant, two, no text, and a caller without the permission."""
+
+    def status(user: str, *names: bytes) -> int:
+        sent = [(b"x-perdure-user", name) for name in names]
+        headers = [
+            (b"x-api-key", user.encode()),
+            (b"accept", b"application/json, text/event-stream"),
+        ]
+        body = BODIES[path]
+        return httpx.post(f"{desk.url}{path}", headers=[*headers, *sent], json=body).status_code
+
+    assert status("dora", b"dora") == 200
+    for user in ("desk", "boss"):
+        assert status(user, b"") == status(user, b"*") == 403
+        assert status(user, b"zoe") == 403
+        assert status(user, b"dora", b"emil") == 403
+        assert status(user, b"\xff") == 403
+    assert status("dora", b"emil") == 403
+    assert len(desk.model.requests) == (1 if path == "/runs/wait" else 0)
+
+
+def test_a_context_that_is_not_allowed_is_refused(desk: Desk) -> None:
+    def status(user: str, context: Any, **headers: str) -> int:
+        body = {"assistant_id": "desk", "input": MORE, "context": context}
+        headers = {"x-api-key": user, **headers}
+        return httpx.post(f"{desk.url}/runs/wait", json=body, headers=headers).status_code
+
+    for name in ("", "  ", "zoe", 5, ["emil"]):
+        assert status("desk", {"user_id": name}) == 403
+    assert status("dora", {"user_id": "emil"}) == 403
+    assert status("desk", {"user_id": "emil"}, **{"x-perdure-user": "dora"}) == 403
+    assert status("desk", {"user_id": "emil", "owner": "dora"}) == 422
+    assert desk.model.requests == []
+
+
+def test_a_thread_of_another_person_is_refused(
+    settings: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+) -> None:
+    """A handler lets the caller reach it, and the person of the thread is another."""
+    open_to_all = HANDLERS.replace('return {"owner": person}', "return None")
+    with served(settings, AuthFile(written(tmp_path, open_to_all)), model) as desk:
+        thread_id = begun(desk, "dora")
+
+        with pytest.raises(httpx.HTTPStatusError, match="403"):
+            acting(desk, "desk", "emil").runs.wait(thread_id, "desk", command=YES)
+
+
+def test_handlers_see_the_caller_and_the_person(
+    settings: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+) -> None:
+    with served(settings, AuthFile(written(tmp_path, HANDLERS)), model) as desk:
+        made: Any = acting(desk, "desk", "dora").threads.create()
+        own: Any = desk.client("dora").threads.create()
+
+        assert (made["metadata"]["owner"], made["metadata"]["sent_by"]) == ("dora", "desk")
+        assert (own["metadata"]["owner"], own["metadata"]["sent_by"]) == ("dora", "dora")
+        for user, person in (("desk", "vip"), ("dora", "emil")):
+            with pytest.raises(PermissionDeniedError):
+                acting(desk, user, person).threads.create()
+        acting(desk, "desk", "dora").runs.wait(made["thread_id"], "desk", input=MORE)
+        assert "Heron" in desk.prompts()
+
+
+def test_the_audit_log_names_both(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "perdure.audit"):
+        acting(desk, "desk", "dora").threads.create(thread_id="t")
+
+    [record] = [json.loads(each.message) for each in caplog.records if "perdure" in each.name]
+    assert (record["user"], record["acting_for"]) == ("desk", "dora")
+
+
+def test_a_cron_for_a_person_runs_as_long_as_the_caller_may_act(
+    desk: Desk, settings: Settings, tmp_path: Path
+) -> None:
+    client: Any = acting(desk, "desk", "dora")
+    thread_id = client.threads.create()["thread_id"]
+    cron = client.crons.create_for_thread(thread_id, "desk", schedule="0 0 1 1 *", input=MORE)
+    make_due(settings, cron["cron_id"])
+    until(lambda: [each["status"] for each in client.runs.list(thread_id)] == ["success"])
+
+    assert (cron["user_id"], cron["metadata"]["owner"]) == ("dora", "dora")
+    assert desk.head(thread_id)["user_id"] == "dora"
+    assert "Heron" in desk.prompts()
+
+    file = tmp_path / "keys.toml"
+    file.write_text(file.read_text().replace(f'permissions = ["{ACT}"]', ""))
+    until(lambda: httpx.get(f"{desk.url}/memories", headers=HEADERS).status_code == 403)
+    make_due(settings, cron["cron_id"])
+    theirs: Any = desk.client("dora")
+    until(lambda: theirs.crons.search()[0]["next_run_date"] > cron["next_run_date"][:4])
+    assert len(theirs.runs.list(thread_id)) == 1
+
+
+HEADERS = {"x-api-key": "desk", "x-perdure-user": "dora"}
+
+
+def test_keys_know_the_tenants_of_a_person(tmp_path: Path) -> None:
+    access = keys(tmp_path)
+    caller = Identity("x", "other", frozenset({ACT}))
+
+    assert act_for(access, caller, "zoe").person == "zoe"
+    assert act_for(access, caller, "emil").person == "emil"  # no key, so of any tenant
+    assert act_for(access, caller, "x") is caller
+    with pytest.raises(Forbidden, match="not known in the tenant"):
+        act_for(access, caller, "dora")
+    file = tmp_path / "keys.toml"
+    file.write_text(entry("x", "x", 'permissions = ["perdure:all"]'))
+    with pytest.raises(ConfigurationError, match=r"keys\.0\.permissions"):
+        Keys(file)
