@@ -142,7 +142,7 @@ def test_a_batch_of_runs(sdk: SyncLangGraphClient, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"assistant_id": "none"}, {"thread_id": "none"}, {"context": {"user_id": "bob"}}]
+    "wrong", [{"assistant_id": "none"}, {"thread_id": "none"}, {"context": {"user_id": ""}}]
 )
 def test_a_batch_with_a_run_that_is_refused_writes_nothing(
     sdk: SyncLangGraphClient, wrong: dict[str, Any]

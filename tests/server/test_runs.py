@@ -648,7 +648,7 @@ def test_the_oldest_runs_are_forgotten(
 REFUSED: list[tuple[Any, int, str]] = [
     ({"config": {"configurable": {"user_id": "bob"}}}, 422, "'user_id' is 'bob'"),
     ({"config": {"configurable": {"owner": "bob"}}}, 422, "'owner' is 'bob'"),
-    ({"context": {"user_id": "bob"}}, 422, "'user_id' is 'bob'"),
+    ({"context": {"user_id": " "}}, 403, "the person is ' '"),
     ({"context": {"owner": "bob", "user_id": "ann"}}, 422, "'owner' is 'bob'"),
     ({"config": {"configurable": {"run_id": "r"}}}, 422, "'run_id' is 'r'"),
     ({"config": {"configurable": {"checkpoint_id": 5}}}, 422, "checkpoint_id is 5"),

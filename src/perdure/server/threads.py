@@ -330,9 +330,8 @@ class Threads:
         return find_person(thread, owners_are_people=self._owners_are_people)
 
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
-        known = self._find_person(thread)
-        if known == "":  # nothing is remembered of it, and an owner may still read it
-            known = thread.metadata.get("owner", "")
+        # without a person, also if nothing is remembered of the thread, its owner may read it
+        known = self._find_person(thread) or thread.metadata.get("owner")
         return known is None or known == person
 
     async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread | None:

@@ -1,0 +1,140 @@
+"""Nothing of one person shows up with another, whatever approvers, operators and backends do."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from perdure.server.access import ACT, ADMIN
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from tests.server.running import until
+from tests.server.talking import says
+from tests.server.test_acting import acting
+from tests.server.test_keys import entry
+from tests.server.test_person import (
+    Desk,
+    Model,
+    answer_on_the_page,
+    begun,
+    model,  # noqa: F401 - a fixture
+    served,
+    used,
+)
+
+SECRETS = {
+    "dora": "The refund of this customer goes to the account Heron.",
+    "kim": "The refund of this customer goes to the account Finch.",
+    "boss": "The refund limit of this approver is the number Walrus.",
+    "desk": "The refund of this operator goes to the account Badger.",
+}
+SAID = {"dora": "My refund number is Ocelot.", "kim": "My refund number is Lemur."}
+MARKS = {
+    "dora": ("Heron", "Ocelot", "dora"),
+    "kim": ("Finch", "Lemur", "kim"),
+    "boss": ("Walrus",),
+    "desk": ("Badger",),
+}
+LISTS: dict[str, Any] = {
+    "/threads/search": {},
+    "/threads/count": {},
+    "/memories/search": {"query": "refund"},
+    "/store/namespaces": {},
+    "/runs/crons/search": {},
+    "/assistants/search": {},
+}
+PAGES = ["/ui/threads", "/ui/threads?q=refund", "/ui/runs", "/ui/memories", "/ui/store"]
+
+
+def keys(folder: Path) -> Keys:
+    """Keys of two customers, an approver who is an admin, and an operator who acts for them."""
+    file = folder / "keys.toml"
+    users = [entry(user, user) for user in ("dora", "kim")]
+    users.append(entry("boss", "boss", f'permissions = ["{ADMIN}"]'))
+    users.append(entry("desk", "desk", f'permissions = ["{ACT}"]'))
+    file.write_text("".join(users))
+    return Keys(file)
+
+
+def work(desk: Desk) -> dict[str, str]:
+    """Have everybody do what they may; returns the threads of the customers."""
+    threads = {}
+    for user, other in (("dora", "kim"), ("kim", "dora")):
+        threads[user] = thread_id = begun(desk, user)
+        answer_on_the_page(desk, "boss", thread_id)
+        desk.client(user).runs.wait(thread_id, "desk", input=says(SAID[user]))
+        acting(desk, "desk", user).runs.wait(thread_id, "desk", input=says("Is the refund there?"))
+        desk.client("boss").runs.wait(thread_id, "desk", input=says("The refund is on its way."))
+        context: Any = {"user_id": user}
+        desk.client("desk").runs.wait(None, "desk", input=says("Any refund?"), context=context)
+        cron: Any = desk.client("boss").crons.create_for_thread(
+            thread_id, "desk", schedule="0 0 1 1 *", input=says("Sum up the refund.")
+        )
+        assert cron["thread_id"] == thread_id
+        for sender, person in ((other, ""), ("desk", other)):  # what is not theirs to touch
+            found = used(desk, sender, "read_thread", person, thread_id=thread_id)
+            assert "there is no thread" in found
+    return threads
+
+
+def everything_shown(desk: Desk, user: str, thread_id: str, person: str = "") -> str:
+    """All that the lists, pages and tools show a user, who may act for a person."""
+    headers = {"x-api-key": user} | ({"x-perdure-user": person} if person else {})
+    shown = []
+    with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
+        for path, body in LISTS.items():
+            shown.append(http.post(path, json=body).raise_for_status().text)
+        for path in [*PAGES, f"/ui/thread?id={thread_id}", f"/ui/runs?id={thread_id}"]:
+            shown.append(http.get(path).raise_for_status().text)
+        for path in (f"/threads/{thread_id}/runs", f"/threads/{thread_id}/state", "/memories"):
+            shown.append(http.get(path).raise_for_status().text)
+        history = http.post(f"/threads/{thread_id}/history", json={})
+        shown.append(history.raise_for_status().text)
+    shown.append(used(desk, user, "recall", person, query="refund"))
+    shown.append(used(desk, user, "search_threads", person, text="refund"))
+    shown.append(used(desk, user, "read_thread", person, thread_id=thread_id))
+    return "\n".join(shown)
+
+
+def test_nothing_of_one_person_shows_up_with_another(
+    db: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In prompts, lists, pages, tools and logs; on a file and on Postgres."""
+    monkeypatch.setattr("tests.server.test_person.SECRETS", SECRETS)
+    with caplog.at_level(logging.INFO), served(db, keys(tmp_path), model) as desk:
+        threads = work(desk)
+        until(
+            lambda: all(each["status"] != "busy" for each in desk.client("boss").threads.search())
+        )
+        prompts = [json.dumps(each["messages"]) for each in model.requests]
+        logs = "\n".join(each.getMessage() for each in caplog.records)
+        audit = [each.getMessage() for each in caplog.records if each.name == "perdure.audit"]
+        shown = {user: everything_shown(desk, user, threads[user]) for user in ("dora", "kim")}
+        for user in ("dora", "kim"):
+            for_them = everything_shown(desk, "desk", threads[user], user)
+            shown[user] = f"{shown[user]}\n{for_them}"
+        held = {user: "\n".join(desk.memories(user)) for user in MARKS}
+
+    for user, other in (("dora", "kim"), ("kim", "dora")):
+        theirs, strange = MARKS[user], [*MARKS[other], *MARKS["boss"], *MARKS["desk"]]
+        assert [mark for mark in strange if mark in shown[user]] == []
+        assert [mark for mark in theirs[:2] if mark not in shown[user]] == []
+        assert [mark for mark in strange if mark in held[user]] == []
+        assert SAID[user] in held[user]
+        of_them = [each for each in prompts if theirs[0] in each]
+        assert len(of_them) >= 6
+        assert [mark for mark in strange if any(mark in each for each in of_them)] == []
+    assert not any("Walrus" in each or "Badger" in each for each in prompts)
+    assert (held["boss"], held["desk"]) == (SECRETS["boss"], SECRETS["desk"])
+    marks = [mark for of in MARKS.values() for mark in of[:2]]
+    assert [mark for mark in marks if mark in logs] == []
+    assert [json.loads(each)["user"] for each in audit] == ["dora", "boss", "kim", "boss"]
