@@ -36,10 +36,19 @@ class PersonRows:
         user: The name of the person.
         owners_are_people: Whether the `owner` of a thread without a user is a person. It is not if
             a handler of an Auth file sets it.
+        only: The ids of threads to which the person's threads are limited. None means no limit.
     """
 
-    def __init__(self, saver: Checkpointer, user: str, *, owners_are_people: bool = True) -> None:
+    def __init__(
+        self,
+        saver: Checkpointer,
+        user: str,
+        *,
+        owners_are_people: bool = True,
+        only: frozenset[str] | None = None,
+    ) -> None:
         self.saver, self.user, self._owners = saver, user, owners_are_people
+        self._only = only
         self._sql, self._seal, self._database = saver._sql, saver._seal, saver.database
 
     # -- reading
@@ -47,7 +56,10 @@ class PersonRows:
     def threads(self) -> list[str]:
         """Return the ids of the person's threads."""
         query = ThreadQuery(metadata={"owner": self.user})  # a superset: `_match` decides
-        return sorted(ThreadList(self.saver).search(query, self._match, sys.maxsize))
+        if self.user.isdecimal():  # a name may be stored as a number, which has another tag
+            query = ThreadQuery()
+        found = ThreadList(self.saver).search(query, self._match, sys.maxsize)
+        return sorted(each for each in found if self._only is None or each in self._only)
 
     def other_threads(self, own: frozenset[str]) -> Iterator[str]:
         """Yield the ids of all other threads."""
@@ -55,7 +67,9 @@ class PersonRows:
         yield from (thread_id for thread_id in ids if thread_id not in own)
 
     def _match(self, thread: ListedThread) -> str | None:
-        return thread.thread_id if self._find_person(thread) == self.user else None
+        person = self._find_person(thread)
+        is_own = isinstance(person, str | int) and str(person) == self.user
+        return thread.thread_id if is_own else None
 
     def _find_person(self, thread: ListedThread) -> Any:
         told = thread.told or {}
@@ -122,11 +136,12 @@ class PersonRows:
             run.live.run_id
             for thread_id in others
             for run in self.runs(thread_id)
-            if self._is_own(run)
+            if (run.about.get("person") or run.about.get("user")) == self.user
         }
         return [run for run in live if run.thread_id in own or run.run_id in sent]
 
     def _is_own(self, run: RunRow) -> bool:
+        """Return whether the person sent a run, or is the one whose memories it uses."""
         return self.user in (run.about.get("person"), run.about.get("user"))
 
     def _open_runs(self, rows: list[Row]) -> list[RunRow]:

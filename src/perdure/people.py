@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -103,6 +103,7 @@ def export(
     store: WholeStore,
     *,
     namespaces: Sequence[Sequence[str]] = (),
+    thread_ids: Collection[str] | None = None,
     owners_are_people: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield the archive of a person, an object for each line of JSON.
@@ -116,13 +117,14 @@ def export(
         saver: The threads.
         store: The items.
         namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
+        thread_ids: Only these of the person's threads. None means all.
         owners_are_people: Whether the `owner` of a thread without a user is a person. It is not if
             a handler of an Auth file sets it.
 
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
     """
-    rows = _rows_of(user, saver, owners_are_people)
+    rows = _rows_of(user, saver, owners_are_people, thread_ids)
     threads, found = _find(rows, store, namespaces)
     return iter_archive(rows, saver, store, threads, found)
 
@@ -141,6 +143,7 @@ def plan(
     store: WholeStore,
     *,
     namespaces: Sequence[Sequence[str]] = (),
+    thread_ids: Collection[str] | None = None,
     looks_elsewhere: bool = True,
     owners_are_people: bool = True,
 ) -> Report:
@@ -149,7 +152,7 @@ def plan(
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
     """
-    rows = _rows_of(user, saver, owners_are_people)
+    rows = _rows_of(user, saver, owners_are_people, thread_ids)
     return _Run(rows, saver, store, namespaces, looks_elsewhere).plan()
 
 
@@ -159,6 +162,7 @@ def forget(
     store: WholeStore,
     *,
     namespaces: Sequence[Sequence[str]] = (),
+    thread_ids: Collection[str] | None = None,
     looks_elsewhere: bool = True,
     owners_are_people: bool = True,
     timeout_s: float = 30.0,
@@ -173,6 +177,7 @@ def forget(
         saver: The threads.
         store: The items.
         namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
+        thread_ids: Only these of the person's threads. None means all.
         looks_elsewhere: Whether to look for quotations and other traces in what belongs to other
             people, which are only listed. All messages of other people are read for that.
         owners_are_people: Whether the `owner` of a thread without a user is a person.
@@ -183,8 +188,19 @@ def forget(
         StorageUnavailable: A run of the person does not end, or a thread is locked. What was erased
             until then stays erased.
     """
-    rows = _rows_of(user, saver, owners_are_people)
+    rows = _rows_of(user, saver, owners_are_people, thread_ids)
     return _Run(rows, saver, store, namespaces, looks_elsewhere).forget(timeout_s)
+
+
+def without_namespaces(report: Report, seen: Collection[str]) -> Report:
+    """Return a report that lists, of the namespaces that were kept, only those in `seen`."""
+    kept = (
+        replace(part, ids=tuple(each for each in part.ids if each in seen))
+        if part.what == "namespaces"
+        else part
+        for part in report.kept
+    )
+    return replace(report, kept=tuple(part for part in kept if part.count))
 
 
 async def aplan(*args: Any, **options: Any) -> Report:
@@ -347,9 +363,15 @@ def _format(labels: Sequence[str]) -> str:
     return "/".join(labels)
 
 
-def _rows_of(user: str, saver: Checkpointer, owners_are_people: bool) -> PersonRows:
+def _rows_of(
+    user: str,
+    saver: Checkpointer,
+    owners_are_people: bool,
+    thread_ids: Collection[str] | None,
+) -> PersonRows:
     text("user", user, "the name of a person, not blank")
-    return PersonRows(saver, user, owners_are_people=owners_are_people)
+    only = None if thread_ids is None else frozenset(thread_ids)
+    return PersonRows(saver, user, owners_are_people=owners_are_people, only=only)
 
 
 def _find(

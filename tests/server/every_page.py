@@ -148,6 +148,7 @@ def _of_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[
         link("/ui/forget", **item),
         link("/ui/forget-all", ns=("memories", text)),
         link("/ui/quarantine", key=entry.key),
+        link("/ui/person", user=text),
         "/ui/store",
         link("/ui/store", ns=("notes", text)),
         link("/ui/store/items", ns="notes"),

@@ -29,6 +29,7 @@ NAMED: Final[dict[str, Any]] = {
     "view": "1f1e71fc-53de-6a0e-8005-e771d5265d49",
     "position": 0,
     "version": 1,
+    "user": "ann",
     # checkpoint_id, checkpoint, a, b, run_id: of the thread, see tests/server/test_access.py
 }
 """Parameters of paths and queries, and fields of forms, by their names."""
@@ -90,6 +91,7 @@ FORMS: Final[dict[str, dict[str, Any]]] = {
     "POST /ui/again": {"assistant": "chat"},
     "POST /ui/memory": {"text": "changed"},
     "POST /ui/forget-all": {"typed": "forget everything"},
+    "POST /ui/person": {"typed": "ann"},
 }
 """Fields of forms that have others than `NAMED`, by method and path."""
 

@@ -1,0 +1,41 @@
+"""Pages of a person: what belongs to the person, the archive, and forgetting all of it."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perdure.errors import ConfigurationError
+from perdure.server.access import action
+from perdure.server.api_people import (
+    forget_person,
+    form_of,
+    permit_person,
+    plan_person,
+)
+from perdure.server.call import Caller
+from perdure.server.pages import Pages, Text, page
+from perdure.server.runs import All
+
+routes = Pages()
+
+
+@routes.page("/ui/person", "threads:read")
+async def person(request: Request, call: Caller, user: str = "") -> Response:
+    """What belongs to the user, or for an admin to any person."""
+    whose = user or call.identity.user
+    report = await plan_person(call, await permit_person(call, whose))
+    return page(request, "person.html", **form_of(report))
+
+
+@routes.post("/ui/person")
+@action("threads:delete")
+async def forget(
+    request: Request, call: Caller, runs: All, user: str = "", typed: Text = ""
+) -> Response:
+    """Erase everything that belongs to a person, once the name was typed."""
+    whose = user or call.identity.user
+    permitted = await permit_person(call, whose, "store:delete")
+    if typed != whose:
+        raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {whose!r}")
+    return page(request, "person.html", **form_of(await forget_person(call, runs, permitted)))

@@ -1,0 +1,203 @@
+"""What belongs to a person by REST and on a page: only the person and an admin may ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from langgraph_sdk import get_sync_client
+
+from perdure.people import export
+from perdure.server import create_app
+from perdure.server.access import ADMIN
+from perdure.server.auth_file import AuthFile
+from perdure.server.graphs import Graphs
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from tests.cli.commands import run
+from tests.people import fill, mark, marks, opened
+from tests.server.graphs import Chats
+from tests.server.running import running
+from tests.server.talking import Gate, says, talk
+from tests.server.test_auth_file import written
+from tests.server.test_keys import ANN, BOB, ROOT, entry
+
+
+class Place(NamedTuple):
+    """A server with keys over a database with everything of two people."""
+
+    url: str
+    settings: Settings
+
+    def client(self, key: str) -> httpx.Client:
+        """Return a client with a key."""
+        return httpx.Client(base_url=self.url, headers={"x-api-key": key}, timeout=60)
+
+
+@pytest.fixture
+def place(db: Settings, tmp_path: Path) -> Iterator[Place]:
+    """Ann, Bob and an admin have keys."""
+    with opened(db.db) as both:
+        fill(both, "ann", "anns")
+        fill(both, "bob", "bobs")
+        both.store.put(("cities", "ann"), "home", {"text": "Ghent"})
+    keys = tmp_path / "keys.toml"
+    admin = entry(ROOT, "root", f'permissions = ["{ADMIN}"]')
+    keys.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
+    keys.chmod(0o600)
+    graphs: Any = Chats()
+    with running(create_app(db, access=Keys(keys), graphs=graphs)) as url:
+        yield Place(url, db)
+
+
+def test_a_person_exports_everything_of_their_own(place: Place, tmp_path: Path) -> None:
+    """The archive is that of the command, and is read back; it has nothing of others."""
+    with place.client(ANN) as client:
+        reply = client.get("/people/ann/export")
+    archive = tmp_path / "ann.jsonl"
+    archive.write_bytes(reply.content)
+    lines = [json.loads(line) for line in reply.text.splitlines()]
+    with opened(place.settings.db) as both:
+        expected = [json.loads(json.dumps(line)) for line in export("ann", both.saver, both.store)]
+    said = run("import", str(archive), "--db", str(tmp_path / "copy.db"))
+
+    assert reply.status_code == 200
+    assert reply.headers["content-type"] == "application/x-ndjson"
+    assert lines[1:] == expected[1:]
+    assert lines[0]["other_namespaces"] == [["cities", "ann"]]
+    assert [each for each in (*marks("bob"), b"bob") if each in reply.content] == []
+    assert "2 conversations (2 of ann)" in said
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/people/ann"),
+        ("GET", "/people/ann/export"),
+        ("DELETE", "/people/ann"),
+        ("GET", "/ui/person?user=ann"),
+        ("POST", "/ui/person?user=ann"),
+    ],
+)
+def test_nobody_asks_about_another_person(place: Place, method: str, path: str) -> None:
+    """Bob is refused, and learns not even whether there is such a person; an admin is answered."""
+    data = {"typed": "ann"} if method == "POST" else None
+    with place.client(BOB) as bob, place.client(ROOT) as root:
+        refused = bob.request(method, path, data=data)
+        unknown = bob.request(method, path.replace("ann", "nobody"), data=data)
+        allowed = root.request(method, path, data=data)
+    texts = [reply.text.replace("nobody", "ann") for reply in (refused, unknown)]
+
+    assert (refused.status_code, unknown.status_code) == (403, 403)
+    assert texts[0] == texts[1]
+    assert not [each for each in marks("ann") if each.decode() in refused.text]
+    assert allowed.status_code == 200
+
+
+def test_a_person_forgets_themselves(place: Place) -> None:
+    """The plan is what is erased; nothing of others is named; the second time nobody is there."""
+    with place.client(ANN) as client, place.client(BOB) as bob:
+        before = bob.get("/people/bob").json()
+        planned = client.get("/people/ann").json()
+        done = client.delete("/people/ann").json()
+        again = client.delete("/people/ann")
+        after = bob.get("/people/bob").json()
+        threads = client.post("/threads/search", json={}).json()
+
+    assert planned["erased"] == done["erased"]
+    assert (planned["dry_run"], done["dry_run"]) == (True, False)
+    assert done["scrubbed"] == (not place.settings.db.startswith("postgres"))
+    assert [part["what"] for part in done["kept"]] == ["namespaces"]
+    assert "bob" not in json.dumps([planned, done])
+    assert (again.status_code, threads) == (404, [])
+    assert "nobody of this name" in again.json()["detail"]
+    assert before == after
+
+
+def test_an_admin_is_told_what_belongs_to_others(place: Place) -> None:
+    with opened(place.settings.db) as both:
+        provenance = {"thread_id": "anns"}
+        line = {"namespace": ["memories", "bob"], "key": "heard", "value": {"text": "figs"}}
+        both.store.import_lines([json.dumps(line | {"provenance": provenance})])
+    with place.client(ROOT) as root:
+        kept = {part["what"]: part["ids"] for part in root.get("/people/ann").json()["kept"]}
+
+    assert kept["memories of others"] == ["memories/bob/heard"]
+
+
+def test_a_run_is_cancelled_before(db: Settings, gate: Gate) -> None:
+    """A run that is under way ends, stores nothing more, and its events are gone."""
+    graphs = Graphs({"talk": talk(gate)})
+    with running(create_app(db, graphs=graphs)) as url, get_sync_client(url=url) as sdk:
+        sdk.threads.create(thread_id="t")
+        run = sdk.runs.create("t", "talk", input=says(mark("ann", "question")))
+        assert gate.reached.wait(60)
+        with httpx.Client(base_url=url, timeout=60) as client:
+            done = client.delete("/people/ann").json()
+            gate.open.set()
+            gone = client.get(f"/threads/t/runs/{run['run_id']}")
+            again = client.get("/people/ann")
+
+    assert {part["what"]: part["count"] for part in done["erased"]}["threads"] == 1
+    assert (gone.status_code, again.status_code) == (404, 404)
+
+
+def test_the_page_of_a_person(place: Place) -> None:
+    """It shows what there is, leads to the archive, and asks for the name."""
+    with place.client(ANN) as client:
+        shown = client.get("/ui/person").text
+        memories = client.get("/ui/memories").text
+        wrong = client.post("/ui/person", data={"typed": "Ann"})
+        still = client.get("/people/ann").status_code
+        done = client.post("/ui/person", data={"typed": "ann"})
+        gone = client.get("/ui/person")
+
+    assert "anns-2" in shown
+    assert 'href="/people/ann/export"' in shown
+    assert "/ui/person?user=ann" in memories
+    assert (wrong.status_code, still) == (422, 200)
+    assert done.status_code == 200
+    assert "Forgotten: <bdi>ann</bdi>" in done.text
+    assert gone.status_code == 404
+
+
+DENIES = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+@auth.authenticate
+async def user(headers):
+    return {"identity": headers[b"x-api-key"].decode().removeprefix("key-of-")}
+
+@auth.on.threads
+async def threads(ctx, value):
+    return {"owner": ctx.user.identity}
+
+@auth.on.store
+async def store(ctx, value):
+    return ctx.user.identity != "ann" or tuple(value["namespace"])[0] != "profiles"
+"""
+
+
+def test_a_namespace_that_may_not_be_reached_refuses_all(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Nothing is exported or erased in part because a handler denies a namespace."""
+    with opened(settings.db) as both:
+        fill(both, "ann", "anns")
+    access = AuthFile(written(tmp_path, DENIES))
+    headers = {"x-api-key": ANN}
+    with (
+        running(create_app(settings, access=access)) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=60) as client,
+    ):
+        paths = (("GET", "/people/ann"), ("GET", "/people/ann/export"), ("DELETE", "/people/ann"))
+        replies = [client.request(*each) for each in paths]
+
+    assert [reply.status_code for reply in replies] == [403, 403, 403]
+    assert "profiles" in replies[0].text
