@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from perdure.cli.app import opened
 from perdure.errors import ConfigurationError
 from perdure.memory import Background
+from perdure.server import create_app
+from perdure.settings import Settings
 from tests.cli.commands import attempt, read, rows, run
 from tests.cli.memory import CARD, talk, texts
 from tests.cli.test_memories import raw
 from tests.memory.test_model_extractor import facts as facts_of
 from tests.openai_server import PATIENCE, Failure, OpenAIServer
+from tests.server.running import running
 
 # -- quarantine
 
@@ -90,6 +94,20 @@ def test_threads_that_wait_are_listed(db: Path) -> None:
     assert rows(run("memories", "jobs"))[1][:3] == ["trip", "me", "waiting"]
     assert read("memories", "jobs", "--retry") == [job]
     assert {path.name for path in db.parent.glob("x.db*")} == {"x.db", "x.db.lock"}
+
+
+def test_threads_of_a_chat_do_not_wait(db: Path) -> None:
+    """A chat remembers its turns; neither the command nor the page lists them as due."""
+    for thread in ("one", "two"):
+        run("chat", "-t", thread, "-m", "I like figs")
+        run("chat", "-t", thread, "-m", "and plums")
+    listed = run("memories", "list")
+    with running(create_app(Settings(db=str(db)))) as url:
+        page = httpx.get(f"{url}/ui/jobs.json", timeout=30).json()
+
+    assert attempt("memories", "jobs").stderr == "no thread has anything to extract\n"
+    assert [job for job in page["jobs"] if job["state"] != "done"] == []
+    assert "I like figs" in listed
 
 
 def work() -> None:

@@ -79,6 +79,15 @@ def test_threads_are_listed_by_person_and_status(filled: str) -> None:
     assert ids("emil", "--waiting") == {"emil-waits"}
 
 
+def test_the_person_of_each_thread_is_shown(filled: str) -> None:
+    """Emil's thread, which his organisation owns, is shown as his."""
+    shown = {row[0]: row[-1] for row in rows(run("threads", "--waiting"))}
+    (emil,) = read("threads", "--user", "emil")
+
+    assert shown == {"id": "user", "dora-waits": "dora", "emil-waits": "emil"}
+    assert (emil["user"], emil["person"]) == ("org", "emil")
+
+
 def test_lists_are_cut_at_the_limit(filled: str) -> None:
     """With conditions as without, and a note says so."""
     result = attempt("threads", "--user", "dora", "--limit", "2")

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.graphs import chat_graph
-from perdure.memory import Extraction, remember_turns
+from perdure.memory import Background, Extraction, remember_turns
 from perdure.memory.extraction import DueThreads, Pace
 from perdure.stores.whole_store import WholeStore
 from tests import store_backends
@@ -63,6 +63,18 @@ def test_remembered_threads_do_not_wait(chat: Chat) -> None:
     assert chat.waiting() == []
     assert chat.waiting(listed=False) == []
     assert len(chat.waiting(confirmed=False)) == 14  # as a worker takes them, who notes the head
+
+
+def test_lists_of_jobs_leave_remembered_threads_out(chat: Chat, tmp_path: Path) -> None:
+    """Neither `Background.jobs()`, which the page shows, nor a job that waits for a worker."""
+    for number in range(3):
+        chat.say(f"t{number}", "I like figs")
+    chat.say("never", "I like figs", remembers=False)
+    background = Background(chat.extraction, work=False, database=tmp_path / "jobs.db")
+    try:
+        assert [job.thread_id for job in background.jobs()] == ["never"]
+    finally:
+        background.stop()
 
 
 def test_a_message_that_was_not_remembered_waits(chat: Chat) -> None:

@@ -99,7 +99,7 @@ def threads(
             "messages": [row["messages"] for _, row in pairs],
             "last activity": [ago(row["active_at"]) for _, row in pairs],
             "status": [row["status"] for _, row in pairs],
-            "user": [row["user"] or "" for _, row in pairs],
+            "user": [row["person"] or "" for _, row in pairs],
         }
         usual = {"status": {"idle"}, "user": {"", file.user}}
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
@@ -225,6 +225,7 @@ def _described(
                 **info,
                 "title": about(file.saver, head.thread_id, head.metadata).get("title"),
                 "user": head.owner,
+                "person": person_in(head.metadata, head.metadata) or None,
                 "status": head.status.state,
                 "next": head.status.next,
                 "waits_for_answers_to": [question for _, question in head.status.questions],
