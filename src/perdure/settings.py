@@ -71,19 +71,23 @@ def _checked(name: str, value: Any, kind: str) -> Any:
     return value
 
 
-def check_user(name: str, user: Any) -> str:
+def check_user(name: str, user: Any, otherwise: str = "leave it out for the default user") -> str:
     """Check the name of a user that comes from outside, and return it.
 
-    `name` names the option, variable or field in the error. An empty name is mostly that of a
-    variable that is not set, and must not stand for the default user.
+    An empty name is mostly that of a variable that is not set, and must not stand for the default
+    user or for all users.
+
+    Args:
+        name: The option, variable or field, for the error.
+        user: The name of the user.
+        otherwise: What to do instead, for the error.
 
     Raises:
         ConfigurationError: The user is not text, or is blank.
     """
     if not isinstance(user, str) or not user.strip():
         raise ConfigurationError(
-            f"{name} is {user!r:.80}; expected the name of a user, which is not blank; leave it "
-            "out for the default user"
+            f"{name} is {user!r:.80}; expected the name of a user, which is not blank; {otherwise}"
         )
     return user
 

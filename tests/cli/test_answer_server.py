@@ -93,6 +93,24 @@ def test_an_answer_through_a_server(served: Served, as_boss: None) -> None:
     assert [each["user"] for each in read("threads")] == ["dora"]
 
 
+def test_an_answer_beside_a_server(served: Served) -> None:
+    """A question of a run of the server is answered here, and the server knows that at once."""
+    served.ask("dora", "t", "plain")
+    done = read("answer", "t", "respond", "yes", "--graphs", served.graphs)
+    with served.client("dora") as client:
+        thread = client.threads.get("t")
+        found = client.threads.search(status="interrupted")
+        said: Any = {"messages": [{"role": "user", "content": "Once more"}]}
+        client.runs.wait("t", "plain", input=said, raise_error=False)
+        after = client.threads.get("t")
+
+    assert done["status"] == "idle"
+    assert (thread["status"], thread["interrupts"], found) == ("idle", {}, [])
+    assert (thread["metadata"] or {})["graph_id"] == "plain"
+    assert after["status"] == "interrupted"
+    assert set(served.remembered()) == {"dora"}
+
+
 def test_several_questions_through_a_server(served: Served, as_boss: None) -> None:
     """The one that is numbered is answered, and the other goes on waiting."""
     served.ask("dora", "t", "several")

@@ -52,6 +52,34 @@ def test_an_empty_user_of_an_option_is_refused(
 
 
 @pytest.mark.parametrize("user", BLANKS, ids=repr)
+@pytest.mark.parametrize(
+    ("command", "otherwise"),
+    [
+        (("forget", "--yes"), "give the name of the person"),
+        (("export",), "give the name of the person"),
+        (("threads",), "leave it out for all users"),
+        (("runs",), "leave it out for all users"),
+        (("crons",), "leave it out for all users"),
+        (("keys", "list", "--keys", "keys.toml"), "leave it out for all users"),
+        (("keys", "revoke", "--keys", "keys.toml", "--yes"), "give a user, or --hash"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_an_empty_user_is_not_everybody(
+    command: tuple[str, ...], otherwise: str, user: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where --user limits what a command shows or erases, a blank one does not mean all."""
+    run("chat", "-t", "t", "-m", "I drink green tea")
+    before = texts()
+
+    said = error(*command, "--user", user, into=capsys)
+    assert said.startswith(f"--user is {user!r}; expected the name of a user, which is not blank; ")
+    assert said.endswith(f"{otherwise}\n")
+    assert texts() == before
+    assert len(read("threads")) == 1
+
+
+@pytest.mark.parametrize("user", BLANKS, ids=repr)
 def test_an_empty_user_of_a_variable_or_a_file_is_refused(
     user: str, db: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

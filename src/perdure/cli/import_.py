@@ -152,7 +152,7 @@ def export(
     if [bool(thread), every, user is not None].count(True) != 1:
         raise ConfigurationError("name threads, or give --all or --user")
     if user is not None:
-        _export_person(check_user("--user", user), db)
+        _export_person(check_user("--user", user, "give the name of the person"), db)
         return
     with opened(db, reads=True) as file:
         ids = [thread_id(file, name) for name in thread or ()]

@@ -41,7 +41,7 @@ def list_(
     from perdure.server.keys_file import read_keys
 
     if user is not None:
-        check_user("--user", user)
+        check_user("--user", user, "leave it out for all users")
     found = [key for key in read_keys(file) if _is_of(key, user, tenant)]
     rows = [_cells(key) for key in found]
     columns = ("user", "tenant", "permissions", "hash")
@@ -75,7 +75,7 @@ def revoke(
     if (user is None) == (hash is None):
         raise ConfigurationError("give --user or --hash, which say what is revoked")
     if user is not None:
-        check_user("--user", user)
+        check_user("--user", user, "give a user, or --hash")
     if hash == "":
         raise ConfigurationError("--hash is empty; give the beginning of a hash")
     chosen = [

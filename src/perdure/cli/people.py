@@ -47,7 +47,7 @@ def forget(
     from perdure import people
     from perdure.people import Part
 
-    user = check_user("--user", user)
+    user = check_user("--user", user, "give the name of the person")
     beside = [
         Part("API keys", (), sum(key.get("user") == user for key in _read_keys(keys))),
         Part("audit records", (), sum(row.get("user") == user for row in _read_audit(audit))),

@@ -58,7 +58,7 @@ def runs(
     leaves none.
     """
     if user is not None:
-        check_user("--user", user)
+        check_user("--user", user, "leave it out for all users")
     with opened(db, reads=True) as file:
         named = None if thread is None else thread_id(file, thread)
         rows = asyncio.run(_find_runs(file, named, user, status, limit + 1))
@@ -95,7 +95,7 @@ def crons(
     Exit code 1 if an option leaves none.
     """
     if user is not None:
-        check_user("--user", user)
+        check_user("--user", user, "leave it out for all users")
     with opened(db, reads=True) as file:
         named = None if thread is None else thread_id(file, thread)
         rows = asyncio.run(_find_crons(file, named, user))

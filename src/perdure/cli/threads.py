@@ -81,7 +81,7 @@ def threads(
     --status leave none.
     """
     if user is not None:
-        check_user("--user", user)
+        check_user("--user", user, "leave it out for all users")
     if waiting and status is not None:
         raise ConfigurationError(f"there are --waiting and --status {status}; give one of them")
     status = "waiting" if waiting else status

@@ -43,7 +43,7 @@ _BESIDE: Final = ("profiles", "examples")  # first labels of what else is known 
 async def _own(call: Caller, asked: Asked, q: str = "", user: str | None = None) -> PageItem:
     """The place of the user's memories, or for an admin of others: of a `user`, or any."""
     if user is not None:
-        check_user("user", user)
+        check_user("user", user, "leave it out for your own memories")
     wanted = (NAMESPACE[0], user) if user else asked.ns or call.memories
     if wanted != call.memories and not call.identity.is_admin:
         raise Forbidden(f"{call.identity.user!r} may not see the memories in {wanted!r}")

@@ -94,7 +94,7 @@ def checked_owners(metadata: dict[str, Any]) -> dict[str, Any]:
     """
     for name in USER_LABELS:
         if isinstance(metadata.get(name), str):
-            check_user(f"{name!r} of the metadata", metadata[name])
+            check_user(f"{name!r} of the metadata", metadata[name], "leave it out")
     return metadata
 
 
