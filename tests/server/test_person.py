@@ -102,13 +102,13 @@ def refund(what: str) -> str:
     return f"refund of {what}: {interrupt('May I refund it?')}"
 
 
-def agent(model: Model) -> Graphs:
+def agent(model: Model) -> Any:
     """An agent with an approval, which recalls and remembers."""
     from langchain_openai import ChatOpenAI
 
     chosen = ChatOpenAI(model="gpt-5-mini", base_url=model.base_url, api_key="none")  # type: ignore[arg-type]
-    graph: Any = chat_graph(chosen, [refund], memory=[use_memories(min_score=0), remember_turns()])
-    return Graphs({"desk": graph})
+    parts: Any = [use_memories(min_score=0), remember_turns()]
+    return chat_graph(chosen, [refund], memory=parts)
 
 
 def used(desk: Desk, user: str, name: str, person: str = "", **arguments: Any) -> str:
@@ -168,13 +168,15 @@ class Desk:
 
 
 @contextmanager
-def served(settings: Settings, access: Access, model: Model) -> Iterator[Desk]:
+def served(
+    settings: Settings, access: Access, model: Model, make: Callable[[], Any] | None = None
+) -> Iterator[Desk]:
     """A desk, whose users have a secret each among their memories."""
     with open_store(settings.db) as store:
         for user, secret in SECRETS.items():
             Collection(store, ("memories", user)).insert(secret)
-    app = create_app(settings, graphs=agent(model), access=access)
-    with running(app) as url:
+    graphs = Graphs({"desk": make or agent(model)})
+    with running(create_app(settings, graphs=graphs, access=access)) as url:
         desk = Desk(url, settings, model)
         with desk.clients:
             yield desk
@@ -436,7 +438,7 @@ def test_a_run_that_is_taken_over_keeps_its_person(
         run = client.runs.create(thread_id, "desk", **what)
         until(lambda: len(model.requests) > before)
     held.set()
-    app = create_app(db, graphs=agent(model), access=access)
+    app = create_app(db, graphs=Graphs({"desk": agent(model)}), access=access)
     with running(app) as url:
         second = Desk(url, db, model)
         with second.clients:
@@ -484,6 +486,55 @@ def test_a_message_of_a_colleague_on_the_page_neither_recalls_nor_remembers(team
     shown = team.prompts(before)
     assert ("Magpie" in shown, "Toad" in shown) == (False, False)
     assert (team.memories("mia"), team.memories("tom")) == (known, [SECRETS["tom"]])
+
+
+def test_messages_that_a_colleague_adds_to_the_state_are_not_remembered(team: Desk) -> None:
+    thread_id = begun(team, "mia")
+    answer_by_sdk(team, "mia", thread_id)
+    added: Any = [
+        {"role": "user", "content": "I am Mia, says Kayak."},
+        {"role": "assistant", "content": "So you are Mia, of Kayak."},
+    ]
+
+    team.client("tom").threads.update_state(thread_id, {"messages": added})
+    shown = team.page("mia", f"/ui/thread?id={thread_id}")
+    team.client("mia").runs.wait(thread_id, "desk", input=says("Thank you, says Otter."))
+
+    assert "changed by tom" in shown
+    later = "\n".join(team.memories("mia"))
+    assert ("Kayak" in later, "Otter" in later) == (False, True)
+    assert "perdure_caller" not in team.head(thread_id)
+
+
+@pytest.mark.parametrize(("author", "other"), [("mia", "tom"), ("tom", "mia")])
+def test_a_message_that_is_sent_again_is_its_authors(
+    settings: Settings, tmp_path: Path, model: Model, author: str, other: str
+) -> None:
+    """It was not stored, as its graph could not be made. Whoever sends it again says nothing."""
+    broken = threading.Event()
+
+    def make() -> Any:
+        if broken.is_set():
+            raise ZeroDivisionError
+        return agent(model)
+
+    with served(settings, AuthFile(written(tmp_path, TEAM)), model, make) as team:
+        thread_id = begun(team, "mia")
+        answer_by_sdk(team, "mia", thread_id)
+        broken.set()
+        with pytest.raises(Exception, match="ZeroDivisionError"):
+            team.client(author).runs.wait(thread_id, "desk", input=MORE)
+        broken.clear()
+        before = len(model.requests)
+
+        replied = team.post(other, f"/ui/again?id={thread_id}", data={"assistant": "desk"})
+
+        assert replied.status_code == 303, replied.text
+        until(lambda: team.client("mia").threads.get(thread_id)["status"] == "idle")
+        is_hers, shown = author == "mia", team.prompts(before)
+        assert ("Magpie" in shown, "Toad" in shown) == (is_hers, False)
+        assert any("Kayak" in each for each in team.memories("mia")) is is_hers
+        assert team.memories("tom") == [SECRETS["tom"]]
 
 
 def test_an_update_of_the_state_leaves_the_thread_to_its_person(desk: Desk) -> None:

@@ -20,6 +20,7 @@ from perdure.memory.thread_messages import state_values
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
+from perdure.server.person import CALLER, DEED, Person, Sender, choose_person
 from perdure.server.reply import Json, reply
 from perdure.server.run_request import CheckpointAt, Order, expand_arrays
 from perdure.server.runs import All, Runs
@@ -204,8 +205,13 @@ async def updated(
                 f"{thread['metadata'].get('graph_id')!r}, which is not served, so its state cannot "
                 "be updated; name one that is, as graph_id in its metadata"
             )
+        sender, person = await _choose_person(runs, call, thread_id)
+        about = person.metadata(sender)
+        steps = [
+            [each._replace(values=person.input(each.values)) for each in step] for step in steps
+        ]
         for step in steps:  # one at a time: langgraph gives the metadata to the first only
-            config = await _build_update_config(call, thread, config)
+            config = _build_update_config(thread, config, about)
             try:
                 config = await graph.abulk_update_state(config, [step])
             except PerdureError:
@@ -237,6 +243,18 @@ async def _graph_of(runs: Runs, call: Call, thread: Thread) -> AsyncIterator[Any
         yield graph
 
 
+async def _choose_person(runs: Runs, call: Call, thread_id: str) -> tuple[Sender, Person]:
+    """Return the sender of an update, and the person of the thread.
+
+    Of messages that another user adds, who may not act for the person, nothing is remembered.
+    """
+    identity = call.identity
+    acts = identity.acting_for, identity.may_act
+    sender = Sender(identity.user, *acts, author=identity.person, deed="changed")
+    listed = await call.threads.listed(thread_id)
+    return sender, choose_person(listed, sender, owners_are_people=runs.owners_are_people)
+
+
 def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> RunnableConfig:
     """The config of a checkpoint as clients name one; whatever thread it names, of this thread."""
     asked = checkpoint or {}
@@ -258,19 +276,19 @@ async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple |
     return found
 
 
-async def _build_update_config(
-    call: Call, thread: Thread, config: RunnableConfig
+def _build_update_config(
+    thread: Thread, config: RunnableConfig, about: Mapping[str, Any]
 ) -> RunnableConfig:
-    """Build the config for a new checkpoint, with the metadata and the user of the thread.
+    """Build the config for a new checkpoint, with the metadata and the person of the thread.
 
-    The caller becomes the user only if the thread has no person. The user `""` means that the
-    thread belongs to nobody.
+    The caller becomes the person only if the thread has none. The user `""` means that the thread
+    belongs to nobody.
     """
-    known = {name: value for name, value in thread["metadata"].items() if name != "user_id"}
+    left_out = ("user_id", CALLER, DEED)  # of the head
+    known = {name: value for name, value in thread["metadata"].items() if name not in left_out}
     known.setdefault("assistant_id", id_of(known["graph_id"]))
-    person = await call.threads.find_person(thread["thread_id"])
-    user = call.identity.person if person is None else person
-    return {"configurable": {**config["configurable"], "user_id": user}, "metadata": known}
+    user = {"user_id": about["user_id"]}
+    return {"configurable": {**config["configurable"], **user}, "metadata": {**known, **about}}
 
 
 # -- states as clients know them

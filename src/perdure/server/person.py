@@ -11,22 +11,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
-from langgraph.types import Command
+from langgraph.types import Command, Send
 
 from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
 from perdure.checkpointers.thread_list import ListedThread
-from perdure.memory.thread_messages import REMEMBER_TURN
+from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 
 CALLER: Final = "perdure_caller"
 """The key in the metadata of a checkpoint that names the caller of its run, if the caller is not
 the person of the thread."""
 DEED: Final = "perdure_deed"
 """The key in the metadata of a checkpoint that says what this caller did: a `DEEDS` value."""
-DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued")
+DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
 """What a caller may do on a thread: answer a question, send a message, send a message for the
-person, have a cron run, or continue a run."""
-_ROLES: Final = ("user", "human")
-_CONTENT: Final = ("content", "text")
+person, have a cron run, continue a run, or change the state."""
+_ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool")
 
 
 class Sender(NamedTuple):
@@ -93,7 +92,11 @@ class Person(NamedTuple):
         if self.remembers:
             return input
         if isinstance(input, Command):
-            return replace(input, update=self.input(input.update))
+            goto = [
+                Send(each.node, self.input(each.arg)) if isinstance(each, Send) else each
+                for each in ([input.goto] if isinstance(input.goto, str | Send) else input.goto)
+            ]
+            return replace(input, update=self.input(input.update), goto=goto)
         if isinstance(input, Mapping):
             return {name: _mark_messages(name, value) for name, value in input.items()}
         if isinstance(input, list):  # the update of a command, or messages
@@ -148,9 +151,9 @@ def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
 
 
 def _mark_messages(name: str, value: Any) -> Any:
-    """Return the value of a channel, with its human messages marked by `REMEMBER_TURN`.
+    """Return the value of a channel, with its messages marked so that no memory is made of them.
 
-    Texts are messages in the channel `messages` only.
+    A human message is marked with its turn. Texts are messages in the channel `messages` only.
     """
     if isinstance(value, list):
         is_pair = name == "messages" and len(value) == 2 and value[0] in _ROLES
@@ -159,8 +162,11 @@ def _mark_messages(name: str, value: Any) -> Any:
         value = {"role": value[0], "content": value[1]}
     if isinstance(value, str) and name == "messages":
         value = {"role": "user", "content": value}
-    if isinstance(value, Mapping) and value.get("role", value.get("type")) in _ROLES:
+    role = value.get("role", value.get("type")) if isinstance(value, Mapping) else None
+    if role in _ROLES:
         metadata = value.get("response_metadata")
         metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
-        return {**value, "response_metadata": {**metadata, REMEMBER_TURN: False}}
+        is_human = role in _ROLES[:2]
+        metadata |= {REMEMBER_TURN: False} if is_human else {REMEMBER: False, SEARCHED: True}
+        return {**value, "response_metadata": metadata}
     return value
