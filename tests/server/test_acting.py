@@ -40,7 +40,6 @@ HANDLERS = """
 from langgraph_sdk import Auth
 
 auth = Auth()
-SEEN = []
 
 @auth.authenticate
 async def authenticate(authorization: str | None):
@@ -255,6 +254,41 @@ def test_handlers_see_the_caller_and_the_person(
                 acting(desk, user, person).threads.create()
         acting(desk, "desk", "dora").runs.wait(made["thread_id"], "desk", input=MORE)
         assert "Heron" in desk.prompts()
+
+
+def test_handlers_see_the_person_beside_a_user_of_another_class(
+    settings: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+) -> None:
+    """Attributes of the user stay, and so does what graphs see."""
+    returned = 'return {"identity": name, "permissions": ["perdure:act"] if name == "desk" else []}'
+    made = HANDLERS.replace(returned, "return Staff(name)").replace(
+        "auth = Auth()\n",
+        """
+auth = Auth()
+
+class Staff:
+    is_authenticated, permissions, team = True, ["perdure:act"], "red"
+
+    def __init__(self, identity):
+        self.identity = identity
+
+    def __getitem__(self, name):
+        return getattr(self, name, None)
+""",
+    )
+    made = made.replace(
+        'value["metadata"]["sent_by"]',
+        'value["metadata"]["team"] = ctx.user["team"] + ctx.user.team'
+        '\n    value["metadata"]["sent_by"]',
+    )
+    with served(settings, AuthFile(written(tmp_path, made)), model) as desk:
+        theirs: Any = acting(desk, "desk", "dora").threads.create()["metadata"]
+        own: Any = desk.client("desk").threads.create()["metadata"]
+
+    assert theirs == {"owner": "dora", "sent_by": "desk", "team": "redred"}
+    assert own == {"owner": "desk", "sent_by": "desk", "team": "redred"}
 
 
 def test_the_audit_log_names_both(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
