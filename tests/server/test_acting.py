@@ -115,6 +115,23 @@ def test_what_is_made_for_a_person_is_the_persons(
         assert theirs.store.get_item(["notes", "dora"], "k")["value"] == {"text": "likes oars"}
 
 
+def test_a_person_is_exported_and_forgotten_by_who_acts_for_them(desk: Desk) -> None:
+    """And nobody else is, also if the caller is an admin."""
+    begun(desk, "dora")
+    for user in ("desk", "boss"):
+        headers = {"x-api-key": user, "x-perdure-user": "dora"}
+        with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
+            archive = http.get("/people/dora/export")
+            assert (archive.status_code, "Heron" in archive.text) == (200, True)
+            assert http.get("/people/boss").status_code == 403
+    headers = {"x-api-key": "desk", "x-perdure-user": "dora"}
+    gone = httpx.delete(f"{desk.url}/people/dora", headers=headers, timeout=60)
+
+    assert gone.status_code == 200, gone.text
+    assert desk.memories("dora") == []
+    assert desk.client("dora").threads.search() == []
+
+
 def test_a_name_of_other_letters_is_sent_in_utf_8(desk: Desk) -> None:
     headers = [(b"x-api-key", b"desk"), (b"x-perdure-user", "Åsa".encode())]
     made = httpx.post(f"{desk.url}/threads", headers=headers, json={}, timeout=60).json()

@@ -53,7 +53,7 @@ async def permit_person(call: Call, user: str, of_store: Action = _READS) -> Per
     Raises:
         Forbidden: It is another person, or one of the namespaces may not be reached.
     """
-    if user != call.identity.user and not call.identity.is_admin:
+    if user != call.identity.person and not call.identity.is_admin:
         raise Forbidden(f"{call.identity.user!r} may not ask about another person")
     await call.permit({"metadata": {}})
     people_own = getattr(call._access, "owners_are_people", True)

@@ -23,7 +23,7 @@ routes = Pages()
 @routes.page("/ui/person", "threads:read")
 async def person(request: Request, call: Caller, user: str = "") -> Response:
     """What belongs to the user, or for an admin to any person."""
-    whose = user or call.identity.user
+    whose = user or call.identity.person
     report = await plan_person(call, await permit_person(call, whose))
     return page(request, "person.html", **form_of(report))
 
@@ -34,7 +34,7 @@ async def forget(
     request: Request, call: Caller, runs: All, user: str = "", typed: Text = ""
 ) -> Response:
     """Erase everything that belongs to a person, once the name was typed."""
-    whose = user or call.identity.user
+    whose = user or call.identity.person
     permitted = await permit_person(call, whose, "store:delete")
     if typed != whose:
         raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {whose!r}")
