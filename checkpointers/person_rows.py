@@ -58,8 +58,17 @@ class PersonRows:
         query = ThreadQuery(metadata={"owner": self.user})  # a superset: `_match` decides
         if self.user.isdecimal():  # a name may be stored as a number, which has another tag
             query = ThreadQuery()
-        found = ThreadList(self.saver).search(query, self._match, sys.maxsize)
+        found = {*ThreadList(self.saver).search(query, self._match, sys.maxsize)}
+        found |= {*self._unbegun_threads()}
         return sorted(each for each in found if self._only is None or each in self._only)
+
+    def _unbegun_threads(self) -> Iterator[str]:
+        """Yield the threads without a checkpoint that name nobody and have a run of the person."""
+        for (thread_id,) in self._rows("unbegun_threads"):
+            thread = ThreadList(self.saver).get(thread_id)
+            users = {self._find_user(run) for run in self.runs(thread_id)}
+            if self.user in users and thread is not None and not self._find_person(thread):
+                yield thread_id
 
     def other_threads(self, own: frozenset[str]) -> Iterator[str]:
         """Yield the ids of all other threads."""
@@ -136,13 +145,18 @@ class PersonRows:
             run.live.run_id
             for thread_id in others
             for run in self.runs(thread_id)
-            if (run.about.get("person") or run.about.get("user")) == self.user
+            if self._find_user(run) == self.user
         }
         return [run for run in live if run.thread_id in own or run.run_id in sent]
 
     def _is_own(self, run: RunRow) -> bool:
         """Return whether the person sent a run, or is the one whose memories it uses."""
         return self.user in (run.about.get("person"), run.about.get("user"))
+
+    @staticmethod
+    def _find_user(run: RunRow) -> Any:
+        """Return the person whose memories a run uses, as far as its row tells."""
+        return run.about.get("person") or run.about.get("user")
 
     def _open_runs(self, rows: list[Row]) -> list[RunRow]:
         found = list[RunRow]()

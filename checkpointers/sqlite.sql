@@ -632,6 +632,9 @@ UPDATE webhooks SET attempts = attempts + 1, next_at = ? WHERE run_id = ? AND at
 -- webhooks_of: those of a thread
 SELECT run_id, content FROM webhooks WHERE thread_id = ?;
 
+-- unbegun_threads: threads with runs and no checkpoint, whose metadata would say whose they are
+SELECT t.thread_id FROM threads t WHERE t.seq = 0 AND EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread);
+
 -- loose_webhooks: those of runs whose thread is not kept
 SELECT run_id, content FROM webhooks WHERE thread_id IS NULL;
 

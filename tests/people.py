@@ -21,6 +21,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow, LiveRun, RunRow
 from perdure.checkpointers.runs import EventBatch, RunTable
+from perdure.checkpointers.webhooks import WebhookTable
 from perdure.memory import Collection, Extraction, Instructions, Profile, remember, search_threads
 from perdure.memory.examples import ExampleSelector
 from perdure.stores import open_store
@@ -30,7 +31,7 @@ from tests import postgres_server
 CARD = "4111 1111 1111 1111"
 KINDS = (
     *("question", "answer", "fork", "fact", "correction", "profile", "style", "case", "note"),
-    *("chat", "event", "request", "cron", "held", "city"),
+    *("chat", "event", "request", "cron", "held", "city", "hook"),
 )
 
 
@@ -116,6 +117,8 @@ def fill(people: People, user: str, thread_id: str) -> None:
     store.put(("chat_memory", thread_id), "k", {"text": f"a {mark(user, 'chat')}"})
     run = accept_run(saver, user, thread_id)
     asyncio.run(RunTable(saver).add_events([(run, event_batch(user))]))
+    told = {"url": "https://example.com", "run": {"values": mark(user, "hook")}, "user": user}
+    asyncio.run(WebhookTable(saver).add(run, told, told, keeps_thread=False))
     asyncio.run(CronTable(saver).create(cron_row(user, thread_id)))
     asyncio.run(CronTable(saver).create(cron_row(user, None)))
 

@@ -18,7 +18,9 @@ import pytest
 
 from perdure import people
 from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.runs import RunTable
+from perdure.checkpointers.thread_list import ThreadList
 from perdure.errors import ConfigurationError, StorageUnavailable, UnknownPerson
 from perdure.memory import Collection, memories, remember
 from perdure.storage.flow import rows_of
@@ -39,7 +41,17 @@ from tests.rounds import rounds
 from tests.stores.erasing import raw
 
 BOB: Any = {"configurable": {"user_id": "bob"}}
-TABLES = ("runs", "run_events", "crons", "threads", "checkpoints", "writes", "items", "said_items")
+TABLES = (
+    "runs",
+    "run_events",
+    "crons",
+    "webhooks",
+    "threads",
+    "checkpoints",
+    "writes",
+    "items",
+    "said_items",
+)
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -208,6 +220,18 @@ def test_a_person_without_threads_or_items(both: People) -> None:
     assert (emil.count("crons"), emil.count("items")) == (1, 0)
     with pytest.raises(ConfigurationError, match="not blank"):
         people.forget("", both.saver, both.store)
+
+
+def test_a_thread_whose_run_stored_no_checkpoint(both: People) -> None:
+    """It belongs to the person of its run; one that names another owner does not."""
+    for name, metadata in (("unbegun", {}), ("owned", {"owner": "bob"})):
+        ThreadList(both.saver).create(name, ClientMetadata(metadata))
+        accept_run(both.saver, "dora", name)
+    report = people.forget("dora", both.saver, both.store)
+
+    assert report.erased[0] == people.Part("threads", ("unbegun",), 1)
+    assert ThreadList(both.saver).get("unbegun") is None
+    assert ThreadList(both.saver).get("owned") is not None
 
 
 KILLED = """

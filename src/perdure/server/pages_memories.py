@@ -37,7 +37,11 @@ PARTS: Final = {
 """What the parts of a score stand for."""
 PHRASE: Final = "forget everything"
 _USERS: Final = 500  # in a list to choose from; of more, one is typed
-_BESIDE: Final = ("profiles", "examples")  # first labels of what else is known of a user
+_BESIDE: Final = (
+    "profiles",
+    "instructions",
+    "examples",
+)  # first labels of what else is known of a user
 
 
 async def _own(call: Caller, asked: Asked, q: str = "", user: str | None = None) -> PageItem:

@@ -1,0 +1,33 @@
+"""The queue of the background extraction keeps no text of a person who is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perdure import people
+from tests.memory.background_runs import Runs, until
+from tests.stores.erasing import raw
+
+TEXT = "zqquinceqz is her sister's name"
+
+
+def test_no_text_is_in_the_file_of_the_queue(tmp_path: Path) -> None:
+    """Neither after an extraction, nor after one that failed with an error that quotes her."""
+    runs = Runs(tmp_path)
+    try:
+        runs.extractor.failures["fails"] = [ValueError(TEXT)] * 9
+        for thread in ("done", "fails"):
+            runs.say(thread, TEXT)
+        with runs.background(retries=1) as background:
+            until(lambda: runs.memories("done"))
+            dead = until(lambda: [job for job in background.jobs() if job.state == "dead"])
+        before = raw(tmp_path)
+        people.forget("ann", runs.saver, runs.store)
+        after = raw(tmp_path)
+    finally:
+        runs.close()
+
+    assert [job.thread_id for job in dead] == ["fails"]
+    assert b"zqquinceqz" in before
+    assert b"zqquinceqz" not in after
+    assert [path.name for path in tmp_path.iterdir() if "jobs" in path.name]
