@@ -116,8 +116,8 @@ class RunTable(ServerTable):
         *,
         known_cancel: str | None = None,
         webhook: Statement | None = None,
-    ) -> list[int] | None:
-        """End a run, and claim the next of its thread, which is returned by its `seq`.
+    ) -> list[str] | None:
+        """End a run, claim the next of its thread, and return the id of the claimed run.
 
         Nothing is left of a run that was rolled back.
 
@@ -150,7 +150,7 @@ class RunTable(ServerTable):
         results = await self._write([*end, *after], (run.thread_id,))
         place = 0 if status == "rolled back" else len(end) - 1
         ended, claimed = results[place], results[len(end)]
-        return [seq for (seq,) in claimed] if ended else None
+        return [run_id for (run_id,) in claimed] if ended else None
 
     async def set_person(self, run: LiveRun, person: str) -> None:
         """Store the person whose memories a run uses, which is known once the run starts.
@@ -215,8 +215,11 @@ class RunTable(ServerTable):
         self, thread_id: str, run_id: str, action: str, *, delayed: bool = False
     ) -> list[Statement]:
         of = thread_id, run_id, int(delayed)
-        gone = [self._sql("drop_waiting", *of)] if action == "rollback" else []
-        return [*gone, self._sql("cancel_runs", *of, action, time.time())]
+        gone = [self._sql(name, *of) for name in ("keep_waiting_seq", "drop_waiting")]
+        return [
+            *(gone if action == "rollback" else []),
+            self._sql("cancel_runs", *of, action, time.time()),
+        ]
 
     # -- what runs tell
 

@@ -696,7 +696,7 @@ UPDATE runs SET status = 'running', updated_at = ?1 WHERE owner = ?2 AND status 
 -- claim_next: the same, of one thread
 UPDATE runs SET status = 'running', updated_at = ?1 WHERE thread = ?3 AND owner = ?2 AND status = 'pending' AND NOT EXISTS (
     SELECT 1 FROM runs e WHERE e.thread = ?3 AND e.status IN ('pending', 'running') AND e.seq < runs.seq
-) RETURNING seq;
+) RETURNING run_id;
 
 -- adopt_run: the run of a process that is gone; its death counts as an attempt. `claim_runs` follows: one that began is not seen waiting
 UPDATE runs SET owner = ?, attempt = attempt + CASE WHEN status = 'running' AND owner <> '' THEN 1 ELSE 0 END, status = 'pending'
@@ -710,6 +710,11 @@ UPDATE runs SET cancel = CASE CAST(?4 AS text) WHEN 'rollback' THEN 'rollback' E
 status = CASE status WHEN 'running' THEN status ELSE 'interrupted' END
 WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
 AND (status IN ('pending', 'running') OR (status = 'delayed' AND ?3 = 1)) RETURNING run_id;
+
+-- keep_waiting_seq: keep the highest number of the runs that `drop_waiting` deletes, so that the next run of the thread does not take it
+INSERT INTO run_events (thread, seq, since, until) SELECT thread, max(seq), 0, 0 FROM runs
+WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
+AND (status = 'pending' OR (status = 'delayed' AND ?3 = 1)) GROUP BY thread ON CONFLICT DO NOTHING;
 
 -- drop_waiting: those of them that did not begin
 DELETE FROM runs WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)

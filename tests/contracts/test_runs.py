@@ -95,7 +95,7 @@ def test_runs_of_a_thread_run_one_after_the_other(talked: Saver) -> None:
     again = asyncio.run(table.end(first, "error"))
 
     assert began == ["running", "pending", "pending"]
-    assert claimed == [second.seq]
+    assert claimed == [second.run_id]
     assert again is None
     assert statuses(talked) == ["success", "running", "pending"]
     assert third.seq > second.seq
@@ -130,8 +130,21 @@ def test_nothing_is_left_of_runs_that_are_rolled_back(talked: Saver) -> None:
     assert third is not None
     assert live == [first.run_id, third.run_id]
     assert cancelled == [("running", "rollback"), ("pending", None)]
-    assert claimed == [third.seq]
+    assert claimed == [third.run_id]
     assert statuses(talked) == ["running"]
+
+
+@pytest.mark.parametrize("how", ["strategy", "cancel"])
+def test_no_run_takes_the_number_of_one_that_was_rolled_back(talked: Saver, how: str) -> None:
+    """Servers know runs and their events by these numbers."""
+    first, second, third = (accepted(talked) for _ in range(3))
+    if how == "cancel":
+        asyncio.run(RunTable(talked).cancel("t", third.run_id, "rollback"))
+        asyncio.run(RunTable(talked).cancel("t", second.run_id, "rollback"))
+    last = accepted(talked, cancels="rollback" if how == "strategy" else None)
+
+    assert [first.seq, second.seq, third.seq, last.seq] == [1, 2, 3, 4]
+    assert [row.live.run_id for row in of(talked)] == [first.run_id, last.run_id]
 
 
 def test_a_delayed_run_holds_up_no_other(talked: Saver) -> None:

@@ -280,3 +280,31 @@ def test_a_failed_run_does_not_keep_the_state_of_its_graph(
         until(is_freed, patience_s=10)
 
     assert joined["__error__"]["error"] == "ExceptionGroup"
+
+
+def test_a_run_that_was_rolled_back_while_it_waited_does_not_begin(
+    db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run ends before its server learns that the second one is gone."""
+    hold_end(monkeypatch, gate)
+    accept = RunTable.accept
+
+    async def accept_late(self: RunTable, row: Any, **options: Any) -> Any:
+        accepted = await accept(self, row, **options)
+        if options["cancels"]:
+            gate.open.set()
+            while len(await self.of("t")) > 1:  # noqa: ASYNC110 - the first run ends elsewhere
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+        return accepted
+
+    monkeypatch.setattr(RunTable, "accept", accept_late)
+    with served(db) as (client, _):
+        started(client, "first")
+        assert gate.reached.wait(60)
+        started(client, SECRET)
+        body = {"assistant_id": "talk", "input": says("third"), "multitask_strategy": "rollback"}
+        values = client.post("/threads/t/runs/wait", json=body).raise_for_status().json()
+
+    assert values["heard"] == ["third"]
+    assert texts_of(values) == ["third", "heard 1"]

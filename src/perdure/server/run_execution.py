@@ -130,13 +130,13 @@ class _StoredEnd(NamedTuple):
     """The end of a run as it was stored.
 
     Attributes:
-        claimed: The `seq` of the runs of the thread that begin now. None if the run was another
+        claimed: The ids of the runs of the thread that begin now. None if the run was another
             process' or its thread was deleted.
         closing: The last events of the run.
         error: What clients are told of its failure, or None.
     """
 
-    claimed: list[int] | None
+    claimed: list[str] | None
     closing: Sequence[LoggedEvent]
     error: dict[str, str] | None
 
@@ -380,9 +380,8 @@ class RunExecution:
             live=ended, updated_at=time.time(), error=end.error, request=None
         )
         run.events.extend(end.closing)
-        for each in known.values():
-            if each.row.live.thread == live.thread and each.row.live.seq in (end.claimed or ()):
-                each.told(each.row._replace(live=each.row.live._replace(status="running")))
-                return
-        if end.claimed:
+        claimed = end.claimed or []
+        for each in filter(None, map(known.get, claimed)):
+            each.told(each.row._replace(live=each.row.live._replace(status="running")))
+        if not known.keys() >= {*claimed}:
             self._runs.look()
