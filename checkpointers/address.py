@@ -26,6 +26,11 @@ remembers anything of a user.
 The server sets it for a message that somebody else sends on a person's thread. The `user_id` of the
 run is `""` then, and the metadata of its checkpoints keeps the person.
 """
+TEAMS_KEY: Final = "__perdure_teams"
+"""The key in `configurable` under which the server lists the teams whose memory a run may use.
+
+Without this key, `team` and `teams` in the context or the `configurable` of a run decide.
+"""
 _MAPPING: Final = (dict, Mapping)
 
 

@@ -329,6 +329,7 @@ class MemoryWriter:
     schema: type[BaseModel] | None
     kind: str
     by_model: bool = False
+    author: str | None = None  # the user who writes, if the namespace is that of a team
 
     async def insert(
         self,
@@ -447,6 +448,8 @@ class MemoryWriter:
 
     def _candidate(self, value: Mapping[str, Any], kind: str, provenance: Provenance) -> Candidate:
         fields = {name: part for name, part in value.items() if name != TEXT}
+        if self.author is not None:
+            provenance = replace(provenance, author=self.author)
         role: Any = provenance.trust if provenance.trust in get_args(Role) else "user"
         return Candidate(value[TEXT], kind, fields, provenance, role, True, self.by_model)
 

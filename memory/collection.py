@@ -47,7 +47,7 @@ from perdure.memory.records import (
     succeeding,
 )
 from perdure.memory.repeated_questions import rank_answers_first
-from perdure.memory.run_config import Template, Versioned
+from perdure.memory.run_config import Template, Versioned, user_of_run
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
 from perdure.stores.namespaces import check_key
@@ -75,7 +75,8 @@ class Collection:
 
     Args:
         store: Any; perdure's keep versions. None: within a graph, the store it was compiled with.
-        namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
+        namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own. With
+            `("teams", "{team}")`, the run has one team, and each memory has its author.
         schema: A pydantic model with a field `text: str`; its other fields are kept as well.
     """
 
@@ -91,7 +92,7 @@ class Collection:
         if schema is not None:
             check_schema(schema)
         self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
-        self.namespace, self.schema = Template(namespace), schema
+        self.namespace, self.schema = Template(namespace, shared=True), schema
         self.gate = Gate() if gate is None else instance("gate", gate, Gate, "a Gate")
         self.kind = text("kind", kind, "a word, like 'fact'")
 
@@ -219,7 +220,9 @@ class Collection:
 
     def writer(self, config: RunnableConfig | None, *, by_model: bool = False) -> MemoryWriter:
         """The writer of the namespace of a run."""
-        return MemoryWriter(*self._place(config), self.gate, self.schema, self.kind, by_model)
+        adapter, namespace = self._place(config)
+        author = user_of_run(config) if self.namespace.is_team else None
+        return MemoryWriter(adapter, namespace, self.gate, self.schema, self.kind, by_model, author)
 
     async def found(
         self,
@@ -240,7 +243,7 @@ class Collection:
             answers_first: Whether turns that only ask what the query asks come last.
         """
         most = whole("limit", limit, 1) + whole("offset", offset, 0)
-        if self.namespace.lacks_memory(config):
+        if self.namespace.lacks_memory(config) or not self.namespace.all_filled(config):
             return []
         adapter, namespace = self._place(config)
         memories: Memories = []
@@ -514,7 +517,7 @@ class Quarantine:
         namespace: tuple[str, ...] = ("memories", "{user_id}"),
     ) -> None:
         self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
-        self.namespace = Template(namespace)
+        self.namespace = Template(namespace, shared=True)
 
     async def _list(self, config: RunnableConfig | None = None) -> Entries:
         """The entries, oldest first."""

@@ -225,9 +225,10 @@ class UseMemories(MessagesNode):
     Memories that rest only on messages which the model is shown after all parts of the view are
     left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
     memories. With `all_below=12`, all memories are shown, best first and whatever their scores, as
-    long as the namespaces have fewer than 12 memories. `max_tokens` still limits them. The other
-    options are those of `recall`; `as_of` is the name of the moment in the run's config, or a
-    function of the config.
+    long as the namespaces have fewer than 12 memories. `max_tokens` still limits them.
+    `namespaces=[("memories", "{user_id}"), ("teams", "{team}")]` shows those of the user and of the
+    user's teams. The other options are those of `recall`; `as_of` is the name of the moment in the
+    run's config, or a function of the config.
     """
 
     def __init__(
@@ -243,11 +244,13 @@ class UseMemories(MessagesNode):
         as_of: Clock | str | None = None,
         place: MemoryPlace = "system",
         messages_key: str = "messages",
+        namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
         super().__init__(messages_key)
         is_question = choice("place", place, ("system", "question")) == "question"
         self._add = _add_to_question if is_question else _add_to_system
-        self._search = MemorySearch(namespace, kinds, limit, max_tokens, min_score, all_below)
+        options = kinds, limit, max_tokens, min_score, all_below
+        self._search = MemorySearch(namespace, *options, namespaces=namespaces)
         self._store = None if store is None else StoreAdapter(store).store
         self._as_of = clock_of("as_of", as_of)
         self._following: list[MessagesNode] = []

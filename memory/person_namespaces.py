@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from perdure.memory.options import instance, text
 from perdure.memory.recorded_templates import PERSONAL, USER, read_templates
 from perdure.memory.records import RESERVED, WATERMARKS, StoreAdapter, notes_of, removal_of
-from perdure.memory.run_config import Template
+from perdure.memory.run_config import TEAMS, Template
 from perdure.stores.base import Namespace, Receipt
 
 CHATS: Final = "chat_memory"
@@ -68,7 +68,9 @@ async def find_person_namespaces(
         prefix = _find_prefix(namespace[head:], patterns, user)
         if prefix is not None:
             (notes if head else items).append((*namespace[:head], *prefix))
-        elif namespace[:2] not in own:
+        elif namespace[:2] not in own and namespace[head : head + 1] != (
+            TEAMS,
+        ):  # a team of the same name
             others.append(namespace)
     # notes before items: the other way round, an erasure that was cut off could leave notes alone
     return PersonNamespaces(
@@ -131,7 +133,7 @@ def _find_prefix(
         for labels in patterns
         if len(namespace) >= len(labels)
         and all(_fits(*pair, user) for pair in zip(labels, namespace, strict=False))
-        and (labels[0] != USER or namespace[0] not in (*PERSONAL, CHATS, RESERVED))
+        and (labels[0] != USER or namespace[0] not in (*PERSONAL, CHATS, RESERVED, TEAMS))
     ]
     return namespace[: min(sizes)] if sizes else None
 

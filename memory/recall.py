@@ -24,7 +24,7 @@ from perdure.memory.records import (
     adapter_of,
     is_below,
     memory_line,
-    namespace_of,
+    namespaces_of,
     past_since,
 )
 from perdure.memory.repeated_questions import is_the_query, rank_answers_first
@@ -97,6 +97,33 @@ def _explained(memory: Memory) -> str:
     return f"  {score}  {memory.key}: {text}" + (f"\n        {why}" if why else "")
 
 
+def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None) -> Labels:
+    """Return the labels that one of two options names.
+
+    Raises:
+        ConfigurationError: Both are given, or `namespaces` has no list of labels.
+    """
+    if namespaces is None:
+        return namespace
+    lists = isinstance(namespaces, list | tuple) and all(
+        isinstance(labels, list | tuple) for labels in namespaces
+    )
+    if not lists or not namespaces or tuple(namespace) != NAMESPACE:
+        raise ConfigurationError(
+            f"namespaces is {namespaces!r:.80}; expected a list of the labels of several, like "
+            "[('memories', '{user_id}'), ('teams', '{team}')], in place of namespace"
+        )
+    return namespaces
+
+
+def list_templates(namespace: Labels) -> Sequence[Any]:
+    """Return the labels of each namespace."""
+    several = isinstance(namespace, list | tuple) and not any(
+        isinstance(labels, str) for labels in namespace
+    )
+    return namespace if several and namespace else [namespace]
+
+
 class MemorySearch:
     """A search for memories; see `recall` for its options."""
 
@@ -108,12 +135,11 @@ class MemorySearch:
         max_tokens: int | None = 1_000,
         min_score: float | None = None,
         all_below: int | None = None,
+        namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
-        several = isinstance(namespace, list | tuple) and not any(
-            isinstance(labels, str) for labels in namespace
-        )
-        every: Any = namespace if several and namespace else [namespace]
-        self._templates = [Template(labels) for labels in every]
+        namespace = choose_labels(namespace, namespaces)
+        every = list_templates(namespace)
+        self._templates = [Template(labels, shared=True) for labels in every]
         expected = "a list of kinds, like ['fact'], or None"
         self._kinds = None if kinds is None else instance("kinds", kinds, (list, tuple), expected)
         self._limit = whole("limit", limit, 1)
@@ -125,10 +151,10 @@ class MemorySearch:
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
         """The namespaces of a run, without those under another of them.
 
-        In a run that has no memory, those of its user are left out.
+        In a run that has no memory, those of its user and teams are left out.
         """
         templates = [each for each in self._templates if not each.lacks_memory(config)]
-        every = dict.fromkeys(namespace_of(template, config) for template in templates)
+        every = dict.fromkeys(ns for each in templates for ns in namespaces_of(each, config))
         return [one for one in every if not any(one[:size] in every for size in range(1, len(one)))]
 
     async def found(
@@ -257,6 +283,7 @@ async def _recall(
     as_of: datetime | None = None,
     during: Period | None = None,
     explain: bool = False,
+    namespaces: Sequence[Sequence[str]] | None = None,
 ) -> RecallResult:
     """The memories that answer a query. `use_memories` does the same for a model's node.
 
@@ -283,8 +310,10 @@ async def _recall(
             those of perdure.
         explain: Whether the result has the memories that were found below the floor, in `below`,
             `limit` of them at most.
+        namespaces: Several namespaces, in place of `namespace`. `("teams", "{team}")` stands for
+            those of all teams of the run; without a team it is left out.
     """
-    search = MemorySearch(namespace, kinds, limit, max_tokens, min_score)
+    search = MemorySearch(namespace, kinds, limit, max_tokens, min_score, namespaces=namespaces)
     return await search.found(query, store, config, as_of=as_of, during=during, explain=explain)
 
 

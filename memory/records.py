@@ -21,7 +21,7 @@ from perdure.effects import Effect, Operation, calling
 from perdure.errors import InvalidNamespace
 from perdure.memory.options import instance
 from perdure.memory.recorded_templates import record_templates
-from perdure.memory.run_config import Template, Versioned, store_of_graph
+from perdure.memory.run_config import TEAMS, Template, Versioned, store_of_graph
 from perdure.settings import MIN_SCORE
 from perdure.stores import tombstones
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -47,6 +47,7 @@ NOTES: Final = tombstones.KINDS
 """The second labels: quarantine, tombstones, the counter of changes, watermarks."""
 INSTRUCTIONS: Final = tombstones.INSTRUCTIONS
 PREVIOUS: Final = tombstones.PREVIOUS
+AUTHOR: Final = tombstones.AUTHOR
 SOURCE: Final = tombstones.SOURCE
 UNNAMED: Final = "unnamed-"
 """The beginning of the id that a message without one is given: a hash of its text."""
@@ -150,7 +151,8 @@ def memory_line(memory: Any, *, date: str | None = None) -> str:
     if isinstance(memory, Item):
         value = memory.value
         body = value["text"] if set(value) == {"text"} else value
-        return _line(body, getattr(memory, "provenance", None), memory.created_at)
+        team = _team_of(memory.namespace)
+        return _line(body, getattr(memory, "provenance", None), memory.created_at, team=team)
     if not isinstance(memory, Memory):
         return quoted(memory)
     before = [
@@ -162,7 +164,8 @@ def memory_line(memory: Any, *, date: str | None = None) -> str:
     fields = {key: part for key, part in memory.value.items() if key not in _BESIDE}
     shown = {key: part for key, part in fields.items() if part is not None}
     body = shown or memory.text if memory.kind == EPISODE else memory.text
-    return _line(body, source, memory.valid_from, until, before, date)
+    team = _team_of(memory.namespace)
+    return _line(body, source, memory.valid_from, until, before, date, team)
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
@@ -197,9 +200,12 @@ def _line(
     until: datetime | None = None,
     before: Sequence[Any] = (),
     date: str | None = None,
+    team: str | None = None,
 ) -> str:
-    actor = getattr(source, "actor", None)
+    actor, author = getattr(source, "actor", None), getattr(source, "author", None)
     trust, at = getattr(source, "trust", None), getattr(source, "at", None) or when
+    if team is not None and trust == "user":  # "the user" would be whoever asks
+        actor = author or "a member of the team"
     in_text = isinstance(body, str) and body.startswith(f"{actor}:")  # as in the text of a turn
     about: Mapping[str, Any] = {
         "said_by": None if in_text else actor,
@@ -208,8 +214,15 @@ def _line(
         "until": _day(until),
         "thread": getattr(source, "thread_id", None),
         "before": before,
+        "team": team,
+        "noted_for": None if author == actor else author,
     }
     return quoted({"memory": body, **{name: part for name, part in about.items() if part}})
+
+
+def _team_of(namespace: Sequence[str]) -> str | None:
+    """Return the team to whose memory a namespace belongs, or None."""
+    return namespace[1] if tuple(namespace[:1]) == (TEAMS,) and len(namespace) > 1 else None
 
 
 def _format_utc(when: datetime, timespec: str) -> str:
@@ -402,8 +415,27 @@ def adapter_of(store: BaseStore | None, *templates: Template) -> StoreAdapter:
 
 
 def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace:
-    """The namespace of a run's memories; it cannot be one of perdure's own notes."""
-    namespace = template.filled(config)
+    """The namespace of a run's memories; see `check_filled`."""
+    return check_filled(template, template.filled(config))
+
+
+def namespaces_of(template: Template, config: RunnableConfig | None) -> list[Namespace]:
+    """Return the namespaces of a run's memories: of a team's template, one for each team."""
+    return [check_filled(template, namespace) for namespace in template.all_filled(config)]
+
+
+def check_filled(template: Template, namespace: Namespace) -> Namespace:
+    """Check the first label of a namespace that a template was filled in to be, and return it.
+
+    Raises:
+        InvalidNamespace: It is that of perdure's own notes, or that of teams, which the template
+            does not name.
+    """
+    if namespace[0] == TEAMS and not template.is_team:
+        raise InvalidNamespace(
+            f"the namespace {namespace!r} begins with {TEAMS!r}, where teams keep their memories; "
+            f"expected another value for the first label of {template.labels!r}"
+        )
     if namespace[0] == RESERVED:
         raise InvalidNamespace(
             f"the namespace {namespace!r} begins with {RESERVED!r}, where perdure keeps its own "
@@ -455,6 +487,8 @@ def succeeding(
         entry |= {"until": at, "change": change}
         if previous.provenance is not None and previous.provenance.message_ids:
             entry["message_ids"] = list(previous.provenance.message_ids)
+        if previous.provenance is not None and previous.provenance.author is not None:
+            entry[AUTHOR] = previous.provenance.author
         past = [entry, *past][:_PREVIOUS]
     return {**value, PREVIOUS: past} if past else dict(value)
 

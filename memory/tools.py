@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, get_args
 
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.prebuilt import ToolRuntime
 from langgraph.store.base import BaseStore
@@ -32,6 +33,7 @@ from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import lowest_score, text, whole
 from perdure.memory.periods import SINCE, UNTIL, parse_period
 from perdure.memory.quotation import section
+from perdure.memory.recall import NAMESPACE, Labels, choose_labels, list_templates, merged
 from perdure.memory.records import (
     FACT,
     Memory,
@@ -41,7 +43,7 @@ from perdure.memory.records import (
     format_dates,
     memory_line,
 )
-from perdure.memory.run_config import source
+from perdure.memory.run_config import TEAM, TEAMS, source, teams_of_run, with_team
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
@@ -68,6 +70,10 @@ _TEXT: Final = """\
 One fact in a sentence that can be understood without this conversation: names instead of \
 pronouns, dates instead of 'tomorrow'. Needed for all but 'delete'."""
 _ID: Final = "The id of the memory to change, as a search gave it; for all but 'create'."
+_TEAM: Final = (
+    "The name of the user's team whose shared memory this is about, as a search gave it. Leave it "
+    "out for what concerns the user alone; all members read what is kept for their team."
+)
 _OUTSIDE: Final[Any] = None  # no graph runs the tool
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a tool, as providers take it
 _OWN: Final = frozenset({"manage_memory", "search_memory"})  # what they answer is not new
@@ -101,6 +107,7 @@ def manage_memory(
     name: str = "manage_memory",
     description: str = MANAGE,
     messages_key: str = "messages",
+    team_namespace: tuple[str, ...] | None = None,
 ) -> BaseTool:
     """A tool with which a model keeps and changes memories.
 
@@ -110,34 +117,47 @@ def manage_memory(
 
     `namespace`, `store`, `schema` and `gate` are those of a `Collection`. The `description` tells
     the model when to keep what; `messages_key` is the channel of the messages. No other tool of
-    the agent may have the `name`.
+    the agent may have the `name`. With `team_namespace=("teams", "{team}")`, the tool has an
+    argument `team` with which the model writes into the memory of one of the user's teams.
     """
     kept = Collection(store, namespace, schema=schema, gate=gate)
+    shared = None
+    if team_namespace is not None:
+        shared = Collection(store, team_namespace, schema=schema, gate=gate)
+        if shared.namespace.labels[:2] != (TEAMS, TEAM):
+            raise errors.ConfigurationError(
+                f"team_namespace is {team_namespace!r}; expected ('teams', '{{team}}')"
+            )
     channel = text("messages_key", messages_key, "the name of a channel")
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         if kept.namespace.lacks_memory(attribution.config):
             raise ToolException(_WITHOUT_MEMORY)
-        writer = kept.writer(attribution.config, by_model=True)  # raises: a developer's mistake
+        chosen, config = kept, attribution.config
+        if shared is not None and (team := (arguments.get("team") or "").strip(_STRAY)):
+            chosen, config = shared, _choose_team(config, team)
+        writer = chosen.writer(config, by_model=True)  # raises: a developer's mistake
         return await _managed(writer, arguments, attribution)
 
-    return build_tool(manage, name, description, _arguments(schema), channel)
+    arguments = _arguments(schema, has_team=shared is not None)
+    return build_tool(manage, name, description, arguments, channel)
 
 
 def search_memory(
-    namespace: tuple[str, ...] = ("memories", "{user_id}"),
+    namespace: Labels = NAMESPACE,
     store: BaseStore | None = None,
     *,
     limit: int = TOOL_LIMIT,
     min_score: float | None = None,
     name: str = "search_memory",
     description: str = SEARCH,
+    namespaces: Sequence[Sequence[str]] | None = None,
 ) -> BaseTool:
     """A tool with which a model searches memories; it returns `limit`, unless the model says.
 
     It answers with a quoted line for each, best first: its id, text, date, trust, previous text.
     With `since` and `until`, the model gives the period of its question. Memories from that period
-    rank higher. `min_score` is that of `recall`.
+    rank higher. `min_score`, and `namespaces` for several, are those of `recall`.
     """
     most = max(whole("limit", limit, 1), _MOST)
     number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
@@ -148,7 +168,8 @@ def search_memory(
         since=(str | None, Field(None, description=SINCE)),
         until=(str | None, Field(None, description=UNTIL)),
     )
-    kept, least = Collection(store, namespace), lowest_score(min_score)
+    places = list_templates(choose_labels(namespace, namespaces))
+    collections, least = [Collection(store, labels) for labels in places], lowest_score(min_score)
 
     async def search(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         query = arguments["query"].encode(errors="replace").decode().strip()
@@ -162,12 +183,46 @@ def search_memory(
             raise ToolException(f"Nothing was searched: {exc}.") from exc
         options |= {} if period is None else {"during": period}
         config = attribution.config
-        memories = await kept.found(options, most, config=config, answers_first=True)
+        rankings = []
+        for kept, of_one in _split_by_team(collections, config):
+            found = await kept.found(options, most, config=of_one, answers_first=True)
+            rankings.append([*enumerate(found, 1)])
+        memories = [memory for _, memory in chain.from_iterable(rankings)]
+        if len(rankings) > 1:
+            memories = merged(rankings, most)
         if not memories:
             return "Nothing is known about that."
         return quote_memories(memories)
 
     return build_tool(search, name, description, arguments)
+
+
+def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
+    """Return the config of a run for the memory of one of its teams.
+
+    Raises:
+        ToolException: The run has no such team.
+    """
+    config, teams = ensure_config(config), teams_of_run(config)
+    if team not in teams:
+        known = ", ".join(quoted(each) for each in teams)
+        raise ToolException(
+            f"Not kept: the user is in no team {quoted(team[:80])}. "
+            + (f"Teams of the user: {known}." if known else "Leave the team out.")
+        )
+    return with_team(config, team)
+
+
+def _split_by_team(
+    collections: Sequence[Collection], config: RunnableConfig | None
+) -> Iterator[tuple[Collection, RunnableConfig | None]]:
+    """Yield collections with a config for each: those of teams once for each team of the run."""
+    for collection in collections:
+        if collection.namespace.labels[:2] != (TEAMS, TEAM):
+            yield collection, config
+        else:
+            for team in teams_of_run(config):
+                yield collection, with_team(config, team)
 
 
 def quote_memories(memories: Sequence[Memory]) -> str:
@@ -236,7 +291,7 @@ def build_tool(
     )
 
 
-def _arguments(schema: type[BaseModel] | None) -> type[BaseModel]:
+def _arguments(schema: type[BaseModel] | None, *, has_team: bool) -> type[BaseModel]:
     action = Annotated[Act, BeforeValidator(_word), Field(description=_ACTION)]
     kind: Any = str | None
     if schema is not None:
@@ -247,6 +302,8 @@ def _arguments(schema: type[BaseModel] | None) -> type[BaseModel]:
         TEXT if schema is None else "memory": (kind, Field(None, description=_TEXT)),
         "id": (str | None, Field(None, description=_ID)),
     }
+    if has_team:
+        fields["team"] = (str | None, Field(None, description=_TEAM))
     return create_model("ManageMemory", **fields)
 
 

@@ -27,6 +27,7 @@ class Provenance:
     trust: str | None = None  # a class of your own, say `"user"`, `"tool"` or `"web"`
     position: int | None = None  # its place in the order of the thread
     at: datetime | None = None  # when it was said; with a time zone
+    author: str | None = None  # the user who wrote it, in the memory of a team
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,7 @@ class Receipt:
     cancelled: tuple[str, ...] = ()  # tasks that quoted a message: `thread_id: node:task_id`
     size_bytes: int = 0  # bytes of the values and provenance of the items and versions
     others: tuple[Namespace, ...] = ()  # namespaces that have a person's name, and were kept
+    handed_over: int = 0  # items and versions that were kept without the name of their author
 
     @property
     def namespaces(self) -> tuple[Namespace, ...]:
@@ -196,6 +198,7 @@ class Receipt:
             (*self.cancelled, *other.cancelled),
             self.size_bytes + other.size_bytes,
             tuple(dict.fromkeys((*self.others, *other.others))),
+            self.handed_over + other.handed_over,
         )
 
 

@@ -59,7 +59,7 @@ def provenance_fields(provenance: Provenance) -> dict[str, Any]:
         raise ConfigurationError(f"provenance message_ids is {messages!r}; expected a tuple")
     if position is not None and (type(position) is not int or abs(position) > 1 << 62):
         raise ConfigurationError(f"provenance position is {position!r}; expected a whole number")
-    for name in ("thread_id", "checkpoint_id", "actor", "trust", "message_ids"):
+    for name in ("thread_id", "checkpoint_id", "actor", "trust", "author", "message_ids"):
         for text in messages if name == "message_ids" else (fields[name],):
             if text is not None and (not isinstance(text, str) or _SURROGATE.search(text)):
                 raise ConfigurationError(f"provenance {name} has {text!r}; expected Unicode text")

@@ -35,6 +35,8 @@ INSTRUCTIONS: Final = "instructions"
 """The field of a value with the text of instructions, as in LangGraph's own examples."""
 PREVIOUS: Final = "formerly"
 """The field of a value with the earlier texts of a memory."""
+AUTHOR: Final = "author"
+"""The field of provenance, and of an earlier text, with the user who wrote it for a team."""
 SOURCE: Final = "provenance"
 """The field of a value with the provenance, in a store that is not perdure's."""
 

@@ -88,6 +88,7 @@ class Identity:
         raw: The user as an authentication handler returned it, for other handlers.
         acting_for: The person for whom the user acts, or None. What may be reached is the person's
             then, and not the whole database.
+        teams: The teams whose member the user is.
     """
 
     user: str
@@ -95,6 +96,7 @@ class Identity:
     permissions: frozenset[str] = frozenset()
     raw: Any = field(default=None, repr=False, compare=False)
     acting_for: str | None = None
+    teams: frozenset[str] = field(default=frozenset(), kw_only=True)
 
     @property
     def person(self) -> str:
@@ -117,7 +119,9 @@ class Access(Protocol):
 
     An optional attribute `owners_are_people` is False if the `owner` of a thread may be another
     than the user of an API key, such as an organisation. An optional method `check_person` takes
-    an identity and a name, and raises `Forbidden` if the identity may not act for this person.
+    an identity and a name, and raises `Forbidden` if the identity may not act for this person. An
+    optional attribute `teams_are_known` is False if identities list no teams, so that the config of
+    a run names them. An optional method `teams_of` returns the teams of a user in a tenant.
     """
 
     async def identify(self, connection: HTTPConnection) -> Identity:
@@ -145,6 +149,7 @@ class Local:
     """
 
     owners_are_people: Final = False
+    teams_are_known: Final = False
 
     def __init__(self, user: str) -> None:
         self._identity = Identity(user, permissions=frozenset({ADMIN}))

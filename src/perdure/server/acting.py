@@ -13,6 +13,7 @@ from typing import Any, Final
 from starlette.requests import HTTPConnection
 
 from perdure.server.access import ACT, Access, Forbidden, Identity
+from perdure.server.teams import find_teams
 
 HEADER: Final = "X-Perdure-User"
 """The header that names the person for whom a request is sent, in UTF-8."""
@@ -64,4 +65,5 @@ def act_for(access: Access, identity: Identity, person: Any) -> Identity:
     check = getattr(access, "check_person", None)
     if check is not None:
         check(identity, person)
-    return replace(identity, acting_for=person)
+    teams = find_teams(access, person, identity.tenant) or frozenset()
+    return replace(identity, acting_for=person, teams=teams)

@@ -48,6 +48,7 @@ from perdure.server.run_events import ANEW
 from perdure.server.run_log import LoggedEvent, StreamCut, frame, split_frames, streamed
 from perdure.server.run_request import Given, Mode, RunRequest, expand_arrays
 from perdure.server.runs import All, Runs
+from perdure.server.teams import check_named_teams
 from perdure.server.threads import Thread
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import ALL
@@ -321,6 +322,8 @@ async def check(
     body.metadata = dict(permitted.get("metadata") or {})
     assistant = await assistant_of_run(call.as_caller(), runs.graphs, body.assistant_id)
     body = body.of_assistant(assistant)
+    if runs.teams is not None and runs.teams.are_known:
+        check_named_teams(call.identity, body.named_teams())
     threads, creates = call.threads, temporary or body.if_not_exists == "create"
     reached: Thread | None = None
     if call.identity.acting_for is not None and not temporary:
@@ -340,6 +343,7 @@ async def check(
         graph, how = assistant["graph_id"], dict[str, Any](temporary=deletes)
         how["recorded"] = recorded and not deletes
         sender = _sender(call.identity, body, due, author)
+        sender = sender._replace(teams=sorted(call.identity.teams))
         named = ("user_id", "owner") if runs.owners_are_people else ("user_id",)
         metadata = {} if thread is None else thread["metadata"]
         known = next((str(metadata[name]) for name in named if metadata.get(name)), None)

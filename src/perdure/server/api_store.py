@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -14,6 +15,7 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller
 from perdure.server.reply import Json, reply
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
+from perdure.stores import Provenance
 
 routes = APIRouter(tags=["store"])
 Limit = Annotated[int, Field(ge=1, le=1000)]
@@ -66,7 +68,9 @@ async def put(call: Caller, body: NewItem) -> None:
         raise InvalidValue("the value is None; expected an object: to remove an item, delete it")
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
     place = given["namespace"], given["key"]
-    await call.store.aput(*place, given["value"], given["index"], ttl=ttl)
+    author = call.author_of(given["namespace"])
+    source = None if author is None else Provenance(author=author, at=datetime.now(UTC))
+    await call.store.aput(*place, given["value"], given["index"], ttl=ttl, provenance=source)
 
 
 @routes.get("/store/items")

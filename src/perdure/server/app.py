@@ -57,6 +57,7 @@ from perdure.server.runs import Players, Runs
 from perdure.server.schedule import Schedule
 from perdure.server.sessions import Sessions
 from perdure.server.sessions import routes as login_routes
+from perdure.server.teams import RunTeams
 from perdure.server.telemetry import Telemetry
 from perdure.server.webhooks import Webhooks
 from perdure.storage.host_names import ascii_host
@@ -168,7 +169,8 @@ def create_app(
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
         people = getattr(app.state.access, "owners_are_people", True)
         parts = served, limits, app.state.databases, players, telemetry, webhooks
-        runs = Runs(*parts, owners_are_people=people)
+        teams = RunTeams(app.state.access)
+        runs = Runs(*parts, owners_are_people=people, teams=teams)
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
         app.state.runs = runs
         try:

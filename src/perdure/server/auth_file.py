@@ -22,6 +22,7 @@ from starlette.requests import HTTPConnection, Request
 from perdure.errors import ConfigurationError
 from perdure.graphs.langgraph_json import import_object
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused, Unauthenticated
+from perdure.server.teams import read_teams
 
 _LOG: Final = logging.getLogger("perdure.server")
 _PARAMETERS: Final = (
@@ -88,8 +89,8 @@ def _user_of(identity: Identity) -> Any:
 class AuthFile:
     """Access by the handlers of a file.
 
-    Perdure's own are the permissions `perdure:admin` and `perdure:act`, the field `tenant` of a
-    user, and the field `acting_for` of `ctx.user`.
+    Perdure's own are the permissions `perdure:admin` and `perdure:act`, the fields `tenant` and
+    `teams` of a user, and the field `acting_for` of `ctx.user`.
 
     Args:
         path: The file and its `Auth`: `"./auth.py:auth"`.
@@ -143,7 +144,8 @@ class AuthFile:
             raise Unauthenticated("the user is not authenticated")
         tenant = getattr(user, "tenant", None)
         permissions = frozenset(getattr(user, "permissions", None) or ())
-        return Identity(identity, None if tenant is None else str(tenant), permissions, user)
+        tenant, teams = None if tenant is None else str(tenant), read_teams(user)
+        return Identity(identity, tenant, permissions, user, teams=teams)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """Ask the most specific handler."""

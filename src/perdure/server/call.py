@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar, cast
 
 from fastapi import Depends
 from langchain_core.runnables import RunnableConfig
@@ -18,10 +18,12 @@ from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.records import RESERVED
+from perdure.memory.run_config import TEAM, TEAMS
 from perdure.memory.thread_search import ThreadHits
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity, Refused, meets
 from perdure.server.acting import identify
 from perdure.server.databases import Databases, OpenDatabase
+from perdure.server.teams import check_team, is_of_team, may_reach
 from perdure.server.threads import Thread, Threads
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
@@ -84,6 +86,8 @@ class Call:
             raise Forbidden(f"{self.identity.user!r} may not see or change the whole database")
         if self.action != "admin":
             self._filter = await self._access.permit(self.identity, self.action, asked)
+        if self.action.startswith("store:"):
+            check_team(self.identity, self.action, asked.get("namespace") or ())
         writes = self.action in ("store:put", "store:delete")
         if is_own(asked.get("namespace") or ()) and (writes or not self.identity.is_admin):
             raise Forbidden(f"{asked['namespace']!r} is one of perdure's own namespaces")
@@ -178,11 +182,14 @@ class Call:
     ) -> list[Any]:
         """Return a list or a search of the store, perdure's own namespaces only to an admin.
 
+        The namespaces of a team are shown to its members and admins.
+
         With `hides_own`, an admin gets perdure's own namespaces only if the prefix names them.
         """
         prefix = given[0] if given else options["prefix"]
         shows_own = self.identity.is_admin and not hides_own
-        if shows_own or (prefix or "*")[0] != "*":
+        is_checked = len(prefix or ()) > 1 and prefix[0] != "*"
+        if shows_own or is_checked or (prefix or "*")[0] not in ("*", TEAMS):
             return await read(*given, **options)
         found: list[Any] = []
         start, at = options.pop("offset"), 0
@@ -192,11 +199,19 @@ class Call:
         size = min(end, _PAGE)
         while len(found) < end:
             page = await read(*given, **options, limit=size, offset=at)
-            found += [each for each in page if not is_own(getattr(each, "namespace", each))]
+            found += [each for each in page if self._shows(getattr(each, "namespace", each))]
             if len(page) < size:
                 break
             at, size = at + size, _PAGE
         return found[start:end]
+
+    def _shows(self, namespace: Sequence[str]) -> bool:
+        """Return whether a namespace is shown in a list of all."""
+        return not is_own(namespace) and may_reach(self.identity, namespace)
+
+    def author_of(self, namespace: Sequence[str]) -> str | None:
+        """Return the author of what the user writes into a namespace, if it is that of a team."""
+        return self.identity.person if is_of_team(namespace) else None
 
     @property
     def memories(self) -> tuple[str, ...]:
@@ -216,6 +231,10 @@ def is_own(namespace: Sequence[str]) -> bool:
 
 def verbatim(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
     """A template that is filled in to be a namespace, whatever its labels hold; what fills it."""
+    if is_of_team(namespace) and len(namespace) > 1:
+        template, config = verbatim(namespace[2:])
+        team = {"configurable": {**config["configurable"], "team": namespace[1]}}
+        return (TEAMS, TEAM, *template), cast(RunnableConfig, team)
     labels = {f"label_{number}": label for number, label in enumerate(namespace)}
     return tuple(f"{{{name}}}" for name in labels), {"configurable": labels}
 

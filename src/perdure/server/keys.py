@@ -24,6 +24,7 @@ from perdure.server.access import (
 )
 from perdure.server.acting import act_for
 from perdure.server.keys_file import Key, check_key_user, read_keys
+from perdure.server.teams import check_team, is_of_team
 
 _LOG: Final = logging.getLogger("perdure.server")
 _LOOK_S: Final = 1.0  # how often the file is read
@@ -42,7 +43,8 @@ class Keys:
     A key with the permission `perdure:admin` may do everything. One with `perdure:act` may act for
     other users of its tenant, and then reaches what is theirs. Other users reach the threads,
     crons and assistants whose metadata names them as `owner`, as it does in those that they create,
-    and the namespaces whose second label is their name, like `("memories", "ann")`.
+    and the namespaces whose second label is their name, like `("memories", "ann")`. Under the first
+    label `teams` they reach the namespaces of the teams that their key lists.
 
     Raises:
         ConfigurationError: The file is missing or malformed.
@@ -76,7 +78,9 @@ class Keys:
                 "no valid API key; send one as x-api-key or Authorization: Bearer",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return Identity(found[0].user, found[0].tenant, frozenset(found[0].permissions))
+        one = found[0]
+        teams = frozenset(one.teams)
+        return Identity(one.user, one.tenant, frozenset(one.permissions), teams=teams)
 
     async def again(self, identity: Identity) -> Identity:
         """A user who has a key still, with what their keys may do now."""
@@ -86,13 +90,23 @@ class Keys:
         if not keys:
             raise Unauthenticated(f"{identity.user!r} has no key any more")
         now = frozenset(name for each in keys for name in each.permissions)
-        known = Identity(*whose, identity.permissions & now)
+        known = Identity(*whose, identity.permissions & now, teams=self.teams_of(*whose))
         person = identity.acting_for
         return known if person is None else act_for(self, known, person)
+
+    def teams_of(self, user: str, tenant: str | None) -> frozenset[str]:
+        """The teams that the keys of a user list."""
+        keys = [each for each in self._keys if (each.user, each.tenant) == (user, tenant)]
+        return frozenset(name for each in keys for name in each.teams)
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """Allow what belongs to the user."""
         if identity.is_admin:
+            return {}
+        namespace = tuple(value.get("namespace") or ())
+        if action.startswith("store:") and is_of_team(namespace):
+            check_team(identity, action, namespace)
+            value["namespace"] = namespace
             return {}
         return permit_own(identity.person, action, value)
 

@@ -31,8 +31,14 @@ def check_key_user(name: str) -> str:
     return name
 
 
+def _check_team(name: str) -> str:
+    if not name.strip() or name == "*" or "\0" in name:
+        raise ConfigurationError(f"no team can be called {name!r}; choose another name")
+    return name
+
+
 class Key(BaseModel):
-    """An entry of the file: whose a key is, and the hash of the key."""
+    """An entry of the file: whose a key is, the hash of the key, and what the user may do."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -40,6 +46,7 @@ class Key(BaseModel):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     tenant: str | None = None
     permissions: list[Literal["perdure:admin", "perdure:act"]] = []
+    teams: list[Annotated[str, AfterValidator(_check_team)]] = []
 
 
 class _File(BaseModel):
@@ -74,7 +81,7 @@ def _named_errors(path: Path) -> Iterator[None]:
             wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigurationError(
             f"the keys file {str(path)!r} cannot be read: {wrong}; expected [[keys]] "
-            "with user, sha256 and, if wanted, tenant and permissions"
+            "with user, sha256 and, if wanted, tenant, permissions and teams"
         ) from None
 
 

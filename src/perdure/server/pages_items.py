@@ -24,6 +24,7 @@ from perdure.server.access import action
 from perdure.server.call import Call, Caller, is_own, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
 from perdure.server.reply import encoded, escaped, status_of
+from perdure.server.teams import is_of_team
 from perdure.stores import Provenance
 from perdure.stores.values import typed_object
 
@@ -217,7 +218,7 @@ def _compared(versions: list[Any]) -> list[Values]:
 
 def _is_memory(call: Call, item: Any) -> bool:
     is_text = isinstance(item.value.get("text"), str)
-    return is_text and bool(item.namespace[:1] == call.memories[:1])
+    return is_text and (is_of_team(item.namespace) or item.namespace[:1] == call.memories[:1])
 
 
 def _may_change(namespace: Namespace) -> bool:
@@ -243,7 +244,7 @@ async def edit(
 
     The version is the one that was shown; of a new item it is 0.
     """
-    text, by_hand = text.replace("\r\n", "\n"), _by_hand(call)
+    text, by_hand = text.replace("\r\n", "\n"), _by_hand(call, place.ns)
     present = await call.store.aget(*place, refresh_ttl=False)
     try:
         if present is not None and present.version != version:
@@ -298,8 +299,9 @@ def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, Runnabl
     return Collection(call.store, template), config
 
 
-def _by_hand(call: Call) -> Provenance:
-    return Provenance(actor=call.identity.user, trust="user", at=datetime.now(UTC))
+def _by_hand(call: Call, namespace: Namespace) -> Provenance:
+    user, author = call.identity.user, call.author_of(namespace)
+    return Provenance(actor=user, trust="user", at=datetime.now(UTC), author=author)
 
 
 # -- what changed between two values, path by path and word by word

@@ -7,7 +7,7 @@ rule as a table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
@@ -37,6 +37,7 @@ class Sender(NamedTuple):
         may_act: Whether the caller may act for others.
         author: The user whose message is the input of the run, or None if it has no new message.
         deed: What the caller does; one of `DEEDS`.
+        teams: The teams of the caller, or of the person for whom the caller acts.
     """
 
     caller: str
@@ -44,6 +45,7 @@ class Sender(NamedTuple):
     may_act: bool = False
     author: str | None = None
     deed: str = "continued"
+    teams: Sequence[str] = ()
 
     @classmethod
     def from_row(cls, about: Mapping[str, Any]) -> Self:

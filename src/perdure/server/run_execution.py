@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 
 from langchain_core.runnables import RunnableConfig
 
+from perdure.checkpointers.address import TEAMS_KEY
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.run_writes import RUN_WRITES, RunWrites
 from perdure.checkpointers.runs import LIVE, RunTable
@@ -44,6 +45,7 @@ from perdure.server.run_progress import (
     restore_start,
     store_start,
 )
+from perdure.server.teams import RunTeams
 from perdure.server.threads import Threads
 from perdure.storage.flow import Statement
 
@@ -76,10 +78,12 @@ class GraphServer(Protocol):
     Attributes:
         graphs: The graphs that it serves.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
+        teams: Chooses the teams whose memory runs use; None: the config of a run decides.
     """
 
     graphs: Graphs
     owners_are_people: bool
+    teams: RunTeams | None
 
     def measured(self) -> AbstractContextManager[None]:
         """Measure the run of a graph."""
@@ -210,6 +214,9 @@ class RunExecution:
             return
         sender, person = await self._choose_person(before)
         ids = {"thread_id": run.thread_id, "run_id": run.run_id, **person.configurable()}
+        if (choice := self._runs.server.teams) is not None:
+            teams = choice.choose(run.tenant, sender, person)
+            ids |= {} if teams is None else {TEAMS_KEY: teams}
         graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids}, begun=progress is not None)

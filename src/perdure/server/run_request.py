@@ -14,6 +14,7 @@ from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from perdure.errors import ConfigurationError
+from perdure.memory.run_config import parse_teams
 from perdure.server.person import CALLER, DEED
 from perdure.server.threads import checked_metadata
 
@@ -280,6 +281,18 @@ class RunRequest(Given):
                 raise ConfigurationError(
                     f"{name!r} is {value!r}, and the server alone sets it: leave it out"
                 )
+
+    def named_teams(self) -> set[str]:
+        """Return the teams that the config or the context names.
+
+        Raises:
+            InvalidConfig: One of them is no name.
+        """
+        names = set[str]()
+        for given in (self._configurable, self.context or {}):
+            for team, teams in ((given.get("team"), None), (None, given.get("teams"))):
+                names |= {*(parse_teams(team, teams) or ())}
+        return names
 
     @property
     def places(self) -> dict[str, str]:

@@ -31,6 +31,7 @@ from perdure.server.run_execution import ENDS_S, Player
 from perdure.server.run_log import THREADS, EventDropped, Log, LoggedEvent
 from perdure.server.run_queue import PAUSE_S, DatabaseRuns
 from perdure.server.run_request import RunRequest
+from perdure.server.teams import RunTeams
 from perdure.server.telemetry import Telemetry
 from perdure.server.webhooks import Webhooks
 
@@ -67,6 +68,7 @@ class Runs:
         webhooks: Tells others of their ends; None: nobody.
         owners_are_people: Whether the `owner` of threads is the user of an API key, so that it
             names the person of a thread whose head names none.
+        teams: Chooses the teams whose memory runs use; None: the config of a run decides.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Runs:
         webhooks: Webhooks | None = None,
         *,
         owners_are_people: bool = True,
+        teams: RunTeams | None = None,
     ) -> None:
+        self.teams = teams
         self.owners_are_people = owners_are_people
         self.graphs, self._at_once, self._databases = graphs, limits.at_once, databases
         self.used, self._players = databases.used, players

@@ -28,6 +28,7 @@ from perdure.server.databases import Databases
 from perdure.server.run_queue import DatabaseRuns
 from perdure.server.run_request import Given, RunRequest
 from perdure.server.runs import Runs
+from perdure.server.teams import read_teams
 
 PATIENCE_S: Final = 10
 """How long the handlers of an Auth file may take for a cron."""
@@ -172,7 +173,8 @@ class Schedule:
         content = due.cron.content
         login = None if content["login"] is None else User(content["login"])
         permissions, person = frozenset(content["permissions"]), content.get("acting_for")
-        then = Identity(content["user"], tenant, permissions, login, person)
+        teams = read_teams(login)
+        then = Identity(content["user"], tenant, permissions, login, person, teams=teams)
         again = getattr(self._access, "again", None)  # keys may be revoked meanwhile
         identity = await again(then) if again else then
         call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)

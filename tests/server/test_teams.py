@@ -1,0 +1,495 @@
+"""Shared memory of teams on a server: who reaches it, which runs use it, and whom it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.client import SyncLangGraphClient
+
+from perdure.memory import Collection, manage_memory, search_memory, use_memories
+from perdure.server import create_app
+from perdure.server.access import ADMIN, Access
+from perdure.server.auth_file import AuthFile
+from perdure.server.graphs import Graphs
+from perdure.server.keys import Keys
+from perdure.settings import Settings
+from perdure.stores import open_store
+from tests.server.running import running, until
+from tests.server.talking import says
+from tests.server.test_auth_file import written
+from tests.server.test_crons import make_due
+from tests.server.test_keys import entry
+from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
+
+BOTH: Any = [("memories", "{user_id}"), ("teams", "{team}")]
+TEXTS = {
+    ("memories", "ann"): "Ann keeps her tea in the box Heron.",
+    ("memories", "bob"): "Bob keeps his tea in the box Walrus.",
+    ("memories", "red"): "The user Red keeps tea in the box Magpie.",
+    ("teams", "red"): "The team keeps its tea in the box Toad.",
+    ("teams", "blue"): "The team keeps its tea in the box Newt.",
+    ("teams", "ann"): "The team keeps its tea in the box Stoat.",
+}
+WORDS = ("Heron", "Walrus", "Magpie", "Toad", "Newt", "Stoat")
+GLOBEX = "Globex keeps its tea in the box Otter."
+
+
+def graph() -> StateGraph[MessagesState]:
+    """A graph that answers with what its model would be shown, or keeps a note by the tool."""
+    shows, manage = (
+        use_memories(namespaces=BOTH, min_score=0),
+        manage_memory(team_namespace=("teams", "{team}")),
+    )
+    search = search_memory(namespaces=BOTH, min_score=0)
+
+    def call(tool: Any, config: RunnableConfig, **arguments: Any) -> str:
+        asked = {"name": tool.name, "args": arguments, "id": "c", "type": "tool_call"}
+        return str(tool.invoke(asked, config).content)
+
+    def answer(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+        text = state["messages"][-1].text
+        if text.startswith("ask"):
+            interrupt("May I?")
+        if text.startswith("note "):
+            _, team, said = text.split(" ", 2)
+            chosen = {} if team == "me" else {"team": team}
+            reply = call(manage, config, action="create", text=said, **chosen)
+        elif text.startswith("search "):
+            reply = call(search, config, query=text)
+        else:
+            shown = shows(state, config)
+            reply = "\n".join(each.text for each in shown if each.type == "system")
+        return {"messages": [AIMessage(reply)]}
+
+    return StateGraph(MessagesState).add_node(answer).add_edge(START, "answer")
+
+
+class Office:
+    """A server, and clients of its users, whose keys or tokens are their names."""
+
+    def __init__(self, url: str, db: str, tenant: str | None, clients: ExitStack) -> None:
+        self.url, self.db, self.tenant, self.clients = url, db, tenant, clients
+
+    def client(self, user: str) -> SyncLangGraphClient:
+        """langgraph's client of a user."""
+        made = get_sync_client(
+            url=self.url, api_key=user, headers={"authorization": f"Bearer {user}"}
+        )
+        return self.clients.enter_context(made)
+
+    def say(self, user: str, text: str, thread_id: str | None = None, **options: Any) -> str:
+        """Send a message, on a new thread unless one is given; return the answer."""
+        client = self.client(user)
+        thread_id = thread_id or str(client.threads.create()["thread_id"])
+        values: Any = client.runs.wait(thread_id, "office", input=says(text), **options)
+        return str(values["messages"][-1]["content"])
+
+    def send(self, user: str, path: str, body: Any, method: str = "POST") -> httpx.Response:
+        """Send a request with a body of JSON."""
+        headers = {"x-api-key": user, "authorization": f"Bearer {user}"}
+        return httpx.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=60)
+
+    def page(self, user: str, path: str, **query: Any) -> httpx.Response:
+        """Read a page."""
+        headers = {"authorization": f"Bearer {user}"}
+        return httpx.get(f"{self.url}{path}", params=query, headers=headers, timeout=60)
+
+    def put(self, user: str, namespace: list[str], key: str = "k") -> int:
+        """Put an item by REST; return the status."""
+        body = {"namespace": namespace, "key": key, "value": {"text": f"of {user}"}}
+        return self.send(user, "/store/items", body, "PUT").status_code
+
+    def items(self, *namespace: str) -> list[Any]:
+        """The items under a namespace, whoever may see them."""
+        with open_store(self.db, **({"tenant": self.tenant} if self.tenant else {})) as store:
+            return store.search(namespace, limit=100)
+
+    def fill(self) -> None:
+        """Store a text for each user and team."""
+        options = {"tenant": self.tenant} if self.tenant else {}
+        with open_store(self.db, **options) as store:
+            for label in ("memories", "teams"):
+                store.forget((label,))  # of another test
+            for (label, name), text in TEXTS.items():
+                Collection(store, (label, name)).insert(text)
+        if self.tenant:
+            with open_store(self.db, tenant="globex") as store:
+                Collection(store, ("teams", "red")).insert(GLOBEX)
+
+
+def words(text: str) -> list[str]:
+    """The boxes that a text names."""
+    return [word for word in (*WORDS, "Otter") if word in text]
+
+
+def listed(*teams: str) -> str:
+    """The line of a key with teams."""
+    return f"teams = {[*teams]}\n"
+
+
+def write_keys(path: Path, tenant: str | None) -> Keys:
+    """Keys of users of one tenant, and on Postgres of a second tenant too."""
+    own = f'tenant = "{tenant}"\n' if tenant else ""
+    entries = [
+        entry("ann", "ann", own + listed("red", "blue")),
+        entry("bob", "bob", own + listed("red")),
+        entry("red", "red", own),
+        entry("teams", "teams", own),
+        entry("root", "root", f'{own}permissions = ["{ADMIN}"]'),
+    ]
+    if tenant:
+        entries.append(entry("other", "ann", 'tenant = "globex"\n' + listed("red")))
+    path.write_text("".join(entries))
+    path.chmod(0o600)
+    return Keys(path)
+
+
+@pytest.fixture(params=["file", "postgres"])
+def office(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Office]:
+    """A server with keys: on a file, and on Postgres with two tenants."""
+    tenant, db = None, str(tmp_path / "memory.db")
+    if request.param == "postgres":
+        tenant, db = "acme", request.getfixturevalue("dsn")
+    access = write_keys(tmp_path / "keys.toml", tenant)
+    yield from serve(access, db, tenant)
+
+
+def serve(access: Access, db: str, tenant: str | None = None) -> Iterator[Office]:
+    """Serve the graph."""
+    app = create_app(Settings(db=db), graphs=Graphs({"office": graph()}), access=access)
+    with running(app) as url, ExitStack() as clients:
+        made = Office(url, db, tenant, clients)
+        made.fill()
+        yield made
+
+
+def test_each_run_is_shown_the_memories_of_the_person_and_of_her_teams(office: Office) -> None:
+    """A user and a team of one name have nothing in common, nor have two tenants."""
+    found = {user: words(office.say(user, "Where is the tea?")) for user in ("ann", "bob", "red")}
+    assert found == {
+        "ann": ["Heron", "Toad", "Newt"],
+        "bob": ["Walrus", "Toad"],
+        "red": ["Magpie"],
+    }
+    assert words(office.say("root", "Where is the tea?")) == []
+    assert words(
+        office.say("ann", "Where is the tea?", config={"configurable": {"team": "blue"}})
+    ) == ["Heron", "Newt"]
+    assert words(office.say("ann", "Where is the tea?", context={"teams": ["red"]})) == [
+        "Heron",
+        "Toad",
+    ]
+    if office.tenant:
+        assert words(office.say("other", "Where is the tea?")) == ["Otter"]
+
+
+NAMED: list[Any] = [
+    {"config": {"configurable": {"team": "blue"}}},
+    {"config": {"configurable": {"teams": ["red", "blue"]}}},
+    {"context": {"team": "blue"}},
+    {"context": {"teams": ["blue"]}},
+    {"context": {"team": "red", "teams": ["blue", "red"]}},
+    {"config": {"configurable": {"__perdure_teams": ["blue"]}}},
+    {"config": {"configurable": {"__perdure_team": "blue"}}},
+]
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_a_run_that_names_another_team_is_refused(office: Office, named: Any) -> None:
+    """Neither the config nor the context adds a team."""
+    thread_id = office.client("bob").threads.create()["thread_id"]
+    body = {"assistant_id": "office", "input": says("Where is the tea?"), **named}
+    for path in (f"/threads/{thread_id}/runs/wait", "/runs/wait", f"/threads/{thread_id}/runs"):
+        replied = office.send("bob", path, body)
+        assert replied.status_code in (400, 403, 422), replied.text
+        assert words(replied.text) == []
+    cron = {**body, "schedule": "0 0 * * *"}
+    assert office.send("bob", "/runs/crons", cron).status_code in (400, 403, 422)
+
+
+def test_a_header_names_no_team(office: Office) -> None:
+    """Only the key does."""
+    client = office.client("bob")
+    body = {"assistant_id": "office", "input": says("Where is the tea?")}
+    headers = {"x-api-key": "bob", "x-perdure-team": "blue", "x-perdure-teams": "blue"}
+    replied = httpx.post(f"{office.url}/runs/wait", json=body, headers=headers, timeout=60)
+    assert words(replied.text) == ["Walrus", "Toad"]
+    assert client is not None
+
+
+def test_an_assistant_adds_no_team(office: Office) -> None:
+    """An assistant that names a team is refused to others than its members."""
+    assistant: Any = office.client("ann").assistants.create(
+        "office", config={"configurable": {"team": "blue"}}
+    )
+    body = {"assistant_id": assistant["assistant_id"], "input": says("Where is the tea?")}
+    assert words(office.send("ann", "/runs/wait", body).text) == ["Heron", "Newt"]
+    shared: Any = office.client("root").assistants.create(
+        "office", config={"configurable": {"team": "blue"}}, metadata={"owner": "bob"}
+    )
+    body["assistant_id"] = shared["assistant_id"]
+    assert words(office.send("bob", "/runs/wait", body).text) == []
+
+
+def test_members_reach_the_items_of_a_team_by_rest(office: Office) -> None:
+    """Each item that they put has its author. An admin reaches those of all teams."""
+    assert office.put("bob", ["teams", "red"]) == 204
+    assert office.put("ann", ["teams", "red", "plans"], "p") == 204
+    assert office.put("root", ["teams", "ann"], "r") == 204
+    authors = {
+        item.key: item.provenance.author
+        for item in office.items("teams")
+        if item.provenance and item.provenance.author
+    }
+    assert authors == {"k": "bob", "p": "ann", "r": "root"}
+    shown = office.client("ann").store.get_item(("teams", "red"), "k")
+    assert shown is not None
+    assert shown["value"] == {"text": "of bob"}
+    found = office.client("ann").store.search_items(("teams", "red"))["items"]
+    assert {item["key"] for item in found} > {"k", "p"}
+
+
+STRANGE: list[list[str]] = [
+    ["teams", "red"],
+    ["teams", "blue", "x"],
+    ["teams", "teams"],
+    ["teams"],
+    ["teams", ""],
+    ["teams", "*"],
+    ["*", "red"],
+    ["Teams", "red"],
+]
+
+
+@pytest.mark.parametrize("namespace", STRANGE)
+@pytest.mark.parametrize("user", ["red", "teams"])
+def test_others_reach_no_team(office: Office, user: str, namespace: list[str]) -> None:
+    """Nobody is a member by a name, be it that of a team or `teams`."""
+    if namespace == ["*", "red"] and user == "red":
+        pytest.skip("a namespace of the user's own")
+    before = len(office.items("teams"))
+    assert office.put(user, namespace) >= 400 or namespace[1:2] == [user]
+    assert len(office.items("teams")) == before
+    searched = office.send(user, "/store/items/search", {"namespace_prefix": namespace})
+    assert words(searched.text) == [], searched.text
+    got = office.page(user, "/store/items", namespace=namespace, key="k")
+    assert words(got.text) == []
+    deleted = office.send(user, "/store/items", {"namespace": namespace, "key": "k"}, "DELETE")
+    assert deleted.status_code >= 400 or namespace[1:2] == [user]
+    for path in ("/ui/store/items", "/ui/memory", "/ui/memories", "/ui/store"):
+        shown = office.page(user, path, ns=namespace, key="k")
+        assert words(shown.text) in ([], [{"red": "Magpie"}.get(user, "")]), path
+
+
+def test_an_item_cannot_be_put_into_another_team(office: Office) -> None:
+    """Bob is in red, and not in blue or ann."""
+    for name in ("blue", "ann", "bob", "RED", "red ", "*"):
+        assert office.put("bob", ["teams", name]) == 403
+    searched = office.send("bob", "/store/items/search", {"namespace_prefix": ["teams"]})
+    assert searched.status_code == 403
+    everything = office.send("bob", "/store/items/search", {"namespace_prefix": []})
+    assert everything.status_code == 403
+
+
+LISTINGS: list[tuple[Any, list[str]]] = [
+    ({"prefix": ["teams"]}, ["red"]),
+    ({"prefix": ["teams", "red"]}, ["red"]),
+    ({"prefix": ["*", "*"]}, []),
+    ({}, []),
+    ({"prefix": ["teams"], "suffix": ["blue"]}, []),
+    ({"prefix": ["teams"], "max_depth": 2}, ["red"]),
+]
+
+
+@pytest.mark.parametrize(("asked", "expected"), LISTINGS)
+def test_namespaces_list_the_teams_of_the_user(
+    office: Office, asked: Any, expected: list[str]
+) -> None:
+    """A list under `teams` has those of the user, and an admin's has all."""
+    replied = office.send("bob", "/store/namespaces", asked)
+    found = replied.json().get("namespaces", []) if replied.status_code == 200 else []
+    assert [ns[1] for ns in found if ns[0] == "teams"] == expected
+    assert office.send("red", "/store/namespaces", {"prefix": ["teams"]}).json() == {
+        "namespaces": []
+    }
+    mine = office.send("red", "/store/namespaces", {}).json()["namespaces"]
+    assert mine == [["memories", "red"]]
+    every = office.send("root", "/store/namespaces", {"prefix": ["teams"]}).json()["namespaces"]
+    assert [ns[1] for ns in every] == ["ann", "blue", "red"]
+
+
+def test_a_model_writes_into_a_team_of_the_person_only(office: Office) -> None:
+    """The argument of the tool is checked, and the item has the author."""
+    assert "Kept" in office.say("bob", "note red The kettle is Kayak")
+    assert "in no team" in office.say("bob", "note blue The kettle is Kayak")
+    assert "Kept" in office.say("bob", "note me The kettle of Bob is Canoe")
+    [item] = [each for each in office.items("teams") if "Kayak" in each.value["text"]]
+    assert (item.namespace, item.provenance.author) == (("teams", "red"), "bob")
+    assert "Kayak" in office.say("ann", "search kettle")
+    assert "Kayak" not in office.say("red", "search kettle")
+    assert "Canoe" not in office.say("ann", "search kettle")
+    shown = office.say("ann", "What of the kettle?")
+    assert "bob" in shown
+
+
+def test_the_page_of_items_shows_the_author(office: Office) -> None:
+    """Members see who wrote an item; the page of others is refused."""
+    assert office.put("bob", ["teams", "red"]) == 204
+    page = office.page("ann", "/ui/memory", ns=["teams", "red"], key="k")
+    assert "written by" in page.text
+    assert ">bob<" in page.text
+    form = {"ns": ["teams", "red"], "key": "k"}
+    edited = httpx.post(
+        f"{office.url}/ui/memory?ns=teams&ns=red&key=k",
+        data={"value": '{"text": "of ann"}', "searched": "1", "version": "1"},
+        headers={"authorization": "Bearer ann"},
+        timeout=60,
+    )
+    assert edited.status_code == 303, edited.text
+    [item] = [each for each in office.items("teams", "red") if each.key == "k"]
+    assert (item.value, item.provenance.author) == ({"text": "of ann"}, "ann")
+    assert office.page("red", "/ui/memory", **form).status_code == 403
+
+
+def answer(office: Office, user: str, thread_id: str) -> str:
+    """Answer the question of a thread."""
+    values: Any = office.client(user).runs.wait(thread_id, "office", command={"resume": "yes"})
+    return str(values["messages"][-1]["content"])
+
+
+def test_a_run_uses_the_teams_of_the_person_whoever_may_act_for_her(office: Office) -> None:
+    """An admin who answers does not add teams, and takes none away."""
+    client = office.client("ann")
+    thread_id = client.threads.create()["thread_id"]
+    client.runs.wait(thread_id, "office", input=says("ask where the tea is"))
+    assert words(answer(office, "root", thread_id)) == ["Heron", "Toad", "Newt"]
+
+
+def test_a_key_that_lost_a_team_is_seen_by_the_next_run(office: Office, tmp_path: Path) -> None:
+    """Also by a cron, whose runs are those of its author."""
+    client = office.client("bob")
+    file = tmp_path / "keys.toml"
+    assert words(office.say("bob", "Where is the tea?")) == ["Walrus", "Toad"]
+    cron: Any = client.crons.create(
+        "office", schedule="0 0 * * *", input=says("Where is the tea?"), on_run_completed="keep"
+    )
+    file.write_text(file.read_text().replace("teams = ['red']\n", "", 1))
+    until(lambda: office.put("bob", ["teams", "red"]) == 403)
+    assert words(office.say("bob", "Where is the tea?")) == ["Walrus"]
+    if office.tenant is None:
+        threads: Any = client.threads.search(limit=20)
+        known = {each["thread_id"] for each in threads}
+        make_due(Settings(db=office.db), cron["cron_id"])
+
+        def answers() -> list[str]:
+            found: Any = client.threads.search(limit=20)
+            idle = [each for each in found if each["status"] == "idle"]
+            return [str(each["values"]) for each in idle if each["thread_id"] not in known]
+
+        until(lambda: bool(answers()))
+        assert words(answers()[0]) == ["Walrus"]
+
+
+AUTH = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+TEAMS = {"ann": ["red", "blue"], "bob": ["red"], "odd": "red", "root": []}
+
+@auth.authenticate
+async def authenticate(authorization: str | None):
+    name = (authorization or "").removeprefix("Bearer ")
+    permissions = ["perdure:admin"] if name == "root" else []
+    return {"identity": name, "teams": TEAMS.get(name), "org": "acme", "permissions": permissions}
+
+@auth.on
+async def everything(ctx, value):
+    if ctx.resource == "store":
+        return None
+    value.setdefault("metadata", {})["owner"] = ctx.user["org"]
+    return {"owner": ctx.user["org"]}
+"""
+
+
+@pytest.fixture
+def organisation(tmp_path: Path) -> Iterator[Office]:
+    """A server with an Auth file that allows all namespaces and lists the teams of each user."""
+    yield from serve(AuthFile(written(tmp_path, AUTH)), str(tmp_path / "memory.db"))
+
+
+def test_a_handler_lists_the_teams_of_a_user(organisation: Office) -> None:
+    """The rule of teams holds beside what the handlers allow."""
+    asked = {user: words(organisation.say(user, "Where is the tea?")) for user in ("ann", "bob")}
+    assert asked == {"ann": ["Heron", "Toad", "Newt"], "bob": ["Walrus", "Toad"]}
+    assert words(organisation.say("odd", "Where is the tea?")) == []
+    assert organisation.put("bob", ["teams", "red"]) == 204
+    for user, name in (("bob", "blue"), ("odd", "red"), ("cleo", "cleo")):
+        assert organisation.put(user, ["teams", name]) == 403
+    everything = organisation.send("bob", "/store/items/search", {"namespace_prefix": []})
+    assert "Newt" not in everything.text
+    assert "Toad" in everything.text
+    listed = organisation.send("bob", "/store/namespaces", {}).json()["namespaces"]
+    assert [ns for ns in listed if ns[0] == "teams"] == [["teams", "red"]]
+    wild = organisation.send("bob", "/store/namespaces", {"prefix": ["*", "blue"]})
+    assert "teams" not in wild.text
+
+
+def test_an_answer_by_a_colleague_uses_no_team_that_nobody_vouches_for(
+    organisation: Office,
+) -> None:
+    """A handler tells the teams of who asks only, and not those of the person of the thread."""
+    client = organisation.client("ann")
+    thread_id = client.threads.create()["thread_id"]
+    client.runs.wait(thread_id, "office", input=says("ask where the tea is"))
+    assert words(answer(organisation, "bob", thread_id)) == ["Heron"]
+
+
+def test_a_colleague_shares_the_teams_that_both_are_in(tmp_path: Path) -> None:
+    """With keys, which tell the teams of both, a run has those that both are members of."""
+
+    class Shared(Keys):
+        """Keys, of which each user reaches the threads of all."""
+
+        async def permit(self, identity: Any, action: Any, value: Any) -> Any:
+            allowed = await super().permit(identity, action, value)
+            return {} if action.startswith("threads:") else allowed
+
+    write_keys(tmp_path / "keys.toml", None)
+    for office in serve(Shared(tmp_path / "keys.toml"), str(tmp_path / "memory.db")):
+        client = office.client("ann")
+        thread_id = client.threads.create()["thread_id"]
+        client.runs.wait(thread_id, "office", input=says("ask where the tea is"))
+        assert words(answer(office, "bob", thread_id)) == ["Heron", "Toad"]
+        assert words(office.say("red", "Where is the tea?", thread_id)) == []
+
+
+def test_without_authentication_the_config_decides(tmp_path: Path) -> None:
+    """A local server has no identities that list teams."""
+    from perdure.server.access import Local
+
+    for office in serve(Local("ann"), str(tmp_path / "memory.db")):
+        named: Any = {"config": {"configurable": {"team": "blue"}}}
+        assert words(office.say("x", "Where is the tea?", **named)) == ["Heron", "Newt"]
+        assert words(office.say("x", "Where is the tea?")) == ["Heron"]
+        assert office.put("x", ["teams", "red"]) == 204
+
+
+@pytest.mark.parametrize("line", ["teams = 'red'", "teams = [1]", "teams = ['']", "teams = ['*']"])
+def test_a_key_with_teams_that_are_no_names_is_refused(tmp_path: Path, line: str) -> None:
+    """The error names the field."""
+    from perdure.errors import ConfigurationError
+
+    path = tmp_path / "keys.toml"
+    path.write_text(entry("ann", "ann", line))
+    with pytest.raises(ConfigurationError, match="team"):
+        Keys(path)
