@@ -258,7 +258,7 @@ def test_a_run_does_not_end_before_its_cancellation_is_known(talked: Saver) -> N
     table, run = RunTable(talked), accepted(talked, events=True)
     webhooks = WebhookTable(talked)
 
-    def end(status: RunState, known: str | None) -> list[int] | None:
+    def end(status: RunState, known: str | None) -> list[str] | None:
         options: Any = {"keeps_thread": True, "known_cancel": known}
         webhook = webhooks.build_insert(run, {"url": status}, {}, **options)
         last: Any = {"last": batch(0, status), "known_cancel": known, "webhook": webhook}
