@@ -6,10 +6,12 @@ a pipe, with --json and without; a new command without a case in `CASES` fails t
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,13 @@ from typing import Any
 import pytest
 import typer
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.records import CronRow, LiveRun, RunRow
+from perdure.checkpointers.runs import RunTable
 from perdure.cli import main
 from perdure.cli.app import app
 from perdure.cli.store import shown as typed_as
@@ -84,6 +91,25 @@ CASES: dict[str, list[list[str]]] = {
         ["--from", "x.db", "--to", f"c{NAME.replace('/', '')}.db"],
         ["--from", f"no{NAME}.db", "--to", "c.db"],
         ["--from", "x.db", "--to", "c.db", "--to-key-file", NONE],
+    ],
+    "forget": [["--user", NAME], ["--user", USER, "--dry-run"], ["--user", USER]],
+    "answer": [
+        ["t ", "respond", NAME],
+        ["waits", NAME, "--graphs", "asks.json"],
+        ["waits", "--answer", NAME, "--graphs", "asks.json"],
+        ["waits", "respond", NAME, "--graphs", "asks.json"],
+        [NONE, "approve", "--graphs", "asks.json"],
+        ["t ", "approve", "--graphs", f"no{NAME}.json"],
+        ["t ", "approve", "--url", f"http://{NAME}"],
+    ],
+    "runs": [[], ["--user", NAME], ["--thread", NONE], ["--thread", "t "]],
+    "crons": [[], ["--user", NAME], ["--thread", NONE]],
+    "keys list": [["--keys", "keys.toml"], ["--keys", f"no{NAME}.toml"]],
+    "keys revoke": [
+        ["--keys", "keys.toml", "--user", USER],  # it is asked, and told no
+        ["--keys", "keys.toml", "--user", NAME],
+        ["--keys", "keys.toml", "--hash", NAME],
+        ["--keys", "keys.toml", "--user", USER, "--yes"],
     ],
     "serve": [["--keys", f"no{NAME}.toml"], ["--host", NAME], ["--new-key", NAME]],
     "mcp": [["--audit", f"no{NAME}/audit.jsonl"]],
@@ -165,6 +191,35 @@ def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("chat.json").write_text(json.dumps([conversation()]), encoding="utf-8")
     Path("check.jsonl").write_text(json.dumps({"question": NAME, "expected": [NAME]}) + "\n")
     Path("their.db").write_bytes(b"SQLite format 3\0" + SPOKEN.encode())
+    key = f'user = {json.dumps(USER)}\nsha256 = "{"0" * 64}"\ntenant = {json.dumps(NAME)}'
+    Path("keys.toml").write_text(f"[[keys]]\n{key}\n".replace("\x7f", "\\u007f"))
+    Path("asks.json").write_text('{"graphs": {"asks": "tests.cli.test_hostile:asks"}}')
+    with SQLiteCheckpointer.open(db) as saver:
+        config = {"configurable": {"thread_id": f"waits {NAME}"}}
+        asks.compile(checkpointer=saver).invoke({"messages": [("human", SPOKEN)]}, config)
+        asyncio.run(run_and_schedule(saver))
+
+
+def ask(state: MessagesState) -> dict[str, Any]:
+    """A node that asks, and repeats the answer."""
+    return {"messages": [AIMessage(f"{interrupt(SPOKEN)} {SPOKEN}")]}
+
+
+asks: Any = StateGraph(MessagesState).add_node("ask", ask).add_edge(START, "ask")
+
+
+async def run_and_schedule(saver: SQLiteCheckpointer) -> None:
+    """Store a run of the server that failed, and a cron."""
+    table, now = RunTable(saver), time.time()
+    live = LiveRun(THREAD, 0, 0, f"run {NAME}", "pending", "", NAME, 1, None)
+    about = {"assistant_id": NAME, "user": NAME, "person": NAME, "metadata": {}}
+    row = RunRow(live, now, now, about, request={})
+    accepted, _ = await table.accept(row, rejects=False, cancels=None)
+    assert accepted is not None
+    await table.end(accepted, "error", {"error": NAME, "message": SPOKEN})
+    payload = {"assistant_id": NAME, "schedule": NAME, "timezone": NAME}
+    content = {"payload": payload, "graph": NAME, "user": NAME, "metadata": {NAME: SPOKEN}}
+    await CronTable(saver).create(CronRow(f"cron {NAME}", THREAD, now, now, now, content))
 
 
 def fails(texts: Any) -> Any:
