@@ -302,6 +302,7 @@ async def _forget(
     namespaces: Sequence[Sequence[str]] = (),
     conversations: Iterable[str] = (),
     dry_run: bool = False,
+    hand_over: bool = False,
     config: RunnableConfig | None = None,
 ) -> Receipt:
     """Erase a memory, or everything that the store keeps about the user of a run.
@@ -321,16 +322,18 @@ async def _forget(
         conversations: Ids of the user's conversations in `chat_memory`, in addition to the user's
             name and the threads that were extracted.
         dry_run: Whether to return the receipt without erasing; only with `everything=True`.
+        hand_over: Whether what the user wrote into the memories of teams is kept, without the
+            name of the user. Otherwise it is erased. Only with `everything=True`.
         config: Of the run; see `Collection`.
     """
     expected = type(None) if everything else (str, int)
     instance("key", key, expected, "a memory's key, or None with everything=True")
     collection = Collection(store, namespace)
     if key is not None:
-        if namespaces or conversations or dry_run:
+        if namespaces or conversations or dry_run or hand_over:
             raise ConfigurationError(
-                "namespaces, conversations and dry_run are options of forget(everything=True); "
-                "leave them out, or leave out the key"
+                "namespaces, conversations, dry_run and hand_over are options of "
+                "forget(everything=True); leave them out, or leave out the key"
             )
         return await collection._forget(key, config=config)
     if collection.namespace.labels != _USERS:
@@ -342,6 +345,7 @@ async def _forget(
         templates=check_templates(namespaces),
         conversations=conversations,
         dry_run=dry_run,
+        hand_over=hand_over,
     )
 
 

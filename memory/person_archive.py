@@ -17,7 +17,7 @@ from perdure.checkpointers.records import CronRow, RunRow
 from perdure.checkpointers.titles import about, existing_head
 from perdure.errors import InvalidMessages, PerdureError, UnknownThread
 from perdure.memory.person_namespaces import PersonNamespaces
-from perdure.memory.records import RESERVED
+from perdure.memory.records import AUTHOR, PREVIOUS, RESERVED
 from perdure.memory.thread_export import build_thread_export
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
@@ -65,12 +65,33 @@ def iter_archive(
         yield from _iter_thread(saver, thread_id)
     for namespace in _notes_last(found.own):
         yield from store.export(namespace)
+    yield from _iter_written(store, found.written, rows.user)
     own = frozenset(threads)
     for thread_id in threads:
         for run in rows.runs(thread_id):
             yield {RUN: build_run_record(run)}
     for cron in rows.crons(own)[0]:
         yield {CRON: build_cron_record(cron)}
+
+
+def _iter_written(
+    store: WholeStore, written: Sequence[tuple[Namespace, str]], user: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the versions that a person wrote into the memories of teams.
+
+    Earlier texts of other authors, which a version keeps, are left out.
+    """
+    keys = frozenset(written)
+    for namespace in dict.fromkeys(namespace for namespace, _ in written):
+        for line in store.export(namespace):
+            place = tuple(line["namespace"]), line["key"]
+            is_own = (line.get("provenance") or {}).get(AUTHOR) == user
+            if place in keys and place[0] == namespace and is_own:
+                value = dict(line["value"])
+                if PREVIOUS in value:
+                    previous = value[PREVIOUS]
+                    value[PREVIOUS] = [each for each in previous if each.get(AUTHOR) == user]
+                yield {**line, "value": value}
 
 
 def _iter_thread(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:

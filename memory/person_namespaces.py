@@ -14,11 +14,23 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from langgraph.store.base import Item
+
 from perdure.memory.options import instance, text
 from perdure.memory.recorded_templates import PERSONAL, USER, read_templates
-from perdure.memory.records import RESERVED, WATERMARKS, StoreAdapter, notes_of, removal_of
+from perdure.memory.records import (
+    AUTHOR,
+    QUARANTINE,
+    RESERVED,
+    SOURCE,
+    WATERMARKS,
+    WITHOUT_AUTHOR,
+    StoreAdapter,
+    notes_of,
+    removal_of,
+)
 from perdure.memory.run_config import TEAMS, Template
-from perdure.stores.base import Namespace, Receipt
+from perdure.stores.base import Namespace, PutItem, Receipt
 
 CHATS: Final = "chat_memory"
 """The first label of namespaces whose second label is the id of a conversation."""
@@ -31,10 +43,12 @@ class PersonNamespaces(NamedTuple):
     Attributes:
         own: Prefixes under which everything belongs to the person, in the order of erasure.
         others: Namespaces that only have the name as a label.
+        written: Namespace and key of each item that the person wrote into the memory of a team.
     """
 
     own: tuple[Namespace, ...]
     others: tuple[Namespace, ...]
+    written: tuple[tuple[Namespace, str], ...] = ()
 
 
 async def find_person_namespaces(
@@ -74,7 +88,9 @@ async def find_person_namespaces(
             others.append(namespace)
     # notes before items: the other way round, an erasure that was cut off could leave notes alone
     return PersonNamespaces(
-        tuple(dict.fromkeys((*own, *notes, *items))), tuple(dict.fromkeys(others))
+        tuple(dict.fromkeys((*own, *notes, *items))),
+        tuple(dict.fromkeys(others)),
+        (await forget_author(adapter, user, dry_run=True)).keys,
     )
 
 
@@ -85,10 +101,12 @@ async def forget_person(
     templates: Iterable[Sequence[str]] = (),
     conversations: Iterable[str] = (),
     dry_run: bool = False,
+    hand_over: bool = False,
 ) -> Receipt:
     """Erase everything that the store keeps about a person; the receipt also lists what stays.
 
-    The call can be repeated. For the arguments see `find_person_namespaces`.
+    The call can be repeated. For `hand_over` see `forget_author`, and for the other arguments
+    `find_person_namespaces`.
     """
     found = await find_person_namespaces(adapter, user, templates, conversations)
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
@@ -97,7 +115,40 @@ async def forget_person(
             receipt += await adapter.call("forget", namespace, dry_run=dry_run)
         else:
             receipt += await _delete_under(adapter, namespace, dry_run=dry_run)
+    receipt += await forget_author(adapter, user, hand_over=hand_over, dry_run=dry_run)
     return replace(receipt, others=found.others)
+
+
+async def forget_author(
+    adapter: StoreAdapter, user: str, *, hand_over: bool = False, dry_run: bool = False
+) -> Receipt:
+    """Erase what a user wrote into the memories of teams, and what of it waits in quarantine.
+
+    With `hand_over`, it is kept without the name of the user.
+    """
+    receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
+    if adapter.versioned:
+        for prefix in ((TEAMS,), notes_of(QUARANTINE, (TEAMS,))):
+            options = {"hand_over": hand_over, "dry_run": dry_run}
+            receipt += await adapter.call("forget_author", prefix, user, **options)
+        return receipt
+    items = await adapter.items_under((TEAMS,))
+    own = [item for item in items if (item.value.get(SOURCE) or {}).get(AUTHOR) == user]
+    keys = tuple((tuple(item.namespace), item.key) for item in own)
+    if not dry_run:
+        await adapter.written([_part_from_author(item, hand_over=hand_over) for item in own])
+    handed = len(own) if hand_over else 0
+    receipt = replace(receipt, items=len(own) - handed, clean=False, handed_over=handed)
+    return receipt if hand_over else replace(receipt, keys=keys)
+
+
+def _part_from_author(item: Item, *, hand_over: bool) -> PutItem:
+    """Return the put that removes an item, or the name of its author."""
+    place = tuple(item.namespace), item.key
+    if not hand_over:
+        return removal_of(*place)
+    source = {name: part for name, part in item.value[SOURCE].items() if name in WITHOUT_AUTHOR}
+    return PutItem(*place, {**item.value, SOURCE: source})
 
 
 async def _delete_under(adapter: StoreAdapter, prefix: Namespace, *, dry_run: bool) -> Receipt:

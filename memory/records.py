@@ -48,6 +48,7 @@ NOTES: Final = tombstones.KINDS
 INSTRUCTIONS: Final = tombstones.INSTRUCTIONS
 PREVIOUS: Final = tombstones.PREVIOUS
 AUTHOR: Final = tombstones.AUTHOR
+WITHOUT_AUTHOR: Final = tombstones.UNNAMED
 SOURCE: Final = tombstones.SOURCE
 UNNAMED: Final = "unnamed-"
 """The beginning of the id that a message without one is given: a hash of its text."""

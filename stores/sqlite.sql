@@ -155,6 +155,15 @@ DELETE FROM store_versions WHERE id = ?;
 -- drop_index: forget what search needed of a version
 DELETE FROM store_index WHERE id = ?;
 
+-- rewrite_item: change what a present version holds, without another version
+UPDATE store_items SET value = ?, provenance = ?, size = ? WHERE id = ?;
+
+-- rewrite_version: change what a closed version holds
+UPDATE store_versions SET value = ?, provenance = ? WHERE id = ?;
+
+-- add_bytes: the items of a namespace have become larger or smaller
+UPDATE store_namespaces SET bytes = bytes + ? WHERE path = ?;
+
 -- every_version: present and closed versions under a prefix
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM store_namespaces n CROSS JOIN store_items i

@@ -28,6 +28,7 @@ from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.storage.database import awaited
 from perdure.storage.flow import rows_of
+from perdure.stores.author_erasure import forget_author
 from perdure.stores.base import (
     TTL,
     FoundItem,
@@ -517,6 +518,29 @@ class Store(BaseStore):
         )
 
     aforget = awaited(forget)
+
+    def forget_author(
+        self, prefix: Namespace, author: str, *, hand_over: bool = False, dry_run: bool = False
+    ) -> Receipt:
+        """Erase what one author wrote under a prefix that several people write to.
+
+        An author is named by the `author` of the provenance. Versions of others stay, without the
+        earlier texts of the author that they keep. It may be cut off and called again.
+
+        Args:
+            prefix: Where, such as `("teams",)`.
+            author: The user.
+            hand_over: Whether to keep the versions, without the name of the author. The receipt
+                counts them as `handed_over`.
+            dry_run: Only count.
+
+        Raises:
+            ConfigurationError: The author is blank.
+        """
+        options = {"hand_over": hand_over, "dry_run": dry_run}
+        return forget_author(self._parts, prefix, author, **options)
+
+    aforget_author = awaited(forget_author)
 
     # -- sizes
 

@@ -37,6 +37,9 @@ PREVIOUS: Final = "formerly"
 """The field of a value with the earlier texts of a memory."""
 AUTHOR: Final = "author"
 """The field of provenance, and of an earlier text, with the user who wrote it for a team."""
+UNNAMED: Final = ("trust", "at")
+"""The fields of provenance that stay if a version is handed over: the others may name the author or
+a thread of the author."""
 SOURCE: Final = "provenance"
 """The field of a value with the provenance, in a store that is not perdure's."""
 

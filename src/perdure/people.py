@@ -146,6 +146,7 @@ def plan(
     thread_ids: Collection[str] | None = None,
     looks_elsewhere: bool = True,
     owners_are_people: bool = True,
+    hand_over: bool = False,
 ) -> Report:
     """Return what `forget` with these arguments would erase now. Nothing is written or locked.
 
@@ -153,7 +154,7 @@ def plan(
         UnknownPerson: Nothing belongs to a person of this name.
     """
     rows = _rows_of(user, saver, owners_are_people, thread_ids)
-    return _Run(rows, saver, store, namespaces, looks_elsewhere).plan()
+    return _Run(rows, saver, store, namespaces, looks_elsewhere, hand_over).plan()
 
 
 def forget(
@@ -165,6 +166,7 @@ def forget(
     thread_ids: Collection[str] | None = None,
     looks_elsewhere: bool = True,
     owners_are_people: bool = True,
+    hand_over: bool = False,
     timeout_s: float = 30.0,
 ) -> Report:
     """Erase everything that belongs to a person, also from the bytes of the file.
@@ -181,6 +183,8 @@ def forget(
         looks_elsewhere: Whether to look for quotations and other traces in what belongs to other
             people, which are only listed. All messages of other people are read for that.
         owners_are_people: Whether the `owner` of a thread without a user is a person.
+        hand_over: Whether what the person wrote into the memories of teams is kept, without the
+            name. Otherwise it is erased.
         timeout_s: Seconds to wait for all runs that were cancelled, and for the lock of a thread.
 
     Raises:
@@ -189,7 +193,7 @@ def forget(
             until then stays erased.
     """
     rows = _rows_of(user, saver, owners_are_people, thread_ids)
-    return _Run(rows, saver, store, namespaces, looks_elsewhere).forget(timeout_s)
+    return _Run(rows, saver, store, namespaces, looks_elsewhere, hand_over).forget(timeout_s)
 
 
 def without_namespaces(report: Report, seen: Collection[str]) -> Report:
@@ -222,6 +226,7 @@ class _Run:
     store: WholeStore
     namespaces: Sequence[Sequence[str]]
     looks_elsewhere: bool
+    hand_over: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     ids: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     hashes: set[str] = field(default_factory=set)
@@ -289,8 +294,10 @@ class _Run:
                 templates=check_templates(self.namespaces),
                 conversations=threads,
                 dry_run=dry_run,
+                hand_over=self.hand_over,
             )
         )
+        self.counts["handed over"] += receipt.handed_over
         self.counts["items"] += receipt.items
         self.counts["versions"] += receipt.versions
         self.ids["items"] += [_format(namespace) for namespace in receipt.namespaces]
@@ -344,9 +351,10 @@ class _Run:
     ) -> Iterator[str]:
         """Yield the items of other people that rest on the person's threads."""
         if own:
-            source = {"thread_id": {"$in": sorted(own)}}
+            source, written = {"thread_id": {"$in": sorted(own)}}, frozenset(found.written)
             for namespace, key in self.store.forget((), provenance=source, dry_run=True).keys:
-                if not any(namespace[: len(each)] == each for each in found.own):
+                is_own = (namespace, key) in written and not self.hand_over
+                if not is_own and not any(namespace[: len(each)] == each for each in found.own):
                     yield _format((*namespace, key))
 
     def _report(self, kept: tuple[Part, ...], *, scrubbed: bool, dry_run: bool) -> Report:
@@ -355,6 +363,8 @@ class _Run:
             for what in ERASED
             if self.counts[what]
         )
+        if handed := self.counts["handed over"]:
+            kept = (*kept, Part("items of teams without the name", number=handed))
         hashes = () if dry_run else tuple(sorted(self.hashes))
         return Report(self.rows.user, tuple(erased), kept, hashes, scrubbed, dry_run)
 
@@ -386,7 +396,7 @@ def _find(
     found: PersonNamespaces = run(
         find_person_namespaces(StoreAdapter(store), rows.user, templates, threads)
     )
-    if not (threads or found.own or rows.crons(frozenset())[0]):
+    if not (threads or found.own or found.written or rows.crons(frozenset())[0]):
         raise unknown(rows.user)
     return threads, found
 

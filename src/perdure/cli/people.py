@@ -36,6 +36,13 @@ def forget(
         Path | None,
         typer.Option(metavar="FILE", help="Count the audit records of the person in it."),
     ] = None,
+    hand_over: Annotated[
+        bool,
+        typer.Option(
+            "--hand-over",
+            help="Keep what the person wrote into the memories of teams, without the name.",
+        ),
+    ] = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
@@ -55,14 +62,14 @@ def forget(
     with opened(db) as file:
         try:
             with at_work("looking …"):
-                report = people.plan(user, file.saver, file.store)
+                report = people.plan(user, file.saver, file.store, hand_over=hand_over)
             if not dry_run:
                 if not yes:
                     for action, what, count, ids in _rows(report, beside):
                         note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
                     _ask_name(user)
                 with at_work("erasing …"):
-                    report = people.forget(user, file.saver, file.store)
+                    report = people.forget(user, file.saver, file.store, hand_over=hand_over)
         except UnknownPerson as exc:
             note(f"perdure: {exc}")
             raise typer.Exit(1) from exc

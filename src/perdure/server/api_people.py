@@ -156,7 +156,11 @@ async def export(call: Caller, user: Id) -> Response:
 
 @routes.delete("/people/{user}")
 @action("threads:delete")
-async def forget(call: Caller, runs: All, user: Id) -> Response:
-    """Erase everything that belongs to a person; returns the report."""
+async def forget(call: Caller, runs: All, user: Id, hand_over: bool = False) -> Response:
+    """Erase everything that belongs to a person; returns the report.
+
+    With `hand_over`, what the person wrote into the memories of teams is kept without the name.
+    """
     person = await permit_person(call, user, _ERASES)
+    person.options["hand_over"] = hand_over
     return await reply(form_of(await forget_person(call, runs, person)))
