@@ -24,6 +24,11 @@ MERGED: Final = "perdure_merged"
 UPDATED: Final = "perdure_updated"
 """The metadata key for the checkpoint that a series of updates has changed. The last update of the
 series gets it when the updates before it are pruned. Its value is the id of the checkpoint."""
+CALLER: Final = "perdure_caller"
+"""The metadata key that names the caller of the server whose run put the checkpoint, if the caller
+is not the person of the thread. It is not inherited."""
+DEED: Final = "perdure_deed"
+"""The metadata key that says what this caller did, such as `answered`."""
 USER_LABELS: Final = ("user_id", "owner")
 """The metadata keys that name the user of a thread."""
 _LONGEST_LABEL: Final = 4096  # characters; longer values are no labels. As for store namespaces
@@ -35,6 +40,16 @@ def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
     return {name: metadata[name] for name in names if name in metadata}
+
+
+def describe_deeds(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what others than the person did, by the metadata of checkpoints, each once.
+
+    >>> describe_deeds([{"perdure_caller": "boss", "perdure_deed": "answered"}, {}])
+    ['answered by boss']
+    """
+    told = (f"{each.get(DEED)} by {each[CALLER]}" for each in metadata if CALLER in each)
+    return [*dict.fromkeys(told)]
 
 
 def find_updated(parent_id: str | None, metadata: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.checkpointers.titles import existing_head
 from perdure.cli.history import spoken
+from perdure.graphs import chat_graph
 from perdure.memory import Keep
 from perdure.stores import Provenance, SQLiteStore
 from tests.cli.commands import attempt, error, read, rows, run
@@ -191,6 +192,19 @@ def test_history_marks_what_the_model_sees(db: Path) -> None:
     assert [item["position"] for item in found] == [0, 1, 2, 3]
     assert shown[0] == "○ human\none"
     assert [each[:4] for each in shown if each] == ["○ hu", "○ ai", "● hu", "● ai"]
+
+
+def test_history_says_who_answered(trip: str, db: Path) -> None:
+    """As the server writes it into the metadata of checkpoints; see server/person.py."""
+    before = attempt("history", trip)
+    with SQLiteCheckpointer.open(db) as saver:
+        config: Any = {"configurable": {"thread_id": trip}, "metadata": {"perdure_caller": "boss"}}
+        config["metadata"]["perdure_deed"] = "answered"
+        chat_graph(checkpointer=saver).invoke({"messages": [("human", "And now?")]}, config)
+    after = attempt("history", trip)
+
+    assert before.stderr == ""
+    assert after.stderr == f"{trip!r}: answered by boss\n"
 
 
 def test_history_of_a_checkpoint_and_of_a_channel(trip: str) -> None:

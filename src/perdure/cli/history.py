@@ -39,6 +39,7 @@ _CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 _SHORT: Final = 60  # characters of arguments that stand beside a call
 _DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})")
 _LONGEST_QUESTION: Final = 500  # characters
+_CHECKPOINTS: Final = 200  # the newest, in which the callers of runs are looked for
 _INDENT: Final = "    "
 
 
@@ -61,6 +62,7 @@ def history(
     only on a branch. For items marked ? this is unknown, because they are in a `DeltaChannel` whose
     reducer is code of the graph.
     """
+    from perdure.checkpointers.labels import describe_deeds
     from perdure.checkpointers.titles import about
 
     with opened(db, reads=True) as file:
@@ -69,6 +71,7 @@ def history(
         at = None if checkpoint is None else checkpoint_id(file, chosen, checkpoint)
         items = file.saver.history(chosen, channel=channel, checkpoint_id=at)
         title = about(file.saver, chosen, head.metadata).get("title")
+        newest = file.saver.checkpoints(chosen, checkpoint_ns="", limit=_CHECKPOINTS)
     if json:
         as_json([_plain(item) for item in items])
     elif items:
@@ -82,6 +85,8 @@ def history(
                     say(*part)
     else:
         note(f"nothing was said on {chosen!r} in the channel {channel!r}")
+    for deed in describe_deeds(each.metadata for each in newest[::-1] if at is None):
+        note(f"{chosen!r}: {line(deed)}")
     if at is None and (text := stands(head.status)):
         note(f"{chosen!r} {text}")
 

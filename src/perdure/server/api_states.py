@@ -14,13 +14,14 @@ from langgraph_sdk.runtime import AccessContext
 from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
+from perdure.checkpointers.labels import CALLER, DEED
 from perdure.effects import arun
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
 from perdure.memory.thread_messages import state_values
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
-from perdure.server.person import CALLER, DEED, Person, Sender, choose_person
+from perdure.server.person import Person, Sender, choose_person
 from perdure.server.reply import Json, reply
 from perdure.server.run_request import CheckpointAt, Order, expand_arrays
 from perdure.server.runs import All, Runs

@@ -15,13 +15,13 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers import CheckpointInfo, HistoryItem, StateDifference, ThreadStatus
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.labels import describe_deeds
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS, ModelView, aviews
 from perdure.server.call import Call, Caller
 from perdure.server.pages import LONG, Number, Pages, Values, changes, moment, page, query, shown
 from perdure.server.pages_runs import begins, talk_of
-from perdure.server.person import CALLER, DEED
 from perdure.server.reply import as_text, cut
 from perdure.server.runs import All
 from perdure.settings import SHOWN_LIMIT
@@ -378,16 +378,10 @@ def _turn(
     return {
         "items": [{**build_item_row(item), "position": item.position} for item in items],
         "views": [row for info, _ in steps for row in views.get(info.checkpoint_id, ())],
-        "deeds": _deeds_of(steps),
+        "deeds": describe_deeds(info.metadata for info, _ in steps),
         "held": in_state,
         "steps": [_step_row(info, change) for info, change in steps],
     }
-
-
-def _deeds_of(steps: Sequence[Step]) -> list[str]:
-    """What others than the person did in a turn, each once, such as "answered by boss"."""
-    told = [info.metadata for info, _ in steps if CALLER in info.metadata]
-    return [*dict.fromkeys(f"{each.get(DEED)} by {each[CALLER]}" for each in told)]
 
 
 def build_item_row(item: HistoryItem, long: int = LONG) -> dict[str, Any]:

@@ -14,14 +14,10 @@ from typing import Any, Final, NamedTuple, Self
 from langgraph.types import Command, Send
 
 from perdure.checkpointers.address import WITHOUT_MEMORY_KEY
+from perdure.checkpointers.labels import CALLER, DEED
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 
-CALLER: Final = "perdure_caller"
-"""The key in the metadata of a checkpoint that names the caller of its run, if the caller is not
-the person of the thread."""
-DEED: Final = "perdure_deed"
-"""The key in the metadata of a checkpoint that says what this caller did: a `DEEDS` value."""
 DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
 """What a caller may do on a thread: answer a question, send a message, send a message for the
 person, have a cron run, continue a run, or change the state."""

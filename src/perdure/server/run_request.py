@@ -13,9 +13,9 @@ from langgraph.checkpoint.serde.types import RESUME
 from langgraph.types import Command, Send
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from perdure.checkpointers.labels import CALLER, DEED
 from perdure.errors import ConfigurationError
 from perdure.memory.run_config import parse_teams
-from perdure.server.person import CALLER, DEED
 from perdure.server.threads import checked_metadata
 
 Mode = Literal[
