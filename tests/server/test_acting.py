@@ -189,7 +189,7 @@ def test_who_acts_for_a_person_reaches_what_is_the_persons(desk: Desk, user: str
     with pytest.raises(httpx.HTTPStatusError, match="404"):
         desk.client(user).runs.wait(thread_id, "desk", command=YES, context={"user_id": "emil"})
     for path in ("/ui/storage", "/ui/memories?user=dora"):
-        assert httpx.get(f"{desk.url}{path}", headers=headers).status_code == 403
+        assert httpx.get(f"{desk.url}{path}", headers=headers, timeout=60).status_code == 403
     assert "Nothing is known" in used(desk, user, "recall", "emil", query="account of Dora")
     assert "Heron" in used(desk, user, "recall", "dora", query="account of Dora")
 
@@ -215,7 +215,9 @@ def test_what_is_not_allowed_is_refused(desk: Desk, path: str) -> None:
             (b"accept", b"application/json, text/event-stream"),
         ]
         body = BODIES[path]
-        return httpx.post(f"{desk.url}{path}", headers=[*headers, *sent], json=body).status_code
+        return httpx.post(
+            f"{desk.url}{path}", headers=[*headers, *sent], json=body, timeout=60
+        ).status_code
 
     assert status("dora", b"dora") == 200
     for user in ("desk", "boss"):
@@ -231,7 +233,9 @@ def test_a_context_that_is_not_allowed_is_refused(desk: Desk) -> None:
     def status(user: str, context: Any, **headers: str) -> int:
         body = {"assistant_id": "desk", "input": MORE, "context": context}
         headers = {"x-api-key": user, **headers}
-        return httpx.post(f"{desk.url}/runs/wait", json=body, headers=headers).status_code
+        return httpx.post(
+            f"{desk.url}/runs/wait", json=body, headers=headers, timeout=60
+        ).status_code
 
     for name in ("", "  ", "zoe", 5, ["emil"]):
         assert status("desk", {"user_id": name}) == 403
@@ -331,7 +335,7 @@ def test_a_cron_for_a_person_runs_as_long_as_the_caller_may_act(
 
     file = tmp_path / "keys.toml"
     file.write_text(file.read_text().replace(f'permissions = ["{ACT}"]', ""))
-    until(lambda: httpx.get(f"{desk.url}/memories", headers=HEADERS).status_code == 403)
+    until(lambda: httpx.get(f"{desk.url}/memories", headers=HEADERS, timeout=60).status_code == 403)
     make_due(settings, cron["cron_id"])
     theirs: Any = desk.client("dora")
     until(lambda: theirs.crons.search()[0]["next_run_date"] > cron["next_run_date"][:4])
