@@ -143,6 +143,22 @@ def test_only_the_archive_may_contain_items(tmp_path: Path) -> None:
     assert not (tmp_path / "m.db").exists()
 
 
+def test_an_archive_writes_nothing_for_another_person(tmp_path: Path) -> None:
+    """An item in a namespace without the person's name is left out and counted."""
+    lines = tmp_path / "ann.jsonl"
+    names = (["memories", "ann"], ["memories", "bob"], ["chat_memory", "t"], ["annex", "memories"])
+    items = [{"namespace": name, "key": "k", "value": {"text": "figs"}} for name in names]
+    header = {"perdure_archive": 1, "user": "ann"}
+    lines.write_text("".join(json.dumps(line) + "\n" for line in (header, *items)))
+    result = attempt("import", str(lines), "--db", str(tmp_path / "m.db"))
+    with opened(str(tmp_path / "m.db")) as copy:
+        namespaces = copy.store.list_namespaces()
+
+    assert result.exit_code == 0
+    assert "left out: item of another person (2)" in result.stderr
+    assert namespaces == [("chat_memory", "t"), ("memories", "ann")]
+
+
 def test_the_module_needs_no_extra() -> None:
     """It is imported without the packages of the server."""
     code = (

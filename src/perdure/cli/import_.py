@@ -277,6 +277,8 @@ class _Reading:
                 talk.is_archived = True
             self.talks += talks
             self._report.records += found.archive.records
+            if found.archive.left_out:
+                self._report.left_out["item of another person"] += found.archive.left_out
         return self.talks
 
     def archives(self) -> Iterator[ArchiveLines]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perdure.memory.person_archive import is_header, is_item, is_record
+from perdure.memory.person_namespaces import CHATS
 
 
 class ArchiveLines:
@@ -15,21 +16,26 @@ class ArchiveLines:
     Attributes:
         is_archive: Whether the file began with the header of an archive.
         records: The number of runs and crons, which are never run or scheduled.
+        left_out: The number of items that are not of the person whom the header names.
     """
 
     def __init__(self) -> None:
         self.is_archive = False
-        self.records = 0
+        self.records = self.left_out = 0
+        self._user = ""
         self._items: list[Mapping[str, Any]] = []
 
     def takes(self, value: Mapping[str, Any]) -> bool:
         """Keep an object if it is of an archive and no thread, and return whether it is."""
         if is_header(value):
-            self.is_archive = True
+            self.is_archive, self._user = True, value["user"]
         elif not self.is_archive:
             return False
         elif is_item(value):
-            self._items.append(value)
+            if self._user in value["namespace"] or value["namespace"][:1] == [CHATS]:
+                self._items.append(value)
+            else:
+                self.left_out += 1
         elif is_record(value):
             self.records += 1
         else:

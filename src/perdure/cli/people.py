@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -69,7 +69,10 @@ def forget(
                         note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
                     _ask_name(user)
                 with at_work("erasing …"):
-                    report = people.forget(user, file.saver, file.store, hand_over=hand_over)
+                    # what belongs to others was looked for once, which takes long
+                    options: dict[str, Any] = {"hand_over": hand_over, "looks_elsewhere": False}
+                    done = people.forget(user, file.saver, file.store, **options)
+                    report = replace(done, kept=report.kept)
         except UnknownPerson as exc:
             note(f"perdure: {exc}")
             raise typer.Exit(1) from exc
