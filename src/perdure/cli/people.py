@@ -40,7 +40,7 @@ def forget(
         bool,
         typer.Option(
             "--hand-over",
-            help="Keep what the person wrote into the memories of teams, without the name.",
+            help="Keep what the person wrote for teams, without the name.",
         ),
     ] = False,
     db: DB = None,
