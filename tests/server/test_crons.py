@@ -26,7 +26,7 @@ from langgraph_sdk.errors import (
     UnprocessableEntityError,
 )
 
-from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
 from perdure.checkpointers.crons import CronTable
 from perdure.server import create_app, schedule
 from perdure.server.access import Local
@@ -78,7 +78,7 @@ def sdk(settings: Settings, graphs: Graphs) -> Iterator[SyncLangGraphClient]:
 
 def make_due(settings: Settings, cron_id: str, at: float | None = None) -> None:
     """Have the time of a cron come."""
-    with SQLiteCheckpointer.open(settings.db) as saver:
+    with open_checkpointer(settings.db) as saver:
         table = CronTable(saver)
         cron = asyncio.run(table.get(cron_id))
         assert cron is not None
