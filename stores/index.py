@@ -13,7 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +24,13 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
 from perdure.stores.namespaces import labels
 from perdure.stores.ranking import Arrangement, arrange
+from perdure.stores.separation import (
+    MAX_WORDED,
+    Separation,
+    measure,
+    pairs_sharing_words,
+    sample_size,
+)
 from perdure.stores.text import Vocabulary
 from perdure.stores.vectors import Floats, Matrix, Model, second_look
 
@@ -56,6 +63,7 @@ _PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
 _LOG = logging.getLogger("perdure")
 _FORM: Final = 3  # its version
+_RENEWED: Final = 8  # a sample is renewed when more than one in so many of its rows are gone
 _ALIGNED: Final = 8  # bytes
 _LENGTH: Final = 8  # bytes of the length of the head
 _LARGEST: Final = 1 << 29  # bytes that are written; SQLite's own limit is 10^9
@@ -74,6 +82,24 @@ class IndexedItem(NamedTuple):
     at: float  # seconds since 1970; NaN: unknown
     expires: int  # microseconds since 1970
     since: int  # when it was put, likewise
+
+
+class _Sample(NamedTuple):
+    """The rows in which the separation of an index was measured."""
+
+    size: int  # rows that were measured
+    left: Ints  # ids of those that are still present
+    separation: Separation
+
+    def without(self, gone: Ints) -> _Sample | None:
+        """Return the sample without some ids, or None if so many are gone that it is outdated.
+
+        A search after an update therefore seldom measures anew.
+        """
+        left = self.left[~np.isin(self.left, gone)]
+        return (
+            self._replace(left=left) if _RENEWED * len(left) >= (_RENEWED - 1) * self.size else None
+        )
 
 
 class Covered(NamedTuple):
@@ -99,6 +125,7 @@ class Index:
             np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8)
         )
         self.vectors: Vectors | None = None
+        self._sample: _Sample | None = None
         self._no_recent()
 
     def _no_recent(self) -> None:
@@ -161,6 +188,7 @@ class Index:
         """Take in the vectors of items, by id, that had none."""
         for row, number in self._rows_of(vectors):
             self._give(row, vectors[number])
+        self._sample = None
         self._changed()
 
     def _rows_of(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
@@ -176,6 +204,8 @@ class Index:
     def drop(self, gone: Ints) -> None:
         """Let go of some items."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], gone)
+        if self._sample is not None:
+            self._sample = self._sample.without(gone)
         self._changed()
 
     def _changed(self) -> None:
@@ -225,6 +255,7 @@ class Index:
         self.actors = _renumbered(rows, "actor", self.actors)
         self.rows = rows
         self.vectors = vectors
+        self._sample = None
         self._no_recent()
 
     def _joined_vectors(self, place: NDArray[np.int32]) -> Vectors | None:
@@ -304,8 +335,60 @@ class Index:
             self.postings,
             self._recent,
             parts,
+            self._measured(parts),
         )
         return self._view
+
+    def _measured(self, parts: Sequence[Vectors]) -> Separation:
+        """Return how well the vectors separate the first rows; it is measured if these changed."""
+        embedded = np.zeros(len(self.rows), bool)
+        for _, owner in parts:
+            embedded[owner] = True
+        embedded &= self.rows["alive"]
+        size = sample_size(int(np.count_nonzero(embedded)))
+        if self._sample is None or self._sample.size != size:
+            rows = np.flatnonzero(embedded)
+            first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
+            self._sample = _Sample(size, self.rows["id"][first], self._measure(parts, first))
+        return self._sample.separation
+
+    def _measure(self, parts: Sequence[Vectors], first: Ints) -> Separation:
+        size = len(first)
+        if not size:
+            return Separation()
+        place = places(first, len(self.rows))
+        vectors: Floats | None = None
+        for matrix, owner in parts:
+            firsts = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
+            chosen = firsts[place[owner[firsts]] >= 0]
+            wide = matrix.taken(chosen).widened()
+            vectors = np.zeros((size, wide.shape[1]), np.float32) if vectors is None else vectors
+            vectors[place[owner[chosen]]] = wide
+        assert vectors is not None
+        rows = self.rows[first]
+        return measure(
+            vectors,
+            rows["thread"],
+            rows["position"],
+            rows["length"],
+            partial(self._pairs_sharing_words, place, min(size, MAX_WORDED)),
+        )
+
+    def _pairs_sharing_words(self, place: NDArray[np.int32], count: int) -> Rows:
+        words, rows = self._words_of(np.where(place < count, place, -1))
+        return pairs_sharing_words(words, rows, count)
+
+    def _words_of(self, place: NDArray[np.int32]) -> tuple[Rows, Rows]:
+        """Return the words of the rows that have a place, and the place for each word."""
+        starts, rows, _ = self.postings
+        at = place[rows]
+        hits = np.flatnonzero(at >= 0)
+        words, of, _ = self._recent
+        inside = place[of] >= 0
+        return (
+            np.concatenate([np.searchsorted(starts, hits, side="right") - 1, words[inside]]),
+            np.concatenate([at[hits], place[of[inside]]]),
+        )
 
 
 def numbered(names: Iterable[str] = ()) -> dict[str, int]:
@@ -375,6 +458,7 @@ class IndexView:
     postings: Postings
     recent: tuple[Rows, Rows, NDArray[np.uint8]]  # words, rows and counts, not sorted in yet
     vectors: tuple[Vectors, ...]
+    separation: Separation  # of the index, whichever of its rows are in
 
     @cached_property
     def _is_whole(self) -> bool:

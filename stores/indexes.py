@@ -43,6 +43,7 @@ from perdure.stores.index import (
 from perdure.stores.namespaces import span
 from perdure.stores.puts import Preparer
 from perdure.stores.reading import ItemReader, Selection
+from perdure.stores.separation import Separation
 from perdure.stores.text import STOP_WORDS, is_misspellable, nearest
 from perdure.stores.vectors import Floats, Model
 
@@ -89,6 +90,7 @@ class Pool:
     threads: int  # how many have a number
     terms: dict[str, Hits]  # of the words that some rows have
     cosines: Floats | None  # NaN for a row without a vector; None: nothing to compare
+    separation: Separation  # how well the vectors of the namespaces separate
 
     def __len__(self) -> int:
         return len(self.candidates.rows)
@@ -118,7 +120,8 @@ class Pool:
         place = places(order, len(rows)).astype(np.int64)
         terms = {word: (place[of], counts) for word, (of, counts) in self.terms.items()}
         cosines = None if self.cosines is None else self.cosines[order]
-        return Pool(Candidates(rows[order]), self.actors, len(numbers), terms, cosines)
+        candidates = Candidates(rows[order])
+        return Pool(candidates, self.actors, len(numbers), terms, cosines, self.separation)
 
 
 # -- the indexes
@@ -232,7 +235,10 @@ class Indexes:
             if sought.is_personal and len(view.rows) <= _MOST_FACTS:
                 subjects = {USER, *view.frequent_words(NAMING)} - STOP_WORDS
             terms = _terms_of(view, words | subjects)
-            return Pool(view.candidates, view.actors, len(view.threads), terms, cosines)
+            threads_count = len(view.threads)
+            return Pool(
+                view.candidates, view.actors, threads_count, terms, cosines, view.separation
+            )
 
         pool = _joined((yield from each(part)))
         if unknown := _unknown(pool, sought):
@@ -575,7 +581,7 @@ def _joined(parts: Sequence[Pool]) -> Pool:
         return parts[0]
     every, cosines = [np.empty(0, ROW)], [np.empty(0, np.float32)]
     numbers = dict[str, int]()
-    first_thread = 0
+    first_thread, separation = 0, Separation()
     for part in parts:
         own = part.candidates.rows.copy()
         own["thread"][own["thread"] >= 0] += first_thread
@@ -584,6 +590,8 @@ def _joined(parts: Sequence[Pool]) -> Pool:
         every.append(own)
         cosines += [] if part.cosines is None else [part.cosines]
         first_thread += part.threads
+        separation = separation.joined(part.separation)
     terms = _terms([(len(part), part.terms) for part in parts])
     together = np.concatenate(cosines) if len(cosines) > 1 else None
-    return Pool(Candidates(np.concatenate(every)), list(numbers), first_thread, terms, together)
+    candidates = Candidates(np.concatenate(every))
+    return Pool(candidates, list(numbers), first_thread, terms, together, separation)

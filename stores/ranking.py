@@ -4,9 +4,10 @@ Pure numpy over dense arrays of the n rows in scope. A score is a sum of parts:
 
     text         BM25 over the query's words, which count more if they are rare in the language too,
                  as a share of the best row's
-    vector       the cosine, as a share of the best row's distance from the mean
+    vector       the cosine, as a share of the best row's distance from the mean; how much this
+                 counts follows from how well vectors separate (`perdure.stores.separation`)
     neighbours   what the rows just before and after in the thread lend of both
-    thread       how well the thread as a whole answers the words
+    thread       how well the thread as a whole answers the words, and how near its vectors are
     actor, date  the query names who said it, or is about the time at which it was said
     recency      of the rows of a conversation the newest gain a share of the rest
     question     a row that only asks is seldom the row that answers
@@ -44,6 +45,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perdure.stores.separation import USUAL, Calibration
+
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 Scores = NDArray[np.float32]
@@ -53,8 +56,12 @@ Bools = NDArray[np.bool_]
 # a row that ends with a question is a question and nothing else
 TAKES_ALL, HAS_ALL, ONLY_ASKS = 50, 200, 25
 _FADES: Final = 0.2  # share of the rows after which recency is half
-_STRANGERS: Final = 4  # rows of cosine 0 added to a scope's: one row alone is no measure
+_STRANGERS: Final = 4  # rows of other scopes added to a scope's: one row alone is no measure
 _BLOCK: Final = 1 << 17  # counts computed at a time: 512 kB
+# of vectors, chosen with benchmarks/recall.py; decision 0037
+_GAIN: Final = 0.6  # share by which the vector's weight rises at the whole gain
+_OF_THREADS: Final = 0.6  # the weight of the best thread, as a share of the vector's weight
+_BEST_OF_THREAD: Final = 3  # nearest rows of a thread that count
 _BEHIND: Final = 2.0  # more than any score
 _LEAST: Final = np.float32(1e-6)  # a penalty of 0 would be a division by it
 # of evidence, chosen with benchmarks/quiet.py
@@ -183,6 +190,7 @@ def rank(
     date: Bools | None = None,
     is_personal: bool = False,
     weights: Weights = DEFAULT,
+    calibration: Calibration = USUAL,
 ) -> Ranked:
     """Score the n rows of a scope.
 
@@ -196,13 +204,15 @@ def rank(
         date: The rows of the period that the query is about; bool[n].
         is_personal: Whether the query and the rows are about the same person.
         weights: How much each part counts.
+        calibration: How well the vectors of the scope separate related rows from random ones.
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    nearness = np.zeros(n, np.float32) if cosines is None else _nearness(cosines)
+    calibration = calibration if terms else USUAL  # else there is nothing but the vectors
+    nearness = _nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
     around = np.zeros(n, np.float32)
-    share = np.float32(0.0 if cosines is None else weights.vector if terms else 1.0)
+    share = np.float32(_vector_share(cosines, terms, weights, calibration))
     tells = _evidence_of(terms, n, arrangement)
     if terms:
         own, lent, parts["thread"], told = _by_words(
@@ -216,6 +226,8 @@ def rank(
         parts["vector"] = own * share
         if arrangement is not None:
             around += (_lend(own, arrangement, weights) - own) * share
+            if calibration.gain:
+                parts["thread"] += _by_thread(own, arrangement, weights, calibration.gain)
     for name, said, weight in (("actor", actor, weights.actor), ("date", date, weights.date)):
         if said is not None and weight:
             parts[name] = said * np.float32(weight)
@@ -249,6 +261,32 @@ def _shares(scores: Scores) -> Scores:
 # -- vectors
 
 
+def _vector_share(
+    cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: Calibration
+) -> float:
+    """Return the share of the vector in words plus vector."""
+    if cosines is None or not terms:
+        return float(cosines is not None)
+    return min(weights.vector * (calibration.trust + _GAIN * calibration.gain), 1.0)
+
+
+def _by_thread(own: Scores, arrangement: Arrangement, weights: Weights, gain: float) -> Scores:
+    """Return what each row takes of its thread's vectors.
+
+    The worth of a thread is the sum of its `_BEST_OF_THREAD` nearest rows, as a share of that of
+    the best thread.
+    """
+    starts, run, rest = arrangement.starts, arrangement.run, own.copy()
+    worth = np.zeros(len(starts), np.float32)
+    for _ in range(_BEST_OF_THREAD):
+        highest = np.maximum.reduceat(rest, starts)
+        worth += highest
+        of = np.flatnonzero((rest == highest[run]) & (rest > 0))
+        rest[of[np.diff(run[of], prepend=-1) > 0]] = 0  # the first of each thread
+    shares = _shares(worth * arrangement.threads) * np.float32(_OF_THREADS * gain * weights.vector)
+    return np.asarray(shares[run] * arrangement.of_thread, np.float32)
+
+
 def above_mean(cosines: Floats) -> Scores:
     """How far each cosine stands above the mean, as a share of the highest; 0 below it and for NaN.
 
@@ -265,17 +303,21 @@ def above_mean(cosines: Floats) -> Scores:
     return np.where(valid, np.clip(standing, 0, 1), np.float32(0))
 
 
-def _nearness(cosines: Floats) -> Scores:
+def _nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Scores:
     """Return how near each vector is, from 0 (as any vector of the scope) to 1 (equal).
 
-    A row without a vector, NaN, has 0.
+    A row without a vector, NaN, has 0. Vectors that separate nothing are near to nothing.
     """
+    if cosines is None:
+        return np.zeros(n, np.float32)
     valid = np.isfinite(cosines)
     known = np.where(valid, np.minimum(cosines, 1), 0).astype(np.float32)
-    mean = max(float(known.sum(dtype=np.float64)) / (np.count_nonzero(valid) + _STRANGERS), 0.0)
+    total = float(known.sum(dtype=np.float64)) + _STRANGERS * calibration.origin
+    mean = max(total / (np.count_nonzero(valid) + _STRANGERS), 0.0)
     if mean >= 1:
-        return np.zeros(len(cosines), np.float32)
-    return np.asarray(np.maximum(known - np.float32(mean), 0) / np.float32(1 - mean), np.float32)
+        return np.zeros(n, np.float32)
+    scale = np.float32(calibration.trust / (1 - mean))
+    return np.asarray(np.maximum(known - np.float32(mean), 0) * scale, np.float32)
 
 
 # -- words

@@ -287,6 +287,7 @@ class Searcher:
             actor=actor,
             date=date,
             weights=query.weights,
+            calibration=pool.separation.calibration,
         ).comparable()
         if cosines is not None and not terms:
             ranked = ranked.with_vectors_first(cosines)

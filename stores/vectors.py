@@ -203,6 +203,11 @@ class Matrix:
         """Some rows, in an order."""
         return Matrix(self.rows[order], None if self.scale is None else self.scale[order])
 
+    def widened(self) -> Floats:
+        """Return all rows as float32."""
+        rows = self.rows.astype(np.float32)
+        return rows if self.scale is None else rows * self.scale[:, None]
+
     def sketched(self) -> Matrix:
         """The same, ready for approximate scores; rows of float32 become float16."""
         rows = self.rows.astype(np.float16) if self.rows.dtype == np.float32 else self.rows

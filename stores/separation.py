@@ -1,0 +1,234 @@
+"""How well an embedder separates related rows from random ones, measured without labels.
+
+Three samples of cosines are taken from the vectors of a namespace:
+
+    neighbours   rows that follow each other in a thread
+    sharing      rows that share a word which few rows have
+    random       rows that are far from each other, of different threads if there are several
+
+The separation of a sample is the distance between its mean and that of the random rows, in standard
+deviations (d' of signal detection theory). It does not depend on where the cosines of an embedder
+lie: those of two random texts are 0.1 with one model and 0.8 with another. An embedder whose
+vectors say nothing has a separation near 0.
+
+A search uses the result in three ways (`Calibration`). Vectors that do not separate count less.
+Vectors that separate neighbours well count more, and also for threads as a whole, if the rows are
+long: the vector of a short turn tells little about what the turn answers. Similarities are compared
+with those of random rows. Decision 0037 has the measurements.
+
+The samples are taken from the first rows of a namespace, so the result depends on these rows alone:
+every process and every backend computes the same numbers, and nothing has to be stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
+
+MAX_ROWS: Final = 512  # rows from which neighbours and random pairs are taken
+MAX_WORDED: Final = 256  # rows among which pairs that share a word are searched
+_MIN_ROWS: Final = 16  # with fewer rows nothing is measured
+_MAX_PAIRS: Final = 512  # pairs of each sample
+_PER_WORD: Final = 4  # pairs that one word gives
+_FEW: Final = 8  # a word counts as rare if at most one row in so many has it
+_STRIDES: Final = (0.382, 0.236)  # shares of the rows that lie between the rows of a random pair
+_PRIOR_PAIRS: Final = 16  # imagined pairs of a separation of `_PRIOR`; they steady small samples
+_PRIOR: Final = 1.0
+_MIN_SPREAD: Final = 1e-3  # of cosines; less is rounding
+_USELESS, _USEFUL = 0.2, 0.5  # separations up to which vectors count nothing, and from which fully
+_STRONG, _STRONGEST = (
+    1.1,
+    2.0,
+)  # separations of neighbours: from which on vectors count more, and most
+_SHORT, _LONG = 40, 100  # words of a mean row up to which there is no such gain, and the whole gain
+_DEVIATIONS: Final = 4.0  # below the mean of random pairs; no two rows are less similar
+
+
+class Moments(NamedTuple):
+    """The number of some values, their sum and the sum of their squares."""
+
+    size: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: Floats) -> Self:
+        """Return the moments of some values."""
+        exact = values.astype(np.float64)
+        return cls(len(exact), float(exact.sum()), float((exact * exact).sum()))
+
+    def joined(self, other: Moments) -> Moments:
+        """Return the moments of both sets of values."""
+        return Moments(
+            self.size + other.size, self.total + other.total, self.squares + other.squares
+        )
+
+    @property
+    def mean(self) -> float:
+        """Their mean; 0 of no values."""
+        return self.total / self.size if self.size else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Their variance; 0 of no values."""
+        return max(self.squares / self.size - self.mean**2, 0.0) if self.size else 0.0
+
+
+_NONE: Final = Moments()
+
+
+class Calibration(NamedTuple):
+    """What a search makes of a separation."""
+
+    trust: float = 1.0  # how much of their usual weight the vectors have, 0 to 1
+    gain: float = 0.0  # how much of the additional weight, 0 to 1
+    origin: float = 0.0  # the cosine that rows which have nothing in common have at least
+
+
+USUAL: Final = Calibration()
+"""The calibration of vectors that were not measured."""
+
+
+@dataclass(frozen=True)
+class Separation:
+    """The samples of one namespace or of several."""
+
+    neighbours: Moments = _NONE
+    sharing: Moments = _NONE
+    random: Moments = _NONE
+    words: Moments = _NONE  # the lengths of the rows
+
+    def joined(self, other: Separation) -> Separation:
+        """Return the samples of both."""
+        return Separation(
+            self.neighbours.joined(other.neighbours),
+            self.sharing.joined(other.sharing),
+            self.random.joined(other.random),
+            self.words.joined(other.words),
+        )
+
+    @property
+    def calibration(self) -> Calibration:
+        """What a search makes of the samples."""
+        if not self.random.size:
+            return USUAL
+        trust = self._trust_in(self.sharing)
+        if self.neighbours.size >= _PRIOR_PAIRS:
+            trust = max(trust, self._trust_in(self.neighbours))
+        strong = self._separation_of(self.neighbours)
+        gain = _ramp(strong, _STRONG, _STRONGEST) * _ramp(self.words.mean, _SHORT, _LONG)
+        lowest = self.random.mean - _DEVIATIONS * math.sqrt(self.random.variance)
+        return Calibration(trust, gain, max(lowest, 0.0))
+
+    def _trust_in(self, sample: Moments) -> float:
+        """Return how far a sample shows that the vectors are useful, 0 to 1."""
+        return _ramp(self._separation_of(sample), _USELESS, _USEFUL)
+
+    def _separation_of(self, sample: Moments) -> float:
+        """Return the distance of a sample from the random pairs, in standard deviations.
+
+        A small sample is drawn towards `_PRIOR`, with which vectors have their usual weight.
+        """
+        count = min(sample.size, self.random.size)
+        spread = math.sqrt((sample.variance + self.random.variance) / 2)
+        distance = (sample.mean - self.random.mean) / max(spread, _MIN_SPREAD)
+        return (count * distance + _PRIOR_PAIRS * _PRIOR) / (count + _PRIOR_PAIRS)
+
+
+def _ramp(value: float, low: float, high: float) -> float:
+    """Return 0 up to `low`, 1 from `high` on, and in between the share of the way."""
+    return min(max((value - low) / (high - low), 0.0), 1.0)
+
+
+def sample_size(rows: int) -> int:
+    """Return how many of the first rows are measured, 0 if they are too few.
+
+    The number grows in steps of a quarter to an eighth, so that a put seldom changes the sample.
+    """
+    if rows < _MIN_ROWS:
+        return 0
+    step = 1 << (rows.bit_length() - 3)
+    return min(rows // step * step, MAX_ROWS)
+
+
+def measure(
+    vectors: Floats,
+    thread: Ints,
+    position: Floats,
+    lengths: Floats,
+    sharing: Callable[[], Ints],
+) -> Separation:
+    """Measure the first rows of a namespace, in the order of their ids.
+
+    Args:
+        vectors: A vector of each row, of length 1; float[n, dims].
+        thread: A code for each row's thread, negative for none; int[n].
+        position: The place of each row in its thread; float[n].
+        lengths: Words in each row; float[n].
+        sharing: Returns pairs of rows that share a rare word, from `pairs_sharing_words`. It is
+            called only if neighbours do not show that the vectors are useful.
+    """
+    n = len(vectors)
+    order = np.lexsort((np.arange(n), position, thread))
+    before, after = order[:-1], order[1:]
+    joined = (thread[before] == thread[after]) & (thread[before] >= 0)
+    rows = np.arange(n)
+    apart = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
+    random = np.column_stack([np.tile(rows, len(_STRIDES)), apart])
+    strangers = (thread[random[:, 0]] != thread[random[:, 1]]) | (thread[random[:, 0]] < 0)
+    if strangers.any():
+        random = random[strangers]
+    measured = Separation(
+        neighbours=_cosines(vectors, np.column_stack([before[joined], after[joined]])),
+        random=_cosines(vectors, random),
+        words=Moments.of(lengths),
+    )
+    if measured.neighbours.size >= _PRIOR_PAIRS and measured._trust_in(measured.neighbours) == 1:
+        return measured
+    return replace(measured, sharing=_cosines(vectors, sharing()))
+
+
+def _cosines(vectors: Floats, pairs: Ints) -> Moments:
+    """Return the moments of the cosines of pairs. Rows with equal vectors are not compared.
+
+    Where an assistant often says the same, such as "Noted.", many random pairs would be equal.
+    """
+    some = _spread(pairs)
+    one, other = vectors[some[:, 0]], vectors[some[:, 1]]
+    differ = (one != other).any(axis=1)
+    return Moments.of(np.einsum("ij,ij->i", one[differ], other[differ]))
+
+
+def _spread(pairs: Ints) -> Ints:
+    """Return at most `_MAX_PAIRS` of the pairs, evenly spread."""
+    if len(pairs) <= _MAX_PAIRS:
+        return pairs
+    return pairs[np.linspace(0, len(pairs) - 1, _MAX_PAIRS).astype(np.intp)]
+
+
+def pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
+    """Return pairs of rows that share a word which few of the rows have; int[pairs, 2].
+
+    Args:
+        words: The word of each entry, as a number; int[entries].
+        rows: The row that has it, each word once a row; int[entries].
+        count: The number of rows.
+    """
+    key = words.astype(np.int64) * count + rows
+    key.sort()
+    word, row = np.divmod(key, count)
+    starts = np.flatnonzero(np.diff(word, prepend=-1))
+    sizes = np.diff(np.append(starts, len(key)))
+    place = np.arange(len(key)) - np.repeat(starts, sizes)
+    rare = np.repeat(sizes <= max(count // _FEW, 2), sizes)
+    second = np.flatnonzero(rare & (place > 0) & (place <= _PER_WORD))
+    pairs = np.unique(row[second - 1] * count + row[second])
+    return _spread(np.column_stack(np.divmod(pairs, count)))

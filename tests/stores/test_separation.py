@@ -1,0 +1,335 @@
+"""How much vectors count follows from how well they separate the rows of a namespace."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from perdure.stores import Provenance
+from perdure.stores.index import FOREVER, Index, IndexedItem
+from perdure.stores.ranking import Weights, rank
+from perdure.stores.separation import (
+    MAX_ROWS,
+    Calibration,
+    Moments,
+    Separation,
+    measure,
+    pairs_sharing_words,
+    sample_size,
+)
+from perdure.stores.vectors import Model, stored, unit
+from tests.store_backends import BACKENDS
+from tests.stores.test_ranking import arrange, floats, term
+
+DIMS, TALKS, TURNS, LONG, SHORT = 48, 30, 8, 120, 12
+NAMESPACE = ("talks",)
+QUERY = "q3 w17 w18 w19"  # a topic, which is no word of a row, and words that are in other talks
+Vector = NDArray[np.float64]
+EVERYWHERE = [
+    "memory",
+    "file",
+    "sealed",
+    pytest.param("postgres", marks=pytest.mark.postgres),
+]
+
+
+def of_nothing(text: str) -> Vector:
+    """A vector that says nothing about its text."""
+    return np.random.default_rng(zlib.crc32(text.encode())).standard_normal(DIMS)
+
+
+def of_topic(text: str) -> Vector:
+    """A vector that says which talk a text is about: `k3` in a row, `q3` in a query."""
+    return 3 * of_nothing(text.split()[0][1:]) + of_nothing(text)
+
+
+def shifted(text: str) -> Vector:
+    """`of_topic` with a constant added, so that the cosines of all texts are near 1."""
+    vector = of_topic(text)
+    constant = of_nothing("constant")
+    return vector / np.linalg.norm(vector) + 2 * constant / np.linalg.norm(constant)
+
+
+class Made:
+    """An embedder that computes its vectors by a function."""
+
+    dims = DIMS
+    in_process = True
+    name = "made"
+
+    def __init__(self, vector: Callable[[str], Vector]) -> None:
+        self.vector = vector
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        return np.array([self.vector(text) for text in texts])
+
+    async def aembed(self, texts: Sequence[str]) -> Any:
+        return self.embed(texts)
+
+
+def opened(backend: str, folder: Path, vector: Callable[[str], Vector]) -> Any:
+    folder.mkdir(exist_ok=True)
+    return BACKENDS[backend](folder, index={"embed": Made(vector), "fields": ["text"]})
+
+
+def fill(store: Any, words: int = LONG, talks: int = TALKS) -> None:
+    """Put talks whose turns have the same topic and are otherwise made of random words."""
+    draw = random.Random(3)
+    for talk in range(talks):
+        for place in range(TURNS):
+            body = " ".join(f"w{draw.randrange(400)}" for _ in range(words))
+            source = Provenance(thread_id=f"talk-{talk}", position=place)
+            value = {"text": f"k{talk} {body}"}
+            store.put(NAMESPACE, f"{talk}-{place}", value, provenance=source)
+
+
+def search(store: Any, query: str, **options: Any) -> list[tuple[str, float]]:
+    found = store.search(NAMESPACE, query=query, limit=20, **options)
+    return [(item.key, item.score) for item in found]
+
+
+def thread_parts(store: Any) -> list[float]:
+    """What the rows of the talk that `q3` is about have for it, of a query without known words."""
+    found = store.search(NAMESPACE, query="q3", limit=TALKS * TURNS, explain=True)
+    return [item.parts["thread"] for item in found if item.key.startswith("3-")]
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE)
+def test_vectors_that_say_nothing_do_not_count(backend: str, tmp_path: Path) -> None:
+    """The rows and their scores are those of a search by words."""
+    with opened(backend, tmp_path, of_nothing) as store:
+        fill(store)
+        for number in range(5):
+            query = f"w{number} w{number + 50} w{number + 90}"
+            assert search(store, query) == search(store, query, mode="text")
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE)
+def test_vectors_that_separate_well_count_for_threads(backend: str, tmp_path: Path) -> None:
+    """All rows of a talk about the topic of the query gain, and most are before other rows."""
+    with opened(backend, tmp_path, of_topic) as store:
+        fill(store)
+        assert min(thread_parts(store)) > 0
+        assert sum(key.startswith("3-") for key, _ in search(store, QUERY)) >= TURNS - 2
+
+
+def test_vectors_of_short_turns_do_not_count_for_threads(tmp_path: Path) -> None:
+    """They say little about what the turn answers, however well they separate."""
+    with opened("memory", tmp_path, of_topic) as store:
+        fill(store, SHORT)
+        assert max(thread_parts(store)) == 0
+
+
+@pytest.mark.parametrize("backend", ["memory", EVERYWHERE[-1]])
+def test_a_constant_in_all_vectors_changes_little(backend: str, tmp_path: Path) -> None:
+    """Most of the same rows have nearly the same scores."""
+    told = []
+    for vector in (of_topic, shifted):
+        with opened(backend, tmp_path / vector.__name__, vector) as store:
+            fill(store)
+            told.append(dict(search(store, QUERY)))
+    both = told[0].keys() & told[1].keys()
+    assert len(both) >= 15
+    for key in both:
+        assert told[0][key] == pytest.approx(told[1][key], abs=0.05)
+
+
+def test_few_rows_are_not_measured(tmp_path: Path) -> None:
+    """Vectors then have their usual weight, whatever they say."""
+    with opened("memory", tmp_path, of_nothing) as store:
+        fill(store, talks=1)
+        found = store.search(NAMESPACE, query="w17", explain=True)
+        assert max(item.parts["vector"] for item in found) > 0
+
+
+@pytest.mark.parametrize("vector", [of_nothing, of_topic, shifted])
+def test_scores_outlast_a_restart(vector: Callable[[str], Vector], tmp_path: Path) -> None:
+    """A store that is opened later scores as the one that was filled, and so do both databases."""
+    with opened("file", tmp_path, vector) as store:
+        fill(store)
+        first = [search(store, QUERY), search(store, "w5 w6")]
+    with opened("file", tmp_path, vector) as store:
+        assert [search(store, QUERY), search(store, "w5 w6")] == first
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("vector", [of_nothing, of_topic, shifted])
+def test_both_databases_measure_alike(vector: Callable[[str], Vector], tmp_path: Path) -> None:
+    told = []
+    for backend in ("file", "postgres"):
+        with opened(backend, tmp_path / backend, vector) as store:
+            fill(store)
+            told.append([search(store, QUERY), search(store, "w5 w6")])
+    assert told[0] == told[1]
+
+
+def test_namespaces_are_measured_by_themselves(tmp_path: Path) -> None:
+    """What another namespace holds changes no score."""
+    with opened("memory", tmp_path, of_topic) as store:
+        fill(store)
+        before = search(store, QUERY)
+        for number in range(100):
+            store.put(("other",), str(number), {"text": f"x{number} other words"})
+        assert search(store, QUERY) == before
+
+
+# -- the samples
+
+
+def entries(first: int, count: int, vector: Callable[[str], Vector]) -> list[IndexedItem]:
+    out = []
+    for number in range(first, first + count):
+        text = f"k{number // TURNS} row{number}"
+        body = stored(unit(vector(text)[None, :]), MODEL.kind)
+        thread = f"talk-{number // TURNS}"
+        words, position = text.split(), float(number)
+        out.append(IndexedItem(number, words, False, body, thread, position, None, 0.0, FOREVER, 0))
+    return out
+
+
+MODEL = Model("made", DIMS, "int8", 1)
+
+
+def test_an_index_measures_its_first_rows() -> None:
+    index = Index(MODEL, 1 << 30)
+    assert index.view(0).separation.calibration == Calibration()
+    index.add(entries(1, 64, of_topic))
+    strong = index.view(0).separation
+    assert strong._separation_of(strong.neighbours) > 2
+    index.add(entries(65, 192, of_nothing))
+    mixed = index.view(0).separation
+    assert mixed._separation_of(mixed.neighbours) < strong._separation_of(strong.neighbours)
+    index.drop(np.arange(1, 65))
+    weak = index.view(0).separation
+    assert weak.calibration.trust == 0
+
+
+def test_a_loaded_index_measures_the_same() -> None:
+    """Whether rows came at once or one by one, and whether they were compacted."""
+    whole, slow = Index(MODEL, 1 << 30), Index(MODEL, 1 << 30)
+    whole.add(entries(1, 100, of_topic))
+    for entry in entries(1, 100, of_topic):
+        slow.add([entry])
+        slow.view(0)
+    slow.compact()
+    assert whole.view(0).separation == slow.view(0).separation
+
+
+def test_an_updated_row_is_not_measured_at_once() -> None:
+    """Only after more than an eighth of the measured rows are gone."""
+    index = Index(MODEL, 1 << 30)
+    index.add(entries(1, 64, of_topic))
+    before = index.view(0).separation
+    index.drop(np.array([1]))
+    index.add(entries(65, 1, of_topic))
+    assert index.view(0).separation is before
+    index.drop(np.arange(2, 11))
+    index.add(entries(66, 9, of_topic))
+    assert index.view(0).separation is not before
+
+
+def test_sample_sizes_grow_in_steps() -> None:
+    sizes = [sample_size(rows) for rows in range(3 * MAX_ROWS)]
+    assert sizes[:16] == [0] * 16
+    assert sizes == sorted(sizes)
+    assert max(sizes) == MAX_ROWS
+    assert all(0.75 * rows <= size <= rows for rows, size in enumerate(sizes[16:MAX_ROWS], 16))
+    assert len(set(sizes)) < 25
+
+
+def test_moments_of_parts_are_those_of_all() -> None:
+    values = np.random.default_rng(1).standard_normal(50)
+    joined = Moments.of(values[:20]).joined(Moments.of(values[20:]))
+    assert joined.size == 50
+    assert joined.mean == pytest.approx(values.mean())
+    assert joined.variance == pytest.approx(values.var())
+    assert Moments().mean == Moments().variance == 0
+    assert Separation().joined(Separation()) == Separation()
+
+
+def test_pairs_share_a_word_that_is_rare() -> None:
+    """Here the word 1 is in two rows and the word 2 in all; one row has the word 3."""
+    words = np.array([1, 1, *[2] * 32, 3])
+    rows = np.array([4, 9, *range(32), 7])
+    assert pairs_sharing_words(words, rows, 32).tolist() == [[4, 9]]
+    none = np.empty(0, np.int64)
+    assert pairs_sharing_words(none, none, 32).shape == (0, 2)
+
+
+def test_rows_without_threads_are_measured_by_their_words() -> None:
+    """Rows that share a rare word are alike if vectors are useful."""
+    draw = np.random.default_rng(5)
+    none, n = np.full(400, -1), 400
+    pairs = np.column_stack([np.arange(0, n, 2), np.arange(1, n, 2)])
+    random = unit(draw.standard_normal((n, DIMS)))
+    related = unit(np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random)
+    for vectors, trust in ((related, 1), (random, 0)):
+        found = measure(vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs))
+        assert found.neighbours.size == 0
+        assert found.calibration.trust == trust
+
+
+def test_equal_rows_are_not_compared() -> None:
+    """A reply that is given again and again does not hide that the other vectors are useful."""
+    draw = np.random.default_rng(5)
+    n = 256
+    vectors = unit(draw.standard_normal((n, DIMS)))
+    vectors[2::4] = unit(
+        np.asarray(vectors[0::4] + vectors[2::4], np.float64)
+    )  # rows 0 and 2 of each four are alike
+    vectors[1::2] = vectors[1]  # every other row is the same reply
+    pairs = np.column_stack([np.arange(0, n, 4), np.arange(2, n, 4)])
+    thread, rows = np.arange(n) // 2, np.arange(n, dtype=np.float64)
+    found = measure(vectors, thread, rows, rows, partial(np.copy, pairs))
+    assert found.calibration.trust == 1
+    assert found.random.mean < 0.2
+    same = np.repeat(vectors[:1], n, axis=0)
+    assert measure(same, thread, rows, rows, partial(np.copy, pairs)).random.size == 0
+
+
+# -- the ranking
+
+
+def test_a_calibration_changes_the_weight_of_the_vector() -> None:
+    """Without trust only words count; with the whole gain 0.56 of a score are of the vector."""
+    weights, cosines = Weights(), floats(0.9, 0.1, 0.2)
+    args: dict[str, Any] = {"terms": [term([1])], "cosines": cosines}
+    for calibration, share in (
+        (Calibration(), weights.vector),
+        (Calibration(trust=0), 0),
+        (Calibration(trust=0.5), weights.vector / 2),
+        (Calibration(gain=1), 1.6 * weights.vector),
+    ):
+        found = rank(np.ones(3), calibration=calibration, **args)
+        assert found.scores.tolist() == pytest.approx([share, 1 - share, 0], abs=1e-6)
+
+
+def test_the_three_nearest_rows_count_for_their_thread() -> None:
+    """The threads are 0 to 3 and 4 to 5; the mean of the cosines is 0.35."""
+    cosines = floats(0.75, 0.75, 0.75, 0.75, -0.9, 0)
+    made = arrange(np.array([0, 0, 0, 0, 1, 1]), np.ones(6))
+    found = rank(
+        np.ones(6),
+        terms=[term([5])],
+        cosines=cosines,
+        arrangement=made,
+        calibration=Calibration(gain=1),
+        weights=Weights(thread=0),
+    )
+    assert found.parts["thread"].tolist() == pytest.approx([0.21] * 4 + [0, 0])
+
+
+def test_similarity_is_compared_with_that_of_random_rows() -> None:
+    """Two of few rows with cosines around 0.8 are not near if random rows have as much."""
+    args: dict[str, Any] = {"terms": [term([])], "cosines": floats(0.8, 0.82, 0.81)}
+    near = rank(np.ones(3), **args).evidence
+    far = rank(np.ones(3), calibration=Calibration(origin=0.8), **args).evidence
+    assert near > far + 2
