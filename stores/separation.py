@@ -118,8 +118,8 @@ class Separation:
     @property
     def calibration(self) -> Calibration:
         """What a search makes of the samples."""
-        if not self.random.size:
-            return USUAL
+        if not self.random.size:  # nothing was measured, or all vectors are equal
+            return Calibration(trust=0.0) if self.words.size else USUAL
         trust = self._trust_in(self.sharing)
         if self.neighbours.size >= _PRIOR_PAIRS:
             trust = max(trust, self._trust_in(self.neighbours))
