@@ -6,9 +6,11 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perdure.memory import Collection
 from tests.cli.commands import attempt, read, run
 from tests.people import empty_database, fill, opened
 
@@ -82,3 +84,23 @@ def test_a_name_is_needed(filled: str) -> None:
     for options in (("--user", ""), ("--user", " "), ()):
         assert attempt("forget", *options, "--yes", "--db", filled).exit_code != 0
         assert names(filled) == {"ann", "bob"}
+
+
+def test_what_was_written_for_a_team_is_erased_or_handed_over(filled: str) -> None:
+    """With `--hand-over` it stays without the name."""
+    with opened(filled) as both:
+        for user in ("ann", "bob"):
+            config: Any = {"configurable": {"user_id": user, "team": "red"}}
+            Collection(both.store, ("teams", "{team}")).insert(f"a kettle of {user}", config=config)
+
+    planned = read("forget", "--user", "ann", "--hand-over", "--dry-run", "--db", filled)
+    read("forget", "--user", "ann", "--hand-over", "--yes", "--db", filled)
+    read("forget", "--user", "bob", "--yes", "--db", filled)
+
+    kept = {part["what"]: part["count"] for part in planned["kept"]}
+    assert kept["items of teams without the name"] == 1
+    with opened(filled) as both:
+        [item] = both.store.search(("teams",))
+    assert item.value["text"] == "a kettle of ann"
+    assert item.provenance is not None
+    assert item.provenance.author is None

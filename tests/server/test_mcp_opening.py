@@ -299,4 +299,4 @@ def test_arguments_are_completed_and_converted(
 ) -> None:
     checked = SCHEMA["recall"].check_arguments(arguments)
 
-    assert checked == {"since": None, "until": None, **expected}
+    assert checked == {"since": None, "until": None, "team": None, **expected}

@@ -18,10 +18,12 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.memory import Collection, manage_memory, search_memory, use_memories
 from perdure.server import create_app
-from perdure.server.access import ADMIN, Access
+from perdure.server.access import ACT, ADMIN, Access
 from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
+from perdure.server.person import Person, Sender
+from perdure.server.teams import RunTeams
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.running import running, until
@@ -146,6 +148,7 @@ def write_keys(path: Path, tenant: str | None) -> Keys:
         entry("red", "red", own),
         entry("teams", "teams", own),
         entry("root", "root", f'{own}permissions = ["{ADMIN}"]'),
+        entry("desk", "desk", f'{own}permissions = ["{ACT}"]\n' + listed("ann")),
     ]
     if tenant:
         entries.append(entry("other", "ann", 'tenant = "globex"\n' + listed("red")))
@@ -359,6 +362,8 @@ def test_the_page_of_items_shows_the_author(office: Office) -> None:
     [item] = [each for each in office.items("teams", "red") if each.key == "k"]
     assert (item.value, item.provenance.author) == ({"text": "of ann"}, "ann")
     assert office.page("red", "/ui/memory", **form).status_code == 403
+    assert "ns=teams&amp;ns=red" in office.page("bob", "/ui/store").text
+    assert "teams" not in office.page("red", "/ui/store").text
 
 
 def answer(office: Office, user: str, thread_id: str) -> str:
@@ -418,6 +423,89 @@ def test_a_person_forgets_what_she_wrote_into_a_team(office: Office) -> None:
     assert (item.provenance.author, item.provenance.thread_id) == (None, None)
     if office.tenant:
         assert words(office.say("other", "Where is the tea?")) == ["Otter"]
+
+
+def test_who_acts_for_a_person_reaches_the_teams_of_the_person(office: Office) -> None:
+    """And not those of the caller."""
+    headers = {"x-api-key": "desk", "x-perdure-user": "ann"}
+    body: dict[str, Any] = {"assistant_id": "office", "input": says("Where is the tea?")}
+
+    def run(**more: Any) -> httpx.Response:
+        asked = {**body, **more}
+        return httpx.post(f"{office.url}/runs/wait", json=asked, headers=headers, timeout=60)
+
+    assert words(run().text) == ["Heron", "Toad", "Newt"]
+    assert words(run(context={"team": "blue"}).text) == ["Heron", "Newt"]
+    assert run(context={"team": "ann"}).status_code == 403
+    named = {**body, "context": {"user_id": "ann", "teams": ["red"]}}
+    assert words(office.send("desk", "/runs/wait", named).text) == ["Heron", "Toad"]
+    named["context"] = {"user_id": "bob", "teams": ["blue"]}
+    assert office.send("desk", "/runs/wait", named).status_code == 403
+    for name, status in (("blue", 204), ("ann", 403)):
+        item = {"namespace": ["teams", name], "key": "k", "value": {"text": "x"}}
+        put = httpx.put(f"{office.url}/store/items", json=item, headers=headers, timeout=60)
+        assert put.status_code == status
+    [item] = [each for each in office.items("teams") if each.key == "k"]
+    assert item.provenance.author == "ann"
+    assert words(office.say("desk", "Where is the tea?")) == ["Stoat"]
+
+
+CHOICES: list[tuple[Sender, Person, list[str]]] = [
+    (Sender("ann", teams=["red", "blue"]), Person("ann", True), ["blue", "red"]),
+    (Sender("ann", teams=["red", "gone"]), Person("ann", True), ["red"]),
+    (Sender("bob", teams=["red"]), Person("ann", True), ["red"]),
+    (Sender("bob", teams=["red"]), Person("ann", False), []),
+    (Sender("red", teams=[]), Person("ann", True), []),
+    (Sender("root", may_act=True), Person("ann", True), ["blue", "red"]),
+    (Sender("desk", "ann", True, teams=["red", "blue"]), Person("ann", True), ["blue", "red"]),
+    (Sender("desk", "ann", True, teams=["red", "blue"]), Person("bob", True), ["red"]),
+    (Sender("ann", teams=["red", "blue"]), Person("", False), []),
+    (Sender("ann", teams=["red", "blue"]), Person("nobody", True), []),
+]
+
+
+@pytest.mark.parametrize(("sender", "person", "expected"), CHOICES)
+def test_teams_that_a_run_uses(
+    tmp_path: Path, sender: Sender, person: Person, expected: list[str]
+) -> None:
+    """Those of both, or of the person for whom the caller may act; after what keys say now."""
+    access = write_keys(tmp_path / "keys.toml", None)
+    assert RunTeams(access).choose(None, sender, person) == expected
+    assert RunTeams(access).choose("globex", sender, person) == []
+
+
+def use_tool(office: Office, user: str, name: str, **arguments: Any) -> str:
+    """Call a tool by MCP, and return its answer."""
+    about = {"name": name, "arguments": arguments}
+    asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": about}
+    headers = {"accept": "application/json, text/event-stream", "x-api-key": user}
+    replied = httpx.post(f"{office.url}/mcp", json=asked, headers=headers, timeout=60)
+    return "\n".join(each["text"] for each in replied.json()["result"]["content"])
+
+
+def test_tools_of_mcp_reach_the_teams_of_the_user(office: Office) -> None:
+    """They recall from both, and write to the person unless the team is named."""
+    found = words(use_tool(office, "ann", "recall", query="Where is the tea box?", min_score=0))
+    assert found == ["Heron", "Toad", "Newt"]
+    one = use_tool(office, "ann", "recall", query="tea box", min_score=0, team="red")
+    assert words(one) == ["Toad"]
+    for name in ("blue", "ann", "teams", "*", "red/blue"):
+        for user in ("bob", "red", "teams"):
+            told = use_tool(office, user, "recall", query="tea box", min_score=0, team=name)
+            assert words(told) == []
+            told = use_tool(office, user, "remember", text="The kettle is Kayak", team=name)
+            assert "may not reach" in told
+            assert "may not reach" in use_tool(office, user, "forget", key="k", team=name)
+    kept = use_tool(office, "bob", "remember", text="The kettle is Kayak", team="red")
+    key = kept.removeprefix("Kept. Its id is ").removesuffix(".")
+    [item] = [each for each in office.items("teams") if each.key == key]
+    assert (item.namespace, item.provenance.author) == (("teams", "red"), "bob")
+    changed = use_tool(office, "ann", "remember", text="The kettle is Canoe", key=key, team="red")
+    assert "in place of" in changed
+    [item] = [each for each in office.items("teams") if each.key == key]
+    assert item.provenance.author == "ann"
+    assert "Erased" in use_tool(office, "ann", "forget", key=key, team="red")
+    assert words(use_tool(office, "red", "recall", query="tea box", min_score=0)) == ["Magpie"]
 
 
 AUTH = """

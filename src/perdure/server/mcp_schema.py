@@ -108,6 +108,10 @@ _SINCE: Final = (
     "rank higher."
 )
 _UNTIL: Final = "The last day or moment that the question is about, like 2026-11-08."
+_TEAM: Final = _optional(
+    "string",
+    "The user's team whose shared memory this is about, as recall gave it; null: the user alone.",
+)
 _LIMIT: Final = _count("How many at most.", SEARCH_LIMIT)
 TOOLS: Final = (
     ToolSchema(
@@ -123,6 +127,7 @@ TOOLS: Final = (
             ),
             "since": _optional("string", _SINCE, maxLength=_MAX_MOMENT),
             "until": _optional("string", _UNTIL, maxLength=_MAX_MOMENT),
+            "team": _optional("string", "Only the shared memory of this team of the user."),
         },
         is_read_only=True,
     ),
@@ -139,12 +144,13 @@ TOOLS: Final = (
                 "string",
                 "The id of the memory that this one replaces, as recall gave it; null: none.",
             ),
+            "team": _TEAM,
         },
     ),
     ToolSchema(
         "forget",
         "Erase a memory for good, with all its versions. Only if the user wants that.",
-        {"key": _text("The id, as recall gave it.")},
+        {"key": _text("The id, as recall gave it."), "team": _TEAM},
         is_destructive=True,
     ),
     ToolSchema(

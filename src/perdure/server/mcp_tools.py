@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -20,7 +21,8 @@ from perdure.errors import InvalidValue, UnknownThread
 from perdure.memory.changes import TEXT
 from perdure.memory.periods import parse_period
 from perdure.memory.records import EPISODE, TURN, Outcome
-from perdure.server.access import action
+from perdure.memory.run_config import TEAM, TEAMS
+from perdure.server.access import Forbidden, action
 from perdure.server.call import Call
 from perdure.server.mcp_schema import MAX_TEXT_CHARS
 from perdure.server.reply import as_text, cut
@@ -47,9 +49,16 @@ async def recall(
     min_score: float | None = None,
     since: str | None = None,
     until: str | None = None,
+    team: str | None = None,
 ) -> str:
-    """Look up what is known of the user from earlier conversations, the best answers first."""
-    place = await call.permit_memories({"query": query, "limit": limit})
+    """Look up what is known of the user from earlier conversations, the best answers first.
+
+    It looks into the user's memories and those of the user's teams, or those of one team.
+    """
+    asked = {"query": query, "limit": limit}
+    place = await call.permit_memories({**asked, **_namespace_of(team)})
+    if team is None:
+        place = await _add_teams(call, asked, place)
     place |= {"min_score": min_score, "explain": True, "during": parse_period(since, until)}
     found = await memory.arecall(query, store=call.store, limit=limit, **place)
     if not found.memories:
@@ -59,12 +68,38 @@ async def recall(
     return memory.quote_memories(found.memories) + left
 
 
+def _namespace_of(team: str | None) -> dict[str, Any]:
+    """Return the namespace of a team's memory as an argument, or none for the user's own."""
+    return {} if team is None else {"namespace": (TEAMS, team)}
+
+
+async def _add_teams(
+    call: Call, asked: Mapping[str, Any], place: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the place of the user's memories with those of the user's teams."""
+    teams = []
+    for team in sorted(call.identity.teams):
+        own = {"namespace": (TEAMS, team)}
+        with suppress(Forbidden):
+            allowed = await call.another(call.action).permit({**asked, **own})
+            teams += [team] if tuple(allowed["namespace"]) == own["namespace"] else []
+    if not teams:
+        return dict(place)
+    config = {"configurable": {**place["config"]["configurable"], "teams": teams}}
+    return {"namespace": [place["namespace"], (TEAMS, TEAM)], "config": config}
+
+
 @action("store:put")
-async def remember(call: Call, text: str, key: str | None = None) -> str:
-    """Remember something about the user. With a key, supersede the memory that has it."""
-    about = {"key": key} if key else {}
-    place = await call.permit_memories({**about, "value": {"text": text, "kind": "fact"}})
-    source = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC))
+async def remember(call: Call, text: str, key: str | None = None, team: str | None = None) -> str:
+    """Remember something about the user, or for a team of the user.
+
+    With a key, the memory that has it is superseded.
+    """
+    about: dict[str, Any] = {"key": key} if key else {}
+    about |= {"value": {"text": text, "kind": "fact"}, **_namespace_of(team)}
+    place = await call.permit_memories(about)
+    author = None if team is None else call.identity.person
+    source = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC), author=author)
     if key:
         done = await _supersede(call.store, key, text, source, place)
     else:
@@ -110,9 +145,9 @@ async def _supersede(
 
 
 @action("store:delete")
-async def forget(call: Call, key: str) -> str:
+async def forget(call: Call, key: str, team: str | None = None) -> str:
     """Erase a memory for good, with all its versions. Only if the user wants that."""
-    place = await call.permit_memories({"key": key})
+    place = await call.permit_memories({"key": key, **_namespace_of(team)})
     receipt = await memory.aforget(key, store=call.store, **place)
     call.record(hashes=receipt.hashes)
     clean = "No byte of it is left" if receipt.clean else "Its bytes go with the next clean-up"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from difflib import SequenceMatcher
@@ -20,7 +21,8 @@ from starlette.responses import Response
 
 from perdure.errors import ConfigurationError, PerdureError, UnknownMemory, VersionConflict
 from perdure.memory import Collection
-from perdure.server.access import action
+from perdure.memory.run_config import TEAMS
+from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, Caller, is_own, verbatim
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
 from perdure.server.reply import encoded, escaped, status_of
@@ -103,6 +105,8 @@ async def tree(request: Request, call: Caller, asked: Asked, start: Number = 0) 
     if prefix == ns:  # in which "*" is a label, not any label
         found = [each for each in found if each[: len(ns)] == ns]
     shown = [each for each in found[:_NAMESPACES] if each != ns]
+    if not (ns or start or call.identity.is_admin):
+        shown = [each for each in shown if not is_of_team(each)] + await _find_teams(call)
     sizes = await call.store.anamespace_sizes(shown)
     first: list[Any] = [
         ListNamespacesOp((MatchCondition("prefix", each),), None, 2) for each in shown
@@ -114,6 +118,18 @@ async def tree(request: Request, call: Caller, asked: Asked, start: Number = 0) 
     ]
     more = len(found) > _NAMESPACES
     return page(request, "store.html", ns=ns, rows=rows, own=ns in found, start=start, more=more)
+
+
+async def _find_teams(call: Call) -> list[Namespace]:
+    """Return the namespaces of the user's teams that hold something and may be read."""
+    found = list[Namespace]()
+    for team in sorted(call.identity.teams):
+        with suppress(Forbidden):
+            found.append(
+                (await permitted(call.another("store:search"), (TEAMS, team)))["namespace"]
+            )
+    sizes = await call.store.anamespace_sizes(found) if found else []
+    return [size.namespace for size in sizes if size.namespaces]
 
 
 @routes.page("/ui/store/items", "store:search")
