@@ -108,10 +108,11 @@ def test_the_server_logs_to_stderr(settings: Settings, tmp_path: Path, style: st
         [sys.executable, "-c", command, "serve", *options], stderr=subprocess.PIPE, text=True
     ) as server:
         assert server.stderr is not None
-        first = server.stderr.readline()
+        first = [server.stderr.readline() for _ in range(4)]
         server.terminate()
         rest = server.stderr.read()
-    assert first.startswith("http://127.0.0.1")
+    assert [line.partition(":")[0] for line in first] == ["database", "user", "graphs", "http"]
+    assert first[-1].startswith("http://127.0.0.1")
     assert "Traceback" not in rest
 
 
