@@ -233,7 +233,8 @@ class Program(Front):
     def _user_of(self, thread_id: str) -> str:
         """Return the person of a thread, as whoever works on it next looks it up."""
         head = self.both.saver.head(thread_id)
-        assert head is not None
+        if head is None:
+            raise LookupError(thread_id)
         return str(head.metadata["user_id"])
 
     def show(self, customer: Customer, thread_id: str) -> str:
@@ -402,6 +403,9 @@ def check_other_orders(front: Front) -> None:
 def test_nothing_is_left_of_a_customer_who_is_forgotten(front: Front) -> None:
     """The receipt is that of the plan; the other customer has everything still."""
     threads = {each.name: tell_story(front, each) for each in CUSTOMERS}
+    with front.of(DORA):
+        waiting = front.begin(DORA)
+        front.say(DORA, waiting, f"Please refund order {DORA.order}.")
     assert missing(front, DORA.marks) == []
     before = front.export(KIM)[1:]
 
@@ -421,6 +425,12 @@ def test_nothing_is_left_of_a_customer_who_is_forgotten(front: Front) -> None:
     assert missing(front, KIM.marks) == []
     assert (front.is_known(DORA), front.is_known(KIM)) == (False, True)
     assert front.export(KIM)[1:] == before
+
+    # what waited for an approval is gone with her
+    refunds = [*front.shop.refunds]
+    with pytest.raises((LookupError, httpx.HTTPStatusError)):
+        front.approve(DORA, waiting)
+    assert front.shop.refunds == refunds
 
     # she comes back as somebody new, and the other is forgotten by the library
     with front.of(DORA):
