@@ -220,6 +220,18 @@ def test_a_run_that_names_another_team_is_refused(office: Office, named: Any) ->
     assert office.send("bob", "/runs/crons", cron).status_code in (400, 403, 422)
 
 
+def test_commands_of_a_stream_name_no_team(office: Office) -> None:
+    """They begin runs too."""
+    client = office.client("bob")
+    thread_id = client.threads.create()["thread_id"]
+    for named in ({"configurable": {"team": "blue"}}, {"configurable": {"teams": ["ann"]}}):
+        params = {"assistant_id": "office", "input": says("Where is the tea?"), "config": named}
+        sent = {"id": 1, "method": "run.start", "params": params}
+        replied = office.send("bob", f"/threads/{thread_id}/commands", sent)
+        assert "is not in the team" in replied.text
+    assert client.runs.list(thread_id) == []
+
+
 def test_a_header_names_no_team(office: Office) -> None:
     """Only the key does."""
     client = office.client("bob")
