@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -115,7 +116,7 @@ class Separation:
             self.words.joined(other.words),
         )
 
-    @property
+    @cached_property
     def calibration(self) -> Calibration:
         """What a search makes of the samples."""
         if not self.random.size:  # nothing was measured, or all vectors are equal
