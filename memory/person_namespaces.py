@@ -82,9 +82,7 @@ async def find_person_namespaces(
         prefix = _find_prefix(namespace[head:], patterns, user)
         if prefix is not None:
             (notes if head else items).append((*namespace[:head], *prefix))
-        elif namespace[:2] not in own and namespace[head : head + 1] != (
-            TEAMS,
-        ):  # a team of the same name
+        elif namespace[:2] not in own and user in _list_names(namespace[head:]):
             others.append(namespace)
     # notes before items: the other way round, an erasure that was cut off could leave notes alone
     return PersonNamespaces(
@@ -163,6 +161,16 @@ async def _extracted_threads(adapter: StoreAdapter, user: str) -> list[str]:
     """Return the ids of the threads from which memories of a person were extracted."""
     marks = await adapter.items_under(notes_of(WATERMARKS, ("memories", user)))
     return [str(mark.value["thread_id"]) for mark in marks if "thread_id" in mark.value]
+
+
+def _list_names(namespace: Namespace) -> Namespace:
+    """Return the labels of a namespace that can be names of people.
+
+    Its kind is no name, such as `memories`, and a team of the same name is no person.
+    """
+    if namespace[:1] == (TEAMS,):
+        return ()
+    return namespace[1:] if namespace[:1] and namespace[0] in (*PERSONAL, CHATS) else namespace
 
 
 def _is_narrow(labels: Sequence[str]) -> bool:

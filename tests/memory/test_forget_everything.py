@@ -149,6 +149,23 @@ def test_a_template_of_placeholders_alone_covers_no_other_namespace(kept: SQLite
     assert ("bob",) in second.namespaces
 
 
+@pytest.mark.parametrize("user", ["memories", "chat_memory", RESERVED, "buried"])
+def test_a_kind_of_namespace_is_no_name(kept: SQLiteStore, user: str) -> None:
+    """The receipt of a person who has the name of a kind lists nobody else's namespaces."""
+    fill(kept)
+    memory.forget(
+        key=memory.remember("Ann rows", store=kept, config=ANN).key, store=kept, config=ANN
+    )
+    named: Any = {"configurable": {"user_id": user}}
+    memory.remember("likes oars", store=kept, config=named)
+    kept.put(("cities", user), "k", {"text": "Ghent"})
+    receipt = memory.forget(everything=True, store=kept, config=named)
+
+    assert receipt.others == (("cities", user),)
+    assert ("memories", user) in receipt.namespaces
+    assert [each.text for each in memory.memories(store=kept, config=ANN)] == ["Ann likes figs"]
+
+
 def test_a_scope_forgets_its_own_person_only(kept: SQLiteStore) -> None:
     """The person of the same name in another scope, or outside, stays."""
     for store in (kept, kept.scoped(("acme",)), kept.scoped(("umbrella",))):
