@@ -3,7 +3,8 @@
 The namespaces of a person are those of `memories`, `profiles`, `instructions` and `examples` with
 the name as second label, those of templates with a whole label `{user_id}` that the store has
 recorded or the caller names, `chat_memory` of the person's conversations, and perdure's notes on
-all of them. Other namespaces that have the name as a label are only listed.
+all of them. A conversation whose id is the name of another person is that person's. Other
+namespaces that have the name as a label are only listed.
 """
 
 from __future__ import annotations
@@ -73,10 +74,14 @@ async def find_person_namespaces(
     patterns = [labels for labels in every if USER in labels and _is_narrow(labels)]
     ids = {user, *conversations, *await _extracted_threads(adapter, user)}
     own: dict[Namespace, None] = {}
+    notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
     for namespace in await adapter.namespaces_under((CHATS,)):
         if namespace[1:2] and namespace[1] in ids:
-            own[namespace[:2]] = None
-    notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
+            # anybody may begin a thread of any id
+            if namespace[1] != user and await _is_person(adapter, namespace[1]):
+                others.append(namespace)
+            else:
+                own[namespace[:2]] = None
     for namespace in await adapter.namespaces_with(user):
         head = 2 if namespace[0] == RESERVED else 0
         prefix = _find_prefix(namespace[head:], patterns, user)
@@ -161,6 +166,12 @@ async def _extracted_threads(adapter: StoreAdapter, user: str) -> list[str]:
     """Return the ids of the threads from which memories of a person were extracted."""
     marks = await adapter.items_under(notes_of(WATERMARKS, ("memories", user)))
     return [str(mark.value["thread_id"]) for mark in marks if "thread_id" in mark.value]
+
+
+async def _is_person(adapter: StoreAdapter, name: str) -> bool:
+    """Return whether the store has something of a person of this name."""
+    found = await adapter.namespaces_with(name)
+    return any(namespace[0] in PERSONAL and namespace[1:2] == (name,) for namespace in found)
 
 
 def _list_names(namespace: Namespace) -> Namespace:

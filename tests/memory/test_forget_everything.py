@@ -196,6 +196,21 @@ def test_chat_memory_of_the_conversations(place: Place) -> None:
     assert left == [("chat_memory", "anns")]
 
 
+def test_a_conversation_with_the_name_of_another_person_is_theirs(kept: SQLiteStore) -> None:
+    """Anybody may begin a thread of any id, so that id gives no right to the chat memory."""
+    fill(kept)
+    named: Any = {"configurable": {"user_id": "dora"}}
+    memory.remember("Dora likes oars", store=kept, config=named)
+    kept.put(("chat_memory", "doras"), "k", {"text": "hello"})
+    receipt = memory.forget(
+        everything=True, store=kept, config=named, conversations=["bob", "doras"]
+    )
+
+    assert ("chat_memory", "doras") in receipt.namespaces
+    assert receipt.others == (("chat_memory", "bob"),)
+    assert kept.get(("chat_memory", "bob"), "k") is not None
+
+
 def test_another_namespace_is_the_only_one_that_is_erased(kept: SQLiteStore) -> None:
     fill(kept)
     memory.forget(everything=True, store=kept, config=BOB, namespace=("notes", "{user_id}", "deep"))

@@ -20,6 +20,7 @@ from perdure.server.keys import Keys
 from perdure.settings import Settings
 from tests.cli.commands import run
 from tests.people import fill, mark, marks, opened
+from tests.people import talk as talk_of
 from tests.server.graphs import Chats
 from tests.server.running import running
 from tests.server.talking import Gate, says, talk
@@ -116,6 +117,26 @@ def test_a_person_forgets_themselves(place: Place) -> None:
     assert (again.status_code, threads) == (404, [])
     assert "nobody of this name" in again.json()["detail"]
     assert before == after
+
+
+def test_a_thread_with_the_name_of_another_person_gives_no_right(place: Place) -> None:
+    """The chat memory under this name is neither exported nor erased."""
+    with opened(place.settings.db) as both:
+        both.store.put(("chat_memory", "bob"), "k", {"text": mark("bob", "chat")})
+        talk_of(both, "ann", "bob")  # a client chooses the id of a thread
+    with place.client(ANN) as client:
+        texts = [
+            client.get("/people/ann").text,
+            client.get("/people/ann/export").text,
+            client.delete("/people/ann").text,
+        ]
+    with opened(place.settings.db) as both:
+        left = both.store.get(("chat_memory", "bob"), "k")
+
+    assert [mark("bob", "chat") in text for text in texts] == [False, False, False]
+    assert not any("chat_memory/bob" in text for text in texts)
+    assert json.loads(texts[1].splitlines()[0])["other_namespaces"] == [["cities", "ann"]]
+    assert left is not None
 
 
 def test_an_admin_is_told_what_belongs_to_others(place: Place) -> None:
