@@ -1,7 +1,8 @@
 """The rows of a person in a checkpointer's database: threads, runs, crons and webhooks.
 
 The person of a thread is the `user_id` of its head, or else its `owner`. The person of a run is
-that of its thread; of a run or a cron without a thread of its own it is the user who made it.
+that of its thread; of a run or a cron without a thread of its own it is the user who made it, or
+for whom it was made.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 from perdure.checkpointers.assistants import assistant_place
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.erasure import erase_from_thread
+from perdure.checkpointers.labels import CALLER
 from perdure.checkpointers.records import CronRow, LiveRun, RunRow, open_cron, open_run
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
@@ -56,7 +58,7 @@ class PersonRows:
     def threads(self) -> list[str]:
         """Return the ids of the person's threads."""
         query = ThreadQuery(metadata={"owner": self.user})  # a superset: `_match` decides
-        if self.user.isdecimal():  # a name may be stored as a number, which has another tag
+        if self.user.removeprefix("-").isdecimal():  # a name may be stored as a number, which has another tag
             query = ThreadQuery()
         found = {*ThreadList(self.saver).search(query, self._match, sys.maxsize)}
         found |= {*self._unbegun_threads()}
@@ -77,13 +79,14 @@ class PersonRows:
 
     def _match(self, thread: ListedThread) -> str | None:
         person = self._find_person(thread)
-        is_own = isinstance(person, str | int) and str(person) == self.user
+        is_own = type(person) in (str, int) and str(person) == self.user
         return thread.thread_id if is_own else None
 
     def _find_person(self, thread: ListedThread) -> Any:
         told = thread.told or {}
-        if told.get("user_id") or not self._owners:
-            return told.get("user_id")
+        user = told.get("user_id")
+        if user not in (None, "") or not self._owners:
+            return user
         client = thread.client if thread.counts and thread.client else None
         return told.get("owner") or (client and client.metadata.get("owner"))
 
@@ -103,13 +106,19 @@ class PersonRows:
                 return found
             start += _PAGE
 
+    def threads_with_name(self, own: frozenset[str]) -> list[str]:
+        """Return the ids of other people's threads whose checkpoints name the person as caller."""
+        named = self.saver._listing.addresses(None, {CALLER: self.user}, None)
+        ids = dict.fromkeys(at.thread_id for at, _ in named)
+        return [each for each in ids if each not in own]
+
     def crons(self, own: frozenset[str]) -> tuple[list[CronRow], list[CronRow]]:
         """Return the person's crons, and those that the person made on other people's threads."""
         crons, elsewhere = list[CronRow](), list[CronRow]()
         for row in self._rows("all_crons"):
             with suppress(CorruptRecord):
                 cron = open_cron(self._seal, row)
-                whose = cron.content.get("person") or cron.content.get("user")
+                whose = cron.content.get("acting_for") or cron.content.get("user")
                 if cron.thread_id in own or (cron.thread_id is None and whose == self.user):
                     crons.append(cron)
                 elif self.user in (whose, cron.content.get("user")):
@@ -133,7 +142,7 @@ class PersonRows:
         for run_id, content in self._rows("loose_webhooks"):
             with suppress(CorruptRecord):
                 told = json.loads(self._seal.open(content, ("webhook", run_id)))
-                if told.get("user") == self.user:
+                if (told.get("person") or told.get("user")) == self.user:
                     found.append(str(run_id))
         return found
 

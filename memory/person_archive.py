@@ -138,7 +138,7 @@ def build_run_record(run: RunRow) -> dict[str, Any]:
 
 def build_cron_record(cron: CronRow) -> dict[str, Any]:
     """Build the record of a cron: its ids, times and owner, and what its runs are asked."""
-    names = ("user", "graph", "metadata", "payload")
+    names = ("user", "acting_for", "graph", "metadata", "payload")
     return {
         "cron_id": cron.cron_id,
         "thread_id": cron.thread_id,

@@ -336,6 +336,7 @@ class _Run:
             runs = self.rows.runs_elsewhere(own)
             kept += [
                 Part("threads with quotations", tuple(quoted)),
+                Part("threads of others with the name", tuple(self.rows.threads_with_name(own))),
                 Part("memories of others", tuple(self._find_memories_of_others(own, found))),
                 Part("runs on threads of others", tuple(each.live.run_id for each in runs)),
                 Part(

@@ -210,6 +210,10 @@ def test_crons_are_listed(served: Served) -> None:
         emil.crons.create("plain", schedule="0 4 1 1 *", timezone="Europe/Oslo", input={})
         off: Any = emil.crons.create("twice", schedule="0 5 1 1 *", input={"messages": "secret"})
         emil.crons.update(off["cron_id"], enabled=False)
+    with get_sync_client(
+        url=served.url, api_key=KEYS["boss"], headers={"X-Perdure-User": "kim"}
+    ) as acting:
+        acting.crons.create("plain", schedule="0 6 2 1 *", input={})
     listed = read("crons")
     shown = rows(run("crons"))
 
@@ -220,6 +224,9 @@ def test_crons_are_listed(served: Served) -> None:
     assert shown[1][1:5] == ["t", "plain", "0 3 * * *", "UTC"]
     assert [each["caller"] for each in read("crons", "--user", "dora")] == ["boss"]
     assert {each["caller"] for each in read("crons", "--user", "emil")} == {"emil"}
+    [for_kim] = read("crons", "--user", "kim")
+    assert (for_kim["caller"], for_kim["person"]) == ("boss", "kim")
+    assert [each["person"] for each in read("crons", "--user", "dora")] == ["dora"]
     assert [each["thread_id"] for each in read("crons", "--thread", "t")] == ["t"]
     assert "secret" not in str(listed)
     assert attempt("crons", "--user", "boss").exit_code == 1

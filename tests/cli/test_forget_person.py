@@ -68,15 +68,17 @@ def test_keys_and_audit_records_are_listed(filled: str, tmp_path: Path) -> None:
     keys.write_text(
         "".join(f'[[keys]]\nuser = "{user}"\nsha256 = "{digest}"\n' for user in ("ann", "bob"))
     )
-    audit.write_text("".join(json.dumps({"user": user}) + "\n" for user in ("ann", "ann", "bob")))
+    records = [{"user": user} for user in ("ann", "ann", "bob")]
+    records += [{"user": "desk", "acting_for": user} for user in ("ann", "bob", None)]
+    audit.write_text("".join(json.dumps(record) + "\n" for record in records))
     files = ("--keys", str(keys), "--audit", str(audit))
     missing = attempt("forget", "--user", "ann", "--yes", "--db", filled, "--keys", "no.toml")
     done = read("forget", "--user", "ann", "--yes", "--db", filled, *files)
     kept = {part["what"]: part["count"] for part in done["kept"]}
 
     assert missing.exit_code != 0
-    assert kept == {"namespaces": 1, "API keys": 1, "audit records": 2}
-    assert len(audit.read_text().splitlines()) == 3
+    assert kept == {"namespaces": 1, "API keys": 1, "audit records": 3}
+    assert len(audit.read_text().splitlines()) == 6
 
 
 def test_a_name_is_needed(filled: str) -> None:

@@ -18,9 +18,11 @@ import pytest
 
 from perdure import people
 from perdure.checkpointers.crons import CronTable
+from perdure.checkpointers.labels import CALLER, DEED
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadList
+from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import ConfigurationError, StorageUnavailable, UnknownPerson
 from perdure.memory import Collection, memories, remember
 from perdure.storage.flow import rows_of
@@ -141,6 +143,12 @@ def test_what_belongs_to_others_is_listed(both: People) -> None:
     store.put(("cities", "ann"), "home", {"text": "Ghent"})
     accept_run(saver, "ann", "bobs-2")
     asyncio.run(CronTable(saver).create(cron_row("ann", "bobs")))
+    named["metadata"] = {CALLER: "ann", DEED: "answered"}
+    named["configurable"]["thread_id"] = "bobs"
+    echo_graph(saver, "bob").invoke({"messages": [("user", "It may go.")]}, named)
+    echo_graph(saver, "bob").invoke(
+        {"messages": [("user", "Thanks.")]}, {"configurable": named["configurable"]}
+    )
     report = people.forget("ann", saver, store)
     kept = {part.what: part.ids for part in report.kept}
     runs = asyncio.run(RunTable(saver).of("bobs-2"))
@@ -149,6 +157,7 @@ def test_what_belongs_to_others_is_listed(both: People) -> None:
     assert kept["threads with quotations"] == ("quoting",)
     assert kept["memories of others"] == ("memories/bob/heard",)
     assert kept["runs on threads of others"] == (runs[0].live.run_id,)
+    assert kept["threads of others with the name"] == ("bobs",)
     assert len(kept["crons on threads of others"]) == 1
     assert "heard" in [memory.key for memory in memories(store=store, config=BOB, limit=50)]
     assert store.get(("cities", "ann"), "home") is not None
@@ -220,6 +229,42 @@ def test_a_person_without_threads_or_items(both: People) -> None:
     assert (emil.count("crons"), emil.count("items")) == (1, 0)
     with pytest.raises(ConfigurationError, match="not blank"):
         people.forget("", both.saver, both.store)
+
+
+def test_what_a_backend_made_for_a_person_is_the_persons(both: People) -> None:
+    """Its crons and webhooks without a thread are erased, and those of its own are not."""
+    saver, store = both.saver, both.store
+    kept = [*people.export("bob", saver, store)]
+    acting = cron_row("desk", None)
+    acting.content["acting_for"] = "dora"
+    own = cron_row("desk", None)
+    asyncio.run(CronTable(saver).create(acting))
+    asyncio.run(CronTable(saver).create(own))
+    run = accept_run(saver, "bob", "bobs-2")
+    told = {"url": "https://example.com", "run": {}, "user": "desk", "person": "dora"}
+    asyncio.run(WebhookTable(saver).add(run, told, told, keeps_thread=False))
+    [archived] = [line["cron"] for line in people.export("dora", saver, store) if "cron" in line]
+    report = people.forget("dora", saver, store)
+    desk = people.plan("desk", saver, store)
+
+    assert (archived["user"], archived["acting_for"]) == ("desk", "dora")
+    assert [(part.what, part.ids) for part in report.erased] == [
+        ("crons", (acting.cron_id,)), ("webhooks", (run.run_id,)),
+    ]  # fmt: skip
+    assert [(part.what, part.ids) for part in desk.erased] == [("crons", (own.cron_id,))]
+    assert len(kept) == len([*people.export("bob", saver, store)]) - 1  # the run
+
+
+@pytest.mark.parametrize("number", [0, -5, 7])
+def test_a_person_whose_name_is_a_number(both: People, number: int) -> None:
+    """The `user_id` of a thread may be a number; its memories have the name as text."""
+    for user in (number, -number or 1):
+        named: Any = {"configurable": {"thread_id": f"of {user}", "user_id": user}}
+        echo_graph(both.saver, "").invoke({"messages": [("user", "hello")]}, named)
+    report = people.forget(str(number), both.saver, both.store)
+
+    assert report.erased[0] == people.Part("threads", (f"of {number}",), 1)
+    assert both.saver.head(f"of {-number or 1}") is not None
 
 
 def test_a_thread_whose_run_stored_no_checkpoint(both: People) -> None:

@@ -57,7 +57,7 @@ def forget(
     user = check_user("--user", user, "give the name of the person")
     beside = [
         Part("API keys", (), sum(key.get("user") == user for key in _read_keys(keys))),
-        Part("audit records", (), sum(row.get("user") == user for row in _read_audit(audit))),
+        Part("audit records", (), sum(user in _users_of(row) for row in _read_audit(audit))),
     ]
     with opened(db) as file:
         try:
@@ -121,6 +121,11 @@ def _read_keys(path: Path | None) -> list[dict[str, Any]]:
     except (OSError, ValueError) as exc:
         raise ConfigurationError(f"--keys {str(path)!r} cannot be read: {exc}") from exc
     return [key for key in keys if isinstance(key, dict)]
+
+
+def _users_of(record: dict[str, Any]) -> tuple[Any, Any]:
+    """Return who sent the request of an audit record, and for whom."""
+    return record.get("user"), record.get("acting_for")
 
 
 def _read_audit(path: Path | None) -> Iterator[dict[str, Any]]:

@@ -99,7 +99,7 @@ def crons(
     with opened(db, reads=True) as file:
         named = None if thread is None else thread_id(file, thread)
         rows = asyncio.run(_find_crons(file, named, user))
-        found = [_describe_cron(row) for row in rows]
+        found = [_describe_cron(*row) for row in rows]
         cells = [
             (
                 cron["cron_id"],
@@ -194,24 +194,27 @@ def _moment(at: float | None) -> datetime | None:
 # -- crons
 
 
-async def _find_crons(file: OpenedDatabase, thread: str | None, user: str | None) -> list[CronRow]:
-    """Return crons, those that are due next first, of one thread or all, and one person or all.
+async def _find_crons(
+    file: OpenedDatabase, thread: str | None, user: str | None
+) -> list[tuple[CronRow, str]]:
+    """Return crons with their persons, those that are due next first.
 
-    A cron that makes a new thread each time is its author's.
+    They are those of one thread or all, and of one person or all. A cron that makes a new thread
+    each time is its author's, or that of the person for whom the author acted.
     """
     from perdure.checkpointers.crons import CronTable
 
-    found: list[CronRow] = []
+    found: list[tuple[CronRow, str]] = []
     for cron in await CronTable(file.saver).all():
-        person = cron.content["user"]
-        if user is not None and cron.thread_id is not None:
+        person: str = cron.content.get("acting_for") or cron.content["user"]
+        if cron.thread_id is not None:
             person = await _find_person(file, cron.thread_id) or person
         if thread in (None, cron.thread_id) and user in (None, person):
-            found.append(cron)
-    return sorted(found, key=lambda cron: (cron.next_at is None, cron.next_at or 0))
+            found.append((cron, person))
+    return sorted(found, key=lambda pair: (pair[0].next_at is None, pair[0].next_at or 0))
 
 
-def _describe_cron(cron: CronRow) -> dict[str, Any]:
+def _describe_cron(cron: CronRow, person: str) -> dict[str, Any]:
     """Return what programs are told of a cron, without what its runs are asked."""
     content, payload = cron.content, cron.content["payload"]
     return {
@@ -224,6 +227,7 @@ def _describe_cron(cron: CronRow) -> dict[str, Any]:
         "end_time": payload.get("end_time"),
         "enabled": payload.get("enabled", True),
         "caller": content["user"],
+        "person": person,
         "next_at": _moment(cron.next_at),
         "created_at": _moment(cron.created_at),
         "updated_at": _moment(cron.updated_at),

@@ -343,7 +343,8 @@ class RunExecution:
             "values": values,
             "error": None if run.failure is None else error_of(run.failure),
         }
-        content = {"url": url, "run": json.loads(encoded(told)), "user": run.user}
+        about = {"user": run.user, "person": run.row.about.get("person")}
+        content = {"url": url, "run": json.loads(encoded(told)), **about}
         bare = {**content, "run": {**content["run"], "values": None, "error": None}}
         table = WebhookTable(self._saver)
         if run.temporary:
