@@ -58,7 +58,9 @@ class PersonRows:
     def threads(self) -> list[str]:
         """Return the ids of the person's threads."""
         query = ThreadQuery(metadata={"owner": self.user})  # a superset: `_match` decides
-        if self.user.removeprefix("-").isdecimal():  # a name may be stored as a number, which has another tag
+        if self.user.removeprefix(
+            "-"
+        ).isdecimal():  # a name may be stored as a number, which has another tag
             query = ThreadQuery()
         found = {*ThreadList(self.saver).search(query, self._match, sys.maxsize)}
         found |= {*self._unbegun_threads()}

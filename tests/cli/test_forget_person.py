@@ -68,7 +68,7 @@ def test_keys_and_audit_records_are_listed(filled: str, tmp_path: Path) -> None:
     keys.write_text(
         "".join(f'[[keys]]\nuser = "{user}"\nsha256 = "{digest}"\n' for user in ("ann", "bob"))
     )
-    records = [{"user": user} for user in ("ann", "ann", "bob")]
+    records: list[dict[str, str | None]] = [{"user": user} for user in ("ann", "ann", "bob")]
     records += [{"user": "desk", "acting_for": user} for user in ("ann", "bob", None)]
     audit.write_text("".join(json.dumps(record) + "\n" for record in records))
     files = ("--keys", str(keys), "--audit", str(audit))

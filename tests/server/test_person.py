@@ -370,6 +370,20 @@ def test_a_thread_without_a_turn_is_its_owners(desk: Desk) -> None:
     assert ("Heron" in desk.prompts(), "Walrus" in desk.prompts()) == (True, False)
 
 
+def test_metadata_of_a_client_names_no_person(desk: Desk) -> None:
+    """A run that waits on such a thread is its caller's, and another person's erasure leaves it."""
+    client = desk.client("dora")
+    thread_id = client.threads.create(metadata={"user_id": "kim"})["thread_id"]
+    run = client.runs.create(thread_id, "desk", input=MORE, after_seconds=3600)
+    headers = {"x-api-key": "boss"}
+    with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
+        http.put("/store/items", json={"namespace": ["memories", "kim"], "key": "k", "value": {}})
+        report = http.delete("/people/kim").raise_for_status().json()
+
+    assert "runs on threads of others" not in [part["what"] for part in report["kept"]]
+    assert client.runs.get(thread_id, run["run_id"])["status"] == "pending"
+
+
 def test_a_thread_without_a_turn_is_its_first_callers(team: Desk) -> None:
     """The organisation that owns it is no person."""
     thread_id = team.client("mia").threads.create()["thread_id"]

@@ -344,9 +344,7 @@ async def check(
         how["recorded"] = recorded and not deletes
         sender = _sender(call.identity, body, due, author)
         sender = sender._replace(teams=sorted(call.identity.teams))
-        named = ("user_id", "owner") if runs.owners_are_people else ("user_id",)
-        metadata = {} if thread is None else thread["metadata"]
-        known = next((str(metadata[name]) for name in named if metadata.get(name)), None)
+        known = None if thread is None else await _find_person(call, runs, thread)
         person = call.identity.acting_for or known
         how |= {"due": due, "sender": sender, "person": person}
         return await runs.start(call, body, graph, thread_id, protocol, **how)
@@ -365,6 +363,18 @@ def _act(call: Call, body: RunRequest) -> Call:
         return call
     identity = act_for(call.access, call.identity, named)
     return call if identity is call.identity else call.with_identity(identity)
+
+
+async def _find_person(call: Call, runs: Runs, thread: Thread) -> str | None:
+    """Return the person of a thread, or None if nothing names one.
+
+    The thread is read again only if its metadata does not tell: of a thread without a checkpoint,
+    any client may have set the `user_id`.
+    """
+    user, owner = (thread["metadata"].get(name) for name in ("user_id", "owner"))
+    if runs.owners_are_people and user in (None, owner):
+        return None if owner is None else str(owner)
+    return None if user is None else await call.threads.find_person(thread["thread_id"])
 
 
 async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> Thread | None:
