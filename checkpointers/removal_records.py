@@ -18,6 +18,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -202,8 +203,7 @@ class RemovalRecords:
         runtime = runtime_of(config)
         control = control_of(runtime)
         if control is not None and runtime.execution_info is None:
-            while len(self.loaded) >= _MAX_RUNS:
-                self.loaded.pop(next(iter(self.loaded)), None)
+            drop_oldest(self.loaded, _MAX_RUNS)
             self.loaded[control, thread_id] = number
 
     def is_stale(self, request: CheckpointPut | TaskWrites, removals: int) -> bool:
@@ -252,6 +252,13 @@ def parse_part_hash(part: bytes) -> tuple[bytes, bytes, int]:
 
 def _split_hashes(data: bytes) -> Iterable[bytes]:
     return (data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES))
+
+
+def drop_oldest(runs: dict[Any, Any], limit: int) -> None:
+    """Remove the oldest entries until there are fewer than `limit`. Other threads may add some."""
+    while len(runs) >= limit:
+        with suppress(RuntimeError, StopIteration):  # another thread has changed the dict
+            runs.pop(next(iter(runs)), None)
 
 
 def runtime_of(config: RunnableConfig) -> Any:

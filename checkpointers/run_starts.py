@@ -23,7 +23,7 @@ from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.manifest import joined, positions
 from perdure.checkpointers.put import START, CheckpointPut
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
-from perdure.checkpointers.removal_records import control_of, runtime_of
+from perdure.checkpointers.removal_records import control_of, drop_oldest, runtime_of
 from perdure.storage.flow import Flow
 
 _MAX_RUNS: Final = 8192  # runs that are remembered; the oldest are forgotten
@@ -68,8 +68,7 @@ class RunStarts:
         if names_none and before is not None and before.is_addressed:
             self._runs[key] = before  # langgraph looks whether the thread has gone on from there
             return
-        while len(self._runs) >= _MAX_RUNS:
-            self._runs.pop(next(iter(self._runs)), None)
+        drop_oldest(self._runs, _MAX_RUNS)
         writes = (loaded.pending_writes if loaded is not None else None) or ()
         has_writes = any(not channel.startswith("__") for _, channel, _ in writes)
         uid = None if loaded is None else loaded.checkpoint["id"]

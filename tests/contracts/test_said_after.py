@@ -14,6 +14,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.removal_records import drop_oldest
 from perdure.errors import ConfigurationError
 from perdure.memory import ChatState
 from tests.backends import Place
@@ -158,3 +159,25 @@ def test_wrong_arguments_are_named(saver: SQLiteCheckpointer) -> None:
     with pytest.raises(ConfigurationError, match="time zone"):
         saver.said_after("t", ["one"], datetime(2020, 1, 1))
     assert saver.said_after("t", ["one"], EARLY) == [False]
+
+
+class ChangedMeanwhile(dict[Any, Any]):
+    """A dict to which another thread adds an entry while the oldest entry is looked up."""
+
+    def __iter__(self) -> Iterator[Any]:
+        found = super().__iter__()
+        if len(self) < 12:
+            self[object()] = None
+        return found
+
+
+def test_the_oldest_runs_are_dropped_while_other_threads_add_runs() -> None:
+    """Python raises RuntimeError if a dict changes between the creation of an iterator and its use.
+
+    After 8,192 runs, this made runs of programs with several threads fail when they loaded.
+    """
+    runs = ChangedMeanwhile.fromkeys(range(10))
+    drop_oldest(runs, 10)
+    assert len(runs) == 9
+    assert 0 not in runs
+    assert 9 in runs
