@@ -63,7 +63,6 @@ _PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
 _LOG = logging.getLogger("perdure")
 _FORM: Final = 3  # its version
-_RENEWED: Final = 8  # a sample is renewed when more than one in so many of its rows are gone
 _ALIGNED: Final = 8  # bytes
 _LENGTH: Final = 8  # bytes of the length of the head
 _LARGEST: Final = 1 << 29  # bytes that are written; SQLite's own limit is 10^9
@@ -87,19 +86,8 @@ class IndexedItem(NamedTuple):
 class _Sample(NamedTuple):
     """The rows in which the separation of an index was measured."""
 
-    size: int  # rows that were measured
-    left: Ints  # ids of those that are still present
+    ids: Ints
     separation: Separation
-
-    def without(self, gone: Ints) -> _Sample | None:
-        """Return the sample without some ids, or None if so many are gone that it is outdated.
-
-        A search after an update therefore seldom measures anew.
-        """
-        left = self.left[~np.isin(self.left, gone)]
-        return (
-            self._replace(left=left) if _RENEWED * len(left) >= (_RENEWED - 1) * self.size else None
-        )
 
 
 class Covered(NamedTuple):
@@ -204,8 +192,8 @@ class Index:
     def drop(self, gone: Ints) -> None:
         """Let go of some items."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], gone)
-        if self._sample is not None:
-            self._sample = self._sample.without(gone)
+        if self._sample is not None and np.isin(self._sample.ids, gone).any():
+            self._sample = None  # another process would measure other rows
         self._changed()
 
     def _changed(self) -> None:
@@ -340,16 +328,20 @@ class Index:
         return self._view
 
     def _measured(self, parts: Sequence[Vectors]) -> Separation:
-        """Return how well the vectors separate the first rows; it is measured if these changed."""
+        """Return how well the vectors separate the first rows.
+
+        They are measured again if they are other rows than before, so that the result depends on
+        the present rows alone.
+        """
         embedded = np.zeros(len(self.rows), bool)
         for _, owner in parts:
             embedded[owner] = True
         embedded &= self.rows["alive"]
         size = sample_size(int(np.count_nonzero(embedded)))
-        if self._sample is None or self._sample.size != size:
+        if self._sample is None or len(self._sample.ids) != size:
             rows = np.flatnonzero(embedded)
             first = rows[np.argsort(self.rows["id"][rows], kind="stable")[:size]]
-            self._sample = _Sample(size, self.rows["id"][first], self._measure(parts, first))
+            self._sample = _Sample(self.rows["id"][first], self._measure(parts, first))
         return self._sample.separation
 
     def _measure(self, parts: Sequence[Vectors], first: Ints) -> Separation:

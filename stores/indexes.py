@@ -351,7 +351,10 @@ class Indexes:
     def _closed(
         self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool
     ) -> Flow[IndexView]:
-        """Some closed versions of a namespace. Their index has those that were ever asked for."""
+        """Some closed versions of a namespace. Their index has those that were ever asked for.
+
+        How well their vectors separate is left out, since it would depend on earlier searches.
+        """
         held = self._of((path, True), state, admit=admit)
         closed = np.array(ids, np.int64)
         with held.lock:
@@ -366,7 +369,7 @@ class Indexes:
                 held.index.add(entries)
             view = held.index.view(0)
         self._weigh((path, True), held, view.nbytes)
-        return view.narrowed(closed)
+        return replace(view.narrowed(closed), separation=Separation())
 
     def _versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
         """The search data of some versions; nothing of those that search does not find."""

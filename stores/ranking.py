@@ -264,10 +264,16 @@ def _shares(scores: Scores) -> Scores:
 def _vector_share(
     cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: Calibration
 ) -> float:
-    """Return the share of the vector in words plus vector."""
+    """Return the share of the vector in words plus vector.
+
+    If no row has a word of the query, vectors alone rank the rows, so they count even without
+    trust.
+    """
     if cosines is None or not terms:
         return float(cosines is not None)
-    return min(weights.vector * (calibration.trust + _GAIN * calibration.gain), 1.0)
+    is_known = any(len(term.rows) or term.kin for term in terms)
+    trust = calibration.trust if is_known else 1.0
+    return min(weights.vector * (trust + _GAIN * calibration.gain), 1.0)
 
 
 def _by_thread(own: Scores, arrangement: Arrangement, weights: Weights, gain: float) -> Scores:

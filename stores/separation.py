@@ -181,6 +181,8 @@ def measure(
     order = np.lexsort((np.arange(n), position, thread))
     before, after = order[:-1], order[1:]
     joined = (thread[before] == thread[after]) & (thread[before] >= 0)
+    followed = np.column_stack([before[joined], after[joined]])
+    followed = followed[np.argsort(followed[:, 1])]  # in an order without the codes of threads
     rows = np.arange(n)
     apart = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
     random = np.column_stack([np.tile(rows, len(_STRIDES)), apart])
@@ -188,7 +190,7 @@ def measure(
     if strangers.any():
         random = random[strangers]
     measured = Separation(
-        neighbours=_cosines(vectors, np.column_stack([before[joined], after[joined]])),
+        neighbours=_cosines(vectors, followed),
         random=_cosines(vectors, random),
         words=Moments.of(lengths),
     )

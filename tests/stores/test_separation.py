@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from perdure.settings import MIN_SCORE
 from perdure.stores import Provenance
 from perdure.stores.index import FOREVER, Index, IndexedItem
 from perdure.stores.ranking import Weights, rank
@@ -181,6 +183,58 @@ def test_namespaces_are_measured_by_themselves(tmp_path: Path) -> None:
         assert search(store, QUERY) == before
 
 
+@pytest.mark.parametrize("backend", ["file", EVERYWHERE[-1]])
+def test_earlier_searches_of_the_past_change_nothing(backend: str, tmp_path: Path) -> None:
+    """The closed versions that an earlier search has loaded are not measured."""
+    moments = []
+    with opened(backend, tmp_path, of_topic) as store:
+        fill(store)
+        moments.append(datetime.now(UTC))
+        for talk in range(TALKS):
+            for place in range(0, TURNS, 2):
+                store.delete(NAMESPACE, f"{talk}-{place}")
+        for number in range(100):
+            store.put(NAMESPACE, str(number), {"text": f"z{number} w{number}"})
+        moments.append(datetime.now(UTC))
+        for number in range(100):
+            store.delete(NAMESPACE, str(number))
+        first = search(store, QUERY, as_of=moments[0])
+        search(store, QUERY, as_of=moments[1])
+        assert search(store, QUERY, as_of=moments[0]) == first
+
+
+def test_a_store_that_stays_open_scores_like_one_that_is_opened_later(tmp_path: Path) -> None:
+    """Also after a few of the measured items were replaced."""
+
+    def weak(text: str) -> Vector:
+        return 0.2 * of_nothing(text.split()[0][1:]) + of_nothing(text)
+
+    with opened("file", tmp_path, weak) as store:
+        fill(store, SHORT, talks=8)
+        search(store, QUERY)
+        for talk in range(7):
+            source = Provenance(thread_id=f"talk-{talk}", position=3)
+            value = {"text": f"k{talk} w17 changed"}
+            store.put(NAMESPACE, f"{talk}-3", value, provenance=source)
+        scores = search(store, QUERY)
+    with opened("file", tmp_path, weak) as store:
+        assert search(store, QUERY) == scores
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE)
+def test_without_a_known_word_items_are_ranked_by_their_vectors(
+    backend: str, tmp_path: Path
+) -> None:
+    """There is nothing else to rank them by, so vectors that are not trusted are better."""
+    with opened(backend, tmp_path, lambda text: of_nothing(text.replace("zebra", "milk"))) as store:
+        store.put(NAMESPACE, "same", {"text": "milk"})
+        fill(store)
+        [first, *others] = search(store, "zebra")
+        assert first[0] == "same"
+        assert first[1] < MIN_SCORE
+        assert others
+
+
 # -- the samples
 
 
@@ -223,17 +277,17 @@ def test_a_loaded_index_measures_the_same() -> None:
     assert whole.view(0).separation == slow.view(0).separation
 
 
-def test_an_updated_row_is_not_measured_at_once() -> None:
-    """Only after more than an eighth of the measured rows are gone."""
-    index = Index(MODEL, 1 << 30)
-    index.add(entries(1, 64, of_topic))
-    before = index.view(0).separation
-    index.drop(np.array([1]))
-    index.add(entries(65, 1, of_topic))
-    assert index.view(0).separation is before
-    index.drop(np.arange(2, 11))
-    index.add(entries(66, 9, of_topic))
-    assert index.view(0).separation is not before
+def test_a_changed_index_measures_the_same_as_a_new_one() -> None:
+    """It depends on the present rows alone, whatever was measured before and whatever is gone."""
+    changed, new = Index(MODEL, 1 << 30), Index(MODEL, 1 << 30)
+    rows = entries(1, 64, of_topic)
+    late = [row._replace(thread="talk-0") for row in entries(65, 2, of_topic)]
+    changed.add(rows)
+    before = changed.view(0).separation
+    changed.drop(np.arange(1, 8))  # all of the first thread
+    changed.add(late)
+    new.add([*rows[7:], *late])
+    assert changed.view(0).separation == new.view(0).separation != before
 
 
 def test_sample_sizes_grow_in_steps() -> None:
@@ -275,6 +329,17 @@ def test_rows_without_threads_are_measured_by_their_words() -> None:
         found = measure(vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs))
         assert found.neighbours.size == 0
         assert found.calibration.trust == trust
+
+
+def test_the_numbers_of_threads_change_nothing() -> None:
+    """Each process numbers threads by itself, and the last bit of a sum depends on its order."""
+    threads, rows = np.arange(500) % 20, np.arange(500, dtype=np.float64)
+    none = partial(np.copy, np.empty((0, 2), np.int64))
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        vectors, numbers = unit(draw.standard_normal((500, DIMS))), draw.permutation(20)
+        one, other = (measure(vectors, x, rows, rows, none) for x in (threads, numbers[threads]))
+        assert one == other
 
 
 def test_equal_rows_are_not_compared() -> None:
