@@ -36,8 +36,8 @@ class LoadedRun(NamedTuple):
     Attributes:
         began: The time before it loaded the thread, in seconds since 1970.
         checkpoint_id: The checkpoint that it has loaded; None for a new thread.
-        has_writes: Whether tasks of an earlier run had written something that was not applied yet.
-        is_addressed: Whether its config names the checkpoint.
+        has_writes: Whether the checkpoint has pending writes of an earlier run.
+        is_addressed: Whether the config of the run names a checkpoint_id.
         has_input: Whether it is known to have begun with an input of its own.
     """
 
@@ -152,10 +152,11 @@ def _find_stored(
     message_ids: Sequence[str],
     period: tuple[float, float],
 ) -> Flow[Mapping[str, bool]]:
-    """Return for each message that leads to a checkpoint whether a run of the period brought it.
+    """Return for each message of a checkpoint and its ancestors whether a run brought it.
 
-    All versions of the message must have been brought so. The first checkpoint that has one tells
-    it. Unless that is the first of its thread, its parent must be stored as well.
+    The run must have begun in the period. If the message has several versions, the answer is True
+    only if such runs brought all of them. The run of a version is that of the first checkpoint that
+    has the version. The parent of this checkpoint must be stored too, if it has one.
     """
     if stored is None or channel not in stored.snapshot.said:
         return {}
@@ -183,7 +184,7 @@ def _find_brought(
     places: set[int],
     period: tuple[float, float],
 ) -> Flow[set[int]]:
-    """Return those of the items of a checkpoint that runs of a period have brought."""
+    """Return the positions of a checkpoint's items that were brought by runs of a period."""
     brought, left = set[int](), places
     at: Snapshot | None = stored.snapshot
     while left and at is not None and _is_within(at.run_began, period):

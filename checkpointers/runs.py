@@ -125,14 +125,16 @@ class RunTable(ServerTable):
         its thread was deleted, or if it was cancelled in a way that the caller does not know.
 
         Args:
-            run: Which one.
-            status: How it ended.
-            error: Why it failed.
-            request: What it was asked, if that may be sent again; it stays unless it was stopped.
-            last: What it told that is not stored yet.
-            known_cancel: The action of the cancellation that the caller knows, or None. With
-                `rollback` the run ends however it was cancelled.
-            webhook: Stores the webhook of the run; see `WebhookTable.build_insert`.
+            run: The run to end.
+            status: How the run ended.
+            error: The error with which the run failed, or None.
+            request: The request of the run, if a client may send it again. It is not stored if the
+                run was cancelled.
+            last: The events of the run that are not stored yet.
+            known_cancel: The cancellation that the caller has carried out, or None. After a
+                `rollback` the run ends, whichever cancellation its row has.
+            webhook: The statement that stores the webhook of the run, from
+                `WebhookTable.build_insert`.
         """
         now, of = time.time(), (run.thread, run.seq)
         _, *sealed = seal_run(self._seal, run, (None, error, request))
@@ -291,7 +293,10 @@ class RunTable(ServerTable):
     def _told(
         self, run: LiveRun, batch: EventBatch, known_cancel: str | None = "rollback"
     ) -> list[Statement]:
-        """Build the statements that store a batch, unless another cancellation came meanwhile."""
+        """Build the statements that store a batch of events.
+
+        They store nothing if the run was cancelled in another way than `known_cancel`.
+        """
         since, until, events, dropped = batch
         body, of = seal_events(self._seal, run, since, events), (run.thread, run.seq)
         add = self._sql("add_events", since, until, body, *of, run.owner, known_cancel or "")

@@ -711,7 +711,7 @@ status = CASE status WHEN 'running' THEN status ELSE 'interrupted' END
 WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
 AND (status IN ('pending', 'running') OR (status = 'delayed' AND ?3 = 1)) RETURNING run_id;
 
--- keep_waiting_seq: keep the highest number of the runs that `drop_waiting` deletes, so that the next run of the thread does not take it
+-- keep_waiting_seq: store the highest number of the runs that `drop_waiting` deletes as an empty batch of events, so that no later run of the thread gets a number that was used
 INSERT INTO run_events (thread, seq, since, until) SELECT thread, max(seq), 0, 0 FROM runs
 WHERE thread = (SELECT thread FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
 AND (status = 'pending' OR (status = 'delayed' AND ?3 = 1)) GROUP BY thread ON CONFLICT DO NOTHING;
@@ -778,7 +778,7 @@ DELETE FROM assistants WHERE assistant_id = ?;
 -- relaxed: this transaction need not wait for the disk; SQLite's writers share a commit
 SELECT 1;
 
--- add_events: a batch of what a run tells, while this process has it; none after an erasure, and none with its end if it was cancelled in another way than this process knows
+-- add_events: store a batch of the events of a run that this process executes; nothing is stored after an erasure, or if the run was cancelled and ?7 is neither that cancellation nor rollback
 INSERT INTO run_events (thread, seq, since, until, body) SELECT r.thread, r.seq, ?1, ?2, ?3 FROM runs r
 WHERE r.thread = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.events = 1
 AND (r.cancel IS NULL OR CAST(?7 AS text) IN (r.cancel, 'rollback')) ON CONFLICT DO NOTHING;

@@ -88,7 +88,7 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
 
 
 async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
-    """Return the puts, in which tombstones also have the message ids of those that they replace."""
+    """Add to each tombstone the message ids of the tombstone that it replaces."""
     marks = [put for put in puts if put.namespace[:2] == (RESERVED, TOMBSTONES)]
     ops = [GetOp(put.namespace, put.key) for put in marks]
     items = (await adapter.call("batch", ops)) if ops else []
@@ -127,9 +127,9 @@ class Gate:
     """Judges candidates for memories.
 
     It refuses a text without words or that is too long, words of a system message, a fact that a
-    memory states, and what was deleted before unless somebody asks for it or a later run says it
-    again. Secrets go into
-    quarantine, and what rests on a tool's words alone unless your code asks for it.
+    memory states already, and a text that was deleted or forgotten, unless somebody asks for it or
+    a later run says it again. Secrets go into quarantine, and so does a text that only a tool
+    stated, unless your code asks for it.
 
     Args:
         checks: Your own checks, asked in order about what would be kept. The first verdict other

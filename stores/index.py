@@ -193,7 +193,7 @@ class Index:
         """Let go of some items."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], gone)
         if self._sample is not None and np.isin(self._sample.ids, gone).any():
-            self._sample = None  # another process would measure other rows
+            self._sample = None  # a process that loads the index now would measure other rows
         self._changed()
 
     def _changed(self) -> None:
@@ -323,15 +323,15 @@ class Index:
             self.postings,
             self._recent,
             parts,
-            self._measured(parts),
+            self._find_separation(parts),
         )
         return self._view
 
-    def _measured(self, parts: Sequence[Vectors]) -> Separation:
+    def _find_separation(self, parts: Sequence[Vectors]) -> Separation:
         """Return how well the vectors separate the first rows.
 
-        They are measured again if they are other rows than before, so that the result depends on
-        the present rows alone.
+        A former measurement is used again only if it is of the same rows. So the result depends
+        only on the rows that are present.
         """
         embedded = np.zeros(len(self.rows), bool)
         for _, owner in parts:
@@ -363,10 +363,10 @@ class Index:
             rows["thread"],
             rows["position"],
             rows["length"],
-            partial(self._pairs_sharing_words, place, min(size, MAX_WORDED)),
+            partial(self._find_pairs_sharing_words, place, min(size, MAX_WORDED)),
         )
 
-    def _pairs_sharing_words(self, place: NDArray[np.int32], count: int) -> Rows:
+    def _find_pairs_sharing_words(self, place: NDArray[np.int32], count: int) -> Rows:
         words, rows = self._words_of(np.where(place < count, place, -1))
         return pairs_sharing_words(words, rows, count)
 
@@ -450,7 +450,7 @@ class IndexView:
     postings: Postings
     recent: tuple[Rows, Rows, NDArray[np.uint8]]  # words, rows and counts, not sorted in yet
     vectors: tuple[Vectors, ...]
-    separation: Separation  # of the index, whichever of its rows are in
+    separation: Separation  # of all rows of the index, not only those of the view
 
     @cached_property
     def _is_whole(self) -> bool:

@@ -351,9 +351,10 @@ class Indexes:
     def _closed(
         self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool
     ) -> Flow[IndexView]:
-        """Some closed versions of a namespace. Their index has those that were ever asked for.
+        """Return a view of some closed versions of a namespace.
 
-        How well their vectors separate is left out, since it would depend on earlier searches.
+        Their index has all closed versions that any search has loaded. The separation of their
+        vectors is therefore left out of the view, because it would depend on earlier searches.
         """
         held = self._of((path, True), state, admit=admit)
         closed = np.array(ids, np.int64)

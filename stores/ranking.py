@@ -56,12 +56,13 @@ Bools = NDArray[np.bool_]
 # a row that ends with a question is a question and nothing else
 TAKES_ALL, HAS_ALL, ONLY_ASKS = 50, 200, 25
 _FADES: Final = 0.2  # share of the rows after which recency is half
-_STRANGERS: Final = 4  # rows of other scopes added to a scope's: one row alone is no measure
+# imaginary unrelated rows that are included in the mean cosine of a scope, which may have one row
+_STRANGERS: Final = 4
 _BLOCK: Final = 1 << 17  # counts computed at a time: 512 kB
 # of vectors, chosen with benchmarks/recall.py; decision 0037
-_GAIN: Final = 0.6  # share by which the vector's weight rises at the whole gain
-_OF_THREADS: Final = 0.6  # the weight of the best thread, as a share of the vector's weight
-_BEST_OF_THREAD: Final = 3  # nearest rows of a thread that count
+_GAIN: Final = 0.6  # the share of its weight that is added to the vector at a gain of 1
+_OF_THREADS: Final = 0.6  # the weight of the nearest thread, as a share of the vector's weight
+_BEST_OF_THREAD: Final = 3  # rows of a thread, the nearest ones, that count for the thread
 _BEHIND: Final = 2.0  # more than any score
 _LEAST: Final = np.float32(1e-6)  # a penalty of 0 would be a division by it
 # of evidence, chosen with benchmarks/quiet.py
@@ -266,8 +267,8 @@ def _vector_share(
 ) -> float:
     """Return the share of the vector in words plus vector.
 
-    If no row has a word of the query, vectors alone rank the rows, so they count even without
-    trust.
+    If no row has a word of the query, only vectors can rank the rows. They then have their usual
+    weight whatever the trust in them is.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
@@ -277,10 +278,10 @@ def _vector_share(
 
 
 def _by_thread(own: Scores, arrangement: Arrangement, weights: Weights, gain: float) -> Scores:
-    """Return what each row takes of its thread's vectors.
+    """Return what is added to the score of each row for the vectors of its thread.
 
-    The worth of a thread is the sum of its `_BEST_OF_THREAD` nearest rows, as a share of that of
-    the best thread.
+    The worth of a thread is the sum of the vector scores of its `_BEST_OF_THREAD` nearest rows. It
+    counts as a share of the worth of the best thread.
     """
     starts, run, rest = arrangement.starts, arrangement.run, own.copy()
     worth = np.zeros(len(starts), np.float32)
@@ -312,7 +313,7 @@ def above_mean(cosines: Floats) -> Scores:
 def _nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Scores:
     """Return how near each vector is, from 0 (as any vector of the scope) to 1 (equal).
 
-    A row without a vector, NaN, has 0. Vectors that separate nothing are near to nothing.
+    A row without a vector, NaN, has 0. All values are multiplied by the trust in the vectors.
     """
     if cosines is None:
         return np.zeros(n, np.float32)

@@ -38,19 +38,22 @@ MAX_ROWS: Final = 512  # rows from which neighbours and random pairs are taken
 MAX_WORDED: Final = 256  # rows among which pairs that share a word are searched
 _MIN_ROWS: Final = 16  # with fewer rows nothing is measured
 _MAX_PAIRS: Final = 512  # pairs of each sample
-_PER_WORD: Final = 4  # pairs that one word gives
-_FEW: Final = 8  # a word counts as rare if at most one row in so many has it
-_STRIDES: Final = (0.382, 0.236)  # shares of the rows that lie between the rows of a random pair
-_PRIOR_PAIRS: Final = 16  # imagined pairs of a separation of `_PRIOR`; they steady small samples
-_PRIOR: Final = 1.0
-_MIN_SPREAD: Final = 1e-3  # of cosines; less is rounding
-_USELESS, _USEFUL = 0.2, 0.5  # separations up to which vectors count nothing, and from which fully
-_STRONG, _STRONGEST = (
-    1.1,
-    2.0,
-)  # separations of neighbours: from which on vectors count more, and most
-_SHORT, _LONG = 40, 100  # words of a mean row up to which there is no such gain, and the whole gain
-_DEVIATIONS: Final = 4.0  # below the mean of random pairs; no two rows are less similar
+_PER_WORD: Final = 4  # the most pairs that are taken from the rows of one word
+_FEW: Final = 8  # a word is rare if at most one of so many rows has it
+# the distances between the two rows of random pairs, as shares of all measured rows
+_STRIDES: Final = (0.382, 0.236)
+# a separation is averaged with that of so many imaginary pairs, so that chance changes little in
+# small samples
+_PRIOR_PAIRS: Final = 16
+_PRIOR: Final = 1.0  # the separation of the imaginary pairs
+_MIN_SPREAD: Final = 1e-3  # a standard deviation of cosines; smaller ones are rounding errors
+# vectors do not count up to the first separation, and have their usual weight from the second on
+_USELESS, _USEFUL = 0.2, 0.5
+# vectors gain weight above the first separation of neighbours, and no more above the second
+_STRONG, _STRONGEST = 1.1, 2.0
+# mean words per row: up to the first there is no gain, from the second on there is the whole gain
+_SHORT, _LONG = 40, 100
+_DEVIATIONS: Final = 4.0  # the cosine of any two rows is assumed to be less far below the mean
 
 
 class Moments(NamedTuple):
@@ -74,12 +77,12 @@ class Moments(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Their mean; 0 of no values."""
+        """The mean of the values, or 0 if there are none."""
         return self.total / self.size if self.size else 0.0
 
     @property
     def variance(self) -> float:
-        """Their variance; 0 of no values."""
+        """The variance of the values, or 0 if there are none."""
         return max(self.squares / self.size - self.mean**2, 0.0) if self.size else 0.0
 
 
@@ -87,11 +90,17 @@ _NONE: Final = Moments()
 
 
 class Calibration(NamedTuple):
-    """What a search makes of a separation."""
+    """How much vectors count in a search, computed from their separation.
 
-    trust: float = 1.0  # how much of their usual weight the vectors have, 0 to 1
-    gain: float = 0.0  # how much of the additional weight, 0 to 1
-    origin: float = 0.0  # the cosine that rows which have nothing in common have at least
+    Attributes:
+        trust: The share of their usual weight that the vectors have, 0 to 1.
+        gain: The share of the additional weight that the vectors have, 0 to 1.
+        origin: The lowest cosine that two unrelated rows are expected to have.
+    """
+
+    trust: float = 1.0
+    gain: float = 0.0
+    origin: float = 0.0
 
 
 USUAL: Final = Calibration()
@@ -100,15 +109,22 @@ USUAL: Final = Calibration()
 
 @dataclass(frozen=True)
 class Separation:
-    """The samples of one namespace or of several."""
+    """The samples of cosines from one namespace or several.
+
+    Attributes:
+        neighbours: Cosines of rows that follow each other in a thread.
+        sharing: Cosines of rows that share a rare word.
+        random: Cosines of random pairs of rows.
+        words: The number of words in each measured row.
+    """
 
     neighbours: Moments = _NONE
     sharing: Moments = _NONE
     random: Moments = _NONE
-    words: Moments = _NONE  # the lengths of the rows
+    words: Moments = _NONE
 
     def joined(self, other: Separation) -> Separation:
-        """Return the samples of both."""
+        """Return the samples of both objects together."""
         return Separation(
             self.neighbours.joined(other.neighbours),
             self.sharing.joined(other.sharing),
@@ -118,7 +134,7 @@ class Separation:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """What a search makes of the samples."""
+        """How much vectors count in a search of these namespaces."""
         if not self.random.size:  # nothing was measured, or all vectors are equal
             return Calibration(trust=0.0) if self.words.size else USUAL
         trust = self._trust_in(self.sharing)
@@ -130,13 +146,14 @@ class Separation:
         return Calibration(trust, gain, max(lowest, 0.0))
 
     def _trust_in(self, sample: Moments) -> float:
-        """Return how far a sample shows that the vectors are useful, 0 to 1."""
+        """Return how useful the vectors are according to a sample, from 0 to 1."""
         return _ramp(self._separation_of(sample), _USELESS, _USEFUL)
 
     def _separation_of(self, sample: Moments) -> float:
         """Return the distance of a sample from the random pairs, in standard deviations.
 
-        A small sample is drawn towards `_PRIOR`, with which vectors have their usual weight.
+        The fewer pairs a sample has, the nearer the result is to `_PRIOR`. With a separation of
+        `_PRIOR`, vectors have their usual weight.
         """
         count = min(sample.size, self.random.size)
         spread = math.sqrt((sample.variance + self.random.variance) / 2)
@@ -145,14 +162,14 @@ class Separation:
 
 
 def _ramp(value: float, low: float, high: float) -> float:
-    """Return 0 up to `low`, 1 from `high` on, and in between the share of the way."""
+    """Return 0 for values up to `low`, 1 from `high` on, and interpolate linearly between them."""
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
 
 def sample_size(rows: int) -> int:
     """Return how many of the first rows are measured, 0 if they are too few.
 
-    The number grows in steps of a quarter to an eighth, so that a put seldom changes the sample.
+    The number grows by an eighth to a quarter at once, so that a put seldom changes the sample.
     """
     if rows < _MIN_ROWS:
         return 0
@@ -182,7 +199,9 @@ def measure(
     before, after = order[:-1], order[1:]
     joined = (thread[before] == thread[after]) & (thread[before] >= 0)
     followed = np.column_stack([before[joined], after[joined]])
-    followed = followed[np.argsort(followed[:, 1])]  # in an order without the codes of threads
+    followed = followed[
+        np.argsort(followed[:, 1])
+    ]  # an order that does not depend on the codes of threads
     rows = np.arange(n)
     apart = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
     random = np.column_stack([np.tile(rows, len(_STRIDES)), apart])
@@ -200,9 +219,9 @@ def measure(
 
 
 def _cosines(vectors: Floats, pairs: Ints) -> Moments:
-    """Return the moments of the cosines of pairs. Rows with equal vectors are not compared.
+    """Return the moments of the cosines of pairs. Pairs with equal vectors are left out.
 
-    Where an assistant often says the same, such as "Noted.", many random pairs would be equal.
+    If an assistant often repeats a text such as "Noted.", many random pairs have equal vectors.
     """
     some = _spread(pairs)
     one, other = vectors[some[:, 0]], vectors[some[:, 1]]
@@ -211,7 +230,7 @@ def _cosines(vectors: Floats, pairs: Ints) -> Moments:
 
 
 def _spread(pairs: Ints) -> Ints:
-    """Return at most `_MAX_PAIRS` of the pairs, evenly spread."""
+    """Return at most `_MAX_PAIRS` of the pairs, at equal distances in their order."""
     if len(pairs) <= _MAX_PAIRS:
         return pairs
     return pairs[np.linspace(0, len(pairs) - 1, _MAX_PAIRS).astype(np.intp)]
@@ -222,7 +241,7 @@ def pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
 
     Args:
         words: The word of each entry, as a number; int[entries].
-        rows: The row that has it, each word once a row; int[entries].
+        rows: The row of each entry. A row has at most one entry for a word; int[entries].
         count: The number of rows.
     """
     key = words.astype(np.int64) * count + rows

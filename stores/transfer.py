@@ -285,7 +285,7 @@ def _restore(
             same = newest
         is_same = same is not None and _same(writer, same, item.put)
         is_tombstone = is_note(at[0], (TOMBSTONES,))
-        # its time is that of the forgetting here, which no file may change or end
+        # a tombstone of this database has the time of the forgetting here, which no file may change
         is_own = is_tombstone and bool(rows) and at not in arrived | passed.arrived
         if not is_same and at in refused:
             continue

@@ -43,8 +43,8 @@ class Run:
         log: Its events, unless they go to the log of its thread.
         feed: The log of the thread, or None if the events go to `log`.
         stored: The number of the last stored event.
-        output: The values after its last step, with its interrupts, while it runs here or a request
-            waits for them.
+        output: The values after its last step, with its interrupts. They are kept while the run is
+            executed here, and after that while a request waits for them.
         output_event: The event of `log` whose data is the output, or None if there is none.
         waits: Whether it waits for an answer.
         unheard: Whether it failed before its input was stored. The input is kept to be sent again.
@@ -304,7 +304,7 @@ class Run:
 
     @contextlib.contextmanager
     def awaiting_output(self) -> Iterator[None]:
-        """While it lasts, the output is kept for a request, even if the run ends."""
+        """Keep the output for a request until the block ends, even if the run ends before."""
         self._output_requests += 1
         try:
             yield

@@ -50,16 +50,16 @@ from perdure.server.threads import Threads
 from perdure.storage.flow import Statement
 
 ATTEMPTS: Final = 3
-"""How often a run is begun whose process dies each time."""
+"""How many times a run is started if the process dies each time. After that the run fails."""
 ENDS_S: Final = 5
-"""How long a run that was cancelled is waited for."""
+"""How many seconds the server waits for a cancelled run, for its last writes, or for its lock."""
 RETRY_S: Final = 0.5
-"""The pause before a run whose end could not be stored is tried to be ended again."""
+"""The pause in seconds before the server tries again to store the end of a run."""
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunAbandoned(PerdureError):
-    """The processes that ran a run died, one after the other."""
+    """Raised for a run if the process that executes it has died several times."""
 
 
 class Player(Protocol):
@@ -121,10 +121,10 @@ class ServedDatabase(Protocol):
         """Return whether this process still has its lock. Without it all runs are stopped."""
 
     def look(self) -> None:
-        """Look at the rows at once."""
+        """Read the rows of runs now, not only at the next regular time."""
 
     async def refresh(self, run: Run) -> None:
-        """Learn from the row of a run how the run stands."""
+        """Update a run from its row in the database."""
 
     async def values(self, run: Run) -> Any:
         """Return the output of a run, read from its last checkpoint."""
@@ -134,10 +134,10 @@ class _StoredEnd(NamedTuple):
     """The end of a run as it was stored.
 
     Attributes:
-        claimed: The ids of the runs of the thread that begin now. None if the run was another
-            process' or its thread was deleted.
+        claimed: The ids of the runs of the thread that begin now. None if the run belonged to
+            another process or its thread was deleted.
         closing: The last events of the run.
-        error: What clients are told of its failure, or None.
+        error: The error that clients receive if the run failed, or None.
     """
 
     claimed: list[str] | None
@@ -161,7 +161,7 @@ class RunExecution:
         self._webhook: Statement | None = None
 
     async def execute(self) -> None:
-        """Run it here, and end it, unless it is lost."""
+        """Execute the run and store its end, unless another process takes the run over."""
         run, live = self._run, self._live
         with run.executing():
             async with self._lock:
@@ -267,9 +267,10 @@ class RunExecution:
     # -- its end
 
     async def _store_end(self) -> _StoredEnd | None:
-        """Clean up and store the end, also if the database has no room for some time, for example.
+        """Clean up the thread and store the end of the run, or return None if the run is lost.
 
-        The graph is not run again for that. None is returned if the run is lost.
+        This is repeated until it succeeds, for example while the disk is full. The graph is not run
+        again.
         """
         run = self._run
         while not run.lost:
@@ -329,7 +330,10 @@ class RunExecution:
             await self._threads.set_status(run.thread_id, "interrupted")
 
     async def _prepare_webhook(self, url: str) -> None:
-        """Have the webhook be stored with the end of the run, or now if the thread is deleted."""
+        """Prepare the statement that stores the webhook together with the end of the run.
+
+        The webhook of a temporary run is stored at once, because its thread is deleted.
+        """
         run = self._run
         ended = run.row._replace(
             live=run.row.live._replace(status=run.outcome), updated_at=time.time()

@@ -265,8 +265,8 @@ class Runs:
     async def encode_output(self, run: Run) -> bytes:
         """Return the values after the last step of a run that has ended, as JSON.
 
-        They have no erased messages. Values that are no longer in memory are read from the
-        database, which has none of a temporary run.
+        The values do not contain erased messages. If they are no longer in memory, they are read
+        from the database. For a temporary run the result is then `null`.
         """
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
