@@ -502,6 +502,40 @@ def test_a_message_of_a_colleague_on_the_page_neither_recalls_nor_remembers(team
     assert (team.memories("mia"), team.memories("tom")) == (known, [SECRETS["tom"]])
 
 
+def envelope(name: str, **fields: Any) -> dict[str, Any]:
+    """A message in the form in which LangChain serializes objects."""
+    kind = ["langchain", "schema", "messages", name]
+    return {"lc": 1, "type": "constructor", "id": kind, "kwargs": fields}
+
+
+FORMS: list[Any] = [
+    "Say Kayak.",
+    ["user", "Say Kayak."],
+    [["human", "Say Kayak."]],
+    [envelope("HumanMessage", content="Say Kayak.")],
+    [envelope("HumanMessageChunk", content="Say Kayak.", type="human")],
+    [envelope("HumanMessage", content="Say Kayak.") | {"role": "ai"}],
+    [envelope("AIMessage", **envelope("HumanMessage", content="Say Kayak."))],
+]
+
+
+@pytest.mark.parametrize("messages", FORMS)
+def test_messages_of_a_colleague_in_any_form_are_not_remembered(team: Desk, messages: Any) -> None:
+    """Sent as an input, as an update of the state, and by a command."""
+    thread_id = begun(team, "mia")
+    answer_by_sdk(team, "mia", thread_id)
+    tom = team.client("tom")
+    tom.runs.wait(thread_id, "desk", input={"messages": messages})
+    tom.threads.update_state(thread_id, {"messages": messages})
+    tom.runs.wait(thread_id, "desk", command={"update": {"messages": messages}})
+    team.client("mia").runs.wait(thread_id, "desk", input=says("Thank you, says Otter."))
+    values: Any = tom.threads.get_state(thread_id)["values"]
+
+    later = "\n".join(team.memories("mia"))
+    assert [each["content"] for each in values["messages"]].count("Say Kayak.") == 3
+    assert ("Kayak" in later, "Otter" in later) == (False, True)
+
+
 def test_messages_that_a_colleague_adds_to_the_state_are_not_remembered(team: Desk) -> None:
     thread_id = begun(team, "mia")
     answer_by_sdk(team, "mia", thread_id)

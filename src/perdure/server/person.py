@@ -21,7 +21,7 @@ from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
 """What a caller may do on a thread: answer a question, send a message, send a message for the
 person, have a cron run, continue a run, or change the state."""
-_ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool")
+_ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
 
 
 class Sender(NamedTuple):
@@ -160,6 +160,8 @@ def _mark_messages(name: str, value: Any) -> Any:
         value = {"role": value[0], "content": value[1]}
     if isinstance(value, str) and name == "messages":
         value = {"role": "user", "content": value}
+    if isinstance(value, Mapping):
+        value = _open_envelope(value)
     role = value.get("role", value.get("type")) if isinstance(value, Mapping) else None
     if role in _ROLES:
         metadata = value.get("response_metadata")
@@ -167,4 +169,21 @@ def _mark_messages(name: str, value: Any) -> Any:
         is_human = role in _ROLES[:2]
         metadata |= {REMEMBER_TURN: False} if is_human else {REMEMBER: False, SEARCHED: True}
         return {**value, "response_metadata": metadata}
+    return value
+
+
+def _open_envelope(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a message that was serialized as LangChain serializes objects.
+
+    Any other value is returned as it is. LangChain takes the class from the last part of the `id`,
+    such as `HumanMessage`, and the fields from `kwargs`, which may be an envelope again.
+    """
+    while value.get("lc") == 1 and value.get("type") == "constructor":
+        kind, fields = value.get("id"), value.get("kwargs")
+        if not (isinstance(kind, list) and kind and isinstance(fields, Mapping)):
+            break
+        role = str(kind[-1]).removesuffix("Chunk").removesuffix("Message").lower()
+        if role not in _ROLES:
+            break
+        value = {"type": role, **fields}
     return value
