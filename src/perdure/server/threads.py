@@ -55,7 +55,7 @@ _ID_BYTES: Final = 4096  # of a thread that is made here
 _ALL: Final = 1 << 31
 _PAGE: Final = 500  # runs read at once, of those whose threads are compared
 RELEASE_S: Final = 0.5
-"""How long the lock of a thread without a live run is waited for before the thread is changed."""
+"""How many seconds a change of a thread without a live run waits for the lock of the thread."""
 _WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
 
 
@@ -299,10 +299,8 @@ class Threads:
                 because its former server has died.
         """
         why = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
-        table, timeouts = (
-            RunTable(self._saver),
-            [0, RELEASE_S] if timeout_s is None else [timeout_s],
-        )
+        table = RunTable(self._saver)
+        timeouts = [0, RELEASE_S] if timeout_s is None else [timeout_s]
         async with AsyncExitStack() as stack:
             for number, timeout in enumerate(timeouts, 1):
                 try:
