@@ -320,6 +320,24 @@ def test_the_audit_log_names_both(desk: Desk, caplog: pytest.LogCaptureFixture) 
     assert (record["user"], record["acting_for"]) == ("desk", "dora")
 
 
+@pytest.mark.parametrize("by_context", [False, True])
+def test_a_cron_for_a_person_is_forgotten_with_the_person(desk: Desk, by_context: bool) -> None:
+    """It makes a new thread for each run, so only the cron itself says for whom it is."""
+    context: Any = {"user_id": "dora"} if by_context else None
+    client = desk.client("desk") if by_context else acting(desk, "desk", "dora")
+    client.crons.create("desk", schedule="0 0 1 1 *", input=MORE, context=context)
+    desk.client("desk").crons.create("desk", schedule="0 0 1 1 *", input=MORE)
+    own = {"headers": {"x-api-key": "dora"}, "timeout": 60}
+    archive = httpx.get(f"{desk.url}/people/dora/export", **own).raise_for_status().text
+    report = httpx.delete(f"{desk.url}/people/dora", **own).raise_for_status().json()
+    left: Any = desk.client("boss").crons.search()
+
+    crons = [line["cron"] for line in map(json.loads, archive.splitlines()) if "cron" in line]
+    assert [(each["user"], each["acting_for"]) for each in crons] == [("desk", "dora")]
+    assert [each["count"] for each in report["erased"] if each["what"] == "crons"] == [1]
+    assert [each["user_id"] for each in left] == ["desk"]
+
+
 def test_a_cron_for_a_person_runs_as_long_as_the_caller_may_act(
     desk: Desk, settings: Settings, tmp_path: Path
 ) -> None:

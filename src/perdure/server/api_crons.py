@@ -17,7 +17,7 @@ from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.server.access import Refused, action, check_reach, containing, meets
-from perdure.server.api_runs import check
+from perdure.server.api_runs import act_by_context, check
 from perdure.server.assistants import assistant_of_run, own
 from perdure.server.call import Call, Caller, Id, SortedPage
 from perdure.server.reply import JSON
@@ -127,7 +127,7 @@ async def _checked(
         raise ConfigurationError("on_run_completed is of crons that have no thread: leave it out")
     check_reach("a cron", checked_metadata(metadata), call.filter)
     next_at = await asyncio.to_thread(body.next_time, time.time())
-    running, identity = call.another("threads:create_run"), call.identity
+    running, identity = call.another("threads:create_run"), act_by_context(call, body).identity
     await check(running, runs, body.model_copy(), cron.thread_id)
     assistant = await assistant_of_run(running.as_caller(), runs.graphs, body.assistant_id)
     content = {

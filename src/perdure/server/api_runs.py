@@ -305,7 +305,7 @@ async def check(
     temporary = not thread_id
     new = str(uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4())
     thread_id = thread_id or new
-    call = _act(call, body)
+    call = act_by_context(call, body)
     body.check(thread_id, call.identity.person)
     if body.webhook:
         runs.webhooks.check(body.webhook)
@@ -352,7 +352,7 @@ async def check(
     return start
 
 
-def _act(call: Call, body: RunRequest) -> Call:
+def act_by_context(call: Call, body: RunRequest) -> Call:
     """Return the call of a run, for the person whom its context names.
 
     Raises:
