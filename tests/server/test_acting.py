@@ -327,7 +327,7 @@ def test_a_cron_for_a_person_is_forgotten_with_the_person(desk: Desk, by_context
     client = desk.client("desk") if by_context else acting(desk, "desk", "dora")
     client.crons.create("desk", schedule="0 0 1 1 *", input=MORE, context=context)
     desk.client("desk").crons.create("desk", schedule="0 0 1 1 *", input=MORE)
-    own = {"headers": {"x-api-key": "dora"}, "timeout": 60}
+    own: Any = {"headers": {"x-api-key": "dora"}, "timeout": 60}
     archive = httpx.get(f"{desk.url}/people/dora/export", **own).raise_for_status().text
     report = httpx.delete(f"{desk.url}/people/dora", **own).raise_for_status().json()
     left: Any = desk.client("boss").crons.search()
