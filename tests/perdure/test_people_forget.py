@@ -40,6 +40,7 @@ from tests.people import (
     talk,
 )
 from tests.rounds import rounds
+from tests.server.test_tenants import dsn  # noqa: F401 - a fixture
 from tests.stores.erasing import raw
 
 BOB: Any = {"configurable": {"user_id": "bob"}}
@@ -327,3 +328,20 @@ def test_a_kill_at_any_point_leaves_what_a_repeated_call_erases(
             if backend == "file":
                 left = raw(folder)
                 assert [each for each in (*marks("ann"), b"ann\0", b"anns") if each in left] == []
+
+
+@pytest.mark.postgres
+def test_another_tenant_keeps_its_person_of_the_same_name(dsn: str) -> None:  # noqa: F811
+    with opened(dsn, tenant="acme") as acme, opened(dsn, tenant="globex") as globex:
+        for tenant, thread_id in ((acme, "acmes"), (globex, "globexs")):
+            fill(tenant, "ann", thread_id)
+        before = [*people.export("ann", globex.saver, globex.store)]
+        archive = str([*people.export("ann", acme.saver, acme.store)])
+        planned = people.plan("ann", acme.saver, acme.store)
+        done = people.forget("ann", acme.saver, acme.store)
+        after = [*people.export("ann", globex.saver, globex.store)]
+
+    assert "globexs" not in archive
+    assert planned.erased == done.erased
+    assert done.kept == ()
+    assert after[1:] == before[1:]
