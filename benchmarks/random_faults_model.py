@@ -310,6 +310,11 @@ def _check_order(talk: Conversation, rows: dict[str, Row], found: Found) -> Text
         yield "lost", f"the order of {heard} is not that of the requests"
 
 
+def _is_abandoned(row: Row | None, found: Found) -> bool:
+    """Return whether a run was given up because three servers died while they ran it."""
+    return row is not None and row.error == "RunAbandoned" and len(found.kills) > 2
+
+
 def _check_answers(talk: Conversation, found: Found) -> Texts:
     """Check that each accepted answer was heard once, though all answers are equal."""
     heard = QUESTIONS if found.question is None else found.question
@@ -319,13 +324,15 @@ def _check_answers(talk: Conversation, found: Found) -> Texts:
             continue
         row = rows.get(answer.token)
         is_open = answer.is_accepted is None or answer.cancels
-        is_abandoned = row is not None and row.error == "RunAbandoned" and len(found.kills) > 2
+        is_abandoned = _is_abandoned(row, found)
         possible += 1
         sure += not (is_open or is_abandoned)
         if row is None and not is_open:
             yield "lost", f"{answer.token}: the run of the answer is not listed"
         elif row is not None and not is_abandoned and (row.error or row.status == "error"):
             yield "lost", f"{answer.token}: its run is {row.status} ({row.error})"
+    if sure and _is_abandoned(rows.get(""), found):
+        sure -= 1  # the run that asks was given up, so the first answer begins to ask
     if found.question is None and not found.heard:
         yield "lost", "the thread has neither a question nor a state"
     elif heard < sure:

@@ -121,3 +121,15 @@ def test_answers_are_counted(question: int, expected: set[str]) -> None:
 
     assert question < QUESTIONS
     assert kinds(Conversation("t", "ask", answers=answers), there) == expected
+
+
+@pytest.mark.parametrize(("kills", "expected"), [([0.5, 1.0, 1.5], set()), ([0.5], {"lost"})])
+def test_the_first_answer_begins_to_ask_if_the_run_that_asks_was_given_up(
+    kills: list[float], expected: set[str]
+) -> None:
+    answers = [sent("a"), sent("b")]
+    rows = [Row(f"run {token}", token, "interrupted", None) for token in "ab"]
+    rows.append(Row("run", "", "error", "RunAbandoned"))
+    there = Found(rows, ["q"], [], 1, [], [], b"", kills)
+
+    assert kinds(Conversation("t", "ask", answers=answers), there) == expected
