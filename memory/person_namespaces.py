@@ -56,7 +56,7 @@ async def find_person_namespaces(
     adapter: StoreAdapter,
     user: str,
     templates: Iterable[Sequence[str]] = (),
-    conversations: Iterable[str] = (),
+    conversations: Iterable[str] | None = (),
 ) -> PersonNamespaces:
     """Find the namespaces of a person, within the scope of the store.
 
@@ -65,14 +65,17 @@ async def find_person_namespaces(
         user: The name of the person.
         templates: Templates in addition to those that the store has recorded.
         conversations: Ids of the person's conversations in addition to the threads that were
-            extracted into the person's memories.
+            extracted into the person's memories. With None, neither these nor those threads count,
+            only the conversation with the name of the person.
     """
     text("user", user, "the name of a person, not blank")
     given = [Template(labels).labels for labels in templates]
     known = [(label, USER) for label in PERSONAL]
     every = dict.fromkeys((*known, *given, *await read_templates(adapter.store)))
     patterns = [labels for labels in every if USER in labels and _is_narrow(labels)]
-    ids = {user, *conversations, *await _extracted_threads(adapter, user)}
+    ids = {user}
+    if conversations is not None:
+        ids |= {*conversations, *await _extracted_threads(adapter, user)}
     own: dict[Namespace, None] = {}
     notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
     for namespace in await adapter.namespaces_under((CHATS,)):
@@ -102,7 +105,7 @@ async def forget_person(
     user: str,
     *,
     templates: Iterable[Sequence[str]] = (),
-    conversations: Iterable[str] = (),
+    conversations: Iterable[str] | None = (),
     dry_run: bool = False,
     hand_over: bool = False,
 ) -> Receipt:

@@ -105,6 +105,7 @@ def export(
     namespaces: Sequence[Sequence[str]] = (),
     thread_ids: Collection[str] | None = None,
     owners_are_people: bool = True,
+    conversations_by_id: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield the archive of a person, an object for each line of JSON.
 
@@ -120,12 +121,15 @@ def export(
         thread_ids: Only these of the person's threads. None means all.
         owners_are_people: Whether the `owner` of a thread without a user is a person. It is not if
             a handler of an Auth file sets it.
+        conversations_by_id: Whether a conversation in `("chat_memory", ID)` belongs to the person
+            if ID is the id of one of the person's threads. On a server, users choose the ids of
+            their threads, so only the conversation with the person's name is certain.
 
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
     """
     rows = _rows_of(user, saver, owners_are_people, thread_ids)
-    threads, found = _find(rows, store, namespaces)
+    threads, found = _find(rows, store, namespaces, conversations_by_id)
     return iter_archive(rows, saver, store, threads, found)
 
 
@@ -147,6 +151,7 @@ def plan(
     looks_elsewhere: bool = True,
     owners_are_people: bool = True,
     hand_over: bool = False,
+    conversations_by_id: bool = True,
 ) -> Report:
     """Return what `forget` with these arguments would erase now. Nothing is written or locked.
 
@@ -154,7 +159,8 @@ def plan(
         UnknownPerson: Nothing belongs to a person of this name.
     """
     rows = _rows_of(user, saver, owners_are_people, thread_ids)
-    return _Run(rows, saver, store, namespaces, looks_elsewhere, hand_over).plan()
+    how = looks_elsewhere, hand_over, conversations_by_id
+    return _Run(rows, saver, store, namespaces, *how).plan()
 
 
 def forget(
@@ -167,6 +173,7 @@ def forget(
     looks_elsewhere: bool = True,
     owners_are_people: bool = True,
     hand_over: bool = False,
+    conversations_by_id: bool = True,
     timeout_s: float = 30.0,
 ) -> Report:
     """Erase everything that belongs to a person, also from the bytes of the file.
@@ -185,6 +192,7 @@ def forget(
         owners_are_people: Whether the `owner` of a thread without a user is a person.
         hand_over: Whether what the person wrote into the memories of teams is kept, without the
             name. Otherwise it is erased.
+        conversations_by_id: See `export`.
         timeout_s: Seconds to wait for all runs that were cancelled, and for the lock of a thread.
 
     Raises:
@@ -193,7 +201,8 @@ def forget(
             until then stays erased.
     """
     rows = _rows_of(user, saver, owners_are_people, thread_ids)
-    return _Run(rows, saver, store, namespaces, looks_elsewhere, hand_over).forget(timeout_s)
+    how = looks_elsewhere, hand_over, conversations_by_id
+    return _Run(rows, saver, store, namespaces, *how).forget(timeout_s)
 
 
 def without_namespaces(report: Report, seen: Collection[str]) -> Report:
@@ -227,13 +236,14 @@ class _Run:
     namespaces: Sequence[Sequence[str]]
     looks_elsewhere: bool
     hand_over: bool = False
+    conversations_by_id: bool = True
     counts: Counter[str] = field(default_factory=Counter)
     ids: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     hashes: set[str] = field(default_factory=set)
 
     def plan(self) -> Report:
         """Look at everything once."""
-        threads, found = _find(self.rows, self.store, self.namespaces)
+        threads, found = self._find()
         kept = self._find_kept(threads, found)
         for cron in self.rows.crons(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
@@ -247,7 +257,7 @@ class _Run:
     def forget(self, timeout_s: float) -> Report:
         """Erase everything, and again what others have written meanwhile."""
         try:
-            threads, found = _find(self.rows, self.store, self.namespaces)
+            threads, found = self._find()
         except UnknownPerson:
             self._scrub()  # an earlier call may have been cut off before it
             raise
@@ -259,10 +269,13 @@ class _Run:
             for thread_id in threads:
                 self._erase_thread(thread_id, timeout_s)
             try:
-                threads, _ = _find(self.rows, self.store, self.namespaces)
+                threads, _ = self._find()
             except UnknownPerson:
                 break
         return self._report(kept, scrubbed=self._scrub(), dry_run=False)
+
+    def _find(self) -> tuple[list[str], PersonNamespaces]:
+        return _find(self.rows, self.store, self.namespaces, self.conversations_by_id)
 
     def _stop(self, threads: list[str], timeout_s: float) -> None:
         """Delete the crons, and cancel the runs and wait until they have ended."""
@@ -292,7 +305,7 @@ class _Run:
                 StoreAdapter(self.store),
                 self.rows.user,
                 templates=check_templates(self.namespaces),
-                conversations=threads,
+                conversations=threads if self.conversations_by_id else None,
                 dry_run=dry_run,
                 hand_over=self.hand_over,
             )
@@ -386,7 +399,10 @@ def _rows_of(
 
 
 def _find(
-    rows: PersonRows, store: WholeStore, namespaces: Sequence[Sequence[str]]
+    rows: PersonRows,
+    store: WholeStore,
+    namespaces: Sequence[Sequence[str]],
+    conversations_by_id: bool,
 ) -> tuple[list[str], PersonNamespaces]:
     """Find the threads and namespaces of a person.
 
@@ -394,8 +410,9 @@ def _find(
         UnknownPerson: There are none, and no crons either.
     """
     threads, templates = rows.threads(), check_templates(namespaces)
+    conversations = threads if conversations_by_id else None
     found: PersonNamespaces = run(
-        find_person_namespaces(StoreAdapter(store), rows.user, templates, threads)
+        find_person_namespaces(StoreAdapter(store), rows.user, templates, conversations)
     )
     if not (threads or found.own or found.written or rows.crons(frozenset())[0]):
         raise unknown(rows.user)

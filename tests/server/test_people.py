@@ -56,14 +56,18 @@ def place(db: Settings, tmp_path: Path) -> Iterator[Place]:
 
 
 def test_a_person_exports_everything_of_their_own(place: Place, tmp_path: Path) -> None:
-    """The archive is that of the command, and is read back; it has nothing of others."""
+    """The archive is that of the library, and is read back; it has nothing of others.
+
+    A user may choose the id of a thread, so it has no chat memory under such an id.
+    """
     with place.client(ANN) as client:
         reply = client.get("/people/ann/export")
     archive = tmp_path / "ann.jsonl"
     archive.write_bytes(reply.content)
     lines = [json.loads(line) for line in reply.text.splitlines()]
     with opened(place.settings.db) as both:
-        expected = [json.loads(json.dumps(line)) for line in export("ann", both.saver, both.store)]
+        archived = export("ann", both.saver, both.store, conversations_by_id=False)
+        expected = [json.loads(json.dumps(line)) for line in archived]
     said = run("import", str(archive), "--db", str(tmp_path / "copy.db"))
 
     assert reply.status_code == 200
@@ -136,6 +140,22 @@ def test_a_thread_with_the_name_of_another_person_gives_no_right(place: Place) -
     assert [mark("bob", "chat") in text for text in texts] == [False, False, False]
     assert not any("chat_memory/bob" in text for text in texts)
     assert json.loads(texts[1].splitlines()[0])["other_namespaces"] == [["cities", "ann"]]
+    assert left is not None
+
+
+def test_a_thread_with_the_id_of_a_conversation_gives_no_right(place: Place) -> None:
+    """Only an admin reaches the chat memory of a conversation under the id of a thread."""
+    with opened(place.settings.db) as both:
+        both.store.put(("chat_memory", "conv-1"), "k", {"text": mark("bob", "chat")})
+        talk_of(both, "ann", "conv-1")
+    with place.client(ROOT) as root, place.client(ANN) as client:
+        of_admin = root.get("/people/ann/export").text
+        texts = [client.get("/people/ann/export").text, client.delete("/people/ann").text]
+    with opened(place.settings.db) as both:
+        left = both.store.get(("chat_memory", "conv-1"), "k")
+
+    assert mark("bob", "chat") in of_admin
+    assert not any(mark("bob", "chat") in text or "chat_memory/conv-1" in text for text in texts)
     assert left is not None
 
 

@@ -63,8 +63,10 @@ async def permit_person(call: Call, user: str, of_store: Action = _READS) -> Per
         with suppress(UnknownThread):  # the caller may not reach it
             await call.threads.get(thread_id)
             threads.append(thread_id)
+    # users choose the ids of their threads, so these give no right to a conversation
+    conversations = threads if call.identity.is_admin else None
     found = await arun(
-        find_person_namespaces(StoreAdapter(call.store), user, conversations=threads)
+        find_person_namespaces(StoreAdapter(call.store), user, conversations=conversations)
     )
     for namespace in dict.fromkeys((("memories", user), *found.own)):
         if namespace[0] not in (RESERVED, CHATS) and not await _may(call, of_store, namespace):
@@ -74,6 +76,7 @@ async def permit_person(call: Call, user: str, of_store: Action = _READS) -> Per
         "thread_ids": threads,
         "owners_are_people": people_own,
         "looks_elsewhere": call.identity.is_admin,
+        "conversations_by_id": call.identity.is_admin,
     }
     return PermittedPerson(user, threads, others, options)
 
