@@ -61,6 +61,7 @@ def test_keys_are_listed(file: Path) -> None:
             "sha256": hash_of(BOSS),
             "tenant": None,
             "permissions": ["perdure:admin"],
+            "teams": [],
         }
     ]
     assert len(read("keys", "list", "--keys", str(file), "--tenant", "acme")) == 1

@@ -316,7 +316,8 @@ def test_the_audit_log_names_both(desk: Desk, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level("INFO", "perdure.audit"):
         acting(desk, "desk", "dora").threads.create(thread_id="t")
 
-    [record] = [json.loads(each.message) for each in caplog.records if "perdure" in each.name]
+    audit = [each.message for each in caplog.records if each.name == "perdure.audit"]
+    [record] = map(json.loads, audit)
     assert (record["user"], record["acting_for"]) == ("desk", "dora")
 
 

@@ -73,7 +73,7 @@ def test_filters_over_provenance(store: SQLiteStore, clock: Clock) -> None:
             "unknown field 'thread'; did you mean 'thread_id'\\? There are thread_id, ",
         ),
         ({"actr": "Ann"}, "unknown field 'actr'; did you mean 'actor'?"),
-        ({"said": "x"}, "unknown field 'said'; there are thread_id, .*, position, at$"),
+        ({"said": "x"}, "unknown field 'said'; there are thread_id, .*, position, at, author$"),
         ({"message.ids": "x"}, "unknown field 'message.ids'; "),
         ({"$or": [{"actor": "Ann"}, {"$not": {"who": "Bob"}}]}, r"filter\['\$or'\]\[1\].*'who'; "),
     ],
