@@ -150,6 +150,8 @@ class EventMemory:
         """
         self._ended.pop(holder, None)
         self._ended[holder] = None
+        if self.size <= ENDED_BYTES:
+            return
         size = sum(each.size for each in self._ended)
         for each in list(self._ended) if size > ENDED_BYTES else ():
             size -= each.size
