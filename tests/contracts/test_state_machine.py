@@ -91,6 +91,19 @@ class Threads(RuleBasedStateMachine):
             for ns, line in talk.lines.items():
                 yield thread, ns, line
 
+    def has_updated_head(self, thread: str) -> bool:
+        """Return whether a head is an update of the state.
+
+        A run may still go on from the updated checkpoint, so retention keeps it for a day, and what
+        the run writes there reaches the head. test_prunes_during_runs.py and
+        test_updates_during_runs.py have models of that; this one does not know it.
+        """
+        lines = self.talks[thread].lines.values() if thread in self.talks else ()
+        return any(
+            line.head is not None and line.puts[line.head].metadata["source"] == "update"
+            for line in lines
+        )
+
     def note_read(self, thread: str, ns: str, uid: str) -> None:
         """A head that is looked at by its id tells nothing of a run that goes on from it."""
         if uid != self.line(thread, ns).head:
@@ -214,7 +227,7 @@ class Threads(RuleBasedStateMachine):
     ) -> None:
         """What a task wrote; what is there stays, but for interrupts and errors."""
         uid = self.choose(thread, ns, which)
-        if uid is None:
+        if uid is None or (uid != self.line(thread, ns).head and self.has_updated_head(thread)):
             return
         path = f"path of {task}"
         for saver in (self.saver, self.memory):
@@ -233,12 +246,16 @@ class Threads(RuleBasedStateMachine):
     @rule(thread=threads_, last=st.integers(0, 3), history=st.booleans())
     def retain_last(self, thread: str, last: int, history: bool) -> None:
         """The newest stay, and the head."""
+        if self.has_updated_head(thread):
+            return
         self.saver.retain(Retention(last=last, history=history), thread_ids=[thread])
         self.kept(thread, lambda line: list(line.puts)[::-1][:last], history=history)
 
     @rule(thread=threads_, days=st.sampled_from([0.5, 2.0]))
     def retain_days(self, thread: str, days: float) -> None:
         """The young stay, by the clock they were put under, and the head."""
+        if self.has_updated_head(thread):
+            return
         self.saver.retain(Retention(days=days), thread_ids=[thread])
         oldest = self.clock.now - days * DAY
         self.kept(thread, lambda line: {u for u, p in line.puts.items() if p.put_at >= oldest})
@@ -251,12 +268,16 @@ class Threads(RuleBasedStateMachine):
             inside = {p.parent for p in line.puts.values() if p.metadata["source"] == "loop"}
             return set(line.puts) - inside
 
+        if self.has_updated_head(thread):
+            return
         self.saver.retain(Retention(turns=True), thread_ids=[thread])
         self.kept(thread, ends)
 
     @rule(thread=threads_)
     def prune(self, thread: str) -> None:
         """Only the heads stay."""
+        if self.has_updated_head(thread):
+            return
         self.saver.prune([thread])
         self.kept(thread, lambda line: [])
 
