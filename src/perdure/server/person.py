@@ -45,7 +45,7 @@ class Sender(NamedTuple):
 
     @classmethod
     def from_row(cls, about: Mapping[str, Any]) -> Self:
-        """Return the sender that the row of a run keeps. Rows of earlier versions have less."""
+        """Return the sender that the row of a run keeps. Empty values are not kept."""
         kept = {name: about[name] for name in cls._fields if name in about}
         return cls(**{"caller": about["user"], **kept})
 
