@@ -310,8 +310,10 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
         assert ids(await search(threads, limit=1)) == ["of-ann"]
         with pytest.raises(UnknownThread):
             await threads.get("x")
-        with pytest.raises(VersionConflict):
+        with pytest.raises(UnknownThread):
             await threads.create("x", {"owner": "ann"}, if_exists="do_nothing")
+        with pytest.raises(VersionConflict):
+            await threads.create("x", {"owner": "ann"})
         with pytest.raises(Forbidden, match="not yours"):
             await threads.create("y", {"owner": "eve"})
         with pytest.raises(Forbidden, match="not yours"):

@@ -109,11 +109,7 @@ class Guard:
             if kind in ("http.response.start", "accept"):
                 seen.status = message.get("status", 101)
                 reply = MutableHeaders(scope=message)
-                reply["X-Request-ID"] = seen.request_id
-                for name, value in _HEADERS.items():
-                    reply.setdefault(name, value)
-                if "etag" not in reply:  # which assets have
-                    reply.setdefault("Cache-Control", "no-store")
+                _add_headers(reply, seen.request_id)
                 await _record(scope, seen.status)
                 answered = True
                 content = "" if is_socket else reply.get("content-type", "")
@@ -123,6 +119,8 @@ class Guard:
                     message = {"type": "http.response.body"}
             elif is_head:
                 return
+            elif kind == "close" and not answered:  # the application refuses a websocket
+                seen.status, answered = 403, True
             elif kind in ("http.response.body", "send"):
                 seen.bytes += len(message.get("body") or message.get("text") or b"")
             await send(message)
@@ -146,6 +144,15 @@ class Guard:
                     where = seen.path or seen.route
                     line = f"{seen.method} {where} {seen.status} {seen.ms:.0f} ms"
                     _LOG.info(line, extra={"fields": asdict(seen)})
+
+
+def _add_headers(reply: MutableHeaders, request_id: str) -> None:
+    """Add the id of the request, and the headers that the reply does not set itself."""
+    reply["X-Request-ID"] = request_id
+    for name, value in _HEADERS.items():
+        reply.setdefault(name, value)
+    if "etag" not in reply:  # which assets have
+        reply.setdefault("Cache-Control", "no-store")
 
 
 def _shown(scope: Scope) -> str:

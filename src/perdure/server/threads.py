@@ -149,8 +149,8 @@ class Threads:
         """Create a thread; None: under a new id. `source_user`: whose thread it is a copy of.
 
         Raises:
-            VersionConflict: There is a thread of this id; with `do_nothing` it is returned instead,
-                if it may be reached.
+            VersionConflict: There is a thread of this id; with `do_nothing` it is returned instead.
+            UnknownThread: With `do_nothing`, the caller may not reach the thread of this id.
             Forbidden: It could not be reached with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
@@ -162,9 +162,11 @@ class Threads:
                     await self._list.aset_ttl(thread_id, ttl)
                 return await self.get(thread_id)
             known = await self._find(thread_id)
-        if if_exists == "do_nothing" and known and meets(known["metadata"], self._filter):
-            return known
-        raise exists(f"a thread {thread_id!r}")
+        if if_exists != "do_nothing" or known is None:
+            raise exists(f"a thread {thread_id!r}")
+        if not meets(known["metadata"], self._filter):
+            raise _unknown(thread_id)  # as all other requests for the thread of somebody else
+        return known
 
     async def update(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: TimeToLive | None = None

@@ -25,6 +25,9 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
     async def send(self, message: Any) -> None:
         """Send a message, and wait until the client has read most of it."""
         await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            # uvicorn's SansIO protocol logs an error for a handshake that a reply has refused
+            self.handshake_complete = True
         if (writable := getattr(self, "writable", None)) is not None:
             await writable.wait()
 

@@ -1,0 +1,175 @@
+"""A request with an id of somebody else gets the same reply as one with an id that nobody has."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
+
+from tests.server.examples import ASSISTANT, BODIES, CRON, FORMS, KEPT, OWN, RUN, THREAD
+from tests.server.test_access import (
+    ASKED,
+    Place,
+    Route,
+    ask,
+    body,
+    place,  # noqa: F401 - a fixture
+    seed,
+)
+from tests.server.test_keys import BOB
+
+IDS = ("thread_id", "id", "thread", "assistant_id", "run_id", "cron_id")
+CREATES = {"POST /threads/{thread_id}/runs/stream", "POST /threads/{thread_id}/commands"}
+"""What makes a thread of an unknown id."""
+COMPARED = [
+    each
+    for each in ASKED
+    if re.search(r"\{(thread|run|cron|assistant)_id\}", each.path) or each.name in FORMS
+    if each.name not in CREATES | OWN
+]
+BEGIN = RUN | {"if_not_exists": "create"}
+ANSWER = {"interrupt_id": "0" * 32, "response": "yes"}
+OF_THREAD: dict[str, Any] = {
+    "runs": RUN,
+    "runs/stream": BEGIN,
+    "runs/wait": BEGIN,
+    "runs/crons": CRON,
+    "commands": {"id": 1, "method": "run.start", "params": RUN},
+    "state": {"values": {"messages": []}},
+    "stream/events": {"channels": ["values"]},
+    "copy": {},
+}
+"""Bodies of POST requests, by their path below that of a thread."""
+
+
+def with_unknown_ids(value: Any, known: dict[str, Any], unknown: dict[str, str]) -> Any:
+    """A value with the ids of Ann replaced by ids that nobody has."""
+    text = json.dumps(value)
+    for name, id in unknown.items():
+        text = text.replace(str(known[name]), id)
+    return json.loads(text.replace(KEPT, f"kept-{uuid4()}"))
+
+
+def without_ids(reply: httpx.Response, named: dict[str, Any]) -> tuple[int, str]:
+    """The status and the text of a reply, whose ids are replaced by their kinds."""
+    text = body(reply)
+    for name in ("run_id", "cron_id", "assistant_id", "thread_id"):
+        text = text.replace(str(named[name]), f"<{name}>")
+    return reply.status_code, text
+
+
+@pytest.mark.parametrize("access", ["keys", "guide"])
+@pytest.mark.parametrize("route", COMPARED, ids=lambda route: route.name)
+def test_ids_of_somebody_else_are_as_good_as_unknown(
+    place: Place,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    route: Route,
+    access: str,
+) -> None:
+    seed(place)
+    url, known = getattr(place, access), dict(place.named)
+    foreign = without_ids(ask(place, url, route, BOB), known)
+    named = {"thread_id": f"thread-{uuid4()}"} | {name: str(uuid4()) for name in IDS[3:]}
+    named |= {"id": named["thread_id"], "thread": named["thread_id"]}
+    for examples in (BODIES, FORMS):
+        if route.name in examples:
+            unknown = with_unknown_ids(examples[route.name], known, named)
+            monkeypatch.setitem(examples, route.name, unknown)
+    absent = without_ids(ask(place._replace(named=known | named), url, route, BOB), known | named)
+
+    assert foreign == absent
+    assert foreign[0] >= 400
+
+
+@pytest.mark.parametrize("access", ["keys", "guide"])
+@pytest.mark.parametrize("path", OF_THREAD)
+def test_nothing_begins_on_a_thread_of_somebody_else(place: Place, path: str, access: str) -> None:  # noqa: F811
+    """Neither do requests that would make the thread if its id were free."""
+    seed(place)
+    for thread_id in (THREAD, KEPT):
+        url = f"{getattr(place, access)}/threads/{thread_id}/{path}"
+        reply = place.client.post(url, json=OF_THREAD[path], headers={"x-api-key": BOB})
+
+        if (path, access) == ("runs/crons", "guide"):  # its handlers deny all crons
+            assert reply.status_code == 403
+            continue
+        assert reply.status_code == 404, reply.text
+        assert reply.json() == {"detail": f"there is no thread {thread_id!r}"}
+
+
+def test_an_answer_by_the_protocol_of_events_reaches_no_foreign_thread(place: Place) -> None:  # noqa: F811
+    seed(place)
+    sent = {"id": 1, "method": "input.respond", "params": ANSWER}
+    with httpx.Client(base_url=place.keys, headers={"x-api-key": BOB}, timeout=30) as bob:
+        replies = [bob.post(f"/threads/{id}/commands", json=sent) for id in (THREAD, "none")]
+
+    assert [each.status_code for each in replies] == [404, 404]
+
+
+def test_runs_and_assistants_of_somebody_else_are_unknown_on_an_own_thread(place: Place) -> None:  # noqa: F811
+    seed(place)
+    runs, assistants = (place.named["run_id"], str(uuid4())), (ASSISTANT, str(uuid4()))
+    with httpx.Client(base_url=place.keys, headers={"x-api-key": BOB}, timeout=30) as bob:
+        own = f"own-{uuid4()}"
+        bob.post("/threads", json={"thread_id": own}).raise_for_status()
+        found = [bob.get(f"/threads/{own}/runs/{id}") for id in runs]
+        cancel = [{"thread_id": own, "run_ids": [id]} for id in runs]
+        cancelled = [bob.post("/runs/cancel", json=each) for each in cancel]
+        bodies = [{"assistant_id": id} for id in assistants]
+        begun = [bob.post(f"/threads/{own}/runs", json=RUN | each) for each in bodies]
+        planned = [bob.post("/runs/crons", json=CRON | each) for each in bodies]
+
+    for foreign, absent in (found, cancelled, begun, planned):
+        assert foreign.status_code == absent.status_code >= 400
+
+
+def test_a_new_thread_cannot_have_an_id_that_is_taken(place: Place) -> None:  # noqa: F811
+    """langgraph's clients expect 409. Whoever chooses ids learns from it that one is taken."""
+    seed(place)
+    headers = {"x-api-key": BOB}
+    taken = place.client.post(f"{place.keys}/threads", json={"thread_id": KEPT}, headers=headers)
+    kept = {"thread_id": KEPT, "if_exists": "do_nothing"}
+    unknown = place.client.post(f"{place.keys}/threads", json=kept, headers=headers)
+
+    assert (taken.status_code, unknown.status_code) == (409, 404)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (f"/threads/{THREAD}/stream/events", 404),
+        ("/threads/none/stream/events", 404),
+        (f"/threads/{THREAD}/stream", 403),
+        ("/no/such/path", 403),
+    ],
+)
+def test_a_refused_websocket_leaves_no_error_in_the_log(
+    place: Place,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+    path: str,
+    status: int,
+) -> None:
+    seed(place)
+    url = place.keys.replace("http", "ws", 1)
+    uvicorn = logging.getLogger("uvicorn.error")  # it does not propagate
+    uvicorn.addHandler(caplog.handler)
+    request.addfinalizer(lambda: uvicorn.removeHandler(caplog.handler))
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(InvalidStatus) as refused,
+        connect(f"{url}{path}", additional_headers={"x-api-key": BOB}),
+    ):
+        pass
+
+    assert refused.value.response.status_code == status
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+    requests = [each for each in caplog.records if each.name == "perdure.requests"]
+    assert [getattr(each, "fields")["status"] for each in requests] == [status]  # noqa: B009
