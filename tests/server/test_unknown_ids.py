@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from tests.server.examples import ASSISTANT, BODIES, CRON, FORMS, KEPT, OWN, RUN, THREAD
 from tests.server.test_access import (
@@ -139,37 +136,3 @@ def test_a_new_thread_cannot_have_an_id_that_is_taken(place: Place) -> None:  # 
     unknown = place.client.post(f"{place.keys}/threads", json=kept, headers=headers)
 
     assert (taken.status_code, unknown.status_code) == (409, 404)
-
-
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        (f"/threads/{THREAD}/stream/events", 404),
-        ("/threads/none/stream/events", 404),
-        (f"/threads/{THREAD}/stream", 403),
-        ("/no/such/path", 403),
-    ],
-)
-def test_a_refused_websocket_leaves_no_error_in_the_log(
-    place: Place,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-    request: pytest.FixtureRequest,
-    path: str,
-    status: int,
-) -> None:
-    seed(place)
-    url = place.keys.replace("http", "ws", 1)
-    uvicorn = logging.getLogger("uvicorn.error")  # it does not propagate
-    uvicorn.addHandler(caplog.handler)
-    request.addfinalizer(lambda: uvicorn.removeHandler(caplog.handler))
-    with (
-        caplog.at_level(logging.INFO),
-        pytest.raises(InvalidStatus) as refused,
-        connect(f"{url}{path}", additional_headers={"x-api-key": BOB}),
-    ):
-        pass
-
-    assert refused.value.response.status_code == status
-    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
-    requests = [each for each in caplog.records if each.name == "perdure.requests"]
-    assert [getattr(each, "fields")["status"] for each in requests] == [status]  # noqa: B009

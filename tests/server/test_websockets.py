@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -209,6 +210,46 @@ def test_strangers_get_no_connection(url: str, key: str | None) -> None:
 
     assert status(refused) == (404 if key == BOB else 401)  # as if there were no thread
     assert "detail" in json.loads(refused.value.response.body or b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/threads/t/stream/events", 404),
+        ("/threads/none/stream/events", 404),
+        ("/threads/t/stream", 403),
+        ("/no/such/path", 403),
+    ],
+)
+def test_a_refused_one_leaves_no_error_in_the_log(
+    settings: Settings,
+    keys: Path,
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+    path: str,
+    status: int,
+) -> None:
+    with (
+        caplog.at_level(logging.INFO, "perdure.requests"),
+        running(create_app(settings, access=Keys(keys))) as address,
+    ):
+        uvicorn = logging.getLogger("uvicorn.error")  # it does not propagate
+        uvicorn.addHandler(caplog.handler)
+        request.addfinalizer(lambda: uvicorn.removeHandler(caplog.handler))
+        made = httpx.post(f"{address}/threads", json={"thread_id": "t"}, headers={"x-api-key": ANN})
+        assert made.status_code == 200
+        socket = f"{address.replace('http', 'ws', 1)}{path}"
+        with (
+            pytest.raises(InvalidStatus) as refused,
+            connect(socket, additional_headers={"x-api-key": BOB}),
+        ):
+            pass
+    # the server has ended, so that it has written all of its log
+
+    assert refused.value.response.status_code == status
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+    requests = [each for each in caplog.records if each.name == "perdure.requests"]
+    assert [each.__dict__["fields"]["status"] for each in requests] == [200, status]
 
 
 def test_nobody_reads_a_thread_that_is_not_there(url: str) -> None:
