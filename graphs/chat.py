@@ -25,7 +25,7 @@ from perdure.memory.gate import Gate
 from perdure.memory.instructions import UseInstructions
 from perdure.memory.model_call import chat_model, with_tools
 from perdure.memory.nodes import Learner, MessagesNode, view
-from perdure.memory.options import instance
+from perdure.memory.options import check_instance
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
@@ -64,9 +64,9 @@ def chat_graph(
         checkpointer: The checkpointer that stores the thread.
         store: The store that keeps memories and instructions.
     """
-    for part in instance("memory", memory, (list, tuple), "a list of parts"):
+    for part in check_instance("memory", memory, (list, tuple), "a list of parts"):
         expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
-        instance("a part of the memory", part, (MessagesNode, Learner), expected)
+        check_instance("a part of the memory", part, (MessagesNode, Learner), expected)
     shown = [part for part in memory if isinstance(part, MessagesNode)]
     shows = view(*shown).with_tools(tools) if shown else None
     learners: list[Part] = [part for part in memory if isinstance(part, Learner)]

@@ -43,8 +43,8 @@ from perdure.memory.chat_history import (
 )
 from perdure.memory.conversation import Messages, role, says_something, turns
 from perdure.memory.exchanges import iter_turns
-from perdure.memory.nodes import Shown
-from perdure.memory.options import instance, number, whole
+from perdure.memory.nodes import ModelInput
+from perdure.memory.options import check_instance, check_number, check_whole_number
 from perdure.memory.records import StoreAdapter
 from perdure.memory.run_config import Template
 from perdure.memory.tokens import Countable, count_tokens, token_counter
@@ -113,7 +113,7 @@ class _StoredMessages:
 
     def load(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
         """The newest `last_n` messages of a conversation, oldest first."""
-        return self.get_messages(conversation_id)[-whole("last_n", last_n, 1) :]
+        return self.get_messages(conversation_id)[-check_whole_number("last_n", last_n, 1) :]
 
     def delete(self, conversation_id: str) -> None:
         """Delete a conversation."""
@@ -180,7 +180,7 @@ class WindowChatMemory(ABC):
 
     def __post_init__(self) -> None:
         expected = "a ChatMemoryStore; for a checkpointer, CheckpointerChatMemoryStore(it)"
-        instance("store", self.store, ChatMemoryStore, expected)
+        check_instance("store", self.store, ChatMemoryStore, expected)
 
     @abstractmethod
     def fits(self, messages: list[BaseMessage]) -> bool:
@@ -243,7 +243,7 @@ class MessageWindowChatMemory(WindowChatMemory):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("max_messages", self.max_messages, 1)
+        check_whole_number("max_messages", self.max_messages, 1)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
         """See `WindowChatMemory`."""
@@ -262,7 +262,7 @@ class TokenWindowChatMemory(WindowChatMemory):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("max_tokens", self.max_tokens, 1)
+        check_whole_number("max_tokens", self.max_tokens, 1)
         self.token_counter = token_counter(self.token_counter)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
@@ -302,8 +302,8 @@ class MessageChatMemory:
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
         expected = "a repository; for a checkpointer, CheckpointerChatMemoryRepository(it)"
         repository = InMemoryChatMemoryRepository() if repository is None else repository
-        self.repository = instance("repository", repository, ChatMemoryRepository, expected)
-        self.max_size = whole("max_size", max_size, 1)
+        self.repository = check_instance("repository", repository, ChatMemoryRepository, expected)
+        self.max_size = check_whole_number("max_size", max_size, 1)
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
         """Add a message, or several, at the end of a conversation, in one write."""
@@ -315,7 +315,7 @@ class MessageChatMemory:
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
         """The newest `last_n` messages of the window, oldest first, the system message included."""
-        size = min(whole("last_n", last_n, 1), self.max_size)
+        size = min(check_whole_number("last_n", last_n, 1), self.max_size)
         stored = self._loaded(conversation_id)
         shown = presentable(MessageWindowChatMemory(size).window((), stored))
         if size == ALL:
@@ -361,7 +361,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
     def __init__(self, model: Runnable[Any, Any]) -> None:
         super().__init__(self._advised, name=type(self).__name__)
-        self.model: Runnable[Any, Any] = instance("model", model, Runnable, "a chat model")
+        self.model: Runnable[Any, Any] = check_instance("model", model, Runnable, "a chat model")
 
     def bind_tools(self, tools: Sequence[Any], **options: Any) -> Self:
         """The same advisor around the model with these tools, as `model.bind_tools` takes them.
@@ -406,7 +406,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         system, others = SystemMessage(text) if text else None, _others(messages)
         if isinstance(self.model, ChatMemoryAdvisor):  # it may know the calls of results
             return [*filter(None, [system]), *others]
-        return Shown(system, iter_turns(others)).messages()
+        return ModelInput(system, iter_turns(others)).to_messages()
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
@@ -422,7 +422,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
         has_both = all(callable(getattr(memory, name, None)) for name in ("add", "get"))
         expected = "a MessageChatMemory or a MessageWindowChatMemory"
         kind = object if has_both else WindowChatMemory
-        self.memory = instance("memory", memory, kind, expected)
+        self.memory = check_instance("memory", memory, kind, expected)
 
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """The system messages as one, the conversation, the request."""
@@ -453,8 +453,8 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     ) -> None:
         super().__init__(model)
         adapter = StoreAdapter(store)
-        self.store, self.top_k = adapter.store, whole("top_k", top_k, 1)
-        self.threshold = number("threshold", threshold, 0, 1)
+        self.store, self.top_k = adapter.store, check_whole_number("top_k", top_k, 1)
+        self.threshold = check_number("threshold", threshold, 0, 1)
         # perdure's stores rank by more than the cosine
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._options = cosine if adapter.versioned else {}

@@ -41,7 +41,7 @@ from perdure.memory.extraction import (
     Pace,
     State,
 )
-from perdure.memory.options import choice, instance, seconds, whole
+from perdure.memory.options import check_choice, check_instance, check_seconds, check_whole_number
 from perdure.memory.thread_messages import storable, watermark
 from perdure.settings import is_dsn
 from perdure.storage.locks import file_lock
@@ -105,9 +105,11 @@ class Background:
         work: bool = True,
         on_job: Callable[[ExtractionJob], None] | None = None,
     ) -> None:
-        self.extraction = instance("extraction", extraction, Extraction, "Extraction(saver, store)")
+        self.extraction = check_instance(
+            "extraction", extraction, Extraction, "Extraction(saver, store)"
+        )
         self.pace, self.work = pace or Pace(), bool(work)
-        self.workers, self._on_job = whole("workers", workers, 1), on_job
+        self.workers, self._on_job = check_whole_number("workers", workers, 1), on_job
         self._due = DueThreads(extraction, self.pace)
         self._left_out = 0  # threads that were last reported as unassigned
         self._place = place_of(database, extraction.adapter().store)
@@ -138,7 +140,7 @@ class Background:
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Stop; running extractions have so many seconds, what is not done stays due."""
-        end = time.monotonic() + seconds("timeout_s", timeout_s)
+        end = time.monotonic() + check_seconds("timeout_s", timeout_s)
         with self._lock:
             self._stop.set()
             while self._running and time.monotonic() < end:
@@ -176,7 +178,7 @@ class Background:
 
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
         """Have all threads extracted that were not given up, and wait; the jobs that are left."""
-        end = time.monotonic() + seconds("timeout_s", timeout_s)
+        end = time.monotonic() + check_seconds("timeout_s", timeout_s)
         keys = self._put_all(dead=False) | self._opened().live().keys()
         while keys & self._opened().live().keys() and time.monotonic() < end:
             time.sleep(_TICK_S[0])
@@ -185,7 +187,7 @@ class Background:
     def jobs(self, state: State | None = None) -> list[ExtractionJob]:
         """The threads with unread messages, and those extracted within a day; or one state's."""
         if state is not None:
-            choice("state", state, get_args(State))
+            check_choice("state", state, get_args(State))
         queue = self._opened()
         live = queue.live()
         due = {
@@ -326,7 +328,7 @@ class Background:
 
 def run_worker(background: Background) -> None:
     """Work until SIGINT or SIGTERM, in the main thread; then wait for running extractions."""
-    instance("background", background.work and background, Background, "one that works")
+    check_instance("background", background.work and background, Background, "one that works")
     ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *_: ended.set()) for number in signals}
     with ExitStack() as stack:

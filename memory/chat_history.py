@@ -24,8 +24,8 @@ from perdure.effects import run
 from perdure.errors import AlreadyLocked, InvalidMessages
 from perdure.memory.conversation import Messages, role, says_something
 from perdure.memory.exchanges import iter_turns
-from perdure.memory.nodes import checked
-from perdure.memory.options import instance
+from perdure.memory.nodes import check_messages
+from perdure.memory.options import check_instance
 from perdure.memory.thread_messages import state_values
 from perdure.memory.tool_calls import REQUEST_ONLY, call_ids
 
@@ -50,7 +50,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         keep_history: bool = False,
     ) -> None:
         expected = "a langgraph checkpointer, say SQLiteCheckpointer.open('agent.db')"
-        self.checkpointer = instance("checkpointer", checkpointer, BaseCheckpointSaver, expected)
+        self.checkpointer = check_instance(
+            "checkpointer", checkpointer, BaseCheckpointSaver, expected
+        )
         self.thread_id = check_thread_id(uuid4() if thread_id is None else thread_id)
         self.keep_history = keep_history
         address = {"thread_id": self.thread_id, "checkpoint_ns": ""}
@@ -135,7 +137,7 @@ def checked_messages(messages: Messages, what: str = "the messages") -> list[Bas
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.
     """
-    if any(isinstance(message, RemoveMessage) for message in checked(messages, what)):
+    if any(isinstance(message, RemoveMessage) for message in check_messages(messages, what)):
         raise InvalidMessages(f"{what}: one is a RemoveMessage; expected messages to keep")
     return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 

@@ -28,7 +28,7 @@ from perdure.memory.changes import (
     unknown,
 )
 from perdure.memory.gate import Gate, add_former_ids, note_on, tombstones_of
-from perdure.memory.options import instance, moment, text, whole
+from perdure.memory.options import check_datetime, check_instance, check_text, check_whole_number
 from perdure.memory.person_namespaces import check_templates, forget_person
 from perdure.memory.records import (
     FACT,
@@ -93,8 +93,8 @@ class Collection:
             check_schema(schema)
         self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
         self.namespace, self.schema = Template(namespace, shared=True), schema
-        self.gate = Gate() if gate is None else instance("gate", gate, Gate, "a Gate")
-        self.kind = text("kind", kind, "a word, like 'fact'")
+        self.gate = Gate() if gate is None else check_instance("gate", gate, Gate, "a Gate")
+        self.kind = check_text("kind", kind, "a word, like 'fact'")
 
     async def _insert(
         self,
@@ -135,7 +135,7 @@ class Collection:
 
         The turns on which the previous text rests are marked as past in the same transaction.
         """
-        until, source = at and moment("at", at), provenance_of(config, provenance)
+        until, source = at and check_datetime("at", at), provenance_of(config, provenance)
         return await self.writer(config).replace(
             key, memory, source, "superseded", until, if_version
         )
@@ -242,7 +242,7 @@ class Collection:
             config: Of the run.
             answers_first: Whether turns that only ask what the query asks come last.
         """
-        most = whole("limit", limit, 1) + whole("offset", offset, 0)
+        most = check_whole_number("limit", limit, 1) + check_whole_number("offset", offset, 0)
         if self.namespace.lacks_memory(config) or not self.namespace.all_filled(config):
             return []
         adapter, namespace = self._place(config)
@@ -327,7 +327,7 @@ async def _forget(
         config: Of the run; see `Collection`.
     """
     expected = type(None) if everything else (str, int)
-    instance("key", key, expected, "a memory's key, or None with everything=True")
+    check_instance("key", key, expected, "a memory's key, or None with everything=True")
     collection = Collection(store, namespace)
     if key is not None:
         if namespaces or conversations or dry_run or hand_over:
@@ -402,8 +402,8 @@ async def forgotten_matching(
     dry_run: bool = False,
 ) -> Receipt:
     """Erase, or only count, memories of which a version is from the thread and has the words."""
-    text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
-    instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
+    check_text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
+    check_instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
     source = None if thread_id is None else {"thread_id": thread_id}
     what: dict[str, Any] = {"query": query, "provenance": source}
     places = (namespace, notes_of(QUARANTINE, namespace))

@@ -18,8 +18,8 @@ from perdure.effects import awaiting, blocking, calling
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, role
 from perdure.memory.counting_functions import find_largest
-from perdure.memory.nodes import MessagesNode, Shown, channel, extended
-from perdure.memory.options import choice, instance, whole
+from perdure.memory.nodes import MessagesNode, ModelInput, append_text, read_channel
+from perdure.memory.options import check_choice, check_instance, check_whole_number
 from perdure.memory.quotation import fitting, section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, memory_line
@@ -84,7 +84,7 @@ class Assemble(MessagesNode):
         self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
         # the system prompt that is sent with the request and is not among the messages
         self.system_prompt: SystemMessage | str | None = None
-        self.max_tokens = whole("max_tokens", max_tokens, 1)
+        self.max_tokens = check_whole_number("max_tokens", max_tokens, 1)
 
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
@@ -102,43 +102,45 @@ class Assemble(MessagesNode):
         made.counter = self.counter.for_model(model)
         return made
 
-    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+    def transform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
         """Return the context, with as much of the conversation as fits."""
         parts = self.parts.items()
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
-            contents["summary"] = channel(state, SUMMARY)
-            shown = SummarizedMessages.of_state(state).hide(shown)
+            contents["summary"] = read_channel(state, SUMMARY)
+            model_input = SummarizedMessages.of_state(state).hide(model_input)
         if not self.counter.adds_up:
-            return self._pack_whole(shown, contents)
+            return self._pack_whole(model_input, contents)
         counter = self.counter
         while True:
-            system, turns = self._pack(shown, contents, counter)
-            fitted = self.counter.fitted(Shown(system, iter(turns)).messages())
+            system, turns = self._pack(model_input, contents, counter)
+            fitted = self.counter.fitted(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
-                return Shown(system, iter(turns))
+                return ModelInput(system, iter(turns))
             # a larger scale follows from the remaining answers, so only part of the result fits
-            counter, shown = fitted, replace(shown, turns=iter(turns))
+            counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
-    def _pack_whole(self, shown: Shown, contents: Mapping[str, Any]) -> Shown:
+    def _pack_whole(self, model_input: ModelInput, contents: Mapping[str, Any]) -> ModelInput:
         """Return the context that fits, with a function that counts whole requests."""
-        counter, all_turns = self.counter, list(shown.turns)
+        counter, all_turns = self.counter, list(model_input.turns)
         tools, prompt = counter.tools(self.tools), counter.prompt(self.system_prompt)
 
         def pack(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
-            whole = replace(shown, turns=iter(all_turns))
+            whole = replace(model_input, turns=iter(all_turns))
             return self._pack(whole, contents, counter, reserve)
 
         def excess(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
-            messages = Shown(packed[0], iter(packed[1])).messages()
+            messages = ModelInput(packed[0], iter(packed[1])).to_messages()
             return counter.total(messages, tools) + prompt - self.max_tokens
 
         system, turns = find_largest(pack, excess, counter.fixed_part, self.max_tokens)
-        return Shown(system, iter(turns))
+        return ModelInput(system, iter(turns))
 
     def _pack(
         self,
-        shown: Shown,
+        model_input: ModelInput,
         contents: Mapping[str, Any],
         counter: TokenCounter,
         reserve: float = 0,
@@ -149,25 +151,27 @@ class Assemble(MessagesNode):
         """
         text = contents["instructions"]
         if text is None:
-            text = "" if shown.system is None else read_system_text(shown.system)
+            text = "" if model_input.system is None else read_system_text(model_input.system)
         tools, system = counter.tools(self.tools), _system(text, counter)
         prompt = counter.prompt(self.system_prompt)
-        newest = list(islice(shown.turns, 1))
+        newest = list(islice(model_input.turns, 1))
         fixed = counter.count_fixed_tokens(tools) + prompt + reserve
         left = self.max_tokens - fixed
-        window = choose(Shown(None, iter(newest)), left - system, counter.measure)
+        window = choose(ModelInput(None, iter(newest)), left - system, counter.measure)
         must = sum(counter.measure(message) for unit in window.needed for message in unit)
         if window.over > 0:
             named: list[tuple[str, float]] = [("instructions", system)]
-            if contents["instructions"] is None and shown.system_parts:
-                named = list(system_costs(shown, counter.measure))
+            if contents["instructions"] is None and model_input.system_parts:
+                named = list(system_costs(model_input, counter.measure))
             named += [("tools", tools), ("the newest messages", must)]
             named.append(("the request itself", fixed - tools))
             raise too_long(self.max_tokens, named, "shorten the instructions")
         for name, entries in _entries(contents):
             text = self._with_section(text, name, entries, left - must, counter)
         left -= _system(text, counter)
-        turns = choose(Shown(None, chain(newest, shown.turns)), left, counter.measure).turns
+        turns = choose(
+            ModelInput(None, chain(newest, model_input.turns)), left, counter.measure
+        ).turns
         return SystemMessage(text) if text else None, turns
 
     def _with_section(
@@ -195,7 +199,7 @@ def _entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     expected = (
         "a pydantic model, a dict or text: for a Profile, lambda state, config: p.get(config)"
     )
-    instance("profile", profile or {}, (Mapping, str), expected)
+    check_instance("profile", profile or {}, (Mapping, str), expected)
     texts = {
         "profile": [quoted(profile)] if profile else [],
         "summary": [quoted(summary["text"])] if summary and summary["text"] else [],
@@ -247,7 +251,7 @@ class UseMemories(MessagesNode):
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
         super().__init__(messages_key)
-        is_question = choice("place", place, ("system", "question")) == "question"
+        is_question = check_choice("place", place, ("system", "question")) == "question"
         self._add = _add_to_question if is_question else _add_to_system
         options = kinds, limit, max_tokens, min_score, all_below
         self._search = MemorySearch(namespace, *options, namespaces=namespaces)
@@ -255,20 +259,22 @@ class UseMemories(MessagesNode):
         self._as_of = clock_of("as_of", as_of)
         self._following: list[MessagesNode] = []
 
-    def followed_by(self, parts: Sequence[MessagesNode]) -> Self:
+    def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
         """The same before these parts of a view."""
         made = copy(self)
         made._following = [part for part in parts if not isinstance(part, UseMemories)]
         return made
 
-    async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """Return `shown` with a section of recalled memories."""
-        newest, turns = tee(shown.turns)
+    async def _transform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
+        """Return `model_input` with a section of recalled memories."""
+        newest, turns = tee(model_input.turns)
         query, room = query_of(list(islice(newest, 2))), self._search.max_tokens or 0
         lines: tuple[str, ...] = ()
         while query and room:
             possible, turns = tee(turns)
-            filled = self._add(replace(shown, turns=possible), _TOKEN * room)
+            filled = self._add(replace(model_input, turns=possible), _TOKEN * room)
             try:
                 left = await self._left(filled, state, config)
             except BudgetExceeded:  # of a part that follows
@@ -278,23 +284,23 @@ class UseMemories(MessagesNode):
             break
         while lines:
             possible, turns = tee(turns)
-            filled = self._add(replace(shown, turns=possible), section("memories", lines))
+            filled = self._add(replace(model_input, turns=possible), section("memories", lines))
             try:
                 await self._left(filled, state, config)
                 break
             except BudgetExceeded:  # its counter counts them dearer than the estimate does
                 lines = lines[:-1]
-        shown = replace(shown, turns=turns)
-        return self._add(shown, section("memories", lines)) if lines else shown
+        model_input = replace(model_input, turns=turns)
+        return self._add(model_input, section("memories", lines)) if lines else model_input
 
-    through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
+    transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]
 
     async def _left(
-        self, shown: Shown, state: Any, config: RunnableConfig | None
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
         for part in self._following:
-            shown = await calling(part, "through", shown, state, config)
-        return frozenset(message.id for message in shown.messages())
+            model_input = await calling(part, "transform_input", model_input, state, config)
+        return frozenset(message.id for message in model_input.to_messages())
 
     async def _recalled(
         self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
@@ -337,25 +343,25 @@ def query_of(turns: Sequence[Turn]) -> str:
     return text if len(text) <= _LONGEST else f"{text[:half]}\n{text[-half:]}"
 
 
-def _add_to_question(shown: Shown, text: str) -> Shown:
-    """Return `shown` with a text after the newest question.
+def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:
+    """Return `model_input` with a text after the newest question.
 
     Without a question, the text is added to the system message.
     """
-    newest = next(shown.turns, None)
+    newest = next(model_input.turns, None)
     if newest is None or role(newest.units[0][0]) != "human":
-        turns = shown.turns if newest is None else chain([newest], shown.turns)
-        return _add_to_system(replace(shown, turns=turns), text)
+        turns = model_input.turns if newest is None else chain([newest], model_input.turns)
+        return _add_to_system(replace(model_input, turns=turns), text)
     (question, *others), *units = newest.units
-    content = extended(question.content, text)
+    content = append_text(question.content, text)
     changed = question.model_copy(update={"content": content})
     turn = newest._replace(units=[(changed, *others), *units])
-    return replace(shown, turns=chain([turn], shown.turns))
+    return replace(model_input, turns=chain([turn], model_input.turns))
 
 
-def _add_to_system(shown: Shown, text: str) -> Shown:
-    """Return `shown` with a text at the end of the system message."""
-    if shown.system is None:
-        return replace(shown, system=SystemMessage(text))
-    content = extended(shown.system.content, text)
-    return replace(shown, system=shown.system.model_copy(update={"content": content}))
+def _add_to_system(model_input: ModelInput, text: str) -> ModelInput:
+    """Return `model_input` with a text at the end of the system message."""
+    if model_input.system is None:
+        return replace(model_input, system=SystemMessage(text))
+    content = append_text(model_input.system.content, text)
+    return replace(model_input, system=model_input.system.model_copy(update={"content": content}))

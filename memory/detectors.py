@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 from perdure.errors import MissingDependency
-from perdure.memory.options import choice
+from perdure.memory.options import check_choice
 from perdure.memory.records import KEEP, Candidate, Verdict
 
 Finding = tuple[str, int, int]  # a kind, and where it stands: `text[start:end]`
@@ -159,7 +159,7 @@ def phone_numbers(region: str) -> Detector:
     """A detector of the telephone numbers of a region like "US", by phonenumbers."""
     if find_spec("phonenumbers") is None:
         raise MissingDependency("phone_numbers needs: pip install '.[privacy]' in a checkout")
-    choice("region", region, sorted(import_module("phonenumbers").SUPPORTED_REGIONS))
+    check_choice("region", region, sorted(import_module("phonenumbers").SUPPORTED_REGIONS))
     return lambda text: phones(text, region)
 
 

@@ -20,7 +20,7 @@ from perdure.errors import InvalidValue
 from perdure.memory.changes import provenance_of
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
-from perdure.memory.options import instance, whole
+from perdure.memory.options import check_instance, check_whole_number
 from perdure.memory.quotation import fitting, section
 from perdure.memory.records import EPISODE, Memory, Outcome, memory_line
 from perdure.memory.tokens import token_counter
@@ -73,8 +73,10 @@ class ExampleSelector(BaseExampleSelector):
         config: RunnableConfig | None = None,
     ) -> None:
         self.memories = Collection(store, namespace, schema=ExampleFields, gate=gate, kind=EPISODE)
-        self.limit = whole("limit", limit, 1)
-        self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
+        self.limit = check_whole_number("limit", limit, 1)
+        self.max_tokens = (
+            None if max_tokens is None else check_whole_number("max_tokens", max_tokens, 1)
+        )
         self.config = config
         self._counter = token_counter(None)
 
@@ -106,7 +108,7 @@ class ExampleSelector(BaseExampleSelector):
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> list[Memory]:
         """The examples most like a situation, best first; now, or at a moment of the past."""
-        if not instance("query", query, str, "text").strip():
+        if not check_instance("query", query, str, "text").strip():
             return []
         # not in context: two examples of one thread are no neighbours in a conversation
         options = {"query": query, "as_of": as_of, "context": False}

@@ -48,7 +48,7 @@ from perdure.memory.loaded_thread import (
 )
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
-from perdure.memory.options import instance, seconds, text, whole
+from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.records import (
     WATERMARKS,
     Planned,
@@ -154,15 +154,15 @@ class Extraction:
         batch: int = 50,
     ) -> None:
         expected = "a BaseCheckpointSaver, like SQLiteCheckpointer.open(path)"
-        self.saver = instance("saver", saver, BaseCheckpointSaver, expected)
+        self.saver = check_instance("saver", saver, BaseCheckpointSaver, expected)
         self.namespace = Template(namespace)
         self._adapter = None if store is None else StoreAdapter(store, self.namespace)
         given = TurnExtractor() if extractor is None else extractor
         expected = "TurnExtractor(…) or ModelExtractor(model, …)"
-        self.extractor: Extractor = instance("extractor", given, Extractor, expected)
-        self.gate: Gate = instance("gate", gate or Gate(), Gate, "a Gate")
-        self.messages_key = text("messages_key", messages_key, "a channel's name")
-        self.batch = whole("batch", batch, 1)
+        self.extractor: Extractor = check_instance("extractor", given, Extractor, expected)
+        self.gate: Gate = check_instance("gate", gate or Gate(), Gate, "a Gate")
+        self.messages_key = check_text("messages_key", messages_key, "a channel's name")
+        self.batch = check_whole_number("batch", batch, 1)
 
     async def _extract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
@@ -327,9 +327,9 @@ class RememberTurns(Learner):
         super().__init__(messages_key)
         self.namespace = Template(namespace)
         self._adapter = None if store is None else StoreAdapter(store, self.namespace)
-        self.gate: Gate = instance("gate", gate or Gate(), Gate, "a Gate")
+        self.gate: Gate = check_instance("gate", gate or Gate(), Gate, "a Gate")
 
-    async def learning(
+    async def learn_from_messages(
         self, messages: Messages, state: object, config: RunnableConfig | None
     ) -> ExtractionReport | None:
         """Remember messages; None: that failed, and is logged, or the run has no memory."""
@@ -394,11 +394,11 @@ class Pace:
 
     def __post_init__(self) -> None:
         if self.delay_s is not None:
-            seconds("delay_s", self.delay_s)
-        seconds("max_wait_s", self.max_wait_s)
-        whole("retries", self.retries, 0)
-        seconds("backoff_s", self.backoff_s)
-        seconds("limit_s", self.limit_s, above_zero=True)
+            check_seconds("delay_s", self.delay_s)
+        check_seconds("max_wait_s", self.max_wait_s)
+        check_whole_number("retries", self.retries, 0)
+        check_seconds("backoff_s", self.backoff_s)
+        check_seconds("limit_s", self.limit_s, above_zero=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +440,9 @@ class DueThreads:
 
     def __init__(self, extraction: Extraction, pace: Pace) -> None:
         expected = "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)"
-        saver = instance("the extraction's checkpointer", extraction.saver, Checkpointer, expected)
+        saver = check_instance(
+            "the extraction's checkpointer", extraction.saver, Checkpointer, expected
+        )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
         # the head of each, when it was first seen, the namespace and the config of its memories

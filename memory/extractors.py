@@ -17,7 +17,7 @@ from langgraph.store.base import GetOp
 
 from perdure.effects import Operation
 from perdure.memory.gate import Gate
-from perdure.memory.options import whole
+from perdure.memory.options import check_whole_number
 from perdure.memory.records import (
     FACT,
     PREVIOUS,
@@ -161,7 +161,7 @@ class TurnExtractor:
     name = TURNS
 
     def __init__(self, *, max_words: int = 250) -> None:
-        self.max_words = whole("max_words", max_words, 1)
+        self.max_words = check_whole_number("max_words", max_words, 1)
 
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """All of them."""

@@ -12,7 +12,7 @@ from langgraph.store.base import GetOp
 
 from perdure.effects import Effect, computed
 from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment
-from perdure.memory.options import choice, instance
+from perdure.memory.options import check_choice, check_instance
 from perdure.memory.records import (
     EVENTS,
     QUARANTINE,
@@ -149,7 +149,7 @@ class Gate:
         detectors: Sequence[Detector] = DETECTORS,
     ) -> None:
         for name, treatment in (("secrets", secrets), ("contacts", contacts)):
-            choice(name, treatment, get_args(Treatment))
+            check_choice(name, treatment, get_args(Treatment))
         self.checks: Sequence[Check] = _functions("checks", checks)
         self.sensitive = Sensitive(secrets, contacts, _functions("detectors", detectors))
 
@@ -447,6 +447,6 @@ def _answers(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict | 
 
 
 def _functions(name: str, functions: Any) -> tuple[Any, ...]:
-    for function in instance(name, functions, (list, tuple), "a list of functions"):
-        instance(name, function, Callable, "a function")  # type: ignore[arg-type]
+    for function in check_instance(name, functions, (list, tuple), "a list of functions"):
+        check_instance(name, function, Callable, "a function")  # type: ignore[arg-type]
     return tuple(functions)

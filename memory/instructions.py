@@ -22,9 +22,8 @@ from perdure.memory.changes import TRIES, written
 from perdure.memory.conversation import Messages
 from perdure.memory.loaded_thread import find_run_thread, is_any_erased, remove_erased
 from perdure.memory.model_call import RefusedAnswer, fault_of, model_call, text_of
-from perdure.memory.nodes import Learner, MessagesNode, Shown, channel, checked
-from perdure.memory.options import choice, instance, text, whole
-from perdure.memory.options import text as checked_text
+from perdure.memory.nodes import Learner, MessagesNode, ModelInput, check_messages, read_channel
+from perdure.memory.options import check_choice, check_instance, check_text, check_whole_number
 from perdure.memory.quotation import fenced, newest, units_of
 from perdure.memory.records import (
     INSTRUCTIONS,
@@ -75,7 +74,7 @@ class Instructions:
     ) -> None:
         self.namespace, self.key = Template(namespace), Template((key,))
         self._adapter = None if store is None else _versioned(store, self.namespace)
-        self.default = checked_text("default", default)
+        self.default = check_text("default", default)
 
     async def _current(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
@@ -90,7 +89,7 @@ class Instructions:
 
     async def _set(self, text: str, config: RunnableConfig | None = None) -> InstructionsVersion:
         """Write a text as the new version; one that holds already is not written again."""
-        return await self._replaced(checked_text("text", text), "set", config)
+        return await self._replaced(check_text("text", text), "set", config)
 
     async def _rollback(
         self, version: int, config: RunnableConfig | None = None
@@ -98,7 +97,9 @@ class Instructions:
         """Write the text of an earlier version as the new version; 0 is the default."""
         texts = {old.version: old.text for old in (await self._history(config))}
         texts[0] = self.default
-        choice("version", str(whole("version", version, 0)), list(map(str, sorted(texts))))
+        check_choice(
+            "version", str(check_whole_number("version", version, 0)), list(map(str, sorted(texts)))
+        )
         return await self._replaced(texts[version], "rollback", config)
 
     current, acurrent = blocking(_current), awaiting(_current)
@@ -159,7 +160,7 @@ def replacing(
 
 def _versioned(store: Any, *templates: Template) -> StoreAdapter:
     expected = "a store that keeps versions, like perdure.stores.SQLiteStore.open(path)"
-    store = instance("the store of instructions", store, Versioned, expected)
+    store = check_instance("the store of instructions", store, Versioned, expected)
     return StoreAdapter(store, *templates)
 
 
@@ -168,7 +169,7 @@ def _version(item: Memory) -> InstructionsVersion:
     expected = "text; name another key or namespace for the instructions"
     made_by = item.provenance or Provenance()
     return InstructionsVersion(
-        instance(field, item.value.get(INSTRUCTIONS), str, expected),
+        check_instance(field, item.value.get(INSTRUCTIONS), str, expected),
         item.version or 0,
         str(item.value.get("diff", "")),
         item.value.get("change"),
@@ -197,19 +198,23 @@ class UseInstructions(MessagesNode):
         super().__init__(messages_key)
         self._as_of = clock_of("as_of", as_of)
         expected = "Instructions(store)"
-        self._instructions = instance("instructions", instructions, Instructions, expected)
+        self._instructions = check_instance("instructions", instructions, Instructions, expected)
 
-    async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+    async def _transform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
         text = self._instructions.default
         if not self._instructions.namespace.lacks_memory(config):
             place = self._instructions.place(config)
             text = (await self._instructions.reading(place, self._as_of(config))).text
-        system_messages = shown.system_parts or ([shown.system] if shown.system else [])
+        system_messages = model_input.system_parts or (
+            [model_input.system] if model_input.system else []
+        )
         summary, plain = remove_summary(system_messages)
         system = next((message for message in plain if message.text == text), SystemMessage(text))
-        return add_summary(replace(shown, system=system, system_parts=()), summary)
+        return add_summary(replace(model_input, system=system, system_parts=()), summary)
 
-    through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
+    transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]
 
 
 use_instructions = UseInstructions
@@ -265,17 +270,17 @@ class UpdateInstructions(Learner):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        given = instance("instructions", instructions, Instructions, "Instructions(store)")
+        given = check_instance("instructions", instructions, Instructions, "Instructions(store)")
         self._instructions: Instructions = given
-        self._model, self._prompt = model_call(model), text("prompt", prompt)
-        self._keeps = choice("on_failure", on_failure, ON_FAILURE) == "keep"
-        self._feedback_key = text("feedback_key", feedback_key, "a channel's name")
+        self._model, self._prompt = model_call(model), check_text("prompt", prompt)
+        self._keeps = check_choice("on_failure", on_failure, ON_FAILURE) == "keep"
+        self._feedback_key = check_text("feedback_key", feedback_key, "a channel's name")
 
-    async def learning(
+    async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> InstructionsVersion:
         """See `rewrite`; the state has the feedback."""
-        feedback = None if state is None else channel(state, self._feedback_key)
+        feedback = None if state is None else read_channel(state, self._feedback_key)
         return await self._rewrite(messages, config, feedback=feedback)
 
     async def _rewrite(
@@ -285,7 +290,7 @@ class UpdateInstructions(Learner):
         if self._instructions.namespace.lacks_memory(config):
             return InstructionsVersion(self._instructions.default)
         loaded = find_run_thread(config)
-        messages = await remove_erased(loaded, checked(messages, "the messages"))
+        messages = await remove_erased(loaded, check_messages(messages, "the messages"))
         units = units_of(messages)
         place = self._instructions.place(config)
         if not units and not feedback:

@@ -17,7 +17,7 @@ from perdure.effects import Effect, awaiting, blocking, calling
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.memory.extraction import RememberTurns
 from perdure.memory.nodes import Learner, MessagesNode, View, view
-from perdure.memory.options import instance
+from perdure.memory.options import check_instance
 from perdure.memory.reducers import append_new
 from perdure.memory.summary import Summarize
 from perdure.memory.summary_state import SUMMARIZED, SUMMARY, Summary, latest_summary
@@ -67,7 +67,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if not parts:
             raise ConfigurationError(f"MemoryMiddleware() has no parts; expected {expected}")
         for part in parts:
-            instance("a part of the memory", part, (MessagesNode, Learner), expected)
+            check_instance("a part of the memory", part, (MessagesNode, Learner), expected)
         self._learners = [part for part in parts if isinstance(part, Learner)]
         shown = [part for part in parts if isinstance(part, MessagesNode)]
         self._view = view(*shown) if shown else None
@@ -102,7 +102,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         for learner in self._learners:
             if splits or isinstance(learner, RememberTurns):
                 messages = state[learner.messages_key]
-                if (await learner.learning(messages, state, config)) is None:
+                if (await learner.learn_from_messages(messages, state, config)) is None:
                     due.skip_turn(state)
                     return None
         return (await calling(due, "invoke", state, config)) or None
@@ -136,7 +136,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Return the request with the messages that the view shows."""
         system = [request.system_message] if request.system_message is not None else []
         given = [*system, *request.messages], request.state, config
-        shown: list[Any] = await calling(shows, "shown", *given)
+        shown: list[Any] = await calling(shows, "select_messages", *given)
         first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
         rest = shown[1:] if first is not None else shown
         return request.override(system_message=first, messages=rest)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.effects import Effect, Operation
 from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, ModelFailed
-from perdure.memory.options import instance, seconds, text, whole
+from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.quotation import middle_out
 from perdure.memory.thread_messages import storable
 from perdure.storage.threads import ThreadPool, awaited_for, waited_for
@@ -47,9 +47,9 @@ def chat_model(model: Any) -> Runnable[Any, Any]:
     """
     if not isinstance(model, str):
         expected = 'a langchain chat model, or a name such as "openai:gpt-5-mini"'
-        return instance("model", model, Runnable, expected)  # type: ignore[no-any-return]
+        return check_instance("model", model, Runnable, expected)  # type: ignore[no-any-return]
     try:
-        text("model, without its provider,", model.rpartition(":")[2])
+        check_text("model, without its provider,", model.rpartition(":")[2])
         return _made(model)  # type: ignore[no-any-return]
     except (ConfigurationError, MissingDependency):
         raise
@@ -186,9 +186,9 @@ class ModelCall:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", chat_model(self.model))
         if self.timeout_s is not None:
-            seconds("timeout_s", self.timeout_s, above_zero=True)
-        whole("retries", self.retries, 0)
-        seconds("backoff_s", self.backoff_s)
+            check_seconds("timeout_s", self.timeout_s, above_zero=True)
+        check_whole_number("retries", self.retries, 0)
+        check_seconds("backoff_s", self.backoff_s)
 
     def asking(self, request: Request) -> Effect[Any]:
         """An effect: the answer to a request, or the error instead of it."""

@@ -34,7 +34,7 @@ from perdure.memory.model_call import (
     quoted_answer,
     structured,
 )
-from perdure.memory.options import instance, text
+from perdure.memory.options import check_instance, check_text
 from perdure.memory.profile import Document, Profile, ProfileState
 from perdure.memory.quotation import fenced, middle_out, newest, rendered
 from perdure.memory.records import EPISODE, FACT, INSTRUCTIONS, Candidate, Memory, Outcome, Planned
@@ -371,13 +371,16 @@ class ModelExtractor:
         turns: bool = True,
         strict: bool = True,
     ) -> None:
-        self.prompt, self.max_chars = text("prompt", prompt), 24_000  # of a conversation in a call
+        self.prompt, self.max_chars = (
+            check_text("prompt", prompt),
+            24_000,
+        )  # of a conversation in a call
         profiles = [profile] if isinstance(profile, Profile) else profile
         expected = "a Profile, or a list of them"
-        instance("profile", profiles, (list, tuple), expected)
-        self.profiles = [instance("profile", each, Profile, expected) for each in profiles]
+        check_instance("profile", profiles, (list, tuple), expected)
+        self.profiles = [check_instance("profile", each, Profile, expected) for each in profiles]
         expected = "Instructions(store), or None"
-        self.learn = learn and instance("learn", learn, Instructions, expected)
+        self.learn = learn and check_instance("learn", learn, Instructions, expected)
         self.turns = TurnExtractor() if turns else None
         is_part = (FACT in kinds, self.profiles, EPISODE in kinds, learn)
         self._parts = [part for part, is_wanted in zip(_ASKED, is_part, strict=True) if is_wanted]

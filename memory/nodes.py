@@ -20,15 +20,15 @@ from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn
 from perdure.memory.exchanges import Purpose, iter_turns
 from perdure.memory.message_updates import merge_duplicates
-from perdure.memory.options import instance, text
+from perdure.memory.options import check_instance, check_text
 from perdure.memory.system_messages import find_system_messages, join_system_messages
 
-SHOWN: Final = "llm_input_messages"
+MODEL_INPUT_KEY: Final = "llm_input_messages"
 """The key of what the model is shown, when that is not what the state keeps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ModelInput:
     """The messages that a model will be shown.
 
     Attributes:
@@ -42,7 +42,7 @@ class Shown:
     system_parts: Messages = ()
 
     @classmethod
-    def of(cls, messages: Messages, *, purpose: Purpose = "request") -> Self:
+    def from_messages(cls, messages: Messages, *, purpose: Purpose = "request") -> Self:
         """Return the messages in a form that a provider accepts, see `Purpose`.
 
         Messages with the same id are merged.
@@ -52,7 +52,7 @@ class Shown:
         turns = iter_turns(messages, purpose=purpose)
         return cls(join_system_messages(systems), turns, systems if len(systems) > 1 else ())
 
-    def messages(self) -> list[BaseMessage]:
+    def to_messages(self) -> list[BaseMessage]:
         """Return the system message and the messages of all turns, in their order."""
         units = (unit for turn in reversed([*self.turns]) for unit in turn.units)
         return [*filter(None, [self.system]), *chain.from_iterable(units)]
@@ -83,7 +83,7 @@ class Node(Runnable[Any, Any]):
         return super().__new__(cls)
 
     def __init__(self, messages_key: str = "messages") -> None:
-        self.messages_key = text("messages_key", messages_key, "a channel's name")
+        self.messages_key = check_text("messages_key", messages_key, "a channel's name")
 
 
 class MessagesNode(Node):
@@ -95,12 +95,16 @@ class MessagesNode(Node):
     """
 
     @abstractmethod
-    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+    def transform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
         """What this part makes of what is shown."""
 
-    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+    async def atransform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
         """See `through`; a part that waits for something overrides it."""
-        return self.through(shown, state, config)
+        return self.transform_input(model_input, state, config)
 
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
@@ -120,65 +124,67 @@ class MessagesNode(Node):
         """
         return self
 
-    def followed_by(self, parts: Sequence[MessagesNode]) -> Self:
+    def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
         """The same before these parts of a view, if it has to know what they leave."""
         return self
 
     async def _call(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """The messages to show the model, of a state or of a list of messages."""
         given = given.to_messages() if isinstance(given, PromptValue) else given
-        messages = messages_in(given, self.messages_key)
-        if is_messages(given):
-            return await self._applied(messages, config)
-        return await self._shown(messages, given, config)
+        messages = read_messages(given, self.messages_key)
+        if is_message_list(given):
+            return await self._call_with_messages(messages, config)
+        return await self._select_messages(messages, given, config)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
         """The update for a state; for messages or a prompt, messages."""
         given = input.to_messages() if isinstance(input, PromptValue) else input
-        if is_messages(given):
+        if is_message_list(given):
             return await self._call(given, config)
-        return await self._update(given, config)
+        return await self._build_update(given, config)
 
-    async def _shown(
+    async def _select_messages(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> list[BaseMessage]:
         """The messages to show the model: a valid sequence."""
-        shown: Shown = await calling(self, "through", Shown.of(messages), state, config)
-        return shown.messages()
+        model_input: ModelInput = await calling(
+            self, "transform_input", ModelInput.from_messages(messages), state, config
+        )
+        return model_input.to_messages()
 
-    async def _applied(
+    async def _call_with_messages(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
-        return await self._shown(messages, None, config)
+        return await self._select_messages(messages, None, config)
 
-    async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        messages = messages_in(state, self.messages_key)
-        return {SHOWN: (await self._shown(messages, state, config))}
+    async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        messages = read_messages(state, self.messages_key)
+        return {MODEL_INPUT_KEY: (await self._select_messages(messages, state, config))}
 
     __call__, acall = blocking(_call), awaiting(_call)
     invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
-    shown, ashown = blocking(_shown), awaiting(_shown)
+    select_messages, aselect_messages = blocking(_select_messages), awaiting(_select_messages)
 
 
 class Learner(Node):
     """A node that learns, like `update_instructions(…)`: it changes nothing in the state."""
 
     @abstractmethod
-    async def learning(
+    async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> object:
         """Learn from messages; `state` is the one that has them, None if they came alone."""
 
     async def _call(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """The messages of a state, or of a list, as they are, after learning from them."""
-        messages = messages_in(given, self.messages_key)
-        await self.learning(messages, None if is_messages(given) else given, config)
+        messages = read_messages(given, self.messages_key)
+        await self.learn_from_messages(messages, None if is_message_list(given) else given, config)
         return list(messages)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
         """The update for a state, which changes nothing in it; or for messages, the messages."""
         messages = await self._call(input, config)
-        return messages if is_messages(input) else {}
+        return messages if is_message_list(input) else {}
 
     __call__, acall = blocking(_call), awaiting(_call)
     invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
@@ -194,7 +200,9 @@ class View(MessagesNode):
 
     def __init__(self, *parts: MessagesNode) -> None:
         for part in parts or (None,):
-            instance("a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)")
+            check_instance(
+                "a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)"
+            )
         keys = sorted({part.messages_key for part in parts})
         if len(keys) > 1:
             raise ConfigurationError(
@@ -204,7 +212,7 @@ class View(MessagesNode):
         each = (part.parts if isinstance(part, View) else [part] for part in parts)
         every = list(chain.from_iterable(each))
         self.parts: list[MessagesNode] = [
-            part.followed_by(every[number:]) for number, part in enumerate(every, 1)
+            part.with_following_parts(every[number:]) for number, part in enumerate(every, 1)
         ]
 
     def with_tools(
@@ -218,43 +226,45 @@ class View(MessagesNode):
         """Return a copy of this view for requests to this model."""
         return type(self)(*(part.for_model(model) for part in self.parts))
 
-    async def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+    async def _transform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
         """What the parts leave, one after the other."""
         for part in self.parts:
-            shown = await calling(part, "through", shown, state, config)
-        return shown
+            model_input = await calling(part, "transform_input", model_input, state, config)
+        return model_input
 
-    through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
+    transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]
 
 
 view = View
 
 
-def extended(content: Any, text: str) -> Any:
+def append_text(content: Any, text: str) -> Any:
     """The content of a message with a text after it."""
     if isinstance(content, list):  # its blocks stay, so that a provider's cache of them holds
         return [*content, {"type": "text", "text": text}]
     return f"{content}\n\n{text}" if content else text
 
 
-def messages_in(given: Any, key: str) -> Messages:
+def read_messages(given: Any, key: str) -> Messages:
     """The messages of a list, or of a state's channel; InvalidMessages if they are none."""
-    if is_messages(given):
+    if is_message_list(given):
         return to_messages(given, "the messages")
-    messages = channel(given, key)
+    messages = read_channel(given, key)
     if messages is None:
         raise InvalidMessages(
             f"the state has no channel {key!r}; expected one of messages (`messages_key=` names it)"
         )
-    return checked(messages, f"the channel {key!r}")
+    return check_messages(messages, f"the channel {key!r}")
 
 
-def is_messages(value: Any) -> bool:
+def is_message_list(value: Any) -> bool:
     """Whether a value is a list, and not a state."""
     return isinstance(value, list | tuple)
 
 
-def channel(state: Any, name: str) -> Any:
+def read_channel(state: Any, name: str) -> Any:
     """A channel of a state, which is a dict, a dataclass or a model; None if it is not there."""
     return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
 
@@ -265,16 +275,16 @@ def to_messages(values: Any, what: str) -> Messages:
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to one.
     """
-    has_forms = is_messages(values) and any(isinstance(value, dict | tuple) for value in values)
+    has_forms = is_message_list(values) and any(isinstance(value, dict | tuple) for value in values)
     if has_forms and not any(isinstance(value, str) for value in values):
         with suppress(ValueError, TypeError, KeyError, NotImplementedError):
             values = convert_to_messages(values)
-    return checked(values, what)
+    return check_messages(values, what)
 
 
-def checked(messages: Any, what: str) -> Messages:
+def check_messages(messages: Any, what: str) -> Messages:
     """The messages; InvalidMessages if they are something else."""
-    if not is_messages(messages):
+    if not is_message_list(messages):
         raise InvalidMessages(
             f"{what}: {messages!r:.80} is a {type(messages).__name__}; expected a list of "
             "langchain messages"

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import Item
 
-from perdure.memory.options import instance, text
+from perdure.memory.options import check_instance, check_text
 from perdure.memory.recorded_templates import PERSONAL, USER, read_templates
 from perdure.memory.records import (
     AUTHOR,
@@ -68,7 +68,7 @@ async def find_person_namespaces(
             extracted into the person's memories. With None, neither these nor those threads count,
             only the conversation with the name of the person.
     """
-    text("user", user, "the name of a person, not blank")
+    check_text("user", user, "the name of a person, not blank")
     given = [Template(labels).labels for labels in templates]
     known = [(label, USER) for label in PERSONAL]
     every = dict.fromkeys((*known, *given, *await read_templates(adapter.store)))
@@ -228,8 +228,8 @@ def check_templates(namespaces: Any) -> list[tuple[str, ...]]:
     expected = "a list of templates with the label '{user_id}', like [('notes', '{user_id}')]"
     templates = [
         Template(labels).labels
-        for labels in instance("namespaces", namespaces, (list, tuple), expected)
+        for labels in check_instance("namespaces", namespaces, (list, tuple), expected)
     ]
     for labels in templates:
-        instance("namespaces", namespaces, (list, tuple) if USER in labels else (), expected)
+        check_instance("namespaces", namespaces, (list, tuple) if USER in labels else (), expected)
     return templates

@@ -21,7 +21,7 @@ from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue, Versi
 from perdure.memory.changes import written
 from perdure.memory.detectors import emails, phones, spans_of
 from perdure.memory.gate import Gate
-from perdure.memory.options import instance
+from perdure.memory.options import check_instance
 from perdure.memory.records import (
     Candidate,
     ItemPlace,
@@ -290,7 +290,7 @@ class Profile(Generic[M]):
         self.namespace, self.key = Template(namespace), Template((key,))
         self.schema = schema
         self.adapter = None if store is None else StoreAdapter(store, self.namespace)
-        self.gate: Gate = instance("gate", gate or Gate(), Gate, "Gate(…), or None")
+        self.gate: Gate = check_instance("gate", gate or Gate(), Gate, "Gate(…), or None")
 
     async def _get(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None

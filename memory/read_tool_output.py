@@ -19,7 +19,7 @@ from perdure.checkpointers.records import VIEWS
 from perdure.effects import calling
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.options import instance, text, whole
+from perdure.memory.options import check_instance, check_text, check_whole_number
 from perdure.memory.quotation import said
 from perdure.memory.run_config import Versioned
 from perdure.memory.tool_outputs import ToolOutputReader
@@ -69,11 +69,11 @@ def read_tool_output(
         description: The text that tells the model when to use the tool.
         messages_key: The name of the channel with the messages.
     """
-    whole("limit", limit, _MIN_LIMIT)
-    channel = text("messages_key", messages_key, "the name of a channel")
+    check_whole_number("limit", limit, _MIN_LIMIT)
+    channel = check_text("messages_key", messages_key, "the name of a channel")
     if checkpointer is not None:
         expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
-        instance("checkpointer", checkpointer, Versioned, expected)
+        check_instance("checkpointer", checkpointer, Versioned, expected)
     arguments = create_model(
         "ReadToolOutput",
         tool_call_id=(str, Field(description=_ID)),

@@ -14,7 +14,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.effects import awaiting, blocking, run
 from perdure.errors import ConfigurationError, InvalidNamespace
-from perdure.memory.options import instance, lowest_score, whole
+from perdure.memory.options import check_instance, check_min_score, check_whole_number
 from perdure.memory.periods import Period
 from perdure.memory.quotation import fitting, section
 from perdure.memory.records import (
@@ -141,11 +141,17 @@ class MemorySearch:
         every = list_templates(namespace)
         self._templates = [Template(labels, shared=True) for labels in every]
         expected = "a list of kinds, like ['fact'], or None"
-        self._kinds = None if kinds is None else instance("kinds", kinds, (list, tuple), expected)
-        self._limit = whole("limit", limit, 1)
-        self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
-        self._min_score = lowest_score(min_score)
-        self._all_below = None if all_below is None else whole("all_below", all_below, 1)
+        self._kinds = (
+            None if kinds is None else check_instance("kinds", kinds, (list, tuple), expected)
+        )
+        self._limit = check_whole_number("limit", limit, 1)
+        self.max_tokens = (
+            None if max_tokens is None else check_whole_number("max_tokens", max_tokens, 1)
+        )
+        self._min_score = check_min_score(min_score)
+        self._all_below = (
+            None if all_below is None else check_whole_number("all_below", all_below, 1)
+        )
         self._counter = token_counter(None)
 
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
@@ -175,7 +181,7 @@ class MemorySearch:
         About `rejected` memories will not be accepted, so more are read at once. With `explain`
         the result has those that were found below the floor, too.
         """
-        instance("query", query, str, "text")
+        check_instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store, *self._templates), self.namespaces(config)
         await adapter.record_templates()
         floor = adapter.floor(self._min_score)

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from perdure.effects import Effect, Operation, calling
 from perdure.errors import InvalidNamespace
-from perdure.memory.options import instance
+from perdure.memory.options import check_instance
 from perdure.memory.recorded_templates import record_templates
 from perdure.memory.run_config import TEAMS, Template, Versioned, store_of_graph
 from perdure.settings import MIN_SCORE
@@ -252,7 +252,7 @@ class StoreAdapter:
 
     def __init__(self, store: Any, *templates: Template) -> None:
         expected = "a BaseStore, like perdure.stores.SQLiteStore.open(path)"
-        self.store: Any = instance("store", store, BaseStore, expected)
+        self.store: Any = check_instance("store", store, BaseStore, expected)
         self._templates = templates
         self.versioned = isinstance(store, Versioned)
         self._expiring = set[tuple[Namespace, str]]()  # items with a time to live that were read
@@ -369,7 +369,9 @@ class StoreAdapter:
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:
             return {}
-        instance("store", self.store, Versioned, "perdure's for as_of=; another keeps no past")
+        check_instance(
+            "store", self.store, Versioned, "perdure's for as_of=; another keeps no past"
+        )
         return {"as_of": as_of}
 
 

@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 
 from perdure.checkpointers.address import TEAMS_KEY, WITHOUT_MEMORY_KEY, context_values
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory.options import instance, whole
+from perdure.memory.options import check_instance, check_whole_number
 
 Clock = Callable[[RunnableConfig | None], datetime | None]
 """A function of a run's config that gives a moment, or None."""
@@ -147,7 +147,7 @@ def clock_of(name: str, given: Clock | str | None) -> Clock:
         return lambda config: None
     if not isinstance(given, str):
         expected = "a function of a run's config, or the name of a moment in it"
-        return instance(name, given, Callable, expected)  # type: ignore[arg-type, no-any-return]
+        return check_instance(name, given, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
     def clock(config: RunnableConfig | None) -> datetime | None:
         value = ensure_config(config)["configurable"].get(given)
@@ -181,8 +181,8 @@ class Template:
 
     def __init__(self, labels: Sequence[str], *, shared: bool = False) -> None:
         expected = "labels, like ('notes', '{user_id}')"
-        self.labels = tuple(instance("the template", labels, (list, tuple), expected))
-        whole("the number of labels of the template", len(self.labels), 1)
+        self.labels = tuple(check_instance("the template", labels, (list, tuple), expected))
+        check_whole_number("the number of labels of the template", len(self.labels), 1)
         self._parsed = [_parsed(label) for label in self.labels]
         self.is_team = self.labels[0] == TEAMS
         if self.is_team:

@@ -37,8 +37,14 @@ from perdure.memory.message_updates import (
     merge_duplicates,
 )
 from perdure.memory.model_call import NamedModel, model_call
-from perdure.memory.nodes import MessagesNode, Shown, channel, messages_in
-from perdure.memory.options import choice, instance, number, text, whole
+from perdure.memory.nodes import MessagesNode, ModelInput, read_channel, read_messages
+from perdure.memory.options import (
+    check_choice,
+    check_instance,
+    check_number,
+    check_text,
+    check_whole_number,
+)
 from perdure.memory.quotation import middle_out, rendered, units_of
 from perdure.memory.request_size import RequestParts, RequestSize, measure_request
 from perdure.memory.summary_request import PROMPT as PROMPT
@@ -87,11 +93,11 @@ def _smallest_limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float
     for size in sizes:
         match size:
             case ["messages", value]:
-                messages = min(messages, whole(f"{name} messages", value, 1))
+                messages = min(messages, check_whole_number(f"{name} messages", value, 1))
             case ["tokens", value]:
-                tokens = min(tokens, whole(f"{name} tokens", value, 1))
+                tokens = min(tokens, check_whole_number(f"{name} tokens", value, 1))
             case ["fraction", value]:
-                share = number(f"{name} fraction", value, 0.01, 1)
+                share = check_number(f"{name} fraction", value, 0.01, 1)
                 tokens = min(tokens, int(share * context_window(model)))
             case _:
                 raise errors.ConfigurationError(
@@ -172,11 +178,11 @@ class Summarize(MessagesNode):
         limits = _smallest_limits("trigger", sizes, known_model)
         halves = ((limits[0] + 1) / 2, (limits[1] + 1) / 2)
         self.request = SummaryRequest(
-            call, text("summary_prompt", summary_prompt), counter.text, max_input
+            call, check_text("summary_prompt", summary_prompt), counter.text, max_input
         )
         self.trigger = limits  # number of messages, number of tokens; `keep` has the same form
         self.keep = halves if keep is None else _smallest_limits("keep", [keep], known_model)
-        self.on_failure = choice("on_failure", on_failure, ON_FAILURE)
+        self.on_failure = check_choice("on_failure", on_failure, ON_FAILURE)
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
         # the default counter is that of the summarising model, not of the agent's model
@@ -185,7 +191,7 @@ class Summarize(MessagesNode):
         tools = counter.bound_tools if is_given else 0
         self._parts = RequestParts(tools, model=self.counter.model)
         self._background: BackgroundSummaries | None = None
-        if instance("background", background, bool, "True or False"):
+        if check_instance("background", background, bool, "True or False"):
             self._background = BackgroundSummaries()
 
     def with_tools(
@@ -214,12 +220,14 @@ class Summarize(MessagesNode):
         made._parts = parts
         return made
 
-    async def _applied(
+    async def _call_with_messages(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
         previous, rest = remove_summary(messages)
         selection = (
-            _NOTHING if self._failed.has_failed(messages) else self._select_messages(rest, previous)
+            _NOTHING
+            if self._failed.has_failed(messages)
+            else self._select_for_summary(rest, previous)
         )
         text = await self._try_to_write(previous, selection, messages, config)
         if text is not None:
@@ -227,12 +235,14 @@ class Summarize(MessagesNode):
             previous = extend_summary(previous, text, selection.messages, conversation=answers)
             summarized = set(map(id, selection.messages))
             rest = [message for message in rest if id(message) not in summarized]
-        return add_summary(Shown.of(rest), previous).messages()
+        return add_summary(ModelInput.from_messages(rest), previous).to_messages()
 
-    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """Return `shown` with the state's summary instead of the summarised messages."""
-        shown = SummarizedMessages.of_state(state).hide(shown)
-        return add_summary(shown, read_summary(channel(state, SUMMARY)))
+    def transform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
+        """Return `model_input` with the state's summary instead of the summarised messages."""
+        model_input = SummarizedMessages.of_state(state).hide(model_input)
+        return add_summary(model_input, read_summary(read_channel(state, SUMMARY)))
 
     def is_due(self, state: Any) -> bool:
         """Return whether the node would summarise messages of a state now.
@@ -243,7 +253,7 @@ class Summarize(MessagesNode):
         if thread is not None:
             if self._find_summarized(state):
                 return True
-            if ends_with_answer(messages_in(state, self.messages_key)):
+            if ends_with_answer(read_messages(state, self.messages_key)):
                 return False
         return bool(self._select_from_state(state).messages)
 
@@ -256,7 +266,7 @@ class Summarize(MessagesNode):
         thread = self._find_saved_thread()
         if thread is None or self._background is None:
             return
-        messages = messages_in(state, self.messages_key)
+        messages = read_messages(state, self.messages_key)
         if self._lower_trigger()._select_from(messages, state).messages:
             ids = (message.id for message in reversed(messages) if message.id is not None)
             newest = next(ids, None)
@@ -308,15 +318,17 @@ class Summarize(MessagesNode):
         if not can_store_summary(head.tuple):
             return False
         state = head.values
-        messages = messages_in(state, self.messages_key)
+        messages = read_messages(state, self.messages_key)
         selection = self._lower_trigger()._select_from(messages, state)
         if not selection.messages:
             return False
-        previous = read_summary(channel(state, SUMMARY))
+        previous = read_summary(read_channel(state, SUMMARY))
         text = await self._ask_model(previous, selection, messages, None)
         if text is None:
             return False
-        writes = self._build_writes(previous, text, selection, channel(state, SUMMARIZED), messages)
+        writes = self._build_writes(
+            previous, text, selection, read_channel(state, SUMMARIZED), messages
+        )
         return await store_summary(thread, head, self.messages_key, writes)
 
     def _lower_trigger(self) -> Self:
@@ -331,7 +343,7 @@ class Summarize(MessagesNode):
     def _find_summarized(self, state: Any) -> list[BaseMessage]:
         """Return the messages of a state that its summary already covers."""
         summarized = SummarizedMessages.of_state(state)
-        messages = messages_in(state, self.messages_key) if summarized else ()
+        messages = read_messages(state, self.messages_key) if summarized else ()
         return [message for message in messages if message in summarized]
 
     def _check_channels(self, state: Any) -> None:
@@ -340,7 +352,9 @@ class Summarize(MessagesNode):
         Such a graph would drop the summary and still remove the messages.
         """
         expected = "a list: derive the state from SummaryState"
-        instance("the state's channel 'summarized'", channel(state, SUMMARIZED), list, expected)
+        check_instance(
+            "the state's channel 'summarized'", read_channel(state, SUMMARIZED), list, expected
+        )
 
     def would_split_turn(self, state: Any) -> bool:
         """Return whether the node would summarise exchanges of the turn that is in progress."""
@@ -348,12 +362,12 @@ class Summarize(MessagesNode):
 
     def skip_turn(self, state: Any) -> None:
         """Summarise nothing more in the current turn, because a learner or a model failed in it."""
-        self._failed.note_failure(messages_in(state, self.messages_key))
+        self._failed.note_failure(read_messages(state, self.messages_key))
 
-    async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+    async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             self._check_channels(state)
-        messages, thread = messages_in(state, self.messages_key), self._find_saved_thread()
+        messages, thread = read_messages(state, self.messages_key), self._find_saved_thread()
         gone = [] if thread is None else self._find_summarized(state)
         if thread is not None and ends_with_answer(messages):
             self.schedule(state)
@@ -361,11 +375,11 @@ class Summarize(MessagesNode):
         else:
             selection = self._select_from_state(state)
             check_message_ids(messages if selection.messages else (), self.messages_key)
-            previous = read_summary(channel(state, SUMMARY))
+            previous = read_summary(read_channel(state, SUMMARY))
             text = await self._try_to_write(previous, selection, messages, config)
         update: dict[str, Any] = {}
         if text is not None:
-            known_ids = channel(state, SUMMARIZED) or ()
+            known_ids = read_channel(state, SUMMARIZED) or ()
             self._warn_of_repetitions(known_ids)
             update = self._build_writes(previous, text, selection, known_ids, messages)
             gone = [*selection.messages, *self._find_summarized(state)]
@@ -458,17 +472,17 @@ class Summarize(MessagesNode):
 
     def _select_from_state(self, state: Any) -> Selection:
         """Return the messages of a state that are to be summarised now."""
-        messages = messages_in(state, self.messages_key)
+        messages = read_messages(state, self.messages_key)
         if self._failed.has_failed(messages):
             return _NOTHING
         return self._select_from(messages, state)
 
     def _select_from(self, messages: Messages, state: Any) -> Selection:
         """Return the messages that are to be summarised, even after a failure in the turn."""
-        summary = read_summary(channel(state, SUMMARY))
-        return self._select_messages(messages, summary, SummarizedMessages.of_state(state))
+        summary = read_summary(read_channel(state, SUMMARY))
+        return self._select_for_summary(messages, summary, SummarizedMessages.of_state(state))
 
-    def _select_messages(
+    def _select_for_summary(
         self,
         messages: Messages,
         summary: Summary | None,

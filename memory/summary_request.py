@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure import errors
 from perdure.memory.model_call import ModelCall, RefusedAnswer, fault_of, is_too_long, text_of
-from perdure.memory.options import whole
+from perdure.memory.options import check_whole_number
 from perdure.memory.quotation import undelimited
 
 PROMPT: Final = """\
@@ -58,7 +58,7 @@ class SummaryRequest:
 
     def __post_init__(self) -> None:
         what = "summary_prompt leaves too few tokens for the conversation: what it leaves"
-        whole(what, self._room, _MIN_ROOM)
+        check_whole_number(what, self._room, _MIN_ROOM)
 
     @property
     def _room(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.memory.conversation import Messages
-from perdure.memory.nodes import Shown, extended
+from perdure.memory.nodes import ModelInput, append_text
 from perdure.memory.quotation import as_record
 from perdure.memory.summary_state import Summary, read_summary
 from perdure.memory.system_messages import INSTRUCTIONS, SUMMARY_MARK
@@ -22,21 +22,23 @@ def render_section(summary: Summary) -> str:
     return f"{HEADING}:\n\n{as_record(summary['text'])}"
 
 
-def add_summary(shown: Shown, summary: Summary | None) -> Shown:
-    """Return `shown` with a summary at the end of the system message.
+def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
+    """Return `model_input` with a summary at the end of the system message.
 
     An earlier summary in the system message is replaced.
     """
     if summary is None or not summary["text"]:
-        return shown
+        return model_input
     # users and tools contributed to the text, so it is quoted as a record, not as instructions
     section = render_section(summary)
-    before = remove_summary([shown.system])[1] if shown.system else []
+    before = remove_summary([model_input.system])[1] if model_input.system else []
     content: Any = before[0].content if before else None
     system = [*before, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
     mark.pop("digests", None)  # needed only in a state, to recognise summarised messages
-    return replace(shown, system=_replace_content(system, extended(content, section), mark))
+    return replace(
+        model_input, system=_replace_content(system, append_text(content, section), mark)
+    )
 
 
 def remove_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:

@@ -12,8 +12,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit
-from perdure.memory.nodes import Shown, channel
-from perdure.memory.options import instance
+from perdure.memory.nodes import ModelInput, read_channel
+from perdure.memory.options import check_instance
 from perdure.memory.reducers import ChatState, append_new
 from perdure.memory.tool_calls import REQUEST_ONLY
 from perdure.memory.usage import request_tokens
@@ -85,8 +85,8 @@ def read_summary(value: Any) -> Summary | None:
         return None
     if isinstance(value, str):
         return Summary(text=value, last=None, count=0)
-    stored = instance("the channel of the summary", value, Mapping, _EXPECTED)
-    instance("the channel of the summary", stored.get("text"), str, _EXPECTED)
+    stored = check_instance("the channel of the summary", value, Mapping, _EXPECTED)
+    check_instance("the channel of the summary", stored.get("text"), str, _EXPECTED)
     summary = Summary(text=stored["text"], last=stored.get("last"), count=stored.get("count", 0))
     if stored.get("digests"):
         summary["digests"] = stored["digests"]
@@ -145,7 +145,7 @@ class SummarizedMessages:
     @classmethod
     def of_state(cls, state: Any) -> Self:
         """Return the messages that the summary in a state covers."""
-        return cls(read_summary(channel(state, SUMMARY)), channel(state, SUMMARIZED))
+        return cls(read_summary(read_channel(state, SUMMARY)), read_channel(state, SUMMARIZED))
 
     def __bool__(self) -> bool:
         return bool(self._ids)
@@ -155,13 +155,17 @@ class SummarizedMessages:
             return False
         return message.id in self._ids and not self._is_changed(message)
 
-    def hide(self, shown: Shown) -> Shown:
-        """Return `shown` without the summarised messages.
+    def hide(self, model_input: ModelInput) -> ModelInput:
+        """Return `model_input` without the summarised messages.
 
         The question of a turn is kept if any other message of the turn is kept. Calls and their
         results are kept or removed together.
         """
-        return replace(shown, turns=self._remove_from(shown.turns)) if self._ids else shown
+        return (
+            replace(model_input, turns=self._remove_from(model_input.turns))
+            if self._ids
+            else model_input
+        )
 
     def _remove_from(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         for turn in turns:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from langgraph.store.base import BaseStore
 
 from perdure.effects import awaiting, blocking
-from perdure.memory.options import instance
+from perdure.memory.options import check_instance
 from perdure.memory.records import QUARANTINE, WATERMARKS, StoreAdapter, notes_of
 from perdure.memory.run_config import Versioned
 from perdure.stores.base import Namespace, Receipt
@@ -36,7 +36,7 @@ async def _forget_thread_memories(
         places: Prefixes of the namespaces that are searched. The default covers all users.
         dry_run: Whether to return the receipt without erasing.
     """
-    instance("store", store, Versioned, "one of perdure's, which erases what matches")
+    check_instance("store", store, Versioned, "one of perdure's, which erases what matches")
     adapter, ids = StoreAdapter(store), [*thread_ids]
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
     if not ids:

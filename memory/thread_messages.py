@@ -27,7 +27,7 @@ from perdure.effects import calling
 from perdure.errors import PerdureError, UnknownThread
 from perdure.memory import conversation
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.nodes import checked
+from perdure.memory.nodes import check_messages
 from perdure.memory.options import is_number
 from perdure.memory.quotation import said
 from perdure.memory.records import UNNAMED, WATERMARKS, Role, StoreAdapter, note_of, notes_of
@@ -152,7 +152,7 @@ async def read_history(
     if head is None:
         raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
     values = head.checkpoint["channel_values"].get(channel)
-    messages = checked([] if values is None else values, f"the channel {channel!r}")
+    messages = check_messages([] if values is None else values, f"the channel {channel!r}")
     history = history_of_state(thread_id, head.checkpoint["id"], messages)
     return history.timed([time_of(head.checkpoint.get("ts"))] * len(history.messages))
 
@@ -168,7 +168,7 @@ async def is_read_in_full(
     try:
         at = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL)}
         tail: list[HistoryItem] = await calling(saver, "history", thread_id, **at)
-        newest = _read(checked([item.value for item in tail], f"the channel {channel!r}"))
+        newest = _read(check_messages([item.value for item in tail], f"the channel {channel!r}"))
         if not tail or not mark.count:
             return not tail
         known = {message.id: message for message in mark.known}
@@ -194,7 +194,7 @@ async def _history(
     uid = None if info is None else info.checkpoint_id
     at = {"channel": channel, "checkpoint_id": uid}
     items: list[HistoryItem] = await calling(saver, "history", thread_id, **at)
-    read = _read(checked([item.value for item in items], f"the channel {channel!r}"))
+    read = _read(check_messages([item.value for item in items], f"the channel {channel!r}"))
     messages = _latest(zip(read, (item.seen is not False for item in items), strict=True))
     untimed = [i for i, m in enumerate(messages) if m.at is None and m.id not in known]
     count = len(messages) - min(untimed, default=len(messages))

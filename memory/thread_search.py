@@ -41,8 +41,7 @@ from perdure.errors import (
     ForbiddenType,
     UnknownThread,
 )
-from perdure.memory.options import instance, seconds, whole
-from perdure.memory.options import text as checked_text
+from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.thread_messages import ThreadMessage, time_of
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import Flow
@@ -194,8 +193,8 @@ class SaidSearch:
             ConfigurationError: They are not perdure's, or not in one database.
         """
         expected = "one of perdure: SQLiteCheckpointer.open(path)"
-        instance("saver", saver, Checkpointer, expected)
-        instance("store", store, Store, "one of perdure: SQLiteStore.open(path)")
+        check_instance("saver", saver, Checkpointer, expected)
+        check_instance("store", store, Store, "one of perdure: SQLiteStore.open(path)")
         saver.database.connect()
         store.database.connect()
         place, of_store = saver.database.location, store.database.location
@@ -427,12 +426,12 @@ def search_threads(
     Raises:
         ConfigurationError: An argument is wrong, or the store is in another database.
     """
-    checked_text("text", text)
+    check_text("text", text)
     if user is not None:
-        checked_text("user", user, "a user's id that is not blank, or None for all users")
-    metadata = instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}")
+        check_text("user", user, "a user's id that is not blank, or None for all users")
+    metadata = check_instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}")
     wanted = [
-        (instance("a name in filter", name, str, "text"), metadata[name]) for name in metadata
+        (check_instance("a name in filter", name, str, "text"), metadata[name]) for name in metadata
     ]
     wanted += [] if user is None else [("owner", user)]
 
@@ -441,7 +440,10 @@ def search_threads(
         return all(name in has and has[name] == value for name, value in wanted)
 
     visible = VisibleThreads(ThreadQuery(dict(wanted)), match)
-    limit, wait_s = whole("limit", limit, 1), None if wait_s is None else seconds("wait_s", wait_s)
+    limit, wait_s = (
+        check_whole_number("limit", limit, 1),
+        None if wait_s is None else check_seconds("wait_s", wait_s),
+    )
     search = SaidSearch.of(saver, store)
     return search.search(text, visible, limit, wait_s=wait_s, progress=progress)
 

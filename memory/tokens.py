@@ -22,7 +22,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import CALL_BLOCKS, REASONING_BLOCKS, has_block, role
 from perdure.memory.counting_functions import CountingFunction, find_counting_method
-from perdure.memory.options import instance
+from perdure.memory.options import check_instance
 from perdure.memory.token_estimates import (
     count_block_tokens,
     count_voice_tokens,
@@ -118,9 +118,9 @@ class TokenCounter:
         """Return the tokens of a message, including its name, content and tool calls."""
         kind = role(message)
         if kind == "other":
-            from perdure.memory.nodes import checked
+            from perdure.memory.nodes import check_messages
 
-            [message] = checked([message], "the messages")
+            [message] = check_messages([message], "the messages")
         if self.counts_messages:
             return 1
         if self._function is not None:
@@ -241,7 +241,7 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
         return TokenCounter(_encoding_name(_name_of(model)), tools=tools, model=name)
     model = getattr(model, "get_num_tokens_from_messages", model)
     expected = "'approximate', a model, its name, a callable over messages, or a TokenCounter"
-    instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
+    check_instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
     return TokenCounter(function=model)
 
 
@@ -267,7 +267,7 @@ def context_window(of: str | Runnable[Any, Any]) -> int:
     from langchain_core.language_models import BaseChatModel
 
     expected = "a chat model or the name of an OpenAI model, whose window is known"
-    model: Any = instance("the model", _unbound(of)[0], (str, BaseChatModel), expected)
+    model: Any = check_instance("the model", _unbound(of)[0], (str, BaseChatModel), expected)
     if isinstance(model, str) and _encoding_name(model) is not None:
         from langchain_openai import ChatOpenAI  # takes a second: only if a name is looked up
 
@@ -288,7 +288,7 @@ def _schema(tool: Any) -> Any:
         return convert_to_openai_tool(tool)
     except Exception:
         expected = "a tool as a model's bind_tools takes it"
-        return instance("tools", tool, Mapping, expected)  # of the provider, in its own form
+        return check_instance("tools", tool, Mapping, expected)  # of the provider, in its own form
 
 
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")

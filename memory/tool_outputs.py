@@ -22,8 +22,8 @@ from perdure.memory.message_updates import (
     check_message_ids,
     merge_duplicates,
 )
-from perdure.memory.nodes import MessagesNode, Shown, messages_in
-from perdure.memory.options import instance, text, whole
+from perdure.memory.nodes import MessagesNode, ModelInput, read_messages
+from perdure.memory.options import check_instance, check_text, check_whole_number
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
@@ -70,11 +70,16 @@ class ClearToolOutputs(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         expected = "names of tools, in a list"
-        instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
-        self.keep, self.min_tokens = whole("keep", keep, 0), whole("min_tokens", min_tokens, _LEAST)
+        check_instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
+        self.keep, self.min_tokens = (
+            check_whole_number("keep", keep, 0),
+            check_whole_number("min_tokens", min_tokens, _LEAST),
+        )
         self.exclude, self.counter = frozenset(exclude_tools), counter_of(token_counter)
         name = read_tool.name if isinstance(read_tool, BaseTool) else read_tool
-        self.read_tool = None if name is None else text("read_tool", name, "a tool, or its name")
+        self.read_tool = (
+            None if name is None else check_text("read_tool", name, "a tool, or its name")
+        )
 
     def with_tools(
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
@@ -89,15 +94,17 @@ class ClearToolOutputs(MessagesNode):
         made.read_tool = named or next(own, None)
         return made
 
-    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+    def transform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
         """The turns, with old bulky results replaced."""
-        return replace(shown, turns=self._cleared(shown.turns))
+        return replace(model_input, turns=self._cleared(model_input.turns))
 
-    async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        messages = messages_in(state, self.messages_key)
+    async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        messages = read_messages(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:
-            cleared = self._cleared(Shown.of(messages, purpose="state").turns)
+            cleared = self._cleared(ModelInput.from_messages(messages, purpose="state").turns)
             left = (message for turn in cleared for unit in turn.units for message in unit)
             present = set(map(id, messages))
             lines = [message for message in left if id(message) not in present]
@@ -179,7 +186,7 @@ async def _expand(
     shortened. Messages that were erased since are left out. The checkpointer is one of perdure's.
     """
     expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
-    saver: Any = instance("checkpointer", checkpointer, Versioned, expected)
+    saver: Any = check_instance("checkpointer", checkpointer, Versioned, expected)
     head: CheckpointTuple | None = await calling(saver, "get_tuple", config)
     if head is None:
         thread, at = (config["configurable"].get(name) for name in ("thread_id", "checkpoint_id"))

@@ -29,8 +29,8 @@ from perdure.memory.conversation import role
 from perdure.memory.gate import Gate, parts_of
 from perdure.memory.loaded_thread import find_run_thread
 from perdure.memory.model_call import faults_of
-from perdure.memory.nodes import channel, is_messages
-from perdure.memory.options import lowest_score, text, whole
+from perdure.memory.nodes import is_message_list, read_channel
+from perdure.memory.options import check_min_score, check_text, check_whole_number
 from perdure.memory.periods import SINCE, UNTIL, parse_period
 from perdure.memory.quotation import section
 from perdure.memory.recall import NAMESPACE, Labels, choose_labels, list_templates, merged
@@ -128,7 +128,7 @@ def manage_memory(
             raise errors.ConfigurationError(
                 f"team_namespace is {team_namespace!r}; expected ('teams', '{{team}}')"
             )
-    channel = text("messages_key", messages_key, "the name of a channel")
+    channel = check_text("messages_key", messages_key, "the name of a channel")
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         if kept.namespace.lacks_memory(attribution.config):
@@ -159,7 +159,7 @@ def search_memory(
     With `since` and `until`, the model gives the period of its question. Memories from that period
     rank higher. `min_score`, and `namespaces` for several, are those of `recall`.
     """
-    most = max(whole("limit", limit, 1), _MOST)
+    most = max(check_whole_number("limit", limit, 1), _MOST)
     number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
     arguments = create_model(
         "SearchMemory",
@@ -169,7 +169,10 @@ def search_memory(
         until=(str | None, Field(None, description=UNTIL)),
     )
     places = list_templates(choose_labels(namespace, namespaces))
-    collections, least = [Collection(store, labels) for labels in places], lowest_score(min_score)
+    collections, least = (
+        [Collection(store, labels) for labels in places],
+        check_min_score(min_score),
+    )
 
     async def search(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         query = arguments["query"].encode(errors="replace").decode().strip()
@@ -259,13 +262,15 @@ def build_tool(
             f"name is {name!r:.80}; expected 1 to 64 of the characters A-Z, a-z, 0-9, _ and -"
         )
     expected = "text that tells the model when to use the tool"
-    description = text("description", description, expected).strip()
+    description = check_text("description", description, expected).strip()
 
     def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
         if not isinstance(runtime, ToolRuntime):  # there may be none, or one that a model made up
             return Attribution(config)
-        messages = runtime.state if is_messages(runtime.state) else channel(runtime.state, key)
-        messages = messages if is_messages(messages) else ()
+        messages = (
+            runtime.state if is_message_list(runtime.state) else read_channel(runtime.state, key)
+        )
+        messages = messages if is_message_list(messages) else ()
         own = {tool.name for tool in runtime.tools if isinstance(tool, _MemoryTool)}
         return Attribution(config, [m for m in messages if isinstance(m, BaseMessage)], _OWN | own)
 

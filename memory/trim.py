@@ -26,8 +26,8 @@ from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
 from perdure.memory.counting_functions import find_largest
 from perdure.memory.left_out import add_left_out_line
 from perdure.memory.message_updates import build_messages_update, merge_duplicates
-from perdure.memory.nodes import MessagesNode, Shown, messages_in
-from perdure.memory.options import choice, whole
+from perdure.memory.nodes import MessagesNode, ModelInput, read_messages
+from perdure.memory.options import check_choice, check_whole_number
 from perdure.memory.quotation import middle_out
 from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
@@ -90,7 +90,7 @@ class Trim(MessagesNode):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        choice("strategy", strategy, ("last", "first"))
+        check_choice("strategy", strategy, ("last", "first"))
         starts = _read_types("start_on", start_on, _EXPECTED_STARTS)
         if starts and "human" not in starts:
             raise ConfigurationError(f"start_on is {start_on!r:.80}; expected {_EXPECTED_STARTS}")
@@ -100,7 +100,7 @@ class Trim(MessagesNode):
         size: Any = max_tokens
         if isinstance(size, float) and 0 < size <= 1:
             size = int(size * context_window(token_counter))  # type: ignore[arg-type]
-        whole("max_tokens", size, 1)
+        check_whole_number("max_tokens", size, 1)
         self.size: int = size
         self.counter = counter_of(token_counter)
         self._adds_left_out_line = True
@@ -125,21 +125,25 @@ class Trim(MessagesNode):
         made.counter = self.counter.for_model(model)
         return made
 
-    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """Return the part of `shown` that fits into the budget."""
-        return self._fit(replace(shown, turns=_cut_end(shown.turns, self.ends)))
+    def transform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
+        """Return the part of `model_input` that fits into the budget."""
+        return self._fit(replace(model_input, turns=_cut_end(model_input.turns, self.ends)))
 
-    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+    async def atransform_input(
+        self, model_input: ModelInput, state: Any, config: RunnableConfig | None
+    ) -> ModelInput:
         """Run `through` in an OS thread, because counting long messages takes long."""
-        return await asyncio.to_thread(self.through, shown, state, config)
+        return await asyncio.to_thread(self.transform_input, model_input, state, config)
 
-    async def _update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        messages = messages_in(state, self.messages_key)
+    async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        messages = read_messages(state, self.messages_key)
 
         def build_update() -> dict[str, Any]:
             node = copy(self)
             node._adds_left_out_line = False  # the messages in the state are not changed
-            fits = node._fit(Shown.of(messages, purpose="state"))
+            fits = node._fit(ModelInput.from_messages(messages, purpose="state"))
             kept = [each for turn in fits.turns for unit in turn.units for each in unit]
             if self.include_system:
                 kept += [message for message in messages if role(message) == "system"]
@@ -150,28 +154,30 @@ class Trim(MessagesNode):
 
         return await computed(build_update)
 
-    def _fit(self, shown: Shown) -> Shown:
+    def _fit(self, model_input: ModelInput) -> ModelInput:
         if not self.include_system:
-            shown = replace(shown, system=None)
-        return self._fit_scaled(shown) if self.counter.adds_up else self._fit_whole(shown)
+            model_input = replace(model_input, system=None)
+        return (
+            self._fit_scaled(model_input) if self.counter.adds_up else self._fit_whole(model_input)
+        )
 
-    def _fit_scaled(self, shown: Shown) -> Shown:
+    def _fit_scaled(self, model_input: ModelInput) -> ModelInput:
         """Return the part that fits if estimates are scaled by the usage of the shown answers."""
         counter = self.counter
-        fits = self._trim_to_budget(shown, counter)
+        fits = self._trim_to_budget(model_input, counter)
         while True:
             turns = list(fits.turns)
             fits = replace(fits, turns=iter(turns))
-            fitted = self.counter.fitted(replace(fits, turns=iter(turns)).messages())
+            fitted = self.counter.fitted(replace(fits, turns=iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return fits
             # a larger scale follows from the remaining answers, so only part of the result fits
             counter = fitted
             fits = self._trim_to_budget(fits, counter)
 
-    def _fit_whole(self, shown: Shown) -> Shown:
+    def _fit_whole(self, model_input: ModelInput) -> ModelInput:
         """Return the part that fits, with a function that counts whole requests."""
-        turns = list(shown.turns)
+        turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
         costs: dict[int, float | None] = dict.fromkeys(map(id, messages_of_turns))
 
@@ -183,27 +189,27 @@ class Trim(MessagesNode):
                     costs[id(message)] = cost
             return cost
 
-        def pack(reserve: float) -> tuple[Shown, list[Turn]]:
-            whole = replace(shown, turns=iter(turns))
+        def pack(reserve: float) -> tuple[ModelInput, list[Turn]]:
+            whole = replace(model_input, turns=iter(turns))
             fits = self._trim_to_budget(whole, self.counter, reserve, measure)
             return fits, list(fits.turns)
 
-        def excess(packed: tuple[Shown, list[Turn]]) -> float:
-            messages = replace(packed[0], turns=iter(packed[1])).messages()
+        def excess(packed: tuple[ModelInput, list[Turn]]) -> float:
+            messages = replace(packed[0], turns=iter(packed[1])).to_messages()
             return self.counter.total(messages, self._tools) + self._prompt - self.size
 
-        if excess((shown, turns)) <= 0:
-            return replace(shown, turns=iter(turns))
+        if excess((model_input, turns)) <= 0:
+            return replace(model_input, turns=iter(turns))
         fits, kept = find_largest(pack, excess, self.counter.fixed_part, self.size)
         return replace(fits, turns=iter(kept))
 
     def _trim_to_budget(
         self,
-        shown: Shown,
+        model_input: ModelInput,
         counter: TokenCounter,
         reserve: float = 0,
         measure: Measure | None = None,
-    ) -> Shown:
+    ) -> ModelInput:
         """Return the part that fits if `reserve` tokens of the budget are not used.
 
         `measure` returns the tokens of a message, and is `counter.measure` by default.
@@ -211,10 +217,10 @@ class Trim(MessagesNode):
         measure = measure or counter.measure
         fixed = (counter.count_fixed_tokens(self._tools) + self._prompt) * counter.scale + reserve
         options = self.strategy, self.start_on, self._adds_left_out_line
-        window = choose(shown, self.size - fixed, measure, *options)
+        window = choose(model_input, self.size - fixed, measure, *options)
         shortens_for_line = self.allow_partial and self._adds_left_out_line and window.left_out > 0
         if window.over <= 0 and not shortens_for_line:
-            return replace(shown, turns=iter(window.turns))
+            return replace(model_input, turns=iter(window.turns))
         needed = [message for unit in window.needed for message in unit]
         left = sum(map(measure, needed)) - max(0, window.over)
         cut = None
@@ -223,18 +229,18 @@ class Trim(MessagesNode):
             cut = _shorten_to_fit(needed, left - line, measure)
             cut = cut and [add_left_out_line(cut[0], window.left_out), *cut[1:]]
         if cut is None and window.over <= 0:
-            return replace(shown, turns=iter(window.turns))
+            return replace(model_input, turns=iter(window.turns))
         if cut is None and self.allow_partial:
             cut = _shorten_to_fit(needed, left, measure)
         if cut is None:
-            parts = [*system_costs(shown, measure)]
+            parts = [*system_costs(model_input, measure)]
             parts += [(f"{each.type} message", measure(each)) for each in needed]
             parts.append(("the request itself, its tools included,", fixed))
             raise too_long(self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL)
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         newest, *older = window.turns
-        return replace(shown, turns=iter([newest._replace(units=units), *older]))
+        return replace(model_input, turns=iter([newest._replace(units=units), *older]))
 
 
 trim = Trim
@@ -276,15 +282,15 @@ def _read_type(value: Any) -> set[str]:
     return {kind for kind, base in kinds if issubclass(value, base)}
 
 
-def system_costs(shown: Shown, measure: Measure) -> Iterator[tuple[str, float]]:
+def system_costs(model_input: ModelInput, measure: Measure) -> Iterator[tuple[str, float]]:
     """Yield a name and the number of tokens for each system message."""
-    if shown.system is None:
+    if model_input.system is None:
         return
-    total = measure(shown.system)
-    if len(shown.system_parts) < 2:
+    total = measure(model_input.system)
+    if len(model_input.system_parts) < 2:
         yield "system message", total
         return
-    for part in shown.system_parts:
+    for part in model_input.system_parts:
         cost = min(total, measure(part))
         total -= cost
         begin = " ".join(part.text.split())[:60]
@@ -338,7 +344,7 @@ class Window(NamedTuple):
 
 
 def choose(
-    shown: Shown,
+    model_input: ModelInput,
     limit: float,
     measure: Measure,
     strategy: Strategy = "last",
@@ -351,8 +357,8 @@ def choose(
     the oldest turns are selected. With `adds_left_out_line`, a line in the question of the newest
     turn says how many steps of the turn are left out, if any are.
     """
-    left = limit - (0 if shown.system is None else measure(shown.system))
-    newest = next(shown.turns, None)
+    left = limit - (0 if model_input.system is None else measure(model_input.system))
+    newest = next(model_input.turns, None)
     if newest is None:
         return Window([], [], max(0, -left))
     begin, middle = newest.units[:1], newest.units[1:]
@@ -365,7 +371,7 @@ def choose(
         return Window([Turn(needed, newest.messages)], needed, -left, left_out)
     parts, older, room = [Turn([unit], ()) for unit in middle], list[Turn](), left
     if strategy == "first":
-        older, left = _take_fitting(reversed([*shown.turns]), left, measure)
+        older, left = _take_fitting(reversed([*model_input.turns]), left, measure)
         room -= sum(_cost(turn.units, measure) for turn in older)
     kept, left = _take_fitting(parts if strategy == "first" else reversed(parts), left, measure)
     stated, left_out = begin, len(parts) - len(kept)
@@ -375,7 +381,7 @@ def choose(
     if strategy == "first":
         older.reverse()
     else:
-        older, left = _take_fitting(shown.turns, left, measure, start_on)
+        older, left = _take_fitting(model_input.turns, left, measure, start_on)
         kept.reverse()
     units = [*stated, *(part.units[0] for part in kept), *needed[len(begin) :]]
     return Window([Turn(units, newest.messages), *older], needed, 0, left_out)

@@ -25,8 +25,8 @@ from perdure.memory.loaded_thread import (
 )
 from perdure.memory.model_call import times
 from perdure.memory.model_extractor import CHANGED, PROMPT, ModelExtractor
-from perdure.memory.nodes import Learner, checked
-from perdure.memory.options import choice
+from perdure.memory.nodes import Learner, check_messages
+from perdure.memory.options import check_choice
 from perdure.memory.profile import Profile
 from perdure.memory.records import Outcome, Planned
 from perdure.memory.run_config import source
@@ -73,13 +73,13 @@ class UpdateProfile(Learner):
         self._extractor = ModelExtractor(
             model, prompt=prompt, kinds=(), profile=profile, turns=False, strict=strict
         )
-        self._keeps = choice("on_failure", on_failure, ON_FAILURE) == "keep"
+        self._keeps = check_choice("on_failure", on_failure, ON_FAILURE) == "keep"
 
     async def _learn(
         self, messages: Messages, config: RunnableConfig | None = None
     ) -> ProfileUpdate:
         """Update the profile from messages."""
-        messages = checked(messages, "the messages")
+        messages = check_messages(messages, "the messages")
         if self._extractor.profiles[0].namespace.lacks_memory(config):
             return ProfileUpdate()
         place = self._extractor.profiles[0].place(config)
@@ -97,7 +97,7 @@ class UpdateProfile(Learner):
 
     learn, alearn = blocking(_learn), awaiting(_learn)
 
-    async def learning(
+    async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> ProfileUpdate:
         """See `learn`."""

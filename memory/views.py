@@ -29,8 +29,7 @@ from perdure.checkpointers.records import VIEWS
 from perdure.effects import Effect, awaiting, blocking
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import role
-from perdure.memory.options import instance
-from perdure.memory.options import text as checked_text
+from perdure.memory.options import check_instance, check_text
 from perdure.memory.summary import HEADING
 from perdure.memory.tokens import TokenCounter, token_counter
 
@@ -61,7 +60,7 @@ class RecordViews(BaseCallbackHandler):
 
     def __init__(self, saver: BaseCheckpointSaver[Any], *, messages_key: str = "messages") -> None:
         self._saver = _checked(saver)
-        self._key = checked_text("messages_key", messages_key)
+        self._key = check_text("messages_key", messages_key)
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **about: Any
@@ -202,7 +201,7 @@ views, aviews = blocking(_views), awaiting(_views)
 
 def _checked(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:
     expected = "a checkpointer, like SQLiteCheckpointer.open('agent.db')"
-    return instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
+    return check_instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
 
 
 def _config(thread_id: str, **more: str) -> RunnableConfig:

@@ -20,7 +20,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.person_rows import PersonRows
 from perdure.effects import run
 from perdure.errors import StorageUnavailable, UnknownPerson, UnknownThread
-from perdure.memory.options import text
+from perdure.memory.options import check_text
 from perdure.memory.person_archive import iter_archive
 from perdure.memory.person_namespaces import (
     PersonNamespaces,
@@ -393,7 +393,7 @@ def _rows_of(
     owners_are_people: bool,
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
-    text("user", user, "the name of a person, not blank")
+    check_text("user", user, "the name of a person, not blank")
     only = None if thread_ids is None else frozenset(thread_ids)
     return PersonRows(saver, user, owners_are_people=owners_are_people, only=only)
 

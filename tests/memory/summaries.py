@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 
 from perdure.memory.model_call import ModelCall
-from perdure.memory.nodes import Shown
+from perdure.memory.nodes import ModelInput
 from perdure.memory.summary import (
     Summarize,
     Summary,
@@ -57,10 +57,12 @@ def chat(
     model = client(server)
 
     def respond(state: Any) -> Any:
-        return {"messages": [model.invoke(summary.shown(state["messages"], state))]}
+        return {"messages": [model.invoke(summary.select_messages(state["messages"], state))]}
 
     async def arespond(state: Any) -> Any:
-        return {"messages": [await model.ainvoke(summary.shown(state["messages"], state))]}
+        return {
+            "messages": [await model.ainvoke(summary.select_messages(state["messages"], state))]
+        }
 
     builder = StateGraph(state)
     builder.add_node("summarize", summary)
@@ -73,7 +75,7 @@ def chat(
 
 def presented(messages: Any, summary: Summary | None) -> list[Any]:
     """Messages as the model is shown them with a summary."""
-    return add_summary(Shown.of(remove_summary(messages)[1]), summary).messages()
+    return add_summary(ModelInput.from_messages(remove_summary(messages)[1]), summary).to_messages()
 
 
 def without_digests(summary: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from langgraph.graph import START, StateGraph
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.memory import ChatState, expand
-from perdure.memory.nodes import SHOWN, view
+from perdure.memory.nodes import MODEL_INPUT_KEY, view
 from perdure.memory.summary import HEADING, PROMPT, Summary, SummaryState, summarize
 from tests.memory.conversations import conversations, keys
 from tests.memory.providers import awaits_answer, refusals
@@ -136,8 +136,8 @@ def test_a_view_asks_no_model_and_leaves_the_state() -> None:
         update = view(summary).invoke(state)
 
     assert len(scribe.requests) == 1
-    assert list(update) == [SHOWN]
-    assert texts(update[SHOWN]) == [f"{HEADING}:\n\none", *texts(turns(9)[6:])]
+    assert list(update) == [MODEL_INPUT_KEY]
+    assert texts(update[MODEL_INPUT_KEY]) == [f"{HEADING}:\n\none", *texts(turns(9)[6:])]
 
 
 def test_a_summarised_message_that_is_said_anew_is_shown() -> None:
@@ -149,7 +149,7 @@ def test_a_summarised_message_that_is_said_anew_is_shown() -> None:
             **first,
             "messages": [*turns(4)[6:], AIMessage("a4"), HumanMessage("q1b", id="q1")],
         }
-        shown = summary.shown(state["messages"], state)
+        shown = summary.select_messages(state["messages"], state)
 
     assert texts(shown) == [f"{HEADING}:\n\none", "q4", "a4", "q1b"]
 
@@ -162,7 +162,7 @@ def test_the_last_summarised_message_said_anew_hides_nothing() -> None:
         first = summary.invoke({"messages": turns(4)})
         kept = turns(6)[6:]
         state = {**first, "messages": [*kept[:-1], anew, kept[-1]]}
-        shown = summary.shown(state["messages"], state)
+        shown = summary.select_messages(state["messages"], state)
         second = summary.invoke(state)
 
     assert texts(shown[1:]) == ["q4", "a4", "q5", "a5", "a3, corrected", "q6"]
@@ -177,7 +177,7 @@ def test_a_summarised_message_said_anew_in_an_emptied_state_is_fresh() -> None:
         summary = node(scribe)
         first = summary.invoke({"messages": [*turns(3), HumanMessage("q4", id="q4")]})
         state = {**first, "messages": [HumanMessage("q3b", id="q3"), HumanMessage("q5", id="q5")]}
-        shown = summary.shown(state["messages"], state)
+        shown = summary.select_messages(state["messages"], state)
 
     assert texts(shown[1:]) == ["q3b", "q5"]
 
@@ -188,7 +188,7 @@ def test_a_turn_that_is_summarised_in_part_is_shown() -> None:
         summary = node(scribe)
         first = summary.invoke({"messages": turns(4)})
         state = {**first, "messages": [m for m in turns(5)[4:] if m.id != "q4"]}
-        shown = summary.shown(state["messages"], state)
+        shown = summary.select_messages(state["messages"], state)
 
     assert texts(shown[1:]) == ["q3", "a4", "q5"]
 
@@ -327,7 +327,7 @@ def test_system_messages_stay_and_are_not_told() -> None:
         summary = node(scribe, trigger=("messages", 7))
         update = summary.invoke({"messages": talk})
         left = [m for m in talk if RemoveMessage(id=str(m.id)) not in update["messages"]]
-        shown = summary.shown(left, {**update, "messages": left})
+        shown = summary.select_messages(left, {**update, "messages": left})
 
     assert texts(left) == ["be brief", "q4"]
     assert texts(shown) == [f"be brief\n\n{HEADING}:\n\nthe summary", "q4"]

@@ -19,7 +19,7 @@ from langgraph.graph import add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.memory.model_call import ModelCall
-from perdure.memory.nodes import Shown
+from perdure.memory.nodes import ModelInput
 from perdure.memory.summary import Summarize, summarize
 from tests.memory.conversations import conversations, keys, newest_human
 from tests.memory.providers import awaits_answer, refusals
@@ -35,7 +35,7 @@ def test_invariants_over_random_conversations(talk: Any, keep: Any) -> None:
     state: dict[str, Any] = {"messages": talk}
     update = summary.invoke(state)
     after = _applied(state, update)
-    shown = summary.shown(after["messages"], after)
+    shown = summary.select_messages(after["messages"], after)
     removed = {m.id for m in update.get("messages", [])}
     newest = newest_human(talk)
 
@@ -48,7 +48,7 @@ def test_invariants_over_random_conversations(talk: Any, keep: Any) -> None:
     assert keys(after["messages"]) == keys([m for m in talk if m.id not in removed])
     again = summary.invoke(after)
     assert again == {}
-    assert keys(summary.shown(after["messages"], after)) == keys(shown)
+    assert keys(summary.select_messages(after["messages"], after)) == keys(shown)
 
 
 @given(talk=conversations(ids=False), keep=_KEEPS)
@@ -95,10 +95,12 @@ def test_what_is_neither_shown_nor_told_is_not_there(data: st.DataObject, keep: 
         assert all(m.text in thread.heard for m in thread.messages if m.id in named)
         assert all(m.text in thread.heard for m in gone)
         thread.take(update)
-        shown = summary.shown(thread.messages, thread.state)
+        shown = summary.select_messages(thread.messages, thread.state)
         asked = awaits_answer(thread.messages)
         assert refusals(shown, to_answer=asked) == []
-        due = [m for m in Shown.of(thread.messages).messages() if m.type != "system"]
+        due = [
+            m for m in ModelInput.from_messages(thread.messages).to_messages() if m.type != "system"
+        ]
         assert [m for m in due if m not in shown] == []
 
 

@@ -21,7 +21,7 @@ from langgraph.types import Command, interrupt
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from perdure.memory import MemoryMiddleware, expand, summarize, trim, view
-from perdure.memory.nodes import Learner, Shown
+from perdure.memory.nodes import Learner, ModelInput
 from perdure.memory.summary import HEADING, Summarize, SummaryState
 from perdure.memory.tokens import count_tokens
 from tests.memory.fake_models import FakeModel, answering, calling_tool, failing
@@ -290,7 +290,7 @@ class Noting(Learner):
         super().__init__()
         self.seen: list[str | None] = []
 
-    async def learning(self, messages: Any, state: Any, config: Any) -> object:
+    async def learn_from_messages(self, messages: Any, state: Any, config: Any) -> object:
         self.seen += [message.id for message in messages]
         return True
 
@@ -331,13 +331,13 @@ def test_invariants_of_a_turn(steps: Any, keep: Any, trigger: int) -> None:
     named = update.get("summarized", [])
     rest = [message for message in talk if message.id not in named]
     state = {**update, "messages": rest}
-    before = [m.id for m in Shown.of(talk).messages()]
-    after = [m.id for m in summary.shown(rest, state) if m.type != "system"]
+    before = [m.id for m in ModelInput.from_messages(talk).to_messages()]
+    after = [m.id for m in summary.select_messages(rest, state) if m.type != "system"]
 
     assert rest[0].id == "q"
     assert [uid for uid in before if uid not in named] == after
     assert [uid for uid in before if uid in named] == named  # a part of what the model had seen
-    shown = summary.shown(rest, state)
+    shown = summary.select_messages(rest, state)
     assert refusals(shown, to_answer=awaits_answer(talk)) == []
     assert summary.invoke(state) == {}
 

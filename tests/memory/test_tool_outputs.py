@@ -15,7 +15,7 @@ from langgraph.graph import START, StateGraph, add_messages
 from perdure import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory import ChatState, clear_tool_outputs, view
-from perdure.memory.nodes import SHOWN
+from perdure.memory.nodes import MODEL_INPUT_KEY
 from tests.memory.conversations import Talk, conversations, keys, newest_human
 from tests.memory.providers import awaits_answer, refusals
 
@@ -97,7 +97,7 @@ def test_a_view_is_valid_and_settles(talk: Talk, keep: int, min_tokens: int) -> 
     assert keys(node(shown)) == keys(shown)
     question = newest_human(talk)
     assert question is None or question in shown
-    assert view(node).invoke({"messages": talk}) == {SHOWN: shown}
+    assert view(node).invoke({"messages": talk}) == {MODEL_INPUT_KEY: shown}
 
 
 @given(conversations(), st.integers(0, 2))

@@ -31,7 +31,7 @@ from perdure import SQLiteCheckpointer
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
 from perdure.memory import ChatState, trim, view
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.nodes import SHOWN
+from perdure.memory.nodes import MODEL_INPUT_KEY
 from perdure.memory.tokens import count_tokens
 from tests.memory.conversations import Talk, conversations, keys, newest_human, total
 from tests.memory.providers import awaits_answer, refusals
@@ -425,7 +425,7 @@ def test_the_same_in_both_colours_in_a_chain_and_as_a_node() -> None:
     assert (node | (lambda messages: messages)).invoke(LONG) == shown
     assert (ChatPromptTemplate.from_messages(LONG) | node).invoke({})[0].text == "s0"
     assert node({"messages": LONG}) == view(node)(LONG) == shown
-    assert view(node).invoke({"messages": LONG}) == {SHOWN: shown}
+    assert view(node).invoke({"messages": LONG}) == {MODEL_INPUT_KEY: shown}
     removed = node.invoke({"messages": LONG})
     assert asyncio.run(node.ainvoke({"messages": LONG})) == removed
     left = add_messages(list[Any](LONG), removed["messages"])

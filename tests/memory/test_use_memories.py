@@ -32,7 +32,7 @@ from perdure.memory import (
 )
 from perdure.memory.context import query_of, use_memories
 from perdure.memory.middleware import MemoryMiddleware
-from perdure.memory.nodes import Shown
+from perdure.memory.nodes import ModelInput
 from perdure.stores import SQLiteStore
 from tests.memory.remembered import AS_ANN, fact, filled, turns
 from tests.memory.scripted import ScriptedServer, client
@@ -118,7 +118,7 @@ def test_blocks_of_a_system_message_stay_as_they_are(store: SQLiteStore, shows: 
 def human(*texts: str) -> Any:
     """The turns of a conversation, newest first."""
     talk = [message for text in texts for message in (HumanMessage(text), AIMessage("So."))]
-    return list(Shown.of(talk).turns)
+    return list(ModelInput.from_messages(talk).turns)
 
 
 def test_a_message_that_says_little_is_understood_from_the_one_before_it() -> None:

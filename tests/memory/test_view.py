@@ -37,7 +37,7 @@ from perdure.memory import (
     use_memories,
     view,
 )
-from perdure.memory.nodes import SHOWN, MessagesNode
+from perdure.memory.nodes import MODEL_INPUT_KEY, MessagesNode
 from tests.memory.conversations import Talk, conversations, keys, newest_human, total
 from tests.memory.providers import awaits_answer, refusals
 
@@ -95,15 +95,15 @@ def test_every_composition_shows_a_valid_sequence(
         with pytest.raises(BudgetExceeded):
             asyncio.run(shows.ainvoke(state))
         return
-    shown = update[SHOWN]
-    assert list(update) == [SHOWN]
-    assert keys(asyncio.run(shows.ainvoke(state))[SHOWN]) == keys(shown)
+    shown = update[MODEL_INPUT_KEY]
+    assert list(update) == [MODEL_INPUT_KEY]
+    assert keys(asyncio.run(shows.ainvoke(state))[MODEL_INPUT_KEY]) == keys(shown)
     assert refusals(shown, to_answer=awaits_answer(talk)) == []
     question = newest_human(talk)
     assert question is None or question.id in [message.id for message in shown]
     if names[-1] in ("tokens", "first"):
         assert count(shown) <= BUDGET
-    assert keys(shows.invoke(state)[SHOWN]) == keys(shown)
+    assert keys(shows.invoke(state)[MODEL_INPUT_KEY]) == keys(shown)
 
 
 def test_the_parts_of_a_view_in_order() -> None:
@@ -114,7 +114,7 @@ def test_the_parts_of_a_view_in_order() -> None:
     talk.append(HumanMessage("now", id="now"))
     state = {"messages": talk, "summary": {"text": "Of planes.", "last": "a2", "count": 6}}
     shows = view(NODES["instructions"], NODES["summary"], trim(max_tokens=6, token_counter=len))
-    shown = shows.invoke(state)[SHOWN]
+    shown = shows.invoke(state)[MODEL_INPUT_KEY]
     assert shown[0].text.startswith("Be kind.\n\nSummary")
     assert shown[0].text.endswith("Of planes.")
     assert [message.text for message in shown[1:]] == ["q4", "a4", "q5", "a5", "now"]
@@ -186,7 +186,7 @@ def _graph(state: Any, part: MessagesNode, model: Any, **compiled: Any) -> Any:
 
 
 def _echo(state: Any) -> dict[str, Any]:
-    shown = state.get(SHOWN, state["messages"])
+    shown = state.get(MODEL_INPUT_KEY, state["messages"])
     return {"messages": [AIMessage(f"I see {len(shown)}")]}
 
 
@@ -200,13 +200,13 @@ def test_what_a_node_shows_reaches_the_model_and_no_checkpoint(state: Any) -> No
     for text in ("one", "two"):
         out = graph.invoke({"messages": [("human", text)]}, thread)
     assert [m.text for m in out["messages"]] == ["one", "I see 1", "two", "I see 1"]
-    assert [m.text for m in out[SHOWN]] == ["two"]
+    assert [m.text for m in out[MODEL_INPUT_KEY]] == ["two"]
     for saved in saver.list(thread):
-        assert SHOWN not in saved.checkpoint["channel_values"]
-        assert SHOWN not in saved.checkpoint["channel_versions"] or SHOWN not in str(
-            saved.pending_writes
-        )
-    assert SHOWN not in graph.get_state(thread).values
+        assert MODEL_INPUT_KEY not in saved.checkpoint["channel_values"]
+        assert MODEL_INPUT_KEY not in saved.checkpoint[
+            "channel_versions"
+        ] or MODEL_INPUT_KEY not in str(saved.pending_writes)
+    assert MODEL_INPUT_KEY not in graph.get_state(thread).values
 
 
 def test_without_the_channel_langgraph_drops_what_a_node_shows() -> None:
@@ -214,7 +214,7 @@ def test_without_the_channel_langgraph_drops_what_a_node_shows() -> None:
     shows = view(trim(max_tokens=1, token_counter=len))
 
     def model(state: Any) -> dict[str, Any]:
-        return {"messages": [("ai", f"{SHOWN in state} {len(shows(state))}")]}
+        return {"messages": [("ai", f"{MODEL_INPUT_KEY in state} {len(shows(state))}")]}
 
     talk = {"messages": [("human", "q0"), ("ai", "a0"), ("human", "q1")]}
     assert _graph(Bare, shows, model).invoke(talk)["messages"][-1].text == "False 1"
