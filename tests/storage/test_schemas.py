@@ -103,6 +103,7 @@ def test_those_of_a_newer_perdure_are_refused(
     [
         "ALTER TABLE schemas RENAME TO migrations",  # where the first builds kept versions
         "UPDATE schemas SET version = 1",  # rows were not yet bound to their database
+        "UPDATE schemas SET script_hash = 'another'",  # tables or columns had other names
     ],
 )
 @pytest.mark.parametrize("component", ["checkpointers", "stores"])

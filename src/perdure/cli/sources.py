@@ -19,6 +19,7 @@ from perdure.stores.import_sources import STORE_TABLES
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
+_PERDURES: Final = {"schemas", "namespaces", "store_items"}  # tables that only perdure makes
 _NAMES: Final = "SELECT lower(name) FROM sqlite_master"
 _ANY_SIZE: Final = (1 << 31) - 1  # bytes; SQLite holds no larger value
 
@@ -56,7 +57,7 @@ def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
     if is_dsn(path):  # a Postgres database of langgraph
         yield Source(path)
         return
-    if not _read_names(path) & {"namespaces", "store_items"}:
+    if not _read_names(path) & _PERDURES:
         tables = *SAVER_TABLES, *STORE_TABLES
         check = SQLiteDatabase(
             path, None, read_only=True, tables=tables, max_value_bytes=max_value_bytes

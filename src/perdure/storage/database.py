@@ -9,6 +9,7 @@ one of them fails, it is rolled back and each is run in a transaction of its own
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Sequence
@@ -30,26 +31,36 @@ T = TypeVar("T")
 
 
 class Schema(NamedTuple):
-    """The tables of one component, in the only version that this code can read and write."""
+    """The tables of one component, in the only version that this code can read and write.
+
+    Attributes:
+        component: The name of the component in the table `schemas`.
+        script: The SQL that creates the tables.
+    """
 
     component: str
     script: str
 
-    def is_there(self, versions: Sequence[Row], path: str) -> bool:
+    @property
+    def script_hash(self) -> str:
+        """The SHA-256 of the script in hexadecimal. Line breaks and indentation do not count."""
+        return hashlib.sha256(" ".join(self.script.split()).encode()).hexdigest()
+
+    def has_tables(self, rows: Sequence[Row], path: str) -> bool:
         """Return whether a database has the tables of the component.
 
         Args:
-            versions: The rows `(version,)` of the component in the table `schemas`.
+            rows: The rows `(version, script_hash)` of the component in the table `schemas`.
             path: The name of the database, for error messages.
 
         Raises:
-            SchemaMismatch: The tables have another version.
+            SchemaMismatch: The tables have another version, or were created by another script.
         """
-        if not versions:
+        if not rows:
             return False
-        version = versions[0][0]
-        if version < VERSION:
-            raise of_earlier_build(path)
+        version, script_hash = rows[0]
+        if version < VERSION or (version == VERSION and script_hash != self.script_hash):
+            raise earlier_build_error(path)
         if version > VERSION:
             raise SchemaMismatch(
                 f"{path!r} has version {version} of the {self.component} schema, but "
@@ -58,8 +69,8 @@ class Schema(NamedTuple):
         return True
 
 
-def of_earlier_build(path: str) -> SchemaMismatch:
-    """The error of a database that a build from before the first release wrote."""
+def earlier_build_error(path: str) -> SchemaMismatch:
+    """Build the error for a database that a build from before the first release wrote."""
     return SchemaMismatch(
         f"{path!r} was written by a build of perdure from before the first release; to move its "
         "threads, run with that build: perdure export --all --db FILE > threads.jsonl, and "

@@ -16,20 +16,23 @@ from typing import Any, Final
 import psycopg
 
 from perdure.errors import ConfigurationError, StorageError
-from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
+from perdure.storage.database import VERSION, Schema, earlier_build_error, statements
 from perdure.storage.flow import Row, Statement
 from perdure.storage.postgres_connection import lock_key
 from perdure.storage.postgres_requests import Requests
 
 _SCHEMAS: Final = """
 CREATE TABLE IF NOT EXISTS schemas (
-    component text PRIMARY KEY, version bigint NOT NULL,
+    component text PRIMARY KEY, version bigint NOT NULL, script_hash text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
 );
 """
-_VERSIONS: Final = """
-SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?) AND attname = 'component'),
-to_regclass(?) IS NOT NULL
+# Parameters: the table `migrations`, in which the first builds kept versions, and `schemas`.
+# Row: whether `migrations` has versions, `schemas` has versions, and `schemas` has hashes.
+_SCHEMAS_STATE: Final = """
+SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?1) AND attname = 'component'),
+EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?2) AND attname = 'component'),
+EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(?2) AND attname = 'script_hash')
 """
 _ROW_SECURITY: Final = """
 SELECT relrowsecurity, row_security_active(oid), current_user::text FROM pg_class
@@ -86,14 +89,13 @@ def make_tables(
         read_only: Whether it is forbidden to create tables.
 
     Raises:
-        SchemaMismatch: The tables were written by another version of perdure.
+        SchemaMismatch: The tables were created by another version or build of perdure.
         StorageError: The tables do not exist and must not be created.
         ConfigurationError: A tenant was given for tables without tenants, or none for tables with
             tenants, or the role can see the rows of all tenants.
     """
-    there = _has_tables(conn, name, component, schema)
-    _check_tenant(conn, schema, tenant)
-    if there:
+    _check_tenant(conn, schema, tenant)  # first, because the script depends on the tenant
+    if _has_tables(conn, name, component, schema):
         return
     if read_only:
         raise StorageError(
@@ -110,9 +112,9 @@ def make_tables(
         _run_statements(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
         _check_tenant(conn, schema, tenant)
         if not _has_tables(conn, name, component, schema):
-            insert = "INSERT INTO schemas (component, version) VALUES (?, ?)"
-            version = Statement(insert, (component.component, VERSION))
-            _run_statements(conn, *made(component.script, tenant), version)
+            insert = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"
+            row = component.component, VERSION, component.script_hash
+            _run_statements(conn, *made(component.script, tenant), Statement(insert, row))
 
 
 def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
@@ -134,16 +136,21 @@ def _transaction_block(conn: Requests) -> Iterator[None]:
 
 
 def _has_tables(conn: Requests, name: str, component: Schema, schema: str) -> bool:
-    of = f"{schema}.schemas"
-    ((is_earlier, there),) = _run_statements(
-        conn, Statement(_VERSIONS, (f"{schema}.migrations", of))
-    )
-    if is_earlier:
-        raise of_earlier_build(name)
-    if not there:
+    """Return whether the schema has the tables of a component.
+
+    Raises:
+        SchemaMismatch: They were created by another version or build of perdure.
+    """
+    table = f"{schema}.schemas"
+    state = Statement(_SCHEMAS_STATE, (f"{schema}.migrations", table))
+    ((has_migrations, has_versions, has_hashes),) = _run_statements(conn, state)
+    if has_migrations or (has_versions and not has_hashes):
+        raise earlier_build_error(name)
+    if not has_versions:
         return False
-    sql = f"SELECT version FROM {of} WHERE component = ?"
-    return component.is_there(_run_statements(conn, Statement(sql, (component.component,))), name)
+    sql = f"SELECT version, script_hash FROM {table} WHERE component = ?"
+    rows = _run_statements(conn, Statement(sql, (component.component,)))
+    return component.has_tables(rows, name)
 
 
 # -- tenants

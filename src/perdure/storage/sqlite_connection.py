@@ -21,7 +21,7 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.settings import is_dsn
-from perdure.storage.database import VERSION, Schema, of_earlier_build, statements
+from perdure.storage.database import VERSION, Schema, earlier_build_error, statements
 from perdure.storage.flow import Guarded, Request, Stale, T
 from perdure.storage.locks import file_lock
 from perdure.storage.untrusted_sqlite import (
@@ -38,13 +38,14 @@ MEMORY: Final = ":memory:"
 _APPLICATION_ID: Final = 0x70657264  # "perd"; https://sqlite.org/pragma.html#pragma_application_id
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS schemas (
-    component TEXT PRIMARY KEY, version INTEGER NOT NULL,
+    component TEXT PRIMARY KEY, version INTEGER NOT NULL, script_hash TEXT NOT NULL,
     applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL)
 STRICT, WITHOUT ROWID;
 """
-_EARLIER: Final = "SELECT 1 FROM pragma_table_info('migrations') WHERE name = 'component'"
+# builds before the first release recorded no hashes, and the first of them had another table
+_HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
 _PAGE_BYTES: Final = 4096
 RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # see `Reserve`
@@ -243,8 +244,8 @@ class Connector:
         try:
             conn.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             execute(conn, statements(_TABLES + schema.script))
-            sql = "INSERT INTO schemas (component, version) VALUES (?, ?)"
-            conn.execute(sql, (schema.component, VERSION))
+            sql = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"
+            conn.execute(sql, (schema.component, VERSION, schema.script_hash))
             conn.execute("COMMIT")
         except BaseException:
             if conn.in_transaction:  # on a full disk SQLite has rolled back
@@ -270,15 +271,15 @@ class Connector:
                 f"{self.path!r} has a view or a virtual table in the place of the table {name!r}; "
                 "expected a file as perdure made it"
             )
-        sql = "SELECT version FROM schemas WHERE component = ?"
-        return schema.is_there(conn.execute(sql, (schema.component,)).fetchall(), self.path)
+        sql = "SELECT version, script_hash FROM schemas WHERE component = ?"
+        return schema.has_tables(conn.execute(sql, (schema.component,)).fetchall(), self.path)
 
     def _is_perdures(self, conn: sqlite3.Connection) -> bool:
         """False when it is empty and may become perdure's; an error when it is another's."""
         (found,) = conn.execute("PRAGMA application_id").fetchone()
         if found == _APPLICATION_ID:
-            if conn.execute(_EARLIER).fetchall():
-                raise of_earlier_build(self.path)
+            if not conn.execute(_HAS_HASHES).fetchall():
+                raise earlier_build_error(self.path)
             return True
         tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
         if not tables and found == 0:

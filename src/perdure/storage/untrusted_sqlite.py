@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from perdure.errors import CorruptRecord, NotADatabase, StorageError
+from perdure.storage.database import earlier_build_error
 
 IMPORT_VALUE_BYTES: Final = 256 << 20  # size of the largest value that an import reads by default
 _MB: Final = 1 << 20
@@ -99,6 +100,17 @@ def read_tables(script: str) -> dict[str, TableSQL]:
     return dict(table for table in found if table is not None)
 
 
+# the table `schemas` of builds from before the first release
+_TABLE_WITHOUT_HASHES: Final = read_tables(
+    """
+    CREATE TABLE schemas (
+        component TEXT PRIMARY KEY, version INTEGER NOT NULL,
+        applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+    ) STRICT, WITHOUT ROWID
+    """
+)[_VERSIONS]
+
+
 def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
     """Return the views and virtual tables of a database that have one of these names."""
     sql = "SELECT lower(name) FROM sqlite_master WHERE type = 'view' OR sql LIKE 'CREATE VIRTUAL%'"
@@ -110,6 +122,7 @@ def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL |
 
     Raises:
         NotADatabase: It is not.
+        SchemaMismatch: It is the table `schemas` of a build from before the first release.
     """
     tokens = split_tokens(sql) if isinstance(sql, str) else []
     made = read_table_sql(tokens)
@@ -126,6 +139,8 @@ def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL |
                 f"the table {name!r} of {path!r} has {evaluated[0].upper()} in its SQL, which "
                 "langgraph's tables do not have, so it is not read"
             )
+    elif name == _VERSIONS and made[1] == _TABLE_WITHOUT_HASHES:
+        raise earlier_build_error(path)
     elif made[1] != expected:
         odd = made[1].definitions ^ expected.definitions or made[1].options ^ expected.options
         raise NotADatabase(
