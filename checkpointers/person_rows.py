@@ -49,7 +49,7 @@ class PersonRows:
         owners_are_people: bool = True,
         only: frozenset[str] | None = None,
     ) -> None:
-        self.saver, self.user, self._owners = saver, user, owners_are_people
+        self.saver, self.user, self.owners_are_people = saver, user, owners_are_people
         self._only = only
         self._sql, self._seal, self._database = saver._sql, saver._seal, saver.database
 
@@ -57,14 +57,29 @@ class PersonRows:
 
     def threads(self) -> list[str]:
         """Return the ids of the person's threads."""
-        query = ThreadQuery(metadata={"owner": self.user})  # a superset: `_match` decides
-        if self.user.removeprefix(
-            "-"
-        ).isdecimal():  # a name may be stored as a number, which has another tag
-            query = ThreadQuery()
-        found = {*ThreadList(self.saver).search(query, self._match, sys.maxsize)}
+        found = {*ThreadList(self.saver).search(self._query(), self._match, sys.maxsize)}
         found |= {*self._unbegun_threads()}
-        return sorted(each for each in found if self._only is None or each in self._only)
+        return self._limit(found)
+
+    def threads_by_owner(self) -> list[str]:
+        """Return the ids of threads without a user whose `owner` has the person's name."""
+
+        def match(thread: ListedThread) -> str | None:
+            has_user = (thread.told or {}).get("user_id") not in (None, "")
+            is_owned = not has_user and self._is_name(_find_owner(thread))
+            return thread.thread_id if is_owned else None
+
+        return self._limit({*ThreadList(self.saver).search(self._query(), match, sys.maxsize)})
+
+    def _limit(self, thread_ids: set[str]) -> list[str]:
+        """Return those of the ids that the limit of this object includes, in order."""
+        return sorted(each for each in thread_ids if self._only is None or each in self._only)
+
+    def _query(self) -> ThreadQuery:
+        """Return a query for a superset of the threads that name the person."""
+        if self.user.removeprefix("-").isdecimal():
+            return ThreadQuery()  # the name may be stored as a number, which has another tag
+        return ThreadQuery(metadata={"owner": self.user})
 
     def _unbegun_threads(self) -> Iterator[str]:
         """Yield the threads without a checkpoint that name nobody and have a run of the person."""
@@ -80,17 +95,14 @@ class PersonRows:
         yield from (thread_id for thread_id in ids if thread_id not in own)
 
     def _match(self, thread: ListedThread) -> str | None:
-        person = self._find_person(thread)
-        is_own = type(person) in (str, int) and str(person) == self.user
-        return thread.thread_id if is_own else None
+        return thread.thread_id if self._is_name(self._find_person(thread)) else None
+
+    def _is_name(self, value: Any) -> bool:
+        return type(value) in (str, int) and str(value) == self.user
 
     def _find_person(self, thread: ListedThread) -> Any:
-        told = thread.told or {}
-        user = told.get("user_id")
-        if user not in (None, "") or not self._owners:
-            return user
-        client = thread.client if thread.counts and thread.client else None
-        return told.get("owner") or (client and client.metadata.get("owner"))
+        user = (thread.told or {}).get("user_id")
+        return user if user not in (None, "") or not self.owners_are_people else _find_owner(thread)
 
     def runs(self, thread_id: str) -> list[RunRow]:
         """Return the runs of a thread that are kept, newest first."""
@@ -225,3 +237,9 @@ class PersonRows:
         return maintenance.write(
             thread_id, lambda: erase_from_thread(reader, maintenance, thread_id, None)
         )
+
+
+def _find_owner(thread: ListedThread) -> Any:
+    """Return the `owner` of a thread, from its head or else from what a client gave."""
+    client = thread.client if thread.counts and thread.client else None
+    return (thread.told or {}).get("owner") or (client and client.metadata.get("owner"))

@@ -27,6 +27,12 @@ HEADER: Final = "perdure_archive"
 VERSION: Final = 1
 RUN: Final = "run"
 CRON: Final = "cron"
+SELF: Final = "self"
+BACKEND: Final = "a backend"
+OTHER: Final = "somebody else"
+"""Who sent a run or made a cron, as the record says it."""
+_SAID: Final = ("input", "command")  # the parts of a request that enter the thread
+_TIMES: Final = ("schedule", "timezone", "end_time", "enabled", "on_run_completed")
 _ITEM: Final = frozenset(("namespace", "key", "value"))
 
 
@@ -58,20 +64,25 @@ def iter_archive(
         "user": rows.user,
         "exported_at": datetime.now(UTC).isoformat(),
         "threads": len(threads),
+        "threads_by_owner": [each for each in rows.threads_by_owner() if each in {*threads}],
         "namespaces": [[*namespace] for namespace in found.own],
-        "other_namespaces": [[*namespace] for namespace in found.others],
+        # the archive names no other person
+        "other_namespaces": [[*each] for each in found.others if each not in found.of_others],
     }
     for thread_id in threads:
-        yield from _iter_thread(saver, thread_id)
+        for line in _iter_thread(saver, thread_id):
+            if rows.owners_are_people and line.get("owner") != rows.user:
+                line.pop("owner", None)  # another person made the thread
+            yield line
     for namespace in _notes_last(found.own):
         yield from store.export(namespace)
     yield from _iter_written(store, found.written, rows.user)
     own = frozenset(threads)
     for thread_id in threads:
         for run in rows.runs(thread_id):
-            yield {RUN: build_run_record(run)}
+            yield {RUN: build_run_record(run, rows.user)}
     for cron in rows.crons(own)[0]:
-        yield {CRON: build_cron_record(cron)}
+        yield {CRON: build_cron_record(cron, rows.user)}
 
 
 def _iter_written(
@@ -118,9 +129,18 @@ def _notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
     return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED)
 
 
-def build_run_record(run: RunRow) -> dict[str, Any]:
-    """Build the record of a run: its ids, times and status, what it was asked, and its error."""
-    live = run.live
+def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
+    """Build the record of a run on a person's thread.
+
+    It has the ids, times and status of the run, what it was asked, and its error. The record of a
+    run that somebody else sent names nobody else. Of such a request it has only what entered the
+    thread, and of the error only the kind.
+    """
+    live, request = run.live, (run.request or {}).get("request")
+    sender, error, metadata = _describe_sender(run.about, user), run.error, run.about["metadata"]
+    if sender != SELF:
+        request, metadata = _pick(request, _SAID), None
+        error = _pick(error, ("error",))
     return {
         "run_id": live.run_id,
         "thread_id": live.thread_id,
@@ -128,25 +148,52 @@ def build_run_record(run: RunRow) -> dict[str, Any]:
         "status": live.status,
         "created_at": _format_time(run.created_at),
         "updated_at": _format_time(run.updated_at),
-        "user": run.about.get("user"),
+        "sent_by": sender,
         "assistant_id": run.about.get("assistant_id"),
-        "metadata": run.about.get("metadata"),
-        "request": (run.request or {}).get("request"),
-        "error": run.error,
+        "metadata": metadata,
+        "request": request,
+        "error": error,
     }
 
 
-def build_cron_record(cron: CronRow) -> dict[str, Any]:
-    """Build the record of a cron: its ids, times and owner, and what its runs are asked."""
-    names = ("user", "acting_for", "graph", "metadata", "payload")
+def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
+    """Build the record of a person's cron: its ids and times, and what its runs are asked.
+
+    The record of a cron that somebody else made names nobody else, as `build_run_record` does.
+    """
+    content = cron.content
+    sender, metadata, payload = (
+        _describe_sender(content, user),
+        content["metadata"],
+        content["payload"],
+    )
+    if sender != SELF:
+        metadata, payload = None, _pick(payload, (*_SAID, *_TIMES))
     return {
         "cron_id": cron.cron_id,
         "thread_id": cron.thread_id,
         "created_at": _format_time(cron.created_at),
         "updated_at": _format_time(cron.updated_at),
         "next_run_date": _format_time(cron.next_at),
-        **{name: cron.content.get(name) for name in names},
+        "made_by": sender,
+        "graph": content.get("graph"),
+        "metadata": metadata,
+        "payload": payload,
     }
+
+
+def _describe_sender(about: Mapping[str, Any], user: str) -> str:
+    """Return whether the person, a backend for the person, or somebody else sent a request."""
+    if about.get("acting_for") == user:
+        return BACKEND
+    return SELF if about.get("user") == user and not about.get("acting_for") else OTHER
+
+
+def _pick(value: Any, names: Sequence[str]) -> Any:
+    """Return only the named entries of a dict, and any other value as None."""
+    if not isinstance(value, Mapping):
+        return None
+    return {name: value[name] for name in names if name in value}
 
 
 def _format_time(at: float | None) -> str | None:

@@ -45,11 +45,14 @@ class PersonNamespaces(NamedTuple):
         own: Prefixes under which everything belongs to the person, in the order of erasure.
         others: Namespaces that only have the name as a label.
         written: Namespace and key of each item that the person wrote into the memory of a team.
+        of_others: Those of `others` that belong to another person or conversation, whose name is
+            one of the labels.
     """
 
     own: tuple[Namespace, ...]
     others: tuple[Namespace, ...]
     written: tuple[tuple[Namespace, str], ...] = ()
+    of_others: frozenset[Namespace] = frozenset()
 
 
 async def find_person_namespaces(
@@ -97,6 +100,7 @@ async def find_person_namespaces(
         tuple(dict.fromkeys((*own, *notes, *items))),
         tuple(dict.fromkeys(others)),
         (await forget_author(adapter, user, dry_run=True)).keys,
+        frozenset(each for each in others if _belongs_to_somebody(each, patterns)),
     )
 
 
@@ -185,6 +189,24 @@ def _list_names(namespace: Namespace) -> Namespace:
     if namespace[:1] == (TEAMS,):
         return ()
     return namespace[1:] if namespace[:1] and namespace[0] in (*PERSONAL, CHATS) else namespace
+
+
+def _belongs_to_somebody(namespace: Namespace, patterns: Iterable[Sequence[str]]) -> bool:
+    """Return whether a namespace is that of a person, by a template, or of a conversation."""
+    labels = namespace[2:] if namespace[0] == RESERVED else namespace
+    if labels[:1] == (CHATS,):
+        return True
+    return any(
+        len(labels) >= len(pattern)
+        and pattern[0] != USER
+        and all(map(_may_come_from, pattern, labels))
+        for pattern in patterns
+    )
+
+
+def _may_come_from(template: str, label: str) -> bool:
+    """Return whether a label can come from a label of a template, for any person."""
+    return template == USER or _fits(template, label, "")
 
 
 def _is_narrow(labels: Sequence[str]) -> bool:

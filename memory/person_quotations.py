@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.labels import CALLER, DEED
+from perdure.checkpointers.records import CronRow
+from perdure.checkpointers.reports import HistoryItem
 from perdure.errors import PerdureError
 from perdure.memory.conversation import role
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
 _LENGTH: Final = 16  # characters: a shorter text may be the same by chance
+_FOREIGN: Final = ("said", "scheduled")  # what another user does who does not speak for the person
 
 
 class QuotationFinder:
@@ -39,31 +44,83 @@ class QuotationFinder:
                 return True
         return False
 
-    def find_threads(self, saver: Checkpointer, thread_ids: Iterable[str]) -> list[str]:
-        """Return the ids of the threads in whose messages one of the texts is quoted."""
-        if not self:
-            return []
-        return [
-            thread_id
-            for thread_id in thread_ids
-            if any(self.is_quoted_in(message.text) for message in iter_messages(saver, thread_id))
-        ]
+
+def find_quoting_threads(
+    saver: Checkpointer, thread_ids: Iterable[str], finders: Sequence[QuotationFinder]
+) -> list[tuple[str, ...]]:
+    """Return, for each finder, the ids of the threads whose messages quote one of its texts."""
+    found = [list[str]() for _ in finders]
+    for thread_id in thread_ids if any(finders) else ():
+        texts = [message.text for message in iter_messages(saver, thread_id)]
+        for finder, ids in zip(finders, found, strict=True):
+            if finder and any(map(finder.is_quoted_in, texts)):
+                ids.append(thread_id)
+    return [tuple(ids) for ids in found]
 
 
 def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
     """Yield the messages of a thread, also those of branches, as far as they can be read."""
+    for item in _iter_items(saver, thread_id):
+        yield item.value
+
+
+def _iter_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
+    """Yield the items of a thread's history that are messages."""
     with suppress(PerdureError):
         for item in saver.history(thread_id, missing_ok=True):
             if isinstance(item.value, BaseMessage):
-                yield item.value
+                yield item
 
 
-def iter_said_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> Iterator[str]:
-    """Yield what the users of threads said."""
+class SaidTexts(NamedTuple):
+    """The texts of human messages in a person's threads.
+
+    Attributes:
+        own: Texts that the person said, or a backend for the person.
+        foreign: Texts that other users, or crons of other users, sent on these threads.
+    """
+
+    own: frozenset[str]
+    foreign: frozenset[str]
+
+
+def read_said_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> SaidTexts:
+    """Read the human messages of threads, and distinguish them by their senders."""
+    own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
-        for message in iter_messages(saver, thread_id):
-            if role(message) == "human":
-                yield message.text
+        times = _read_times_of_others(saver, thread_id)
+        for item in _iter_items(saver, thread_id):
+            if role(item.value) == "human":
+                texts = foreign if item.stored_at in times else own
+                texts.add(item.value.text.strip())
+    return SaidTexts(frozenset(own), frozenset(foreign - own))
+
+
+def _read_times_of_others(saver: Checkpointer, thread_id: str) -> set[datetime]:
+    """Return the times of the checkpoints of runs whose message another user sent."""
+    times = set[datetime]()
+    with suppress(PerdureError):  # the thread has no checkpoint, or was deleted meanwhile
+        for checkpoint in saver.checkpoints(thread_id):
+            if checkpoint.metadata.get(DEED) in _FOREIGN and CALLER in checkpoint.metadata:
+                times.add(datetime.fromisoformat(checkpoint.ts))
+    return times
+
+
+def iter_cron_texts(crons: Iterable[CronRow]) -> Iterator[str]:
+    """Yield the texts that crons send to their threads."""
+    for cron in crons:
+        payload = cron.content.get("payload") or {}
+        for name in ("input", "command"):
+            yield from _iter_texts(payload.get(name))
+
+
+def _iter_texts(value: Any) -> Iterator[str]:
+    """Yield the texts within a value of JSON."""
+    if isinstance(value, str):
+        yield value.strip()
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _iter_texts(each)
 
 
 def iter_item_texts(store: WholeStore, namespaces: Iterable[Namespace]) -> Iterator[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -129,13 +130,24 @@ def event_batch(user: str) -> EventBatch:
 
 
 def accept_run(
-    saver: Checkpointer, user: str, thread_id: str, *, owner: str = "gone", delay_s: float = 0.0
+    saver: Checkpointer,
+    user: str,
+    thread_id: str,
+    *,
+    owner: str = "gone",
+    delay_s: float = 0.0,
+    sender: Mapping[str, Any] = MappingProxyType({}),
 ) -> LiveRun:
-    """Store a run, which runs in a process that is gone unless another is named."""
+    """Store a run, which runs in a process that is gone unless another is named.
+
+    `sender` has the fields of its row that say who sent it, if that is another than the user.
+    """
     now = time.time()
     live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, "echo", 1, None)
     about = {"metadata": {}, "multitask_strategy": "enqueue", "user": user, "assistant_id": "echo"}
-    asked = {"request": {"input": {"messages": [["user", mark(user, "request")]]}}}
+    about = {**about, **sender}
+    request = {"input": {"messages": [["user", mark(user, "request")]]}, "context": {**sender}}
+    asked = {"request": request}
     due = now + delay_s if delay_s else None
     row = RunRow(live, now, now, about, request=asked, not_before=due)
     accepted, _ = asyncio.run(RunTable(saver).accept(row, rejects=False, cancels=None, events=True))

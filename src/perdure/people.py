@@ -17,7 +17,9 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.owner_record import has_organisations
 from perdure.checkpointers.person_rows import PersonRows
+from perdure.checkpointers.records import CronRow
 from perdure.effects import run
 from perdure.errors import StorageUnavailable, UnknownPerson, UnknownThread
 from perdure.memory.options import check_text
@@ -30,12 +32,14 @@ from perdure.memory.person_namespaces import (
 )
 from perdure.memory.person_quotations import (
     QuotationFinder,
+    find_quoting_threads,
+    iter_cron_texts,
     iter_item_texts,
     iter_messages,
-    iter_said_texts,
+    read_said_texts,
 )
 from perdure.memory.records import RESERVED, StoreAdapter
-from perdure.stores.base import Receipt
+from perdure.stores.base import Namespace, Receipt
 from perdure.stores.whole_store import WholeStore
 
 __all__ = ["Part", "Report", "aexport", "aforget", "aplan", "export", "forget", "plan"]
@@ -83,6 +87,8 @@ class Report:
         scrubbed: Whether the bytes of the file and its WAL hold none of it. Postgres overwrites no
             bytes.
         dry_run: Whether nothing was written.
+        by_owner: The ids of those of the erased threads that name no user. They count as the
+            person's only because their `owner` has the person's name.
     """
 
     user: str
@@ -91,6 +97,7 @@ class Report:
     hashes: tuple[str, ...] = ()
     scrubbed: bool = False
     dry_run: bool = False
+    by_owner: tuple[str, ...] = ()
 
     def count(self, what: str) -> int:
         """Return how many of one kind were erased."""
@@ -104,7 +111,7 @@ def export(
     *,
     namespaces: Sequence[Sequence[str]] = (),
     thread_ids: Collection[str] | None = None,
-    owners_are_people: bool = True,
+    owners_are_people: bool | None = None,
     conversations_by_id: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield the archive of a person, an object for each line of JSON.
@@ -119,8 +126,9 @@ def export(
         store: The items.
         namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
         thread_ids: Only these of the person's threads. None means all.
-        owners_are_people: Whether the `owner` of a thread without a user is a person. It is not if
-            a handler of an Auth file sets it.
+        owners_are_people: Whether the `owner` of a thread without a user is a person. False means
+            that it is an organisation, which a handler of an Auth file sets. None means False if
+            the database has ever been served with an Auth file, and True otherwise.
         conversations_by_id: Whether a conversation in `("chat_memory", ID)` belongs to the person
             if ID is the id of one of the person's threads. On a server, users choose the ids of
             their threads, so only the conversation with the person's name is certain.
@@ -149,7 +157,7 @@ def plan(
     namespaces: Sequence[Sequence[str]] = (),
     thread_ids: Collection[str] | None = None,
     looks_elsewhere: bool = True,
-    owners_are_people: bool = True,
+    owners_are_people: bool | None = None,
     hand_over: bool = False,
     conversations_by_id: bool = True,
 ) -> Report:
@@ -171,7 +179,7 @@ def forget(
     namespaces: Sequence[Sequence[str]] = (),
     thread_ids: Collection[str] | None = None,
     looks_elsewhere: bool = True,
-    owners_are_people: bool = True,
+    owners_are_people: bool | None = None,
     hand_over: bool = False,
     conversations_by_id: bool = True,
     timeout_s: float = 30.0,
@@ -189,7 +197,7 @@ def forget(
         thread_ids: Only these of the person's threads. None means all.
         looks_elsewhere: Whether to look for quotations and other traces in what belongs to other
             people, which are only listed. All messages of other people are read for that.
-        owners_are_people: Whether the `owner` of a thread without a user is a person.
+        owners_are_people: See `export`.
         hand_over: Whether what the person wrote into the memories of teams is kept, without the
             name. Otherwise it is erased.
         conversations_by_id: See `export`.
@@ -240,10 +248,13 @@ class _Run:
     counts: Counter[str] = field(default_factory=Counter)
     ids: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     hashes: set[str] = field(default_factory=set)
+    owned: list[str] = field(default_factory=list)
+    by_owner: tuple[str, ...] = ()
 
     def plan(self) -> Report:
         """Look at everything once."""
         threads, found = self._find()
+        self._note_owned(threads)
         kept = self._find_kept(threads, found)
         for cron in self.rows.crons(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
@@ -261,6 +272,7 @@ class _Run:
         except UnknownPerson:
             self._scrub()  # an earlier call may have been cut off before it
             raise
+        self._note_owned(threads)
         kept = self._find_kept(threads, found)
         for _ in range(_ROUNDS):
             self._stop(threads, timeout_s)
@@ -276,6 +288,11 @@ class _Run:
 
     def _find(self) -> tuple[list[str], PersonNamespaces]:
         return _find(self.rows, self.store, self.namespaces, self.conversations_by_id)
+
+    def _note_owned(self, threads: list[str]) -> None:
+        """Note which of the threads belong to the person only because of their owner."""
+        self.owned = self.rows.threads_by_owner()
+        self.by_owner = tuple(each for each in self.owned if each in {*threads})
 
     def _stop(self, threads: list[str], timeout_s: float) -> None:
         """Delete the crons, and cancel the runs and wait until they have ended."""
@@ -343,22 +360,36 @@ class _Run:
         kept = [Part("namespaces", tuple(map(_format, found.others)))]
         if self.looks_elsewhere:
             own = frozenset(threads)
+            owned = tuple(each for each in self.owned if each not in own)
             plain = [each for each in found.own if each[0] != RESERVED]
-            texts = chain(iter_said_texts(self.saver, threads), iter_item_texts(self.store, plain))
-            quoted = QuotationFinder(texts).find_threads(self.saver, self.rows.other_threads(own))
+            crons, crons_elsewhere = self.rows.crons(own)
+            quoted, sent = self._find_quotations(threads, plain, crons)
             runs = self.rows.runs_elsewhere(own)
             kept += [
-                Part("threads with quotations", tuple(quoted)),
+                Part("threads of this owner", owned),
+                Part("threads with quotations", quoted),
+                Part("threads with the message of a cron", sent),
                 Part("threads of others with the name", tuple(self.rows.threads_with_name(own))),
                 Part("memories of others", tuple(self._find_memories_of_others(own, found))),
                 Part("runs on threads of others", tuple(each.live.run_id for each in runs)),
-                Part(
-                    "crons on threads of others",
-                    tuple(each.cron_id for each in self.rows.crons(own)[1]),
-                ),
+                Part("crons on threads of others", tuple(each.cron_id for each in crons_elsewhere)),
                 Part("assistants", tuple(self.rows.assistants())),
             ]
         return tuple(part for part in kept if part.count)
+
+    def _find_quotations(
+        self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
+    ) -> list[tuple[str, ...]]:
+        """Find the threads of others that contain a text of the person, or a cron's message.
+
+        A text that somebody else sent on the person's threads is no text of the person.
+        """
+        said, sent = read_said_texts(self.saver, threads), frozenset(iter_cron_texts(crons))
+        own = chain(said.own, map(str.strip, iter_item_texts(self.store, namespaces)))
+        texts = (each for each in own if each not in said.foreign and each not in sent)
+        finders = [QuotationFinder(texts), QuotationFinder(sent)]
+        others = self.rows.other_threads(frozenset(threads))
+        return find_quoting_threads(self.saver, others, finders)
 
     def _find_memories_of_others(
         self, own: frozenset[str], found: PersonNamespaces
@@ -380,7 +411,8 @@ class _Run:
         if handed := self.counts["handed over"]:
             kept = (*kept, Part("items of teams without the name", number=handed))
         hashes = () if dry_run else tuple(sorted(self.hashes))
-        return Report(self.rows.user, tuple(erased), kept, hashes, scrubbed, dry_run)
+        rest = hashes, scrubbed, dry_run, self.by_owner
+        return Report(self.rows.user, tuple(erased), kept, *rest)
 
 
 def _format(labels: Sequence[str]) -> str:
@@ -390,11 +422,13 @@ def _format(labels: Sequence[str]) -> str:
 def _rows_of(
     user: str,
     saver: Checkpointer,
-    owners_are_people: bool,
+    owners_are_people: bool | None,
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
     check_text("user", user, "the name of a person, not blank")
     only = None if thread_ids is None else frozenset(thread_ids)
+    if owners_are_people is None:
+        owners_are_people = not has_organisations(saver)
     return PersonRows(saver, user, owners_are_people=owners_are_people, only=only)
 
 
@@ -415,13 +449,23 @@ def _find(
         find_person_namespaces(StoreAdapter(store), rows.user, templates, conversations)
     )
     if not (threads or found.own or found.written or rows.crons(frozenset())[0]):
-        raise unknown(rows.user)
+        raise unknown(rows.user, rows.threads_by_owner())
     return threads, found
 
 
-def unknown(user: str) -> UnknownPerson:
-    """Build the error for a name that nothing belongs to."""
+def unknown(user: str, owned: Sequence[str] = ()) -> UnknownPerson:
+    """Build the error for a name that nothing belongs to.
+
+    Args:
+        user: The name.
+        owned: The ids of the threads whose `owner` has the name, if owners are no people.
+    """
+    advice = "names are compared exactly, 'perdure threads' shows whose threads there are"
+    if owned:
+        advice = (
+            f"the owner of {', '.join(map(repr, owned[:3]))} has this name and counts as an "
+            "organisation; if it is a person, pass --owners people or owners_are_people=True"
+        )
     return UnknownPerson(
-        f"nobody of this name: no thread, item or cron belongs to {user!r}; names are compared "
-        "exactly, 'perdure threads' shows whose threads there are"
+        f"nobody of this name: no thread, item or cron belongs to {user!r}; {advice}"
     )

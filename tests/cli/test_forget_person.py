@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from perdure.checkpointers.owner_record import record_organisations
+from perdure.checkpointers.records import ClientMetadata
+from perdure.checkpointers.thread_list import ThreadList
 from perdure.memory import Collection
 from tests.cli.commands import attempt, read, run
+from tests.contracts.puts import put
 from tests.people import empty_database, fill, opened
 
 
@@ -106,3 +110,63 @@ def test_what_was_written_for_a_team_is_erased_or_handed_over(filled: str) -> No
     assert item.value["text"] == "a kettle of ann"
     assert item.provenance is not None
     assert item.provenance.author is None
+
+
+def own_threads(db: str) -> None:
+    """Add two threads without a user: one with a message, and one that a client only named."""
+    with opened(db) as both:
+        put(both.saver, {"messages": ["a"]}, thread="acme-1", metadata={"owner": "ann"})
+        ThreadList(both.saver).create("acme-2", ClientMetadata({"owner": "ann"}))
+
+
+def test_threads_that_only_have_the_owner_are_named_before_the_question(filled: str) -> None:
+    """They count as the person's, or with `--owners organisations` as an organisation's."""
+    own_threads(filled)
+    asked = attempt("forget", "--user", "ann", "--db", filled, typed="no\n")
+    shown = attempt("forget", "--user", "ann", "--dry-run", "--db", filled)
+    planned = read("forget", "--user", "ann", "--dry-run", "--db", filled)
+    others = ("--owners", "organisations")
+    kept = read("forget", "--user", "ann", "--dry-run", "--db", filled, *others)
+    exported = attempt("export", "--user", "ann", "--db", filled)
+    left_out = attempt("export", "--user", "ann", "--db", filled, *others)
+    refused = attempt("export", "anns", "--db", filled, *others)
+
+    said = "2 threads without a user belong to 'ann' only by their owner: acme-1, acme-2;"
+    assert all(said in each.stderr for each in (asked, shown, exported))
+    assert planned["by_owner"] == ["acme-1", "acme-2"]
+    assert planned["erased"][0]["ids"] == ["acme-1", "acme-2", "anns", "anns-2"]
+    assert (kept["by_owner"], kept["erased"][0]["ids"]) == ([], ["anns", "anns-2"])
+    assert {"what": "threads of this owner", "count": 2, "ids": ["acme-1", "acme-2"]} in kept[
+        "kept"
+    ]
+    assert "acme-1" in exported.stdout
+    assert "acme-1" not in left_out.stdout
+    assert refused.exit_code != 0
+    assert "applies only to --user" in str(refused.exception)
+
+
+def test_a_database_that_was_served_with_an_auth_file(filled: str, tmp_path: Path) -> None:
+    """By default, an owner is an organisation there, also in a copy; `--owners people` differs."""
+    own_threads(filled)
+    with opened(filled) as both:
+        record_organisations(both.saver)
+        record_organisations(both.saver)
+    copy = str(tmp_path / "copy.db")
+    run("copy", "--from", filled, "--to", copy)
+    with opened(copy) as both:
+        put(both.saver, {"messages": ["a"]}, thread="acme-3", metadata={"owner": "acme"})
+    planned = [
+        read("forget", "--user", "ann", "--dry-run", "--db", db, *more)["by_owner"]
+        for db in (filled, copy)
+        for more in ((), ("--owners", "people"))
+    ]
+    unknown = attempt("forget", "--user", "acme", "--yes", "--db", copy)
+    read("forget", "--user", "ann", "--yes", "--db", copy)
+    with opened(copy) as both:
+        left = [each.thread_id for each in both.saver.heads() if each.owner != "bob"]
+
+    assert planned == [[], ["acme-1", "acme-2"]] * 2
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "the owner of 'acme-3' has this name" in unknown.stderr
+    assert "pass --owners people" in unknown.stderr
+    assert sorted(left) == ["acme-1", "acme-3"]

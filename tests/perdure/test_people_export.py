@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
 
 from perdure import people
 from perdure.checkpointers.crons import CronTable
@@ -20,7 +21,17 @@ from perdure.memory import Instructions, Profile, memories
 from perdure.memory.thread_export import build_thread_export
 from tests.cli.commands import attempt, run
 from tests.contracts.puts import put
-from tests.people import Facts, People, empty_database, fill, mark, marks, opened
+from tests.people import (
+    Facts,
+    People,
+    accept_run,
+    cron_row,
+    empty_database,
+    fill,
+    mark,
+    marks,
+    opened,
+)
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
 
@@ -168,3 +179,34 @@ def test_the_module_needs_no_extra() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "perdure.server" not in done.stdout
+
+
+def test_an_archive_names_nobody_else(backend: str, tmp_path: Path) -> None:
+    """Neither who sent runs and made crons, nor whose namespaces have the person's name."""
+    with empty_database(backend, tmp_path) as db, opened(db) as own:
+        fill(own, "ann", "anns")
+        for sender in ({"user": "boss"}, {"user": "desk", "acting_for": "ann"}):
+            about = {**sender, "metadata": {"owner": sender["user"]}}
+            accept_run(own.saver, "ann", "anns", sender=about)
+            cron = cron_row("ann", "anns")
+            cron.content.update(sender, metadata={"owner": sender["user"]})
+            cron.content["payload"]["context"] = sender
+            asyncio.run(CronTable(own.saver).create(cron))
+        named = {"user_id": "ann", "owner": "boss", "perdure_caller": "boss"}
+        put(own.saver, {"messages": [HumanMessage("hello")]}, thread="odd", metadata=named)
+        for namespace in (("cities", "ann"), ("notes", "boss", "ann"), ("memories", "boss", "ann")):
+            own.store.put(namespace, "k", {"text": "figs"})
+        lines = [*people.export("ann", own.saver, own.store)]
+        planned = people.plan("ann", own.saver, own.store)
+        kept = {part.what: part.ids for part in planned.kept}
+    runs = {line["run"]["sent_by"]: line["run"] for line in lines if "run" in line}
+    crons = {line["cron"]["made_by"]: line["cron"] for line in lines if "cron" in line}
+    [odd] = [line for line in lines if line.get("thread_id") == "odd"]
+
+    assert not [name for name in ("boss", "desk") if name in json.dumps(lines)]
+    assert set(runs) == set(crons) == {"self", "a backend", "somebody else"}
+    assert all(mark("ann", "request") in str(run["request"]["input"]) for run in runs.values())
+    assert all(mark("ann", "cron") in str(cron["payload"]["input"]) for cron in crons.values())
+    assert (odd["user_id"], odd["messages"][0]["content"]) == ("ann", "hello")
+    assert lines[0]["other_namespaces"] == [["cities", "ann"]]
+    assert len(kept["namespaces"]) == 3

@@ -165,6 +165,30 @@ def test_what_belongs_to_others_is_listed(both: People) -> None:
     assert saver.head("quoting") is not None
 
 
+def test_a_message_of_a_cron_is_no_quotation(both: People) -> None:
+    """Nor is a message that an admin sends to several people; what the person says is one."""
+    saver = both.saver
+    texts = {
+        "cron": f"Sum up {mark('ann', 'cron')}",
+        "admin": "The refund is on its way.",
+        "said": "My number is 12345678901.",
+    }
+    cron = cron_row("ann", "anns")
+    cron.content["payload"]["input"] = {"messages": [{"role": "user", "content": texts["cron"]}]}
+    asyncio.run(CronTable(saver).create(cron))
+    for user, thread_id in (("ann", "anns"), ("bob", "bobs"), ("bob", "bobs-2")):
+        for kind, text in texts.items():
+            metadata = {CALLER: "boss", DEED: "said"} if kind == "admin" else {}
+            named: Any = {"configurable": {"thread_id": thread_id, "user_id": user}}
+            if thread_id == "anns" or (kind == "said") == (thread_id == "bobs-2"):
+                messages = {"messages": [("user", text)]}
+                echo_graph(saver, user).invoke(messages, {**named, "metadata": metadata})
+    kept = {part.what: part.ids for part in people.plan("ann", saver, both.store).kept}
+
+    assert kept["threads with quotations"] == ("bobs-2",)
+    assert kept["threads with the message of a cron"] == ("bobs",)
+
+
 def test_nobody_elses_is_read_if_it_is_not_asked(both: People) -> None:
     """A person who forgets themselves learns nothing about others."""
     accept_run(both.saver, "ann", "bobs-2")
@@ -248,7 +272,8 @@ def test_what_a_backend_made_for_a_person_is_the_persons(both: People) -> None:
     report = people.forget("dora", saver, store)
     desk = people.plan("desk", saver, store)
 
-    assert (archived["user"], archived["acting_for"]) == ("desk", "dora")
+    assert archived["made_by"] == "a backend"
+    assert not {"user", "acting_for"} & archived.keys()
     assert [(part.what, part.ids) for part in report.erased] == [
         ("crons", (acting.cron_id,)), ("webhooks", (run.run_id,)),
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from perdure.server.auth_file import AuthFile
 from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.settings import Settings
-from tests.cli.commands import run
+from tests.cli.commands import attempt, run
 from tests.people import fill, mark, marks, opened
 from tests.people import talk as talk_of
 from tests.server.graphs import Chats
@@ -242,3 +242,46 @@ def test_a_namespace_that_may_not_be_reached_refuses_all(
 
     assert [reply.status_code for reply in replies] == [403, 403, 403]
     assert "profiles" in replies[0].text
+
+
+ORGANISATION = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+@auth.authenticate
+async def user(headers):
+    name = headers[b"x-api-key"].decode().removeprefix("key-of-")
+    return {"identity": name, "permissions": ["perdure:admin"] if name == "root" else []}
+
+@auth.on.threads
+async def threads(ctx, value):
+    value.setdefault("metadata", {})["owner"] = "acme"
+    return {"owner": "acme"}
+
+@auth.on.store
+async def store(ctx, value):
+    return True
+"""
+
+
+def test_an_organisation_is_no_person(db: Settings, tmp_path: Path) -> None:
+    """Its threads are nobody's by REST, on the page, and later on the command line by default."""
+    access = AuthFile(written(tmp_path, ORGANISATION))
+    with running(create_app(db, access=access)) as url:
+        for key in ("key-of-ann", "key-of-acme", "key-of-root"):
+            with httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=60) as client:
+                if key == "key-of-ann":
+                    client.post("/threads", json={"thread_id": "theirs"}).raise_for_status()
+                    continue
+                paths = (("GET", "/people/acme"), ("DELETE", "/people/acme"))
+                replies = [
+                    client.request(*each) for each in (*paths, ("GET", "/ui/person?user=acme"))
+                ]
+                assert [each.status_code for each in replies] == [404, 404, 404]
+                assert "theirs" not in "".join(each.text for each in replies)
+    result = attempt("forget", "--user", "acme", "--yes", "--db", db.db)
+    forced = attempt("forget", "--user", "acme", "--yes", "--owners", "people", "--db", db.db)
+
+    assert (result.exit_code, forced.exit_code) == (1, 0)
+    assert "the owner of 'theirs' has this name" in result.stderr

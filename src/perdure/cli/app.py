@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
 import typer.core
@@ -167,6 +167,13 @@ GraphsFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N.")]
 Ids = Annotated[bool, typer.Option("--ids", help="Show whole ids, and keys.")]
+Owners = Annotated[
+    Literal["people", "organisations"] | None,
+    typer.Option(
+        metavar="KIND",
+        help="What the owner of a thread without a user is: people or organisations.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
 Words = Annotated[

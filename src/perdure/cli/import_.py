@@ -16,8 +16,17 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Threads, User, app, opened, thread_id
-from perdure.cli.output import as_json, at_work, note, progress_bar, resumable, say_done, size
+from perdure.cli.app import DB, AsJson, Owners, Threads, User, app, opened, thread_id
+from perdure.cli.output import (
+    as_json,
+    at_work,
+    note,
+    progress_bar,
+    resumable,
+    say_done,
+    size,
+    warn_of_owners,
+)
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.settings import check_user, is_dsn
 
@@ -139,6 +148,7 @@ def export(
             "--user", metavar="NAME", help="Export everything that belongs to this person."
         ),
     ] = None,
+    owners: Owners = None,
     db: DB = None,
 ) -> None:
     """Write threads as JSONL, a line each, with their branches.
@@ -152,8 +162,10 @@ def export(
     if [bool(thread), every, user is not None].count(True) != 1:
         raise ConfigurationError("name threads, or give --all or --user")
     if user is not None:
-        _export_person(check_user("--user", user, "give the name of the person"), db)
+        _export_person(check_user("--user", user, "give the name of the person"), owners, db)
         return
+    if owners is not None:
+        raise ConfigurationError(f"--owners {owners} applies only to --user; remove it")
     with opened(db, reads=True) as file:
         ids = [thread_id(file, name) for name in thread or ()]
         # all there are now: paging would miss those that are written to meanwhile
@@ -164,19 +176,22 @@ def export(
                 show(number / len(ids), number)
 
 
-def _export_person(user: str, db: str | None) -> None:
+def _export_person(user: str, owners: str | None, db: str | None) -> None:
     """Write the archive of a person, or end with exit code 1 if nothing belongs to the name."""
     from perdure.errors import UnknownPerson
     from perdure.people import export as export_person
 
     with opened(db, reads=True) as file:
         try:
-            lines = export_person(user, file.saver, file.store)
+            by_owner = None if owners is None else owners == "people"
+            lines = export_person(user, file.saver, file.store, owners_are_people=by_owner)
         except UnknownPerson as exc:
             note(f"perdure: {exc}")
             raise typer.Exit(1) from exc
         with progress_bar("exporting", "line") as show:
             for number, line in enumerate(lines, 1):
+                if number == 1:
+                    warn_of_owners(user, line["threads_by_owner"])
                 as_json(line, indent=None)
                 show(None, number)
 

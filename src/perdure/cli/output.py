@@ -311,6 +311,18 @@ def line(text: str, limit: int | None = 100) -> str:
     return flat if limit is None or len(flat) <= limit else flat[: limit - 1] + "…"
 
 
+def warn_of_owners(user: str, thread_ids: Sequence[str]) -> None:
+    """Print how many threads count as a person's only because their `owner` has the name."""
+    if thread_ids:
+        which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")
+        verb = "belongs" if len(thread_ids) == 1 else "belong"
+        note(
+            f"{counted(len(thread_ids), 'thread')} without a user {verb} to {user!r} only by their "
+            f"owner: {which}; if {user!r} is an organisation, pass --owners organisations",
+            "yellow",
+        )
+
+
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun.
 

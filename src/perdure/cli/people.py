@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, DryRun, Yes, app, opened
-from perdure.cli.output import as_json, at_work, note, note_line, say, say_clean, table
+from perdure.cli.app import DB, AsJson, DryRun, Owners, Yes, app, opened
+from perdure.cli.output import (
+    as_json,
+    at_work,
+    note,
+    note_line,
+    say,
+    say_clean,
+    table,
+    warn_of_owners,
+)
 from perdure.errors import ConfigurationError, UnknownPerson
 from perdure.settings import check_user
 
@@ -43,6 +52,7 @@ def forget(
             help="Keep what the person wrote for teams, without the name.",
         ),
     ] = False,
+    owners: Owners = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
@@ -55,6 +65,7 @@ def forget(
     from perdure.people import Part
 
     user = check_user("--user", user, "give the name of the person")
+    by_owner = None if owners is None else owners == "people"
     beside = [
         Part("API keys", (), sum(key.get("user") == user for key in _read_keys(keys))),
         Part("audit records", (), sum(user in _users_of(row) for row in _read_audit(audit))),
@@ -62,16 +73,18 @@ def forget(
     with opened(db) as file:
         try:
             with at_work("looking …"):
-                report = people.plan(user, file.saver, file.store, hand_over=hand_over)
+                how: dict[str, Any] = {"hand_over": hand_over, "owners_are_people": by_owner}
+                report = people.plan(user, file.saver, file.store, **how)
+            if not (dry_run or yes):
+                for action, what, count, ids in _rows(report, beside):
+                    note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
+            warn_of_owners(user, report.by_owner)
             if not dry_run:
                 if not yes:
-                    for action, what, count, ids in _rows(report, beside):
-                        note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
                     _ask_name(user)
                 with at_work("erasing …"):
                     # what belongs to others was looked for once, which takes long
-                    options: dict[str, Any] = {"hand_over": hand_over, "looks_elsewhere": False}
-                    done = people.forget(user, file.saver, file.store, **options)
+                    done = people.forget(user, file.saver, file.store, **how, looks_elsewhere=False)
                     report = replace(done, kept=report.kept)
         except UnknownPerson as exc:
             note(f"perdure: {exc}")

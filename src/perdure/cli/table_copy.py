@@ -16,6 +16,7 @@ from functools import partial
 from itertools import accumulate, chain
 from typing import Any, ClassVar, Final, NamedTuple
 
+from perdure.checkpointers import owner_record
 from perdure.checkpointers.assistants import assistant_place
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reader import CheckpointReader
@@ -314,15 +315,17 @@ class ThreadTables(Tables):
         return super().sealed(table, row)
 
     def settings(self) -> Flow[list[Row]]:
-        """Return the key of the hashes in removal records as a settings row."""
+        """Return a settings row: the key of the hashes in removal records, and the owner record."""
         yield from self.reader.removals.load_key(read_only=True)
-        return [(self.reader.removals.key,)]
+        return [(self.reader.removals.key, (yield from owner_record.read_record()))]
 
     def finish(self, settings: list[Row]) -> Flow[None]:
         """See `Tables.finish`."""
         yield from super().finish(settings)
         if settings[0][0] is not None:
             yield from self.reader.removals.replace_key(settings[0][0])
+        if settings[0][1]:
+            yield from owner_record.add_record()
 
     def removals(self) -> set[Row]:
         """Return the thread hash and the number of each removal record."""

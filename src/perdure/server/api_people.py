@@ -123,6 +123,7 @@ def form_of(report: people.Report) -> Json:
         "hashes": [*report.hashes],
         "scrubbed": report.scrubbed,
         "dry_run": report.dry_run,
+        "by_owner": [*report.by_owner],
     }
 
 

@@ -165,9 +165,11 @@ def create_app(
         options["options"] = database_options or DatabaseOptions()
         if telemetry is not None:
             options["measured"] = telemetry.measured
+        people = getattr(app.state.access, "owners_are_people", True)
+        # without authentication, a client may name an owner, which says nothing about other threads
+        options["has_organisations"] = not people and not isinstance(app.state.access, Local)
         app.state.databases = Databases(chosen, **options)
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
-        people = getattr(app.state.access, "owners_are_people", True)
         parts = served, limits, app.state.databases, players, telemetry, webhooks
         teams = RunTeams(app.state.access)
         runs = Runs(*parts, owners_are_people=people, teams=teams)

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.checkpointer import Checkpointer
+from perdure.checkpointers.owner_record import record_organisations
 from perdure.checkpointers.thread_list import TimeToLive
 from perdure.errors import ConfigurationError
 from perdure.settings import Settings, is_dsn
@@ -52,6 +53,8 @@ class Databases:
         measured: Makes a subclass of a class of threads or items, whose methods are measured.
         saver_options: The options `types` and `aliases` of the checkpointers.
         options: The options of the stores and of new threads.
+        has_organisations: Whether the `owner` of a thread may be an organisation. Each database
+            that is opened then records this for `perdure.people`.
     """
 
     def __init__(
@@ -60,7 +63,10 @@ class Databases:
         measured: Callable[[Any], Any] = lambda plain: plain,
         saver_options: Mapping[str, Any] | None = None,
         options: DatabaseOptions | None = None,
+        *,
+        has_organisations: bool = False,
     ) -> None:
+        self._has_organisations = has_organisations
         self._settings, self._measured = settings, measured
         self._options = options or DatabaseOptions()
         self._saver_options = dict(saver_options or {})
@@ -116,12 +122,14 @@ class Databases:
 
     async def _open(self, tenant: str | None) -> OpenDatabase:
         parts = self._opened(tenant)
-        if "index" in self._options.store:
-            try:
+        try:
+            if "index" in self._options.store:
                 await parts.store.acheck_embedder()
-            except BaseException:
-                await asyncio.gather(parts.saver.aclose(), parts.store.aclose())
-                raise
+            if self._has_organisations:
+                await asyncio.to_thread(record_organisations, parts.saver)
+        except BaseException:
+            await asyncio.gather(parts.saver.aclose(), parts.store.aclose())
+            raise
         if self._options.store.get("ttl", {}).get("default_ttl"):
             parts.store.start_ttl_sweeper()
         return parts

@@ -37,6 +37,7 @@ _NAMESPACES: Final = 100
 _VERSIONS: Final = 20
 _FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
 _TIMES: Final = ("valid_from", "valid_to", "expires_at", "provenance")
+_ADMIN: Final = "an admin"  # the actor of what an admin changes among the memories of others
 _DONE: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
 
 
@@ -316,8 +317,14 @@ def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, Runnabl
 
 
 def _by_hand(call: Call, namespace: Namespace) -> Provenance:
-    user, author = call.identity.user, call.author_of(namespace)
-    return Provenance(actor=user, trust="user", at=datetime.now(UTC), author=author)
+    """Return the provenance of a change on a page.
+
+    A memory does not name an admin who changes it for its person. The audit log does.
+    """
+    person, author = call.identity.person, call.author_of(namespace)
+    is_own = author is not None or person in namespace[1:2]
+    actor = person if is_own else _ADMIN
+    return Provenance(actor=actor, trust="user", at=datetime.now(UTC), author=author)
 
 
 # -- what changed between two values, path by path and word by word
