@@ -1,11 +1,16 @@
-"""Crons by REST: runs on a schedule, for langgraph's SDK. They run as whoever wrote them last."""
+"""Crons by REST: runs on a schedule, for langgraph's SDK. They run as whoever wrote them last.
+
+The person of a thread sees and may delete each cron on the thread, since its runs use the person's
+memories. Only those who reach the cron by its metadata may change it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from fastapi import APIRouter, Response
@@ -15,8 +20,9 @@ from pydantic import Field, ValidationError
 
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow
+from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread
-from perdure.server.access import Refused, action, check_reach, containing, meets
+from perdure.server.access import Action, Forbidden, Refused, action, check_reach, containing, meets
 from perdure.server.api_runs import act_by_context, check
 from perdure.server.assistants import assistant_of_run, own
 from perdure.server.call import Call, Caller, Id, SortedPage
@@ -28,6 +34,16 @@ from perdure.server.threads import checked_metadata
 
 routes = APIRouter(tags=["crons"])
 _TIMES: Final = {"schedule", "timezone", "end_time", "enabled"}
+_PAGE: Final = 500  # threads of a query
+_PRIVATE: Final = {"config", "context", "webhook"}
+"""Fields of a payload that the person of the thread is not shown of a cron of somebody else."""
+
+
+class FoundCron(NamedTuple):
+    """A cron, and whether the caller reaches it by its metadata."""
+
+    cron: CronRow
+    is_reached: bool
 
 
 class CronFilters(Given):
@@ -100,15 +116,21 @@ async def update(call: Caller, runs: All, cron_id: Id, body: dict[str, Any]) -> 
 async def delete(call: Caller, cron_id: Id) -> None:
     """Delete a cron; a run of it that has begun goes on."""
     await call.permit({"cron_id": cron_id})
-    await CronTable(call.saver).delete(await _reached(call, cron_id))
+    cron = await CronTable(call.saver).get(cron_id)
+    if cron is None or not (
+        meets(cron.content["metadata"], call.filter)
+        or await _is_on_own_thread(call, cron, "threads:update")
+    ):
+        raise _unknown(cron_id)
+    await CronTable(call.saver).delete(cron)
 
 
 @routes.post("/runs/crons/search")
 @action("crons:search")
 async def search(call: Caller, runs: All, body: CronSearch) -> Response:
     """Crons that match, the newest first unless another order is given."""
-    crons = map(_shown, await _found(call, runs, body))
-    rows = [row for row in crons if body.enabled in (None, row["enabled"])]
+    shown = [_shown(*each) for each in await _find_crons(call, runs, body)]
+    rows = [row for row in shown if body.enabled in (None, row["enabled"])]
     return JSON(body.shown(rows, now=datetime.now(UTC)))
 
 
@@ -116,7 +138,7 @@ async def search(call: Caller, runs: All, body: CronSearch) -> Response:
 @action("crons:search")
 async def count(call: Caller, runs: All, body: CronFilters) -> int:
     """How many crons match."""
-    return len(await _found(call, runs, body))
+    return len(await _find_crons(call, runs, body))
 
 
 async def _checked(
@@ -143,34 +165,81 @@ async def _checked(
 
 
 async def _reached(call: Call, cron_id: str) -> CronRow:
+    """Return a cron that the caller may change.
+
+    Raises:
+        Refused: There is none, or the caller may not reach it.
+        Forbidden: It is a cron of somebody else on the caller's thread.
+    """
     cron = await CronTable(call.saver).get(cron_id)
-    if cron is None or not meets(cron.content["metadata"], call.filter):
-        raise _unknown(cron_id)
-    return cron
+    if cron is not None and meets(cron.content["metadata"], call.filter):
+        return cron
+    if cron is not None and await _is_on_own_thread(call, cron, "threads:read"):
+        raise Forbidden(
+            f"the cron {cron_id!r} on your thread is somebody else's, and only they change it; "
+            "you may delete it"
+        )
+    raise _unknown(cron_id)
 
 
-async def _found(call: Call, runs: Runs, wanted: CronFilters) -> list[CronRow]:
+async def _is_on_own_thread(call: Call, cron: CronRow, of_thread: Action) -> bool:
+    """Return whether a cron runs on a thread of which the caller is the person.
+
+    It does not count if the caller may not do with the thread what the action says.
+    """
+    if cron.thread_id is None:
+        return False
+    asking = call.another(of_thread)
+    try:
+        await asking.permit_thread(cron.thread_id)
+    except (Refused, UnknownThread):
+        return False
+    return await asking.threads.find_person(cron.thread_id) == call.identity.person
+
+
+async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:
+    """Return those of some threads of which the caller is the person, and that lists show."""
+    listing, found = call.another("threads:search"), set[str]()
+    ids = [thread_id for thread_id in thread_ids if thread_id is not None]
+    try:
+        asked = await listing.permit({"metadata": {}})
+    except Refused:
+        return found
+    for start in range(0, len(ids), _PAGE):
+        page = ids[start : start + _PAGE]
+        query = ThreadQuery(ids=page, metadata=asked["metadata"], person=call.identity.person)
+        found |= await listing.threads.find_ids_of_person(query)
+    return found
+
+
+async def _find_crons(call: Call, runs: Runs, wanted: CronFilters) -> list[FoundCron]:
+    """Return the crons that match, of those that the caller reaches or whose thread is theirs."""
     asked = await call.permit(wanted.model_dump())
-    has_wanted = containing(asked["metadata"] or {})
+    is_permitted = containing(asked["metadata"] or {})  # handlers add the owner to it
+    is_wanted = containing(wanted.metadata)
     named = own(runs.graphs, wanted.assistant_id or "")
     assistant_id = named["assistant_id"] if named else wanted.assistant_id
-    return [
-        cron
+    found = [
+        FoundCron(cron, meets(metadata, call.filter) and is_permitted(metadata))
         for cron in await CronTable(call.saver).all()
-        if meets(cron.content["metadata"], call.filter)
-        and has_wanted(cron.content["metadata"])
+        if is_wanted(metadata := cron.content["metadata"])
         and assistant_id in (None, cron.content["payload"]["assistant_id"])
         and wanted.thread_id in (None, cron.thread_id)
     ]
+    others = {each.cron.thread_id for each in found if not each.is_reached}
+    threads = await _find_own_threads(call, others)
+    return [each for each in found if each.is_reached or each.cron.thread_id in threads]
 
 
 def _unknown(cron_id: str) -> Refused:
     return Refused(f"there is no cron {cron_id!r}", 404)
 
 
-def _shown(cron: CronRow) -> dict[str, Any]:
-    """A cron as langgraph's clients know it."""
+def _shown(cron: CronRow, is_reached: bool = True) -> dict[str, Any]:
+    """A cron as langgraph's clients know it; of one that is not reached, without private fields."""
     content, payload = cron.content, cron.content["payload"]
+    if not is_reached:
+        payload = {name: value for name, value in payload.items() if name not in _PRIVATE}
     options = CronOptions.model_validate(payload)
     return {
         "cron_id": cron.cron_id,

@@ -371,6 +371,16 @@ class Threads:
             return await self._by_status(query, limit, offset)
         return await self._list.asearch(self._narrowed(query), self._match(query), limit, offset)
 
+    async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
+        """Return the ids of the threads that `search` finds, without those that have no person."""
+        match = self._match(query)
+
+        def match_person(listed: ListedThread) -> str | None:
+            is_own = match(listed) and self._find_person(listed) == query.person
+            return listed.thread_id if is_own else None
+
+        return {*await self._list.asearch(self._narrowed(query), match_person, _ALL, 0)}
+
     async def runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool, Thread]]:

@@ -1,0 +1,213 @@
+"""A cron that somebody else made on a person's thread: the person sees it and may delete it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.errors import NotFoundError, PermissionDeniedError
+
+from perdure.server import api_crons
+from perdure.server.auth_file import AuthFile
+from perdure.server.webhooks import Webhooks
+from perdure.settings import Settings
+from tests.server.running import until
+from tests.server.test_auth_file import written
+from tests.server.test_crons import YEARLY, make_due
+from tests.server.test_person import (
+    MORE,
+    Desk,
+    Model,
+    keys,
+    model,  # noqa: F401 - a fixture
+    served,
+)
+
+HANDLERS = """
+from langgraph_sdk import Auth
+
+auth = Auth()
+
+@auth.authenticate
+async def who(authorization: str | None):
+    name, _, rights = (authorization or "").removeprefix("Bearer ").partition("+")
+    return {"identity": name, "org": "acme" if name != "zoe" else "other", "rights": rights}
+
+@auth.on.threads
+async def threads(ctx, value):
+    assert ctx.action != "update" or ctx.user["rights"] != "reads"
+    assert ctx.action != "search" or ctx.user["rights"] != "blind"
+    value.setdefault("metadata", {})["owner"] = ctx.user["org"]
+    return {"owner": ctx.user["org"]}
+
+@auth.on.crons
+async def crons(ctx, value):
+    assert ctx.user["rights"] != "none"
+    value.setdefault("metadata", {})["made_by"] = ctx.user.identity
+    return {"made_by": ctx.user.identity}
+
+@auth.on.assistants
+async def assistants(ctx, value):
+    return True
+"""
+SECRET: Any = {
+    "config": {"configurable": {"token": "s3cret"}},
+    "context": {"note": "s3cret"},
+    "webhook": "https://hooks.example.com/s3cret",
+}
+
+
+@pytest.fixture
+def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
+    """A desk with keys of dora, kim and boss, an admin."""
+    with served(settings, keys(tmp_path), model) as made:
+        yield made
+
+
+@pytest.fixture
+def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
+    """A desk with an Auth file: threads are the organisation's, and crons each author's."""
+    with served(settings, AuthFile(written(tmp_path, HANDLERS)), model) as made:
+        yield made
+
+
+def talked(desk: Desk, user: str) -> str:
+    """A thread of a user with a turn."""
+    client = desk.client(user)
+    thread_id: str = client.threads.create()["thread_id"]
+    client.runs.wait(thread_id, "desk", input=MORE)
+    return thread_id
+
+
+def planned(desk: Desk, user: str, thread_id: str, **more: Any) -> str:
+    """A cron that a user made on a thread."""
+    client, options = desk.client(user), {"schedule": YEARLY, "input": MORE, **more}
+    cron: Any = client.crons.create_for_thread(thread_id, "desk", **options)
+    return str(cron["cron_id"])
+
+
+def listed(desk: Desk, user: str, **wanted: Any) -> list[str]:
+    """The crons that a user is shown; the count is the same."""
+    client = desk.client(user)
+    found = [each["cron_id"] for each in client.crons.search(**wanted)]
+    assert client.crons.count(**wanted) == len(found)
+    return found
+
+
+def test_a_person_sees_and_deletes_crons_on_her_thread(
+    db: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+) -> None:
+    """On a file and on Postgres. Another user, and the author of it who is no admin, do not."""
+    with served(db, keys(tmp_path), model) as desk:
+        thread, other = talked(desk, "dora"), talked(desk, "kim")
+        nightly = planned(desk, "boss", thread, metadata={"job": "nightly"})
+        of_kim = planned(desk, "boss", other)
+        own = planned(desk, "dora", thread, metadata={"job": "own"})
+        loose: Any = desk.client("boss").crons.create("desk", schedule=YEARLY, input=MORE)
+
+        assert listed(desk, "dora") == [own, nightly]
+        assert listed(desk, "dora", thread_id=thread) == [own, nightly]
+        assert listed(desk, "dora", thread_id=other) == []
+        assert listed(desk, "dora", metadata={"job": "nightly"}) == [nightly]
+        assert listed(desk, "kim") == [of_kim]
+        assert listed(desk, "boss") == [loose["cron_id"], own, of_kim, nightly]
+        for user, cron_id in [("kim", nightly), ("dora", of_kim), ("dora", loose["cron_id"])]:
+            with pytest.raises(NotFoundError, match="there is no cron"):
+                desk.client(user).crons.delete(cron_id)
+            with pytest.raises(NotFoundError, match="there is no cron"):
+                desk.client(user).crons.update(cron_id, enabled=False)
+        with pytest.raises(PermissionDeniedError, match="you may delete it"):
+            desk.client("dora").crons.update(nightly, enabled=False)
+        make_due(db, nightly)
+        runs = desk.client("dora").runs
+        until(lambda: [each["status"] for each in runs.list(thread)] == ["success"] * 2)
+        desk.client("dora").crons.delete(nightly)
+
+        assert listed(desk, "dora") == [own]
+        assert listed(desk, "boss") == [loose["cron_id"], own, of_kim]
+
+
+def test_fields_that_may_hold_secrets_are_the_authors(
+    settings: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The config, the context and the webhook; the person sees when it runs and what it says."""
+    monkeypatch.setattr(Webhooks, "check", lambda self, url: None)
+    with served(settings, keys(tmp_path), model) as desk:
+        thread = talked(desk, "dora")
+        planned(desk, "boss", thread, **SECRET)
+        [hers], [his] = (desk.client(user).crons.search() for user in ("dora", "boss"))
+
+    assert his["payload"].keys() - hers["payload"].keys() == {"config", "context", "webhook"}
+    assert "s3cret" not in str(hers)
+    assert (hers["payload"]["input"], hers["schedule"], hers["user_id"]) == (MORE, YEARLY, "boss")
+    assert {**hers, "payload": None} == {**his, "payload": None}
+
+
+def test_who_acts_for_a_person_sees_what_the_person_sees(desk: Desk) -> None:
+    thread, _ = talked(desk, "dora"), planned(desk, "boss", talked(desk, "kim"))
+    nightly = planned(desk, "boss", thread)
+    headers = {"X-Perdure-User": "dora"}
+    with get_sync_client(url=desk.url, api_key="boss", headers=headers) as acting:
+        assert [each["cron_id"] for each in acting.crons.search()] == [nightly]
+        acting.crons.delete(nightly)
+
+    assert listed(desk, "dora") == []
+
+
+def test_a_thread_without_a_turn_counts_once_it_has_a_person(desk: Desk) -> None:
+    """With keys, that is its owner. A `user_id` that a client names makes nobody its person."""
+    named = {"user_id": "dora"}
+    thread = desk.client("kim").threads.create(metadata=named)["thread_id"]
+    empty = desk.client("dora").threads.create()["thread_id"]
+    crons = [planned(desk, "boss", each) for each in (thread, empty)]
+
+    assert listed(desk, "kim") == crons[:1]
+    assert listed(desk, "dora") == crons[1:]
+
+
+def test_there_may_be_more_threads_than_a_query_takes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_crons, "_PAGE", 1)
+    threads = [talked(desk, "dora") for _ in range(2)]
+    crons = [planned(desk, "boss", each) for each in threads]
+
+    assert sorted(listed(desk, "dora")) == sorted(crons)
+
+
+def test_under_an_auth_file_the_person_and_not_the_owner_counts(team: Desk) -> None:
+    """Mia and Tom reach the same threads, as their organisation owns them."""
+    thread = talked(team, "mia")
+    cron = planned(team, "tom", thread)
+
+    assert listed(team, "mia") == [cron]  # it would use her memories
+    assert listed(team, "tom") == [cron]
+    assert listed(team, "jim") == []
+    assert listed(team, "zoe") == []
+    with pytest.raises(NotFoundError):
+        team.client("jim").crons.delete(cron)
+    team.client("mia").crons.delete(cron)
+    assert listed(team, "tom") == []
+
+
+def test_handlers_decide_whether_a_person_may_see_and_delete_it(team: Desk) -> None:
+    thread = talked(team, "mia")
+    cron = planned(team, "tom", thread)
+
+    assert listed(team, "mia+blind") == []  # threads:search is denied
+    with pytest.raises(NotFoundError):
+        team.client("mia+reads").crons.delete(cron)  # threads:update is denied
+    for call in (team.client("mia+none").crons.search, team.client("mia+none").crons.count):
+        with pytest.raises(PermissionDeniedError):
+            call()
+    with pytest.raises(PermissionDeniedError):
+        team.client("mia+none").crons.delete(cron)
+    assert listed(team, "mia+reads") == [cron]
