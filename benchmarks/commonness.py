@@ -15,7 +15,15 @@ from pathlib import Path
 import numpy as np
 from wordfreq import get_frequency_dict
 
-from perdure.stores.text import COMMON, ENGLISH, OTHER, STEPS, query_words, stems, tokens
+from perdure.stores.text import (
+    ENGLISH,
+    FREQUENCY_FILE,
+    NON_LATIN,
+    STEPS_PER_NAT,
+    extract_query_words,
+    iter_stems,
+    tokenize,
+)
 
 WEIGHTS = Path(__file__).parent.parent / "stores" / "weights"
 CODES = {
@@ -31,7 +39,7 @@ CODES = {
     "norwegian": ["nb"],
     "finnish": ["fi"],
     "hungarian": ["hu"],
-    OTHER: ["ru", "ar", "zh", "ja"],
+    NON_LATIN: ["ru", "ar", "zh", "ja"],
 }
 MOST = 1500  # words of another language than English
 
@@ -39,8 +47,12 @@ MOST = 1500  # words of another language than English
 def tokens_of(word: str, language: str) -> Iterable[str]:
     """The tokens by which a word is searched."""
     if language == ENGLISH:
-        return tokens(word)
-    return query_words(word) if language == OTHER else [stem for _, stem in stems(word, language)]
+        return tokenize(word)
+    return (
+        extract_query_words(word)
+        if language == NON_LATIN
+        else [stem for _, stem in iter_stems(word, language)]
+    )
 
 
 def main() -> None:
@@ -56,10 +68,10 @@ def main() -> None:
         in_order = sorted(shares, key=str.encode)
         rare = -np.log([shares[token] for token in in_order])
         arrays[f"{language} tokens"] = np.frombuffer("\n".join(in_order).encode(), np.uint8)
-        arrays[f"{language} rare"] = np.rint(rare * STEPS).astype(np.uint8)
+        arrays[f"{language} rare"] = np.rint(rare * STEPS_PER_NAT).astype(np.uint8)
         print(f"{language}: {len(in_order):,} tokens")
-    np.savez_compressed(WEIGHTS / COMMON, **arrays)
-    print(f"{(WEIGHTS / COMMON).stat().st_size:,} bytes")
+    np.savez_compressed(WEIGHTS / FREQUENCY_FILE, **arrays)
+    print(f"{(WEIGHTS / FREQUENCY_FILE).stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perdure.stores.text import FILE, STOP_WORDS, query_tokens
+from perdure.stores.text import STOP_WORDS, SYNONYM_FILE, tokenize_query
 
 WEIGHTS = Path(__file__).parent.parent / "stores" / "weights"
 MOST, LEAST = 16, 0.5
@@ -28,7 +28,7 @@ def stem_vectors() -> tuple[list[str], np.ndarray]:
     rows: dict[str, list[int]] = defaultdict(list)
     for number, word in enumerate(words):
         if _WORD.fullmatch(word) and word not in STOP_WORDS:
-            rows[query_tokens(word)[0]].append(number)
+            rows[tokenize_query(word)[0]].append(number)
     stems = sorted(rows)
     vectors = np.stack([table[rows[stem]].mean(axis=0, dtype=np.float32) for stem in stems])
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -47,13 +47,14 @@ def main() -> None:
         near.append(np.minimum(np.rint(cosines[best] * 255), 255).astype(np.uint8))
         starts.append(starts[-1] + len(best))
     np.savez_compressed(
-        WEIGHTS / FILE,
+        WEIGHTS / SYNONYM_FILE,
         stems=np.frombuffer("\n".join(stems).encode("ascii"), np.uint8),
         starts=np.array(starts, np.uint32),
         kin=np.concatenate(kin),
         near=np.concatenate(near),
     )
-    print(f"{len(stems):,} stems, {starts[-1]:,} pairs, {(WEIGHTS / FILE).stat().st_size:,} bytes")
+    size = (WEIGHTS / SYNONYM_FILE).stat().st_size
+    print(f"{len(stems):,} stems, {starts[-1]:,} pairs, {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from perdure.memory.options import check_instance, check_number, check_whole_num
 from perdure.memory.records import StoreAdapter
 from perdure.memory.run_config import Template
 from perdure.memory.tokens import Countable, count_tokens, token_counter
-from perdure.stores.values import quoted
+from perdure.stores.values import to_prompt_json
 
 __all__ = [
     "ChatMemoryRepository",
@@ -470,7 +470,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
                 "the store has no index, so it cannot tell what is similar; open it with one"
             )
         near = [item.value for item in items if item.score > 0 and item.score >= self.threshold]
-        lines = [f"{_ROLES[value['kind']]}: {quoted(value['text'])}" for value in near]
+        lines = [f"{_ROLES[value['kind']]}: {to_prompt_json(value['text'])}" for value in near]
         quotes = "\n".join([_HEAD, "<memory>", *lines, "</memory>"]) if lines else ""
         return self._sequence("\n\n".join(filter(None, [_system(*request), quotes])), request)
 

@@ -51,7 +51,7 @@ from perdure.memory.run_config import Template, Versioned, user_of_run
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
 from perdure.stores.namespaces import check_key
-from perdure.stores.normal_form import digest
+from perdure.stores.normal_form import hash_normal_form
 
 Memories = list[Memory]
 _USERS: Final = ("memories", "{user_id}")
@@ -553,7 +553,7 @@ class Quarantine:
         adapter, namespace, place = self._places(config)
         stored = await _found(adapter, place, key)
         ids = stored.provenance.message_ids if stored.provenance else ()
-        tombstone = note_on(namespace, digest(stored.text), "forgotten", ids)
+        tombstone = note_on(namespace, hash_normal_form(stored.text), "forgotten", ids)
         await adapter.written(await add_former_ids(adapter, [tombstone]))
         await erased(adapter, place, key)
         return Outcome("deleted", key)

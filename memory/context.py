@@ -30,8 +30,8 @@ from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.trim import choose, system_costs, too_long
 from perdure.settings import SHOWN_LIMIT
-from perdure.stores.text import STOP_WORDS, query_tokens
-from perdure.stores.values import quoted
+from perdure.stores.text import STOP_WORDS, tokenize_query
+from perdure.stores.values import to_prompt_json
 
 SHARES: Final[Mapping[str, float]] = {
     "profile": 0.15,
@@ -201,8 +201,8 @@ def _entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     )
     check_instance("profile", profile or {}, (Mapping, str), expected)
     texts = {
-        "profile": [quoted(profile)] if profile else [],
-        "summary": [quoted(summary["text"])] if summary and summary["text"] else [],
+        "profile": [to_prompt_json(profile)] if profile else [],
+        "summary": [to_prompt_json(summary["text"])] if summary and summary["text"] else [],
         "memories": [memory_line(memory) for memory in contents["memories"] or ()],
         "examples": [memory_line(example) for example in contents["examples"] or ()],
     }
@@ -335,7 +335,7 @@ def query_of(turns: Sequence[Turn]) -> str:
     texts = [message.text.strip() for message in asked if role(message) == "human"]
     if not texts or not texts[0]:
         return ""
-    telling = [word for word in query_tokens(texts[0]) if word not in STOP_WORDS]
+    telling = [word for word in tokenize_query(texts[0]) if word not in STOP_WORDS]
     # as "and then?", "Bruges?"
     is_elliptic = not telling or (len(telling) == 1 and len(texts[0].split()) <= _SHORT)
     text = "\n".join(reversed(texts)) if is_elliptic else texts[0]

@@ -33,7 +33,7 @@ from perdure.memory.records import (
 )
 from perdure.memory.thread_messages import TURNS, ThreadMessage
 from perdure.stores.base import Namespace, Provenance, PutItem
-from perdure.stores.text import chunks
+from perdure.stores.text import split_into_chunks
 
 if TYPE_CHECKING:
     from perdure.memory.loaded_thread import LoadedThread
@@ -172,7 +172,7 @@ class TurnExtractor:
         additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
         for message in batch.messages:
             is_kept = message.role in ("user", "assistant")
-            texts = chunks(message.text, self.max_words, 0) if is_kept else []
+            texts = split_into_chunks(message.text, self.max_words, 0) if is_kept else []
             left_out, texts = len(texts[_CHUNKS:]), texts[:_CHUNKS]
             for number, text in enumerate(texts):
                 key = turn_key(batch.thread_id, message.id, number)

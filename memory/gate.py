@@ -34,7 +34,7 @@ from perdure.memory.records import (
 )
 from perdure.memory.sameness import equivalent
 from perdure.stores.base import Namespace, Provenance, PutItem
-from perdure.stores.normal_form import digest
+from perdure.stores.normal_form import hash_normal_form
 from perdure.stores.tombstones import hash_message
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def tombstones_of(memory: Memory, how: How) -> list[PutItem]:
     Call this with each version whose text is not among `previous`.
     """
     source = memory.provenance
-    keys = [digest(text) for text in (memory.text, *(each.text for each in memory.previous))]
+    keys = [
+        hash_normal_form(text) for text in (memory.text, *(each.text for each in memory.previous))
+    ]
     keys += sources(source) if memory.kind == TURN else []
     ids = source.message_ids if source else ()
     return [note_on(memory.namespace, key, how, ids) for key in dict.fromkeys(keys)]
@@ -84,7 +86,7 @@ async def find_tombstones(
 
 async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -> bool:
     """Return whether a memory with this text was deleted or forgotten."""
-    return bool(await find_tombstones(adapter, namespace, [digest(text)]))
+    return bool(await find_tombstones(adapter, namespace, [hash_normal_form(text)]))
 
 
 async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
@@ -287,7 +289,7 @@ async def _refuse_deleted(
     for i in judgement.open():
         candidate = judgement.candidates[i]
         if not candidate.explicit:
-            marks[i] = [digest(text) for text in {candidate.text, judgement.text(i)}]
+            marks[i] = [hash_normal_form(text) for text in {candidate.text, judgement.text(i)}]
             marks[i] += sources(candidate.provenance) if candidate.kind == TURN else []
     gone = await find_tombstones(adapter, namespace, set().union(*marks.values()))
     reason = "it was deleted or forgotten, and nobody asks for it"

@@ -39,8 +39,8 @@ from perdure.memory.profile import Document, Profile, ProfileState
 from perdure.memory.quotation import fenced, middle_out, newest, rendered
 from perdure.memory.records import EPISODE, FACT, INSTRUCTIONS, Candidate, Memory, Outcome, Planned
 from perdure.memory.thread_messages import ThreadMessage, storable
-from perdure.stores.normal_form import normal
-from perdure.stores.values import quoted
+from perdure.stores.normal_form import normalize_text
+from perdure.stores.values import to_prompt_json
 
 CHANGED: Final = "changed"  # the check of an outcome: another run changed the same fields
 _MOST: Final = 200  # entries of a list: more is a model that repeats itself
@@ -281,7 +281,7 @@ def instructions_plan(
         text, source, outcomes = previous.text.rstrip(), None, [*refused]
         for wish, verdict in zip(candidates, verdicts, strict=True):
             line = verdict.text or wish.text
-            if normal(line) in normal(text):
+            if normalize_text(line) in normalize_text(text):
                 continue
             # an instruction may repeat a memory
             if verdict.action != "keep" and verdict.same_as is None:
@@ -525,12 +525,12 @@ def _check_same_store(store: Any, scope: Scope, what: str) -> None:
 def _remembered(memory: Memory) -> str:
     source = memory.provenance
     at = source.at if source is not None and source.at is not None else memory.valid_from
-    return quoted({"memory": memory.text, **({"on": at.date().isoformat()} if at else {})})
+    return to_prompt_json({"memory": memory.text, **({"on": at.date().isoformat()} if at else {})})
 
 
 def _shown(state: ProfileState[Any]) -> str:
     parts = [
-        f"The profile {quoted(state.name)}:",
+        f"The profile {to_prompt_json(state.name)}:",
         fenced("schema", json.dumps(state.owner.json_schema, ensure_ascii=False)),
         fenced("profile", json.dumps(state.document, ensure_ascii=False, indent=1)),
         fenced("fault_of_the_profile", state.fault),

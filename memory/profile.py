@@ -35,7 +35,7 @@ from perdure.memory.records import (
 )
 from perdure.memory.run_config import Template, source
 from perdure.stores.base import Provenance, PutItem, Receipt
-from perdure.stores.values import decode, encode, quoted
+from perdure.stores.values import decode_value, encode_value, to_prompt_json
 
 M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
@@ -135,13 +135,13 @@ def same(one: Any, other: Any) -> bool:
 def plain(value: Any, what: str) -> Any:
     """A copy of a JSON value."""
     try:
-        text = encode({"document": value})
+        text = encode_value({"document": value})
     except InvalidValue as exc:
         raise InvalidPatch(f"{what} is no JSON that a store takes: {exc}") from exc
     size = len(text.encode()) - len('{"document":}')
     if size > MAX_BYTES:
         raise InvalidPatch(f"{what} takes {size:,} bytes; at most {MAX_BYTES:,} are allowed")
-    return decode(text)["document"]
+    return decode_value(text)["document"]
 
 
 def escaped(name: str) -> str:
@@ -223,7 +223,7 @@ def validated(schema: type[M], document: Document) -> M:
 
 def _fault(fault: Any) -> str:
     path = "".join(f"/{escaped(str(part))}" for part in fault["loc"]) or "the profile"
-    given = "" if fault["type"] == "missing" else f" (it is {quoted(fault['input'])[:80]})"
+    given = "" if fault["type"] == "missing" else f" (it is {to_prompt_json(fault['input'])[:80]})"
     return f"{path!r}: {fault['msg']}{given}"
 
 

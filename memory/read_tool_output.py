@@ -24,7 +24,7 @@ from perdure.memory.quotation import said
 from perdure.memory.run_config import Versioned
 from perdure.memory.tool_outputs import ToolOutputReader
 from perdure.memory.tools import Attribution, build_tool
-from perdure.stores.values import quoted
+from perdure.stores.values import to_prompt_json
 
 READ: Final = """\
 Read the full result of an earlier tool call in this conversation whose result was cleared from \
@@ -87,8 +87,8 @@ def read_tool_output(
         result = await _find_result(saver, config, channel, call_id, attribution.messages)
         if result is None:
             raise ToolException(
-                f"No result of the tool call {quoted(call_id[:_MAX_SHOWN_ID])} is stored in this "
-                "conversation. Check the id, or do without the result."
+                f"No result of the tool call {to_prompt_json(call_id[:_MAX_SHOWN_ID])} is stored in "
+                "this conversation. Check the id, or do without the result."
             )
         return _select_page(result, values.get("start") or 0, limit, name)
 

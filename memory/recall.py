@@ -33,7 +33,7 @@ from perdure.memory.sameness import equivalent
 from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
-from perdure.stores.normal_form import normal
+from perdure.stores.normal_form import normalize_text
 from perdure.stores.store import Store
 
 NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
@@ -204,8 +204,8 @@ class MemorySearch:
         if len(prefixes) > 1:  # a question in one namespace must rank behind an answer in another
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
-        texts = {normal(memory.text) for ranking in rankings for _, memory in ranking}
-        below = [each for each in merged(under, limit) if normal(each.text) not in texts]
+        texts = {normalize_text(memory.text) for ranking in rankings for _, memory in ranking}
+        below = [each for each in merged(under, limit) if normalize_text(each.text) not in texts]
         lines = [memory_line(memory) for memory in memories]
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
         shown, left_out = [memories[number] for number in taken], len(memories) - len(taken)
@@ -336,7 +336,7 @@ def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
     numbers: dict[str, int] = {}  # of the places, by text
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
-            text = normal(memory.text)
+            text = normalize_text(memory.text)
             if text not in numbers:
                 first = enumerate(places[:_COMPARED])
                 near = (n for n, (shown, _) in first if equivalent(shown.text, memory.text))

@@ -25,8 +25,8 @@ from perdure.memory.run_config import TEAMS, Template, Versioned, store_of_graph
 from perdure.settings import MIN_SCORE
 from perdure.stores import tombstones
 from perdure.stores.base import Namespace, Provenance, PutItem
-from perdure.stores.normal_form import digest
-from perdure.stores.values import quoted
+from perdure.stores.normal_form import hash_normal_form
+from perdure.stores.values import to_prompt_json
 
 FACT: Final = "fact"
 TURN: Final = tombstones.TURN
@@ -155,7 +155,7 @@ def memory_line(memory: Any, *, date: str | None = None) -> str:
         team = _team_of(memory.namespace)
         return _line(body, getattr(memory, "provenance", None), memory.created_at, team=team)
     if not isinstance(memory, Memory):
-        return quoted(memory)
+        return to_prompt_json(memory)
     before = [
         {"memory": previous.text, "until": _day(previous.until)}
         for previous in memory.previous[:1]
@@ -218,7 +218,7 @@ def _line(
         "team": team,
         "noted_for": None if author == actor else author,
     }
-    return quoted({"memory": body, **{name: part for name, part in about.items() if part}})
+    return to_prompt_json({"memory": body, **{name: part for name, part in about.items() if part}})
 
 
 def _team_of(namespace: Sequence[str]) -> str | None:
@@ -486,7 +486,7 @@ def succeeding(
     past = list(previous.value.get(PREVIOUS, ()))
     if value["text"] != previous.text:
         at = (until or datetime.now(UTC)).isoformat()
-        entry: dict[str, Any] = {"text": previous.text, "digest": digest(previous.text)}
+        entry: dict[str, Any] = {"text": previous.text, "digest": hash_normal_form(previous.text)}
         entry |= {"until": at, "change": change}
         if previous.provenance is not None and previous.provenance.message_ids:
             entry["message_ids"] = list(previous.provenance.message_ids)
@@ -499,7 +499,7 @@ def succeeding(
 def having_said(text: str) -> dict[str, Any]:
     """The filter for memories of which a previous text is the same as this one."""
     # whether the field exists is asked first: that takes a tenth of the time
-    return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": digest(text)}
+    return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}
 
 
 def memory_of(item: Item) -> Memory:

@@ -28,14 +28,14 @@ from perdure.memory.records import TURN, Memory
 from perdure.memory.sameness import same
 from perdure.stores.text import (
     ENGLISH,
-    OTHER,
-    asks,
-    commonness,
-    language,
-    query_words,
+    NON_LATIN,
+    detect_language,
+    ends_with_question,
+    extract_query_words,
+    message_frequency,
+    split_words,
     stop_words,
-    tokens,
-    words_of,
+    tokenize,
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
@@ -87,7 +87,7 @@ def rank_answers_first(
     answering = sum(reading.role == ANSWERS for reading in readings)
     least = _SHARE * reader.told
     is_answered = any(reading.role <= SAYS and reading.shared >= least for reading in readings)
-    is_asked = asks(query) or any(reading.role == ASKS for reading in readings)
+    is_asked = ends_with_question(query) or any(reading.role == ASKS for reading in readings)
     if answering == len(readings) or not (is_answered and is_asked):
         return list(ranking), answering
     order = sorted(range(len(readings)), key=lambda number: _sort_key(number, readings, reader))
@@ -129,11 +129,11 @@ class _Reader:
 
     def __init__(self, query: str) -> None:
         self._query = query
-        words = query_words(query)
+        words = extract_query_words(query)
         self._words = {*words, *words.values()}
-        self._every = set(words_of(query))
-        self._languages = dict.fromkeys((language(query), ENGLISH))
-        is_foreign = language(query) not in (ENGLISH, OTHER)
+        self._every = set(split_words(query))
+        self._languages = dict.fromkeys((detect_language(query), ENGLISH))
+        is_foreign = detect_language(query) not in (ENGLISH, NON_LATIN)
         self._unlisted = _FOREIGN if is_foreign else _UNLISTED
         self.told = sum(map(self._nats_of_word, words))
 
@@ -144,7 +144,7 @@ class _Reader:
             return _Reading(ANSWERS, self._shared_nats(text))
         shared = self._shared_nats(text)
         sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
-        is_question = any(map(asks, sentences))
+        is_question = any(map(ends_with_question, sentences))
         repeats = shared >= _SHARE * self.told or (is_question and shared > 0)
         if not (repeats or is_reply) or self._has_more_information(text):
             return _Reading(ANSWERS, shared)
@@ -152,25 +152,27 @@ class _Reader:
             # a statement in ordinary words; if it has all words of the query, it only repeats it
             if is_question:
                 return _Reading(ANSWERS, shared)
-            is_copy = len(self._every) > 1 and self._every <= set(words_of(text))
+            is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
             return _Reading(REPEATS if is_copy else SAYS, shared)
         return _Reading(ASKS if is_question and repeats else REPEATS, shared)
 
     def _shared_nats(self, text: str) -> float:
         """Return the sum of the nats of those words of the query that a text has."""
-        found = {*tokens(text[:_MAX_LENGTH])}
-        words = query_words(self._query)
+        found = {*tokenize(text[:_MAX_LENGTH])}
+        words = extract_query_words(self._query)
         return sum(self._nats_of_word(word) for word, stem in words.items() if found & {word, stem})
 
     def _remaining_words(self, text: str) -> list[str]:
         """Return the words of a text that are neither words of the query nor stop words."""
         stops = frozenset[str]().union(*map(stop_words, self._languages))
-        words = {word: stem for word, stem in query_words(text).items() if word not in stops}
+        words = {
+            word: stem for word, stem in extract_query_words(text).items() if word not in stops
+        }
         return [word for word, stem in words.items() if not self._words & {word, stem}]
 
     def _nats_of_word(self, word: str) -> float:
         """Return the information of a word in nats: -ln of the share of messages that have it."""
-        common = max(commonness(word, name) for name in self._languages)
+        common = max(message_frequency(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
     def _has_more_information(self, text: str) -> bool:
@@ -194,14 +196,14 @@ class _Reader:
 
 
 def _tokens_of_name(word: str) -> list[str]:
-    return tokens(word) if word[0].isupper() else []
+    return tokenize(word) if word[0].isupper() else []
 
 
 def _split_statements(sentences: Sequence[str]) -> list[str]:
     """Return the statements, and the clauses of each question except its last clause."""
     parts = list[str]()
     for sentence in sentences:
-        parts += _CLAUSES.split(sentence)[:-1] if asks(sentence) else [sentence]
+        parts += _CLAUSES.split(sentence)[:-1] if ends_with_question(sentence) else [sentence]
     return parts
 
 

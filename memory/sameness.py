@@ -11,8 +11,8 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from perdure.stores.normal_form import normal, unify_letters
-from perdure.stores.text import tokens
+from perdure.stores.normal_form import normalize_text, unify_letters
+from perdure.stores.text import tokenize
 
 _NEAR: Final = 0.8  # the least cosine of two words that may stand for each other
 _PARTS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
@@ -24,7 +24,7 @@ def same(a: str, b: str) -> bool:
     return _normal(a) == _normal(b)
 
 
-_normal: Final = lru_cache(1 << 8)(normal)
+_normal: Final = lru_cache(1 << 8)(normalize_text)
 
 
 def equivalent(a: str, b: str) -> bool:
@@ -41,7 +41,7 @@ def _are_near(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
         return False
     # words of one stem differ in tense or number
     return bool(differ) and all(
-        tokens(x) != tokens(y) and _cosine(x, y) >= _NEAR for x, y in differ
+        tokenize(x) != tokenize(y) and _cosine(x, y) >= _NEAR for x, y in differ
     )
 
 

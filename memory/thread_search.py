@@ -47,16 +47,16 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import Flow
 from perdure.storage.threads import ThreadPool
 from perdure.stores.base import FoundItem, Provenance, PutItem
-from perdure.stores.namespaces import joined
-from perdure.stores.parts import SAID
+from perdure.stores.namespaces import encode_path
+from perdure.stores.parts import TRANSCRIPT_PREFIX
 from perdure.stores.store import Store
 from perdure.stores.text import (
+    detect_language,
+    extract_query_words,
+    find_nearest_words,
     is_misspellable,
-    language,
-    nearest,
-    query_words,
-    stems,
-    tokens,
+    iter_stems,
+    tokenize,
 )
 
 _LOG = logging.getLogger("perdure")
@@ -181,7 +181,7 @@ class SaidSearch:
     def __init__(self, saver: Checkpointer, store: Store) -> None:
         self._saver, self._list = saver, ThreadList(saver)
         self._database, self._sql = saver.database, saver._sql
-        self._parts = store._parts.beside(SAID, saver.database, saver._seal)
+        self._parts = store._parts.for_other_tables(TRANSCRIPT_PREFIX, saver.database, saver._seal)
         self._said = Store(self._parts)
         self._lock, self._readings = threading.Lock(), dict[Hashable, _Reading]()
 
@@ -305,7 +305,7 @@ class SaidSearch:
 
     def _unread(self, thread_id: str, owner: Any) -> Iterator[_Unread]:
         """What of a thread was not read yet, in parts."""
-        path = joined([self._label(owner)])
+        path = encode_path([self._label(owner)])
         try:
             read = self._saver._read(lambda: unread(self._saver._threads, thread_id, path))
         except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
@@ -325,7 +325,7 @@ class SaidSearch:
         if not some:
             return
         steps = [part[:3] for part in some]
-        puts = [self._parts.prepared(self._items(part)) for part in some]
+        puts = [self._parts.prepare_batch(self._items(part)) for part in some]
 
         def flow() -> Flow[None]:
             done = yield from advance(self._sql, steps)
@@ -377,13 +377,18 @@ def marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
     >>> marks("我喜欢聊天记忆", "聊天")
     ((3, 5),)
     """
-    there, words, inside, name = set(tokens(text)), query_words(query), set[int](), language(text)
+    there, words, inside, name = (
+        set(tokenize(text)),
+        extract_query_words(query),
+        set[int](),
+        detect_language(text),
+    )
     wanted = {*words, *words.values()}
     for word in filter(is_misspellable, wanted - there):
-        wanted |= {*nearest(word, there)}
+        wanted |= {*find_nearest_words(word, there)}
     for run in _WORD.finditer(text):
-        parts = tokens(run[0])
-        stemmed = (stem for _, stem in stems(run[0], name))
+        parts = tokenize(run[0])
+        stemmed = (stem for _, stem in iter_stems(run[0], name))
         for part in wanted.intersection(chain(parts, stemmed)):
             # of a script without spaces, and of words joined by marks, only the part
             form = re.escape(part) if len(parts) > 1 else ".+"

@@ -47,8 +47,8 @@ from perdure.memory.run_config import TEAM, TEAMS, source, teams_of_run, with_te
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
-from perdure.stores.text import STOP_WORDS, tokens
-from perdure.stores.values import quoted
+from perdure.stores.text import STOP_WORDS, tokenize
+from perdure.stores.values import to_prompt_json
 
 Act = Literal["create", "update", "supersede", "delete"]
 MANAGE: Final = """\
@@ -90,7 +90,7 @@ _WITHOUT_MEMORY: Final = (
 )
 _UNKNOWN: Final = "There is no memory with the id {id}. Search for it, and copy its id exactly."
 _LIGHT: Final = STOP_WORDS | {
-    stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokens(word)
+    stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokenize(word)
 }  # "the user" is in every such memory, whoever it is from
 _SUMMARY: Final = "lc_source"  # langchain gives a summary the role of the user
 
@@ -208,9 +208,9 @@ def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
     """
     config, teams = ensure_config(config), teams_of_run(config)
     if team not in teams:
-        known = ", ".join(quoted(each) for each in teams)
+        known = ", ".join(to_prompt_json(each) for each in teams)
         raise ToolException(
-            f"Not kept: the user is in no team {quoted(team[:80])}. "
+            f"Not kept: the user is in no team {to_prompt_json(team[:80])}. "
             + (f"Teams of the user: {known}." if known else "Leave the team out.")
         )
     return with_team(config, team)
@@ -340,7 +340,7 @@ async def _managed(
     try:
         outcome = await _changed(writer, action, key, memory, attribution)
     except (errors.UnknownMemory, errors.InvalidNamespace) as exc:  # no id is like that
-        raise ToolException(_UNKNOWN.format(id=quoted(key[:80]))) from exc
+        raise ToolException(_UNKNOWN.format(id=to_prompt_json(key[:80]))) from exc
     except errors.LimitExceeded as exc:
         answer = "Not kept: there is no room. Delete what is no longer needed, or tell the user."
         raise ToolException(answer) from exc
@@ -401,7 +401,7 @@ def _line(memory: Memory, date: str | None) -> str:
         "before": [{"memory": p.text, "until": p.until.date().isoformat()} for p in past],
     }
     line = {"id": memory.key, **json.loads(memory_line(memory, date=date))}
-    return quoted({**line, **{name: part for name, part in about.items() if part}})
+    return to_prompt_json({**line, **{name: part for name, part in about.items() if part}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +465,7 @@ class Attribution:
 
 def _words(text: Any) -> set[str]:
     """The stems of a text without stop words; of a script without spaces, pairs of characters."""
-    return {word for word in tokens(str(text)) if word not in _LIGHT}
+    return {word for word in tokenize(str(text)) if word not in _LIGHT}
 
 
 def _covering(words: set[str], messages: Words) -> Iterator[int]:

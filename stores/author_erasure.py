@@ -11,11 +11,11 @@ from typing import Any
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Receipt
-from perdure.stores.namespaces import labels, span
-from perdure.stores.parts import Parts
+from perdure.stores.namespaces import decode_path, prefix_range
+from perdure.stores.parts import StoreParts
 from perdure.stores.reading import moment, provenance_place, value_place
 from perdure.stores.tombstones import AUTHOR, PREVIOUS, UNNAMED
-from perdure.stores.values import encode
+from perdure.stores.values import encode_value
 
 
 @dataclass(slots=True)
@@ -27,12 +27,12 @@ class _Written:
 
 
 def forget_author(
-    parts: Parts, prefix: Namespace, author: str, *, hand_over: bool, dry_run: bool
+    parts: StoreParts, prefix: Namespace, author: str, *, hand_over: bool, dry_run: bool
 ) -> Receipt:
     """See `Store.forget_author`."""
     if not isinstance(author, str) or not author.strip():
         raise ConfigurationError(f"author is {author!r:.80}; expected the name of a user")
-    path = parts.path(prefix)
+    path = parts.resolve_prefix(prefix)
     if dry_run:
         written = parts.database.read(lambda: _find(parts, path, author))
         return _build_receipt(parts, written, hand_over=hand_over, clean=False)
@@ -44,9 +44,9 @@ def forget_author(
     return _build_receipt(parts, written, hand_over=hand_over, clean=clean)
 
 
-def _find(parts: Parts, path: bytes, author: str) -> Flow[_Written]:
+def _find(parts: StoreParts, path: bytes, author: str) -> Flow[_Written]:
     written = _Written()
-    for row in (yield parts.sql("every_version", *span(path))):
+    for row in (yield parts.sql("every_version", *prefix_range(path))):
         if parts.records.provenance(row[9], *row[1:4]).get(AUTHOR) == author:
             written.own.append(row)
         elif any(_is_by(entry, author) for entry in _previous(parts.records.value(row))):
@@ -64,7 +64,7 @@ def _is_by(entry: Any, author: str) -> bool:
     return isinstance(entry, Mapping) and entry.get(AUTHOR) == author
 
 
-def _apply(parts: Parts, path: bytes, author: str, *, hand_over: bool) -> Flow[_Written]:
+def _apply(parts: StoreParts, path: bytes, author: str, *, hand_over: bool) -> Flow[_Written]:
     """Remove the versions of an author, or the name in them, in one transaction."""
     sql = parts.sql
     written = yield from _find(parts, path, author)
@@ -83,7 +83,7 @@ def _apply(parts: Parts, path: bytes, author: str, *, hand_over: bool) -> Flow[_
         ids = [(row[0],) for row in written.own]
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
             yield sql.many(statement, ids)
-    yield sql("drop_empty_namespaces", *span(path))
+    yield sql("drop_empty_namespaces", *prefix_range(path))
     yield sql("drop_index_left")
     yield from parts.writer.hush()
     yield sql("bump_setting", "erasures")
@@ -91,7 +91,7 @@ def _apply(parts: Parts, path: bytes, author: str, *, hand_over: bool) -> Flow[_
     return written
 
 
-def _rewrite(parts: Parts, row: Row, author: str, *, hand_over: bool) -> Flow[None]:
+def _rewrite(parts: StoreParts, row: Row, author: str, *, hand_over: bool) -> Flow[None]:
     """Store a version without what an author wrote into it, or without the author's name."""
     records, place = parts.records, tuple(row[1:4])
     source = records.provenance(row[9], *row[1:4])
@@ -108,7 +108,7 @@ def _rewrite(parts: Parts, row: Row, author: str, *, hand_over: bool) -> Flow[No
         ]
         if not value[PREVIOUS]:
             del value[PREVIOUS]
-    text = encode(value)
+    text = encode_value(value)
     stored = None
     if source:
         stored = records.shut(json.dumps(source, ensure_ascii=False), provenance_place(*place))
@@ -120,7 +120,9 @@ def _rewrite(parts: Parts, row: Row, author: str, *, hand_over: bool) -> Flow[No
         yield parts.sql("rewrite_version", shut, stored, row[0])
 
 
-def _build_receipt(parts: Parts, written: _Written, *, hand_over: bool, clean: bool) -> Receipt:
+def _build_receipt(
+    parts: StoreParts, written: _Written, *, hand_over: bool, clean: bool
+) -> Receipt:
     rows = [] if hand_over else written.own
     closed = sum(row[6] is not None for row in rows)
     keys = sorted({(row[1], row[2]) for row in rows})
@@ -129,7 +131,7 @@ def _build_receipt(parts: Parts, written: _Written, *, hand_over: bool, clean: b
         items=len(rows) - closed,
         versions=closed,
         messages=0,
-        keys=tuple((labels(path[len(parts.root) :]), key) for path, key in keys),
+        keys=tuple((decode_path(path[len(parts.root) :]), key) for path, key in keys),
         hashes=tuple(sorted({hashlib.blake2b(each, digest_size=16).hexdigest() for each in texts})),
         threads=(),
         at=moment(parts.now()),

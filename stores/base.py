@@ -119,7 +119,7 @@ class VersionRetention:
 
 
 @dataclass(frozen=True, slots=True)
-class Removable:
+class RemovableVersions:
     """What of a key `sweep_ttl` and then `retain` would remove."""
 
     namespace: Namespace

@@ -28,8 +28,8 @@ from langgraph.store.base import ensure_embeddings
 from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
 from perdure.storage.flow import arun, run
 from perdure.storage.threads import ThreadPool, TimedOut, awaited_for, waited_for
-from perdure.stores.text import chunks
-from perdure.stores.vectors import Floats, Model, divided, vectors_of
+from perdure.stores.text import split_into_chunks
+from perdure.stores.vectors import Floats, Model, check_vectors, encode_groups
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
@@ -326,7 +326,7 @@ class CheckedEmbedder:
     def _checked(self, function: _Function, texts: list[str], answer: Any) -> Floats:
         with self._lock:  # two threads may bring a first answer
             rows = [answer] if function.of_one else answer
-            vectors = vectors_of(rows, len(texts), self._dims, self.name)
+            vectors = check_vectors(rows, len(texts), self._dims, self.name)
             self._dims = vectors.shape[1]
         return vectors
 
@@ -383,7 +383,7 @@ class StoreEmbedder:
 
     def pieces(self, texts: Sequence[str]) -> list[str]:
         """The chunks of texts that are embedded, each by itself."""
-        return [piece for text in texts for piece in chunks(text)]
+        return [piece for text in texts for piece in split_into_chunks(text)]
 
     def derives(self, file: Model) -> bool:
         """Whether the vectors of a file's model are made by the search."""
@@ -394,4 +394,6 @@ class StoreEmbedder:
         if self.quick is None or file is None or not self.derives(file):
             return [None] * len(rows)
         groups = [self.pieces(texts) for texts in rows]
-        return divided(self.quick([piece for group in groups for piece in group]), groups, file)
+        return encode_groups(
+            self.quick([piece for group in groups for piece in group]), groups, file
+        )

@@ -12,11 +12,11 @@ from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import parse
-from perdure.stores.namespaces import check_key, labels, span
-from perdure.stores.parts import Parts
+from perdure.stores.namespaces import check_key, decode_path, prefix_range
+from perdure.stores.parts import StoreParts
 from perdure.stores.reading import Selection, moment
-from perdure.stores.text import query_tokens, tokens
-from perdure.stores.values import WHOLE, texts
+from perdure.stores.text import tokenize, tokenize_query
+from perdure.stores.values import WHOLE, extract_texts
 
 
 class _Erased(Protocol):
@@ -55,7 +55,7 @@ class _Doomed:
 
 
 def forget(
-    parts: Parts,
+    parts: StoreParts,
     prefix: Namespace | None,
     key: str | None,
     filter: Mapping[str, Any] | None,
@@ -81,9 +81,11 @@ def forget(
         )
     choice = _Choice(
         Selection(
-            parts.path(() if prefix is None else prefix),
+            parts.resolve_prefix(() if prefix is None else prefix),
             parts.now(),
-            parse(filter) if filter else None,  # not `Parts.selection`, which keeps what it parsed
+            parse(filter)
+            if filter
+            else None,  # not `StoreParts.build_selection`, which keeps what it parsed
             parse(provenance, PROVENANCE) if provenance else None,
         ),
         None if key is None else check_key(key),
@@ -123,7 +125,7 @@ def _erase_messages(
 
 
 def _receipt(
-    parts: Parts,
+    parts: StoreParts,
     doomed: _Doomed,
     threads: Collection[str],
     messages: int,
@@ -138,7 +140,7 @@ def _receipt(
         items=len(doomed.rows) - closed,
         versions=closed,
         messages=messages,
-        keys=tuple((labels(path[len(parts.root) :]), key) for path, key in keys),
+        keys=tuple((decode_path(path[len(parts.root) :]), key) for path, key in keys),
         hashes=tuple(sorted(doomed.hashes)),
         threads=tuple(sorted({*doomed.messages, *threads})),
         at=moment(parts.now()),
@@ -148,17 +150,17 @@ def _receipt(
     )
 
 
-def _doomed(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
+def _doomed(parts: StoreParts, choice: _Choice) -> Flow[_Doomed]:
     prefix, records = choice.selection.prefix, parts.records
     if choice.key is None:
-        rows = yield parts.sql("every_version", *span(prefix))
+        rows = yield parts.sql("every_version", *prefix_range(prefix))
     else:
         rows = yield parts.sql("history", prefix, choice.key)
     checked = (parts.reader.checked(row, choice.selection) for row in rows)
     chosen = {
         (row[1], row[2])
         for row, item in filter(None, checked)
-        if choice.words <= set(tokens("\n".join(texts(item.value, [WHOLE]))))
+        if choice.words <= set(tokenize("\n".join(extract_texts(item.value, [WHOLE]))))
     }
     doomed = _Doomed([row for row in rows if (row[1], row[2]) in chosen])
     for row in doomed.rows:
@@ -170,7 +172,7 @@ def _doomed(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
     return doomed
 
 
-def _erase(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
+def _erase(parts: StoreParts, choice: _Choice) -> Flow[_Doomed]:
     sql = parts.sql
     doomed = yield from _doomed(parts, choice)
     ids = [(row[0],) for row in doomed.rows]
@@ -181,7 +183,7 @@ def _erase(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
     yield Statement(sql["shrink_namespace"], present, many=True)
     for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
         yield sql.many(statement, ids)
-    emptied = yield sql("drop_empty_namespaces", *span(choice.selection.prefix))
+    emptied = yield sql("drop_empty_namespaces", *prefix_range(choice.selection.prefix))
     if ids or emptied:
         yield sql("drop_index_left")
         yield from parts.writer.hush()
@@ -214,7 +216,7 @@ def _words(query: str | None) -> frozenset[str]:
         return frozenset()
     if not isinstance(query, str):
         raise ConfigurationError(f"query is {query!r}; expected text")
-    words = frozenset(query_tokens(query))
+    words = frozenset(tokenize_query(query))
     if not words:
         raise ConfigurationError(f"query is {query!r}, which has no words to look for")
     return words

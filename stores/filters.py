@@ -35,7 +35,7 @@ from itertools import count
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.errors import InvalidFilter
-from perdure.stores.values import meant
+from perdure.stores.values import suggest_name
 
 MAX_DEPTH = 32
 """The most levels of nesting in a filter."""
@@ -265,7 +265,9 @@ def _wrong(where: _Where, expected: str, got: object, advice: str = "") -> Inval
 
 
 def _unknown(where: _Where, what: str, name: str, known: Sequence[str]) -> InvalidFilter:
-    return InvalidFilter(f"{_named(where)}: unknown {what} {_shown(name)}; {meant(name, known)}")
+    return InvalidFilter(
+        f"{_named(where)}: unknown {what} {_shown(name)}; {suggest_name(name, known)}"
+    )
 
 
 def _named(where: _Where) -> str:

@@ -23,7 +23,7 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import PROVENANCE, Namespace
 from perdure.stores.tombstones import ROOT
-from perdure.stores.values import decode, meant
+from perdure.stores.values import decode_value, suggest_name
 
 PAGE = 500  # items or namespaces read at a time
 TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
@@ -46,7 +46,7 @@ def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
         if not text.strip():
             continue
         try:
-            line = decode(text)
+            line = decode_value(text)
         except (ValueError, RecursionError) as exc:
             raise ImportFailed(f"{where}: not JSON ({exc}); expected one object per line") from exc
         if not isinstance(line, dict):
@@ -81,7 +81,7 @@ def _check_fields(where: str, line: dict[str, Any]) -> None:
         for name in names:
             if name not in fields:
                 raise ImportFailed(
-                    f"{where}: unknown field {name[:60]!r}{holder}; {meant(name, fields)}"
+                    f"{where}: unknown field {name[:60]!r}{holder}; {suggest_name(name, fields)}"
                 )
     if "value" not in line:
         raise ImportFailed(f"{where}: it has no 'value'; expected a JSON object there")

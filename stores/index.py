@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
-from perdure.stores.namespaces import labels
+from perdure.stores.namespaces import decode_path
 from perdure.stores.ranking import Arrangement, arrange
 from perdure.stores.separation import (
     MAX_WORDED,
@@ -32,7 +32,7 @@ from perdure.stores.separation import (
     sample_size,
 )
 from perdure.stores.text import Vocabulary
-from perdure.stores.vectors import Floats, Matrix, Model, second_look
+from perdure.stores.vectors import Floats, Matrix, Model, rescored_share
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
@@ -187,7 +187,7 @@ class Index:
     def _give(self, row: int, vectors: bytes) -> None:
         if self.model is not None and vectors:
             self._recent_vectors.append(vectors)
-            self._recent_owners += [row] * (len(vectors) // self.model.width)
+            self._recent_owners += [row] * (len(vectors) // self.model.vector_bytes)
 
     def drop(self, gone: Ints) -> None:
         """Let go of some items."""
@@ -505,7 +505,7 @@ class IndexView:
                 matrix, owner = matrix.taken(chosen), owner[chosen]
             count = len(owner)
             if count > approximate_above and matrix.sketch is not None:
-                scores = matrix.estimates(query, 0, count, second_look(count))
+                scores = matrix.estimates(query, 0, count, rescored_share(count))
             else:
                 scores = matrix.scores(query, 0, count)
             firsts = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
@@ -554,7 +554,7 @@ def opened(
     try:
         return _unpacked(seal.open(body, _place(path)), model, approximate_above, made)
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
-        of = labels(path)
+        of = decode_path(path)
         _LOG.warning("the search index of %r is damaged, and is made anew: %s", of, exc)
         return None
 

@@ -40,11 +40,11 @@ from perdure.stores.index import (
     places,
     sealed,
 )
-from perdure.stores.namespaces import span
+from perdure.stores.namespaces import prefix_range
 from perdure.stores.puts import Preparer
 from perdure.stores.reading import ItemReader, Selection
 from perdure.stores.separation import Separation
-from perdure.stores.text import STOP_WORDS, is_misspellable, nearest
+from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
 USER: Final = "user"  # the word by which facts refer to the person whom they are about
@@ -77,7 +77,7 @@ class Sought(NamedTuple):
         if self.vector is None or self.model is None or file is None:
             return None
         if self.model != file:
-            raise file.mismatch(self.model)
+            raise file.build_mismatch_error(self.model)
         return view.cosines(self.vector, approximate_above)
 
 
@@ -212,7 +212,7 @@ class Indexes:
         if selection.filter is not None or selection.provenance is not None:
             ids = yield from self.reader.ids(present)
             chosen = np.array([*ids, *(number for _, number in closed)], np.int64)
-        under = self.sql("namespaces_under", *span(selection.prefix))
+        under = self.sql("namespaces_under", *prefix_range(selection.prefix))
         marks, rows = yield [self.sql("marks"), under]
         state = yield from self._entered(marks[0])
         ended = defaultdict[bytes, list[int]](list)
@@ -272,14 +272,16 @@ class Indexes:
 
     def _entered(self, marks: Row) -> Flow[_State]:
         erasures, embedded, closed, model = marks
-        state = _State(erasures, embedded, closed, None if model is None else Model.parsed(model))
+        state = _State(
+            erasures, embedded, closed, None if model is None else Model.from_setting(model)
+        )
         with self._lock:
             if erasures < self._erasures:
                 raise Overtaken
             outdated = erasures > self._erasures
         if outdated:
             self.erased()
-            rows = yield self.sql("namespaces_under", *span(b""))
+            rows = yield self.sql("namespaces_under", *prefix_range(b""))
             there = {(row[1], False): _Namespace(*row) for row in rows}
             with self._lock:
                 every = list(self._held.items())
@@ -552,7 +554,7 @@ def _nearest(
     """The rows of the nearest word that some have, for each word that none has."""
     like = yield from each(lambda _, view: [view.vocabulary.near(word) for word in words])
     nearby = {
-        word: nearest(word, chain.from_iterable(some), _CANDIDATES)
+        word: find_nearest_words(word, chain.from_iterable(some), _CANDIDATES)
         for word, some in zip(words, zip(*like, strict=True), strict=True)
     }
     others = {other for some in nearby.values() for other in some}

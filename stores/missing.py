@@ -12,11 +12,11 @@ from perdure.effects import Effect
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import ALL, Flow, Row, rows_of
 from perdure.stores.base import Pending, Progress
-from perdure.stores.namespaces import labels, span
-from perdure.stores.parts import Parts
+from perdure.stores.namespaces import decode_path, prefix_range
+from perdure.stores.parts import StoreParts
 from perdure.stores.puts import Put
-from perdure.stores.values import texts
-from perdure.stores.vectors import Floats, Model, divided
+from perdure.stores.values import extract_texts
+from perdure.stores.vectors import Floats, Model, encode_groups
 
 BATCH = 256  # items embedded at a time
 _BY_THE_WAY = 3  # failed attempts after which an item is no longer tried together with a put
@@ -25,7 +25,7 @@ _BY_THE_WAY = 3  # failed attempts after which an item is no longer tried togeth
 class MissingEmbeddings:
     """Makes the vectors of a store."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._sql, self._runner = parts.sql, parts.runner
         self._embeddings = parts.preparer.embeddings
@@ -71,7 +71,10 @@ class MissingEmbeddings:
         root, records = len(self._parts.root), self._parts.records
         return [
             Pending(
-                labels(row[1][root:]), row[2], row[11], records.text(row[12], ("pending", row[0]))
+                decode_path(row[1][root:]),
+                row[2],
+                row[11],
+                records.text(row[12], ("pending", row[0])),
             )
             for row in rows
         ]
@@ -80,12 +83,12 @@ class MissingEmbeddings:
         self, prefix: bytes, since: int, limit: int, attempts: int = ALL
     ) -> Flow[list[Row]]:
         sql = self._sql["pending"]
-        return (yield from rows_of(sql, since, *span(prefix), attempts, limit))
+        return (yield from rows_of(sql, since, *prefix_range(prefix), attempts, limit))
 
     def count(self) -> Flow[int]:
         """The number of items without vectors of the file's model."""
         rows = yield self._sql("get_setting", "model")
-        model = Model.parsed(rows[0][0]) if rows else None
+        model = Model.from_setting(rows[0][0]) if rows else None
         # the first model replaced none, and one that is quick needs none stored
         if model is None or model.number < 2 or self._embeddings.derives(model):
             counted = yield self._sql("pending_count")
@@ -133,8 +136,8 @@ class MissingEmbeddings:
         if not every:
             return [None] * len(groups), model
         vectors = await self._vectors(every)
-        model = model.of(vectors.shape[1])
-        return await self._runner.called(partial(divided, vectors, groups, model)), model
+        model = model.with_dims(vectors.shape[1])
+        return await self._runner.called(partial(encode_groups, vectors, groups, model)), model
 
     def _vectors(self, pieces: Sequence[str]) -> Effect[Floats]:
         embedder = self._embeddings.embedder
@@ -146,7 +149,7 @@ class MissingEmbeddings:
 
     def _pieces_of(self, row: Row) -> list[str]:
         fields = self._parts.preparer.fields_of(row[10])
-        return self._embeddings.pieces(texts(self._parts.records.value(row), fields))
+        return self._embeddings.pieces(extract_texts(self._parts.records.value(row), fields))
 
     # -- of another model
 
@@ -159,7 +162,7 @@ class MissingEmbeddings:
             )
             return await self._drop(number, progress)
         probe = await self._vectors(["perdure"])
-        model = model.of(probe.shape[1])
+        model = model.with_dims(probe.shape[1])
         number = await self._runner.write(partial(self._parts.writer.enrol, model, replace=True))
         done = since = 0
         of = (await self._runner.read(lambda: rows_of(self._sql["to_embed_count"], number)))[0][0]

@@ -17,7 +17,7 @@ from perdure.errors import CorruptRecord, InvalidNamespace
 RESERVED = "langgraph"  # langgraph keeps its own documents under this root
 MAX_KEY = 4096  # bytes of a key or of a whole path
 _RESERVED = f"{RESERVED}\0".encode()
-ALL = (b"", b"\xff")  # UTF-8 has no byte 0xff
+EVERY_PATH = (b"", b"\xff")  # UTF-8 has no byte 0xff
 
 
 def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
@@ -47,7 +47,7 @@ def check_prefix(prefix: Any) -> bytes:
                 f"the namespace {tuple(prefix)!r} has the label {label!r}; "
                 "expected non-empty text without NUL characters"
             )
-    return _encoded("namespace", tuple(prefix), "".join(f"{label}\0" for label in prefix))
+    return _encode_text("namespace", tuple(prefix), "".join(f"{label}\0" for label in prefix))
 
 
 def check_key(key: Any) -> str:
@@ -59,11 +59,11 @@ def check_key(key: Any) -> str:
     text = str.__str__(key) if isinstance(key, str) else str(key)
     if not text or "\0" in text:
         raise InvalidNamespace(f"the key is {text!r}; expected non-empty text without NUL")
-    _encoded("key", text, text)
+    _encode_text("key", text, text)
     return text
 
 
-def _encoded(what: str, shown: object, text: str) -> bytes:
+def _encode_text(what: str, shown: object, text: str) -> bytes:
     try:
         path = text.encode()
     except UnicodeEncodeError as exc:
@@ -77,10 +77,10 @@ def _encoded(what: str, shown: object, text: str) -> bytes:
     return path
 
 
-def labels(path: bytes) -> tuple[str, ...]:
+def decode_path(path: bytes) -> tuple[str, ...]:
     r"""The namespace of a path.
 
-    >>> labels(b"users\0alice\0")
+    >>> decode_path(b"users\0alice\0")
     ('users', 'alice')
     """
     try:
@@ -89,30 +89,30 @@ def labels(path: bytes) -> tuple[str, ...]:
         raise CorruptRecord(f"the path {path[:80]!r} of a namespace is damaged: {exc}") from exc
 
 
-def joined(namespace: Iterable[str]) -> bytes:
+def encode_path(namespace: Iterable[str]) -> bytes:
     r"""The path of a namespace that was checked.
 
-    >>> joined(("users", "alice"))
+    >>> encode_path(("users", "alice"))
     b'users\x00alice\x00'
     """
     return "".join(f"{label}\0" for label in namespace).encode()
 
 
-def span(prefix: bytes) -> tuple[bytes, bytes]:
+def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
     r"""The half-open range of paths under a prefix.
 
-    >>> span(b"users\0")
+    >>> prefix_range(b"users\0")
     (b'users\x00', b'users\x01')
     """
-    return (prefix, prefix[:-1] + b"\1") if prefix else ALL
+    return (prefix, prefix[:-1] + b"\1") if prefix else EVERY_PATH
 
 
-def matches(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
+def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
     """Whether a namespace meets all conditions; `"*"` in a condition matches any one label."""
-    return all(_meets(condition, namespace) for condition in conditions)
+    return all(_matches_condition(condition, namespace) for condition in conditions)
 
 
-def _meets(condition: MatchCondition, namespace: Sequence[str]) -> bool:
+def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> bool:
     wanted: Sequence[str] = condition.path
     if condition.match_type == "suffix":
         wanted, namespace = wanted[::-1], namespace[::-1]
@@ -129,7 +129,7 @@ def check_condition(condition: MatchCondition) -> None:
     check_prefix(condition.path)
 
 
-def literal_head(conditions: Iterable[MatchCondition]) -> bytes:
+def literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
     """The path that every namespace meeting the conditions begins with."""
     best = b""
     for condition in conditions:

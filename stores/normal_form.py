@@ -11,7 +11,7 @@ import unicodedata
 from hashlib import blake2b
 from typing import Final
 
-from perdure.stores.text import asks
+from perdure.stores.text import ends_with_question
 
 _BLANKS: Final = re.compile(
     r"[!\"'()*,./:;?@\[\\\]`{}\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u30fb\u0964\u060c\u061b"
@@ -44,19 +44,19 @@ _LETTERS: Final = str.maketrans(
 )
 
 
-def digest(text: str) -> str:
+def hash_normal_form(text: str) -> str:
     """Return the BLAKE2b-128 hash of the normal form of a text, in hexadecimal."""
-    plain = normal(text).encode("utf-8", "surrogatepass")
+    plain = normalize_text(text).encode("utf-8", "surrogatepass")
     return blake2b(plain, digest_size=16).hexdigest()
 
 
-def normal(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Return the normal form of a text, for comparison by `same`, and not for display."""
     plain = marked = unify_letters(text).casefold()
     if _MAY_HOLD.search(plain):
         marked = _WITHIN.sub(lambda match: _KEPT.get(match[0], _KEPT["-"]), plain)
     words = " ".join(_BLANKS.sub(" ", marked).split())
-    return f"{words} ?" if words and asks(text) else words or plain.strip()
+    return f"{words} ?" if words and ends_with_question(text) else words or plain.strip()
 
 
 def unify_letters(text: str) -> str:

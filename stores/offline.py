@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
-from perdure.stores.text import ENGLISH, language, telling_words, tokens, words_of
-from perdure.stores.vectors import Floats, unit
+from perdure.stores.text import ENGLISH, detect_language, foreign_stop_words, split_words, tokenize
+from perdure.stores.vectors import Floats, normalize_rows
 
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
@@ -77,7 +77,7 @@ class _Memo(dict[str, tuple[int, ...]]):
         return ids
 
 
-class WordPieces:
+class WordPieceTokenizer:
     """Text to token ids, as BERT's uncased tokeniser has them (without [CLS], [SEP] or truncation).
 
     `[UNK]` and `[PAD]` written in a text are text. Character classes are those of Python's Unicode
@@ -103,9 +103,9 @@ class WordPieces:
 
     def covered(self, text: str) -> float:
         """The share of a text's letters in words which, or whose stems, are of long pieces."""
-        words = [word for word in words_of(text) if len(word) > 1]
+        words = [word for word in split_words(text) if len(word) > 1]
         unknown = [word for word in words if not self._is_long(word)]
-        missed = sum(len(word) for word in unknown if not any(map(self._is_long, tokens(word))))
+        missed = sum(len(word) for word in unknown if not any(map(self._is_long, tokenize(word))))
         return 1 - missed / sum(map(len, words)) if words else 1.0
 
     def _is_long(self, word: str) -> bool:
@@ -143,8 +143,8 @@ class StaticEmbedder:
     """The default embedder: English, offline, 12,000 texts of 50 words a second on one core.
 
     A text's vector is the mean of its tokens' rows, of length 1. A text in another language (by
-    `perdure.stores.text.language`; the table has pieces of its words, which mean nothing) or with
-    no token of the vocabulary (only commonest punctuation, whose rows are zero) is a zero vector:
+    `perdure.stores.text.detect_language`; the table has pieces of its words, which mean nothing) or
+    with no token of the vocabulary (only commonest punctuation, whose rows are zero) is a zero vector:
     it is like nothing. It does not depend on the texts beside it. The order of words
     does not count and no text is cut, so a long one says little: embed it by chunks
     (`perdure.stores.text`).
@@ -163,17 +163,17 @@ class StaticEmbedder:
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
             numbers = pieces.ids(text)
-            if not foreign.isdisjoint(numbers) and language(text) != ENGLISH:
+            if not foreign.isdisjoint(numbers) and detect_language(text) != ENGLISH:
                 continue
             ids = np.array(numbers, np.intp)
             for start in range(0, len(ids), _TOKENS_AT_ONCE):
                 tokens = table.take(ids[start : start + _TOKENS_AT_ONCE], axis=0)
                 sums[row] += np.add.reduce(tokens, axis=0, dtype=np.int32)
-        return unit(sums)
+        return normalize_rows(sums)
 
     def embed_query(self, text: str) -> Floats:
         """The vector of a query; zero as well if most of its words are only pieces to the table."""
-        known = language(text) == ENGLISH and _weights()[1].covered(text) > _LEAST_COVERED
+        known = detect_language(text) == ENGLISH and _weights()[1].covered(text) > _LEAST_COVERED
         vector: Floats = self.embed([text if known else ""])[0]
         return vector
 
@@ -187,11 +187,11 @@ class StaticEmbedder:
             _loaded[1].forget()
 
 
-_loaded: tuple[NDArray[np.int8], WordPieces, frozenset[int]] | None = None
+_loaded: tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]] | None = None
 _loading = threading.Lock()
 
 
-def _weights() -> tuple[NDArray[np.int8], WordPieces, frozenset[int]]:
+def _weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
     """The table, int8[tokens, DIMS], the tokeniser over its vocabulary, and foreign tokens' ids.
 
     Foreign are stop words of other languages and letters of other scripts: a text with none of them
@@ -204,7 +204,7 @@ def _weights() -> tuple[NDArray[np.int8], WordPieces, frozenset[int]]:
         return _loaded
 
 
-def _read() -> tuple[NDArray[np.int8], WordPieces, frozenset[int]]:
+def _read() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
     folder = files("perdure.stores") / "weights"
     try:
         with (folder / "static-en-256.npy").open("rb") as file:
@@ -220,6 +220,6 @@ def _read() -> tuple[NDArray[np.int8], WordPieces, frozenset[int]]:
     foreign = (
         number
         for number, token in enumerate(tokens)
-        if token in telling_words() or (not token.isascii() and token.strip("#").isalpha())
+        if token in foreign_stop_words() or (not token.isascii() and token.strip("#").isalpha())
     )
-    return table, WordPieces(tokens), frozenset(foreign)
+    return table, WordPieceTokenizer(tokens), frozenset(foreign)

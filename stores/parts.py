@@ -44,14 +44,20 @@ from perdure.stores.namespaces import check_prefix
 from perdure.stores.puts import Index, ItemWriter, Limit, Preparer, Put
 from perdure.stores.reading import ItemReader, Records, Selection, micros
 from perdure.stores.text import ANALYZER
-from perdure.stores.values import WHOLE, check_number, fault, meant, recorded
+from perdure.stores.values import (
+    WHOLE,
+    check_number,
+    describe_invalid_part,
+    parse_setting,
+    suggest_name,
+)
 from perdure.stores.vectors import Kind, Model
 
 T = TypeVar("T")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 _Ask = tuple[Any, Promise[Any]]  # what a coroutine asks for, and its answer
 TextIndex = Literal["sealed", "keyed"]
-SAID: Final = "said_"
+TRANSCRIPT_PREFIX: Final = "said_"
 """What the names of tables begin with that hold what was said in threads, instead of `store_`."""
 _WORDS: Final = "words"  # the setting that says how words are kept
 _KEPT: Final = ("clear", "sealed", "keyed")
@@ -139,7 +145,7 @@ def options_of(**given: Any) -> Options:
     if error["type"] in ("extra_forbidden", "invalid_key"):
         known = {"ttl": TTLOptions, "index": IndexOptions}[name].__annotations__
         raise ConfigurationError(
-            f"{name} has the unknown setting {within[0]!r}; {meant(within[0], known)}"
+            f"{name} has the unknown setting {within[0]!r}; {suggest_name(within[0], known)}"
         )
     setting = name
     if name in ("index", "ttl") and within and within[0] in value:
@@ -162,7 +168,7 @@ def agreed_fields(
     the next search makes them anew.
     """
     rows = yield sql("get_setting", _WORDS)
-    recorded_words = recorded(_WORDS, rows[0][0], _says_how_words_are_kept) if rows else None
+    recorded_words = parse_setting(_WORDS, rows[0][0], _says_how_words_are_kept) if rows else None
     if recorded_words is not None and recorded_words["kept"] != kept:
         raise ConfigurationError(
             f"this file keeps words {recorded_words['kept']!r}, not {kept!r}: open it with "
@@ -193,11 +199,11 @@ def _says_how_words_are_kept(words: dict[str, Any]) -> bool:
 
 def with_said(script: str) -> str:
     """The tables of a store, and those of what was said, which no search of the store sees."""
-    return f"{script};\n{script.replace('store_', SAID)}"
+    return f"{script};\n{script.replace('store_', TRANSCRIPT_PREFIX)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class StoreParts:
     """The parts of an open store, or of the part of it under a prefix."""
 
     database: Database
@@ -212,7 +218,7 @@ class Parts:
     root: bytes = b""  # the path that all namespaces are under
 
     @classmethod
-    def of(
+    def build(
         cls,
         sql: NamedSQL,
         options: Options,
@@ -236,7 +242,7 @@ class Parts:
             rows = yield sql("get_setting", "model")
             with suppress(CorruptRecord):  # what needs the model says so
                 for (model,) in rows:
-                    embeddings.adopt(Model.parsed(model))
+                    embeddings.adopt(Model.from_setting(model))
 
         def erased() -> None:  # a vector tells of its text, a filter may hold what it looks for
             _parsed.cache_clear()
@@ -258,7 +264,7 @@ class Parts:
         ttl: Any = options.ttl
         return cls(database, sql, reader, writer, preparer, indexes, runner, ttl, now)
 
-    def under(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
+    def scope_to(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
         """The same under a path: nothing outside it can be named, and messages leave it out."""
         for name, most in (("max_items", max_items), ("max_bytes", max_bytes)):
             if most is not None:
@@ -277,7 +283,7 @@ class Parts:
             root=prefix,
         )
 
-    def beside(self, tables: str, database: Database, seal: Seal) -> Self:
+    def for_other_tables(self, tables: str, database: Database, seal: Seal) -> Self:
         """Those of other tables, whose names begin with `tables`: of what is found by its words.
 
         Args:
@@ -305,11 +311,11 @@ class Parts:
         """The reader of rows."""
         return self.reader.records
 
-    def path(self, prefix: Any) -> bytes:
+    def resolve_prefix(self, prefix: Any) -> bytes:
         """The path of a prefix that a caller names."""
         return self.root + check_prefix(prefix)
 
-    def selection(
+    def build_selection(
         self,
         prefix: Any,
         filter: Any = None,
@@ -319,7 +325,7 @@ class Parts:
     ) -> Selection:
         """The items that a call selects."""
         return Selection(
-            self.path(prefix),
+            self.resolve_prefix(prefix),
             self.now(),
             _filter(filter, of_provenance=False),
             _filter(provenance, of_provenance=True),
@@ -327,17 +333,19 @@ class Parts:
             newest_first,
         )
 
-    def put(self, place: tuple[bytes, str], value: Any, index: Index, ttl: TTL, *extra: Any) -> Put:
+    def prepare_put(
+        self, place: tuple[bytes, str], value: Any, index: Index, ttl: TTL, *extra: Any
+    ) -> Put:
         """A put or, with a value of None, a delete; see `Preparer.put`."""
         if isinstance(ttl, NotProvided):
             ttl = (self.ttl or {}).get("default_ttl")
         return self.preparer.put(place, value, index, ttl, *extra)
 
-    def prepared(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
+    def prepare_batch(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
         """Puts and deletes, checked; of one key, the last counts."""
         last = {self.preparer.place(op.namespace, op.key): op for op in ops}
         return [
-            self.put(
+            self.prepare_put(
                 place,
                 op.value,
                 op.index,
@@ -347,7 +355,9 @@ class Parts:
             for place, op in last.items()
         ]
 
-    def touch(self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None) -> None:
+    def restart_ttl(
+        self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None
+    ) -> None:
         """Restart the time to live of items that were read, unless that is turned off.
 
         The argument of the call decides, otherwise the configuration. The default is on, as in
@@ -357,7 +367,9 @@ class Parts:
             refresh_ttl = (self.ttl or {}).get("refresh_on_read", True)
         if not refresh_ttl or self.database.read_only:
             return
-        keys = [(self.path(item.namespace), item.key) for item in items if item.expires_at]
+        keys = [
+            (self.resolve_prefix(item.namespace), item.key) for item in items if item.expires_at
+        ]
         if keys:
             self.database.write(lambda: self.writer.touch(keys, self.now))
 
@@ -366,7 +378,7 @@ def _filter(filter: Any, *, of_provenance: bool) -> Filter | None:
     if filter is None or filter == {}:
         return None
     try:
-        form = None if fault(filter) else orjson.dumps(filter)
+        form = None if describe_invalid_part(filter) else orjson.dumps(filter)
     except TypeError:  # no Unicode text, or a wide integer
         form = None
     fields = PROVENANCE if of_provenance else None

@@ -16,10 +16,10 @@ from perdure.errors import ConfigurationError, LimitExceeded, VersionConflict
 from perdure.storage.flow import Flow, Last, NamedSQL, Row, Statement
 from perdure.stores.base import Provenance
 from perdure.stores.embedders import StoreEmbedder
-from perdure.stores.namespaces import check_key, check_namespace, labels, span
+from perdure.stores.namespaces import check_key, check_namespace, decode_path, prefix_range
 from perdure.stores.reading import Records, provenance_fields, provenance_place, value_place
-from perdure.stores.text import ANALYZER, asks, tokens
-from perdure.stores.values import check_number, decode, encode, texts
+from perdure.stores.text import ANALYZER, ends_with_question, tokenize
+from perdure.stores.values import check_number, decode_value, encode_value, extract_texts
 from perdure.stores.vectors import Model
 
 Index = Literal[False] | list[str] | None
@@ -108,7 +108,7 @@ class Preparer:
         put = Put(
             path,
             key,
-            encode(value, self.max_bytes),
+            encode_value(value, self.max_bytes),
             ttl=None if ttl is None else _checked_ttl(ttl),
             if_version=if_version,
             provenance=provenance_fields(provenance) if provenance else None,
@@ -123,19 +123,19 @@ class Preparer:
         put.limits, put.stored = self.limits, self.embeddings.stores
         if put.searched and put.stored:
             put.pieces = self.embeddings.pieces(
-                texts(decode(put.text or ""), put.fields or self.fields)
+                extract_texts(decode_value(put.text or ""), put.fields or self.fields)
             )
         return put
 
     def analysed(self, value: Mapping[str, Any], fields: str | None) -> tuple[list[str], bool]:
         """The words of a value, none if it has no text, and whether it ends as a question does."""
-        searched = texts(value, self.fields_of(fields))
+        searched = extract_texts(value, self.fields_of(fields))
         if not searched:
             return [], False
-        words = tokens("\n".join(searched))
+        words = tokenize("\n".join(searched))
         if self.masked is not None:
             words = [self.masked(word) for word in words]
-        return words, asks(searched[-1])
+        return words, ends_with_question(searched[-1])
 
     def made(self, file: Model | None) -> list[Any]:
         """How words and vectors are made in a file of a model; others cannot be compared."""
@@ -150,7 +150,7 @@ class Preparer:
         self, rows: Sequence[tuple[Mapping[str, Any], str | None]], file: Model | None
     ) -> list[bytes | None]:
         """The vectors of values that have none stored, each with the paths it is searched by."""
-        searched = [texts(value, self.fields_of(fields)) for value, fields in rows]
+        searched = [extract_texts(value, self.fields_of(fields)) for value, fields in rows]
         return self.embeddings.derive(searched, file)
 
 
@@ -382,16 +382,16 @@ class ItemWriter:
         if put.if_version is not None and put.if_version != version:
             at = f"at version {version}" if version else "not there"
             raise VersionConflict(
-                f"{put.key!r} in {labels(put.path[self.records.root :])!r} is {at}, not at "
+                f"{put.key!r} in {decode_path(put.path[self.records.root :])!r} is {at}, not at "
                 f"{put.if_version}: "
                 "get it again, apply your change to what it holds now, and put that"
             )
 
     def _check_limit(self, limit: Limit, now: int) -> Flow[None]:
-        items, size = (yield self.sql("held", *span(limit.prefix)))[0]
+        items, size = (yield self.sql("held", *prefix_range(limit.prefix)))[0]
         if _within(limit, items, size):
             return
-        gone, freed = (yield self.sql("held_expired", *span(limit.prefix), now))[0]
+        gone, freed = (yield self.sql("held_expired", *prefix_range(limit.prefix), now))[0]
         if _within(limit, items - gone, size - freed):
             return
         if len(limit.prefix) < self.records.root:  # what others hold there is not told
@@ -414,14 +414,14 @@ class ItemWriter:
         return (yield from self._enrolled(model, known, replace=replace))
 
     def _enrolled(self, model: Model, rows: list[Row], *, replace: bool = False) -> Flow[int]:
-        recorded = Model.parsed(rows[0][0]) if rows else None
+        recorded = Model.from_setting(rows[0][0]) if rows else None
         if recorded == model:
             return recorded.number
         if recorded is not None and not replace:
-            raise recorded.mismatch(model)
+            raise recorded.build_mismatch_error(model)
         number = 1 if recorded is None else recorded.number + 1
         new = Model(model.name, model.dims, model.kind, number)
-        yield self.sql("set_setting", "model", new.text())
+        yield self.sql("set_setting", "model", new.to_setting())
         return new.number
 
     def give_vectors(self, given: Sequence[tuple[int, bytes | None]], model: Model) -> Flow[None]:

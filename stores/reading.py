@@ -18,9 +18,15 @@ from perdure.storage.flow import ALL, AnyText, Flow, NamedSQL, Row, Statement, s
 from perdure.stores.base import PROVENANCE, Namespace, Provenance, QueryPlan, StoredItem
 from perdure.stores.filter_sql import Condition, JSONPlace, condition_of
 from perdure.stores.filters import Filter
-from perdure.stores.namespaces import joined, labels, literal_head, matches, span
-from perdure.stores.tombstones import is_of_notes
-from perdure.stores.values import decode
+from perdure.stores.namespaces import (
+    decode_path,
+    encode_path,
+    literal_prefix,
+    matches_conditions,
+    prefix_range,
+)
+from perdure.stores.tombstones import is_note_namespace
+from perdure.stores.values import decode_value
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -124,10 +130,10 @@ class Records:
     def value(self, row: Row) -> dict[str, Any]:
         """The value in a row of an item."""
         try:
-            return decode(self.text_of(row))
+            return decode_value(self.text_of(row))
         except ValueError as exc:
             raise CorruptRecord(
-                f"the item {row[2]!r} of {labels(row[1])!r} cannot be read back ({exc}): "
+                f"the item {row[2]!r} of {decode_path(row[1])!r} cannot be read back ({exc}): "
                 "its row is damaged"
             ) from exc
 
@@ -136,10 +142,10 @@ class Records:
         if stored is None:
             return {}
         try:
-            return decode(self.text(stored, provenance_place(path, key, version)))
+            return decode_value(self.text(stored, provenance_place(path, key, version)))
         except ValueError as exc:
             raise CorruptRecord(
-                f"the provenance of the item {key!r} of {labels(path)!r} cannot be read back "
+                f"the provenance of the item {key!r} of {decode_path(path)!r} cannot be read back "
                 f"({exc}): its row is damaged"
             ) from exc
 
@@ -150,7 +156,7 @@ class Records:
         return StoredItem(
             value=self.value(row) if value is None else value,
             key=key,
-            namespace=labels(path[self.root :]),
+            namespace=decode_path(path[self.root :]),
             created_at=moment(created),
             valid_from=moment(valid_from),
             version=version,
@@ -222,7 +228,7 @@ class ItemReader:
         else:
             sql, params = self.sql["under_as_of"].format(order=selection.order), ()
         bound = (
-            *span(selection.prefix),
+            *prefix_range(selection.prefix),
             selection.now if selection.as_of is None else selection.as_of,
         )
         unchecked = selection.filter is None and selection.provenance is None
@@ -258,11 +264,13 @@ class ItemReader:
         condition, indexed = yield from self._condition(selection)
         rows = yield self._matching(selection, condition, indexed, "i.id, i.value", ALL)
         matches = selection.filter.matches
-        return [row for row, value in rows if matches(decode(stored_text(value)))]
+        return [row for row, value in rows if matches(decode_value(stored_text(value)))]
 
     def closed(self, selection: Selection) -> Flow[list[Row]]:
         """The path and id of each version wanted that was closed after the moment looked at."""
-        closed: list[Row] = yield self.sql("closed_as_of", *span(selection.prefix), selection.as_of)
+        closed: list[Row] = yield self.sql(
+            "closed_as_of", *prefix_range(selection.prefix), selection.as_of
+        )
         if selection.filter is None and selection.provenance is None:
             return closed
         chosen = list[Row]()
@@ -298,7 +306,9 @@ class ItemReader:
         sql = self.sql["matching"].format(
             columns=columns, condition=condition.numbered(5), indexed=indexed
         )
-        return Statement(sql, (*span(selection.prefix), selection.now, limit, *condition.params))
+        return Statement(
+            sql, (*prefix_range(selection.prefix), selection.now, limit, *condition.params)
+        )
 
     def _under(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
         """The statement of a search at present, and the parameters of its condition."""
@@ -311,7 +321,7 @@ class ItemReader:
     def explain(self, selection: Selection) -> Flow[QueryPlan]:
         """The plan of a search without a query."""
         sql, params = yield from self._under(selection)
-        bound = (*span(selection.prefix), selection.now, 10, 0, *params)
+        bound = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
         account = yield Statement(self.sql["explain"].format(query=sql), bound)
         steps = tuple(row[-1] for row in account)
         used = tuple(
@@ -338,7 +348,7 @@ class ItemReader:
 
         With `hides_notes`, namespaces of notes on memories are left out.
         """
-        low, high = span(root + literal_head(conditions))
+        low, high = prefix_range(root + literal_prefix(conditions))
         out: list[Namespace] = []
         done = b""  # all that begins with it is answered
         while len(out) < offset + limit:
@@ -346,27 +356,27 @@ class ItemReader:
             for (path,) in rows:
                 if done and path.startswith(done):
                     continue
-                namespace = labels(path[len(root) :])
-                if hides_notes and is_of_notes(namespace):
-                    done = root + joined(namespace[:2])
+                namespace = decode_path(path[len(root) :])
+                if hides_notes and is_note_namespace(namespace):
+                    done = root + encode_path(namespace[:2])
                     continue
-                if not matches(conditions, namespace):
+                if not matches_conditions(conditions, namespace):
                     continue
                 if max_depth is not None and len(namespace) >= max_depth:
                     namespace = namespace[:max_depth]
-                    done = root + joined(namespace)
+                    done = root + encode_path(namespace)
                 out.append(namespace)
             if len(rows) < _PAGE:
                 break
             last = rows[-1][0]
-            low = span(done)[1] if done and last.startswith(done) else last + b"\0"
+            low = prefix_range(done)[1] if done and last.startswith(done) else last + b"\0"
         return out[offset : offset + limit]
 
     def sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
         """What is under each path: namespaces, items, bytes."""
         out: list[Row] = []
         for path in paths:
-            out += yield self.sql("size_under", *span(path))
+            out += yield self.sql("size_under", *prefix_range(path))
         return out
 
 

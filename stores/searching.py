@@ -20,18 +20,18 @@ from perdure.storage.flow import Flow, rows_of
 from perdure.stores.base import FoundItem, Mode, Span, WhyNot
 from perdure.stores.index import Ints
 from perdure.stores.indexes import NAMING, USER, Overtaken, Pool, Sought
-from perdure.stores.namespaces import span
-from perdure.stores.parts import Parts
+from perdure.stores.namespaces import prefix_range
+from perdure.stores.parts import StoreParts
 from perdure.stores.ranking import Ranked, Term, Weights, is_everywhere, rank
 from perdure.stores.reading import Selection, micros
 from perdure.stores.text import (
     STOP_WORDS,
-    commonness,
-    language,
-    query_words,
-    synonyms,
-    tokens,
-    words_of,
+    detect_language,
+    extract_query_words,
+    find_synonyms,
+    message_frequency,
+    split_words,
+    tokenize,
 )
 from perdure.stores.values import check_number
 from perdure.stores.vectors import Floats
@@ -125,7 +125,7 @@ def page_of(limit: Any, offset: Any) -> tuple[int, int]:
 class Searcher:
     """Runs searches."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._indexes, self._embeddings = parts.indexes, parts.preparer.embeddings
         self._masked = parts.preparer.masked  # makes keyed hashes of words, if the index has those
@@ -156,7 +156,7 @@ class Searcher:
                     )
                     break
         if selection.as_of is None:
-            parts.touch(items, refresh_ttl)
+            parts.restart_ttl(items, refresh_ttl)
         return items
 
     def why_not(self, selection: Selection, query: Query | None, path: bytes, key: str) -> WhyNot:
@@ -233,8 +233,10 @@ class Searcher:
         by_words = query.mode != "semantic"
         # of hashes nothing is known
         by_meaning = by_words and vector is not None and self._masked is None
-        said = islice(query_words(query.text[:_LONGEST]).items(), _MOST_WORDS)
-        words: _Words = {word: (stem, synonyms(word) if by_meaning else []) for word, stem in said}
+        said = islice(extract_query_words(query.text[:_LONGEST]).items(), _MOST_WORDS)
+        words: _Words = {
+            word: (stem, find_synonyms(word) if by_meaning else []) for word, stem in said
+        }
         return words, Sought(
             {
                 self._kept(word): [self._kept(stem), *(other for other, _ in near)]
@@ -242,7 +244,7 @@ class Searcher:
                 if by_words
             },
             vector,
-            None if vector is None or model is None else model.of(len(vector)),
+            None if vector is None or model is None else model.with_dims(len(vector)),
             corrected=self._masked is None,
             is_personal=by_words and self._masked is None,
         )
@@ -254,12 +256,15 @@ class Searcher:
         cosines = pool.cosines
         actors, names = _named(pool, words)
         subjects = set[str]() if self._masked else _subjects_of(pool) - names
-        terms, name = [], language(query.text[:_LONGEST])
+        terms, name = [], detect_language(query.text[:_LONGEST])
         for word, (stem, near) in words.items() if query.mode != "semantic" else ():
             others = [] if word in names else near
             kin = [(pool.terms[other][0], n) for other, n in others if other in pool.terms]
             hits = pool.term(self._kept(word), self._kept(stem))
-            common, is_subject = commonness(stem, name), not subjects.isdisjoint({word, stem})
+            common, is_subject = (
+                message_frequency(stem, name),
+                not subjects.isdisjoint({word, stem}),
+            )
             terms.append(Term(*hits, kin, common, word in names, is_subject))
         known = any(len(term.rows) or term.kin for term in terms)
         if cosines is None and not known:
@@ -276,7 +281,7 @@ class Searcher:
         if cosines is not None and lone and arrangement is None and actor is None and date is None:
             return Ranked.by_cosine(cosines)  # nothing to weigh it with
         is_about = any(term.subject for term in terms) or not _PERSONS.isdisjoint(
-            words_of(query.text[:_LONGEST])
+            split_words(query.text[:_LONGEST])
         )
         ranked = rank(
             candidates.lengths,
@@ -350,7 +355,7 @@ class Searcher:
                 vector = embedder.embed_query(text)
                 return vector if query.mode == "semantic" or vector.any() else None
             if selection.as_of is None:  # a call that may cost money
-                sql, under = self._parts.sql["namespaces_under"], span(selection.prefix)
+                sql, under = self._parts.sql["namespaces_under"], prefix_range(selection.prefix)
                 if not await runner.read(lambda: rows_of(sql, *under)):
                     return None
             return await Effect(
@@ -373,7 +378,7 @@ def _named(pool: Pool, words: Collection[str]) -> tuple[list[int], set[str]]:
     said, actors, names = set(words), list[int](), set[str]()
     for code in codes if len(codes) <= _MANY_ACTORS else ():
         name = pool.actors[code]
-        of = () if name.casefold() in _ROLES else set(tokens(name)) - STOP_WORDS
+        of = () if name.casefold() in _ROLES else set(tokenize(name)) - STOP_WORDS
         if not said.isdisjoint(of):
             actors.append(code)
             names.update(of)
@@ -396,7 +401,7 @@ def _subjects_of(pool: Pool) -> set[str]:
         return {USER}
     subjects = set[str]()
     for word, (rows, _) in pool.terms.items():
-        if len(rows) < NAMING * n or word == USER or commonness(word) > _COMMON:
+        if len(rows) < NAMING * n or word == USER or message_frequency(word) > _COMMON:
             continue
         if is_everywhere(len(np.union1d(rows, by_user)), n):
             subjects |= {word, USER}

@@ -45,8 +45,14 @@ from perdure.stores.base import (
 )
 from perdure.stores.erasure import ErasesMessages, forget
 from perdure.stores.missing import MissingEmbeddings
-from perdure.stores.namespaces import check_condition, check_key, check_prefix, labels, span
-from perdure.stores.parts import Parts
+from perdure.stores.namespaces import (
+    check_condition,
+    check_key,
+    check_prefix,
+    decode_path,
+    prefix_range,
+)
+from perdure.stores.parts import StoreParts
 from perdure.stores.puts import Index, Put, are_brief
 from perdure.stores.ranking import Weights
 from perdure.stores.reading import micros
@@ -59,7 +65,7 @@ class Store(BaseStore):
 
     supports_ttl = True
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._missing = MissingEmbeddings(parts)
         self._searcher = Searcher(parts)
@@ -87,7 +93,7 @@ class Store(BaseStore):
 
     async def _batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
         written = [op for op in ops if isinstance(op, PutOp | PutItem)]
-        prepare = partial(self._parts.prepared, written)
+        prepare = partial(self._parts.prepare_batch, written)
         is_brief = are_brief([op.value for op in written])
         puts = prepare() if is_brief else await self._parts.runner.called(prepare)
         results: list[Result] = [None] * len(ops)
@@ -102,7 +108,7 @@ class Store(BaseStore):
         """The query of a search, if a model elsewhere makes its vector."""
         if not isinstance(op, SearchOp) or not self._searcher.awaits:
             return None
-        selection = self._parts.selection(op.namespace_prefix)
+        selection = self._parts.build_selection(op.namespace_prefix)
         return await self._searcher.awaited(query_of(op.query), selection)
 
     def _answer(self, op: Op | PutItem, query: Query | None) -> Any:
@@ -119,7 +125,7 @@ class Store(BaseStore):
         refresh = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh)
-        selection = self._parts.selection(op.namespace_prefix, op.filter)
+        selection = self._parts.build_selection(op.namespace_prefix, op.filter)
         query = query or query_of(op.query)
         return self._searcher.search(selection, query, op.limit, op.offset, refresh)
 
@@ -136,7 +142,7 @@ class Store(BaseStore):
         parts = self._parts
 
         def prepare() -> Put:
-            return parts.put(parts.preparer.place(namespace, key), value, *how)
+            return parts.prepare_put(parts.preparer.place(namespace, key), value, *how)
 
         is_brief = are_brief((value,))
         await self._write([prepare() if is_brief else await parts.runner.called(prepare)])
@@ -224,7 +230,7 @@ class Store(BaseStore):
             as_of: Read the state at that moment.
         """
         parts = self._parts
-        path, text = parts.path(namespace), check_key(key)
+        path, text = parts.resolve_prefix(namespace), check_key(key)
         when = None if as_of is None else micros(as_of)
         row = self.database.read(
             lambda: parts.reader.get(path, text, parts.now(), when), snapshot=False
@@ -233,7 +239,7 @@ class Store(BaseStore):
             return None
         item = parts.records.item(row)
         if when is None:
-            parts.touch([item], refresh_ttl)
+            parts.restart_ttl([item], refresh_ttl)
         return item
 
     async def aget(
@@ -303,7 +309,9 @@ class Store(BaseStore):
             EmbedderMismatch: The store's vectors come from another model.
             ConfigurationError: Another argument is wrong.
         """
-        selection = self._parts.selection(namespace_prefix, filter, provenance, as_of, newest_first)
+        selection = self._parts.build_selection(
+            namespace_prefix, filter, provenance, as_of, newest_first
+        )
         question = query_of(query, mode, context, explain, weights, during, min_score)
         return self._searcher.search(selection, question, limit, offset, refresh_ttl)
 
@@ -328,7 +336,9 @@ class Store(BaseStore):
         newest_first: bool = False,
     ) -> list[FoundItem]:
         """See `search`."""
-        selection = self._parts.selection(namespace_prefix, filter, provenance, as_of, newest_first)
+        selection = self._parts.build_selection(
+            namespace_prefix, filter, provenance, as_of, newest_first
+        )
         question = query_of(query, mode, context, explain, weights, during, min_score)
         question = await self._searcher.awaited(question, selection)
         search = partial(self._searcher.search, selection, question, limit, offset, refresh_ttl)
@@ -367,9 +377,9 @@ class Store(BaseStore):
         Namespaces of which only closed versions are left are included.
         """
         parts, wanted = self._parts, check_prefix((label,))
-        sql, bounds = parts.sql["every_path"], span(parts.root)
+        sql, bounds = parts.sql["every_path"], prefix_range(parts.root)
         paths = [row[0] for row in self.database.read(lambda: rows_of(sql, *bounds))]
-        found = (labels(path[len(parts.root) :]) for path in paths if wanted in path)
+        found = (decode_path(path[len(parts.root) :]) for path in paths if wanted in path)
         return [namespace for namespace in found if label in namespace]
 
     afind_namespaces = awaited(find_namespaces)
@@ -415,7 +425,7 @@ class Store(BaseStore):
     def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
         """Every version of a key, oldest first, with the time each was valid."""
         parts = self._parts
-        of = parts.path(namespace), check_key(key), parts.now()
+        of = parts.resolve_prefix(namespace), check_key(key), parts.now()
         return self.database.read(lambda: parts.reader.history(*of), snapshot=False)
 
     async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
@@ -447,10 +457,10 @@ class Store(BaseStore):
             ConfigurationError: There is no query; see also `search`.
         """
         within = namespace if prefix is None else prefix
-        selection = self._parts.selection(within, filter, provenance, as_of)
+        selection = self._parts.build_selection(within, filter, provenance, as_of)
         question = query_of(query, mode, context, True, during=during)
         return self._searcher.why_not(
-            selection, question, self._parts.path(namespace), check_key(key)
+            selection, question, self._parts.resolve_prefix(namespace), check_key(key)
         )
 
     async def awhy_not(
@@ -469,9 +479,9 @@ class Store(BaseStore):
     ) -> WhyNot:
         """See `why_not`."""
         within = namespace if prefix is None else prefix
-        selection = self._parts.selection(within, filter, provenance, as_of)
+        selection = self._parts.build_selection(within, filter, provenance, as_of)
         question = query_of(query, mode, context, True, during=during)
-        path, text = self._parts.path(namespace), check_key(key)
+        path, text = self._parts.resolve_prefix(namespace), check_key(key)
         question = await self._searcher.awaited(question, selection)
         why_not = partial(self._searcher.why_not, selection, question, path, text)
         return await self._parts.runner.reads(why_not)
@@ -546,7 +556,7 @@ class Store(BaseStore):
 
     def namespace_sizes(self, prefixes: Sequence[Namespace]) -> list[NamespaceSize]:
         """What is under each of these prefixes; see `list_namespaces` for a page of them."""
-        paths = [self._parts.path(prefix) for prefix in prefixes]
+        paths = [self._parts.resolve_prefix(prefix) for prefix in prefixes]
         rows = self.database.read(lambda: self._parts.reader.sizes(paths))
         return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
 
@@ -556,7 +566,9 @@ class Store(BaseStore):
 
     def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[Pending]:
         """Items whose vectors could not be made yet; text search finds them."""
-        return self.database.read(lambda: self._missing.pending(self._parts.path(namespace_prefix)))
+        return self.database.read(
+            lambda: self._missing.pending(self._parts.resolve_prefix(namespace_prefix))
+        )
 
     apending_embeddings = awaited(pending_embeddings)
 
@@ -568,12 +580,14 @@ class Store(BaseStore):
         Raises:
             EmbeddingFailed: The embedder fails for all.
         """
-        return self._parts.runner.run(self._missing.embed_all(self._parts.path(namespace_prefix)))
+        return self._parts.runner.run(
+            self._missing.embed_all(self._parts.resolve_prefix(namespace_prefix))
+        )
 
     async def aembed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """See `embed_pending`."""
         return await self._parts.runner.arun(
-            self._missing.embed_all(self._parts.path(namespace_prefix)), hops=True
+            self._missing.embed_all(self._parts.resolve_prefix(namespace_prefix)), hops=True
         )
 
     # -- other views of it
@@ -600,10 +614,10 @@ class Store(BaseStore):
             InvalidNamespace: The prefix is none, or empty.
             ConfigurationError: A limit is no whole number.
         """
-        path = self._parts.path(prefix)
+        path = self._parts.resolve_prefix(prefix)
         if not path:
             raise InvalidNamespace("the prefix is empty; give at least one label")
-        return ScopedStore(self._parts.under(path, max_items, max_bytes))
+        return ScopedStore(self._parts.scope_to(path, max_items, max_bytes))
 
 
 class ScopedStore(Store):

@@ -31,15 +31,15 @@ from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
 
-FILE: Final = "kin-en.npz"
-STOPS: Final = "stop-words.vocab"
+SYNONYM_FILE: Final = "kin-en.npz"
+STOP_WORD_FILE: Final = "stop-words.vocab"
 ANALYZER = "en-3"  # stored with the tokens; if the stored name differs, they are made again
 
 _MEMO_WORDS = 1 << 16  # 8 MB at most; a new word costs 1 µs, a known one 0.1 µs
 _LONGEST_STEMMED = 32  # longer runs of letters are no English words
 
 ENGLISH: Final = "english"  # languages have the names of their stemmers
-OTHER: Final = "other"  # all of other scripts than the Latin one
+NON_LATIN: Final = "other"  # all of other scripts than the Latin one
 
 # scripts without spaces between words, and Hangul, whose words carry their particles
 _UNSPACED = (
@@ -87,17 +87,17 @@ _ASKS = re.compile("[?\uff1f\u061f\u2047\u055e][\\s\"'\u201d\u2019)\\]]*$")
 _local = threading.local()  # a stemmer object carries the word it works on
 
 
-def tokens(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """Every token of a document, in order, with repetitions.
 
     Of a script without spaces come each pair of neighbouring characters and each single one, so
     that a query of one character finds it.
 
-    >>> tokens("The runners' café isn't open: 1,000 visitors")
+    >>> tokenize("The runners' café isn't open: 1,000 visitors")
     ['the', 'runner', 'cafe', 'is', 'open', '1000', 'visitor']
-    >>> tokens("聊天记忆")
+    >>> tokenize("聊天记忆")
     ['聊', '聊天', '天', '天记', '记', '记忆', '忆']
-    >>> tokens("C# for 5 €")
+    >>> tokenize("C# for 5 €")
     ['c', 'for', '5', 'c#', '€']
     """
     if text.isascii():
@@ -112,22 +112,24 @@ def tokens(text: str) -> list[str]:
             else:
                 found.append(_TOKENS[word])
     found += _find_signs(text)
-    if telling_words().isdisjoint(words):
+    if foreign_stop_words().isdisjoint(words):
         return found
     known = set(found)
-    return found + [stem for _, stem in stems(text, language(text)) if stem not in known]
+    return found + [
+        stem for _, stem in iter_stems(text, detect_language(text)) if stem not in known
+    ]
 
 
-def query_tokens(text: str) -> list[str]:
+def tokenize_query(text: str) -> list[str]:
     """The tokens that a search looks for: each once, without stop words unless they are all.
 
     Of a script without spaces only the pairs count, and the character of a run of one.
 
-    >>> query_tokens("What did the runners run?")
+    >>> tokenize_query("What did the runners run?")
     ['runner', 'run']
-    >>> query_tokens("who are you")
+    >>> tokenize_query("who are you")
     ['who', 'are', 'you']
-    >>> query_tokens("聊天记忆")
+    >>> tokenize_query("聊天记忆")
     ['聊天', '天记', '记忆']
     """
     words = list(_words(text))
@@ -142,17 +144,17 @@ def query_tokens(text: str) -> list[str]:
     return list(found)
 
 
-def query_words(text: str) -> dict[str, str]:
+def extract_query_words(text: str) -> dict[str, str]:
     """The words that rank the answers to a query, each with its stem in the query's language.
 
     They are `query_tokens` without stop words of that language; of Chinese and Japanese what stands
     between function words, of Japanese without endings.
 
-    >>> query_words("Wo sind die Häuser?"), query_words("我的狗叫什么名字")
+    >>> extract_query_words("Wo sind die Häuser?"), extract_query_words("我的狗叫什么名字")
     ({'hauser': 'haus'}, {'狗叫': '狗叫', '名字': '名字'})
     """
-    name = language(text)
-    own = dict(stems(text, name))
+    name = detect_language(text)
+    own = dict(iter_stems(text, name))
     stops = stop_words(name)
     found: dict[str, str] = {}
     for word in _words(text):
@@ -163,28 +165,29 @@ def query_words(text: str) -> dict[str, str]:
         elif word not in stops:
             found[_TOKENS[word]] = own.get(word, _TOKENS[word])
     found.update((sign, sign) for sign in _find_signs(text))
-    return found or {token: token for token in query_tokens(text)}
+    return found or {token: token for token in tokenize_query(text)}
 
 
-def asks(text: str) -> bool:
+def ends_with_question(text: str) -> bool:
     """Whether a text ends as a question does.
 
-    >>> asks("How was Rome?"), asks("Rome was warm.")
+    >>> ends_with_question("How was Rome?"), ends_with_question("Rome was warm.")
     (True, False)
     """
     return _ASKS.search(text) is not None
 
 
-def language(text: str) -> str:
+def detect_language(text: str) -> str:
     """The language whose stop words a text has most of, by its stemmer's name; without any English.
 
-    >>> language("Wie heißt mein Hund?"), language("The man died in the war"), language("犬")
-    ('german', 'english', 'other')
+    >>> texts = ["Wie heißt mein Hund?", "The man died in the war", "犬"]
+    >>> [detect_language(text) for text in texts]
+    ['german', 'english', 'other']
     """
-    words = words_of(text)
+    words = split_words(text)
     if not text.isascii() and sum(len(w) if w.isascii() else -len(w) for w in words) < 0:
-        return OTHER
-    if telling_words().isdisjoint(words):
+        return NON_LATIN
+    if foreign_stop_words().isdisjoint(words):
         return ENGLISH
 
     def count(stops: frozenset[str]) -> int:
@@ -197,7 +200,7 @@ def language(text: str) -> str:
     return best if count(telling) >= fewest else ENGLISH
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The runs of letters of a text, folded: `isn't` is two."""
     return _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold(text))
 
@@ -208,7 +211,7 @@ def stop_words(name: str) -> frozenset[str]:
 
 
 @cache
-def telling_words() -> frozenset[str]:
+def foreign_stop_words() -> frozenset[str]:
     """The stop words that tell other languages of Latin script from English."""
     return frozenset().union(*(telling for telling, _ in _stop_words().values()))
 
@@ -216,7 +219,7 @@ def telling_words() -> frozenset[str]:
 @cache
 def _stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """For each language the stop words that tell it from English, and all: 1 ms."""
-    lines = (files("perdure.stores") / "weights" / STOPS).read_text("utf-8").splitlines()
+    lines = (files("perdure.stores") / "weights" / STOP_WORD_FILE).read_text("utf-8").splitlines()
     parts = [[part.split() for part in line.split("|")] for line in lines]
     return {name: (frozenset(some), frozenset(some + rest)) for (name,), some, rest in parts}
 
@@ -227,7 +230,7 @@ STOP_WORDS: Final = stop_words(ENGLISH)
 @cache
 def _particles() -> re.Pattern[str]:
     """The function words of Chinese and Japanese, the longest first."""
-    words = filter(_is_unspaced, stop_words(OTHER))
+    words = filter(_is_unspaced, stop_words(NON_LATIN))
     return re.compile("|".join(sorted(words, key=len, reverse=True)))
 
 
@@ -285,9 +288,9 @@ def _plain(word: str) -> str:
     return stripped.replace("'", "").replace(",", "")
 
 
-def stems(text: str, name: str) -> Iterator[tuple[str, str]]:
+def iter_stems(text: str, name: str) -> Iterator[tuple[str, str]]:
     """The telling words of a text with their stems, if its language is another of Latin script."""
-    if name in (ENGLISH, OTHER):
+    if name in (ENGLISH, NON_LATIN):
         return
     for word in map(_plain, _WORDS.findall(unicodedata.normalize("NFC", _apart(text)))):
         folded = _fold(word)
@@ -335,15 +338,15 @@ _LONG: Final = 6  # letters; from here two slips are forgiven, and one in the fi
 _LEAST: Final = 0.7  # 1 less slips per letter of the longer word
 
 
-def synonyms(token: str) -> list[tuple[str, float]]:
+def find_synonyms(token: str) -> list[tuple[str, float]]:
     """The stems nearest in meaning to a token, nearest first, with similarity 0 to 1.
 
-    >>> [stem for stem, _ in synonyms("buy")[:2]]
+    >>> [stem for stem, _ in find_synonyms("buy")[:2]]
     ['purchas', 'bought']
-    >>> synonyms("聊天")
+    >>> find_synonyms("聊天")
     []
     """
-    stems, numbers, starts, kin, near = _table()
+    stems, numbers, starts, kin, near = _load_synonyms()
     number = numbers.get(token)
     if number is None:
         return []
@@ -353,11 +356,11 @@ def synonyms(token: str) -> list[tuple[str, float]]:
 
 
 @cache
-def _table() -> tuple[
+def _load_synonyms() -> tuple[
     list[str], dict[str, int], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint8]
 ]:
     """Stems, their numbers, and for each a run of others with their nearness in 255ths: 10 ms."""
-    raw = (files("perdure.stores") / "weights" / FILE).read_bytes()
+    raw = (files("perdure.stores") / "weights" / SYNONYM_FILE).read_bytes()
     with np.load(io.BytesIO(raw)) as arrays:
         stems = arrays["stems"].tobytes().decode("ascii").split("\n")
         numbers = {stem: number for number, stem in enumerate(stems)}
@@ -366,18 +369,18 @@ def _table() -> tuple[
 
 # -- how common a word is
 
-COMMON: Final = "common.npz"
-STEPS: Final = 16  # of the table's numbers, to one of a logarithm to base e
+FREQUENCY_FILE: Final = "common.npz"
+STEPS_PER_NAT: Final = 16  # of the table's numbers, to one of a logarithm to base e
 _MESSAGE: Final = 15  # words of a message
 
 
 @lru_cache(_MEMO_WORDS >> 2)
-def commonness(token: str, name: str = ENGLISH) -> float:
+def message_frequency(token: str, name: str = ENGLISH) -> float:
     """The share of ordinary messages, of 15 words, in a language that have a token; 0: hardly any.
 
     Source: Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437, its small lists.
 
-    >>> round(commonness("thank"), 3), commonness("xyzzy")
+    >>> round(message_frequency("thank"), 3), message_frequency("xyzzy")
     (0.009, 0.0)
     """
     words, rare = _commonness(name)
@@ -387,13 +390,13 @@ def commonness(token: str, name: str = ENGLISH) -> float:
     place = int(np.searchsorted(words, word))
     if place == len(words) or words[place] != word:
         return 0.0
-    return 1 - (1 - math.exp(int(rare[place]) / -STEPS)) ** _MESSAGE
+    return 1 - (1 - math.exp(int(rare[place]) / -STEPS_PER_NAT)) ** _MESSAGE
 
 
 @cache
 def _commonness(name: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
     """The tokens in order, and the logarithms of their shares in all words, times -16: 2 ms."""
-    raw = (files("perdure.stores") / "weights" / COMMON).read_bytes()
+    raw = (files("perdure.stores") / "weights" / FREQUENCY_FILE).read_bytes()
     with np.load(io.BytesIO(raw)) as arrays:
         words = arrays[f"{name} tokens"].tobytes().split(b"\n")
         return np.array(words), arrays[f"{name} rare"]
@@ -422,14 +425,14 @@ class Vocabulary(dict[str, int]):
             return self._by_letters[word[:1]] + self._by_letters[f"-{word[-2:]}"]
 
 
-def nearest(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
+def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
     """The words that one may have been meant to be, nearest first, ties by the alphabet.
 
     One slip is forgiven, from six letters on two; the first letter must be right, or from six
     letters on the last two. Of two words of ordinary English neither is a slip of the other, but
     for an ending.
 
-    >>> nearest("mountian", ["paint", "mountain", "fountain"])
+    >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
     """
     size, first, last = len(word), word[:1], word[-2:]
@@ -439,24 +442,24 @@ def nearest(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
         for other in dict.fromkeys(vocabulary)
         if (other[:1] == first or other[-2:] == last) and -most <= len(other) - size <= most
     ]
-    found, is_english = [], commonness(word) > 0
-    for other, wrong in zip(others, slips(word, others).tolist(), strict=True):
+    found, is_english = [], message_frequency(word) > 0
+    for other, wrong in zip(others, edit_distances(word, others).tolist(), strict=True):
         shorter, longer = sorted((len(other), size))
         right = 0 < wrong <= (2 if shorter >= _LONG else 1) and 1 - wrong / longer >= _LEAST
         if is_english and right and not (other.startswith(word) or word.startswith(other)):
-            right = not commonness(other)
+            right = not message_frequency(other)
         if right and (longer >= _LONG or other[:1] == first):
             found.append((wrong / longer, other))
     return [other for _, other in sorted(found)[:limit]]
 
 
-def slips(word: str, others: list[str]) -> NDArray[np.int64]:
+def edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
     """For each of some words: letters inserted, dropped, changed or swapped with the next.
 
     Source: optimal string alignment distance, Boytsov (2011), "Indexing methods for approximate
     dictionary searching", section 2.2; computed for all words at once.
 
-    >>> slips("receive", ["recieve", "receiver"]).tolist()
+    >>> edit_distances("receive", ["recieve", "receiver"]).tolist()
     [1, 1]
     """
     sizes = np.array([len(other) for other in others], np.int64)
@@ -500,7 +503,7 @@ _SENTENCE_END = re.compile(
 _SENTENCE, _SPACE, _INSIDE = 2, 1, 0
 
 
-def chunks(
+def split_into_chunks(
     text: str, limit_words: int = LIMIT_WORDS, overlap_words: int = OVERLAP_WORDS
 ) -> list[str]:
     """Pieces of a text, in order; every character but white space is in one of them.

@@ -15,9 +15,9 @@ from itertools import chain, pairwise
 from typing import Any, Final
 
 from perdure.storage.flow import Flow, NamedSQL
-from perdure.stores.namespaces import joined, labels
-from perdure.stores.normal_form import digest
-from perdure.stores.values import decode, quoted
+from perdure.stores.namespaces import decode_path, encode_path
+from perdure.stores.normal_form import hash_normal_form
+from perdure.stores.values import decode_value, to_prompt_json
 
 ROOT: Final = "perdure"
 """The first label of the namespaces in which `perdure.memory` keeps notes on memories."""
@@ -44,7 +44,7 @@ SOURCE: Final = "provenance"
 """The field of a value with the provenance, in a store that is not perdure's."""
 
 
-def is_of_notes(namespace: Sequence[str]) -> bool:
+def is_note_namespace(namespace: Sequence[str]) -> bool:
     """Return whether the namespace contains perdure's notes on memories, and no items of a user."""
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
@@ -55,7 +55,7 @@ def read_text(value: Mapping[str, Any]) -> str:
     for name in ("text", INSTRUCTIONS):
         if isinstance(text := value.get(name), str):
             return text
-    return quoted(value)
+    return to_prompt_json(value)
 
 
 def hash_message(thread_id: str | None, message_id: str) -> str:
@@ -69,11 +69,11 @@ def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | Non
     value = {**value}
     stored = value.pop(SOURCE, None)
     source = provenance or (stored if isinstance(stored, Mapping) else {})
-    keys = {digest(read_text(value))}
+    keys = {hash_normal_form(read_text(value))}
     previous = value.get(PREVIOUS)
     for entry in previous if isinstance(previous, list) else ():
         if isinstance(entry, Mapping) and isinstance(text := entry.get("text"), str):
-            keys.add(digest(text))
+            keys.add(hash_normal_form(text))
     if value.get("kind") == TURN:
         ids = source.get("message_ids")
         for message_id in ids if isinstance(ids, list | tuple) else ():
@@ -81,9 +81,9 @@ def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | Non
     return keys
 
 
-def is_note(path: bytes, kinds: Collection[str] = KINDS) -> bool:
+def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
     """Return whether a namespace contains notes of one of these kinds."""
-    return _find_note(labels(path), kinds) is not None
+    return _find_note(decode_path(path), kinds) is not None
 
 
 def _find_note(names: Sequence[str], kinds: Collection[str]) -> int | None:
@@ -98,7 +98,7 @@ def tombstone_paths(path: bytes) -> list[bytes]:
     A scope of the store keeps its notes under its own prefix, and no row says which prefixes are
     scopes. Entries in quarantine have the same tombstones as the memories.
     """
-    names = labels(path)
+    names = decode_path(path)
     at = _find_note(names, KINDS)
     if at is None:
         places = [(names[:i], names[i:]) for i in range(len(names))]
@@ -106,7 +106,7 @@ def tombstone_paths(path: bytes) -> list[bytes]:
         places = [(names[:at], names[at + 2 :])]
     else:
         places = []
-    return [joined((*scope, ROOT, TOMBSTONES, *rest)) for scope, rest in places]
+    return [encode_path((*scope, ROOT, TOMBSTONES, *rest)) for scope, rest in places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class ItemContent:
 
     def keys(self) -> set[str]:
         """Return the keys of the tombstones that would refuse this version."""
-        value = decode(self.text)
+        value = decode_value(self.text)
         return tombstone_keys(value, self.provenance) if isinstance(value, Mapping) else set()
 
 

@@ -18,12 +18,12 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Progress, TransferReport
 from perdure.stores.import_sources import TIMES
 from perdure.stores.missing import MissingEmbeddings
-from perdure.stores.namespaces import labels, span
-from perdure.stores.parts import Parts
+from perdure.stores.namespaces import decode_path, prefix_range
+from perdure.stores.parts import StoreParts
 from perdure.stores.puts import Changes, ItemWriter, New, Put, Times
 from perdure.stores.reading import ended, micros, moment, provenance_of
-from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, is_note
-from perdure.stores.values import check_size, decode
+from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, is_note_path
+from perdure.stores.values import check_size, decode_value
 from perdure.stores.vectors import Model
 
 PAGE = 500  # keys read, or lines written, at a time
@@ -80,7 +80,7 @@ class _Restored(NamedTuple):
 class Transfer:
     """Brings items of a store out and in."""
 
-    def __init__(self, parts: Parts, missing: MissingEmbeddings) -> None:
+    def __init__(self, parts: StoreParts, missing: MissingEmbeddings) -> None:
         self._parts = parts
         self._missing = missing
 
@@ -94,15 +94,17 @@ class Transfer:
         not include the prefix of this store.
         """
         database = self._parts.database
-        paths = database.read(lambda: self._every_path(self._parts.path(namespace_prefix)))
-        for path in sorted(paths, key=is_note):
+        paths = database.read(
+            lambda: self._every_path(self._parts.resolve_prefix(namespace_prefix))
+        )
+        for path in sorted(paths, key=is_note_path):
             last: str | None = ""
             while last is not None:
                 rows, last = database.read(partial(self._key_page, path, last, closed))
                 yield from map(self._version, rows)
 
     def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
-        return [row[0] for row in (yield self._parts.sql("every_path", *span(prefix)))]
+        return [row[0] for row in (yield self._parts.sql("every_path", *prefix_range(prefix)))]
 
     def _key_page(self, path: bytes, last: str, closed: bool) -> Flow[tuple[list[Row], str | None]]:
         """The versions of some keys after one, and the last of those keys; None: there are none."""
@@ -141,9 +143,9 @@ class Transfer:
         ):
             times = zip(TIMES, (created, since, until, expires), strict=True)
             line: dict[str, Any] = {
-                "namespace": list(labels(put.path)),
+                "namespace": list(decode_path(put.path)),
                 "key": put.key,
-                "value": decode(put.text or ""),
+                "value": decode_value(put.text or ""),
                 "version": version,
                 **{name: moment(at).isoformat() for name, at in times if at is not None},
             }
@@ -224,7 +226,7 @@ class Transfer:
         try:
             if isinstance(line, ItemVersion):
                 put = line.put
-                path, _ = preparer.place(labels(put.path), put.key)
+                path, _ = preparer.place(decode_path(put.path), put.key)
                 check_size(len((put.text or "").encode()), preparer.max_bytes)
                 return line._replace(put=preparer.ready(replace(put, path=path)))
             provenance = line.get("provenance")
@@ -284,15 +286,15 @@ def _restore(
         if item.version is None and newest is not None and newest[6] is None:
             same = newest
         is_same = same is not None and _same(writer, same, item.put)
-        is_tombstone = is_note(at[0], (TOMBSTONES,))
+        is_tombstone = is_note_path(at[0], (TOMBSTONES,))
         # a tombstone of this database has the time of the forgetting here, which no file may change
         is_own = is_tombstone and bool(rows) and at not in arrived | passed.arrived
         if not is_same and at in refused:
             continue
         if item.version is not None and same is not None and not is_same and not is_tombstone:
             refusal = ImportFailed(
-                f"version {item.version} of {item.put.key!r} in {labels(item.put.path)!r} is here "
-                "already and holds something else: import into a new file, or forget it here first"
+                f"version {item.version} of {item.put.key!r} in {decode_path(item.put.path)!r} is "
+                "here already and holds something else: import into a new file, or forget it here first"
             )
             if passed.others is None:
                 raise refusal
@@ -313,7 +315,7 @@ def _restore(
             if is_tombstone:
                 arrived.add(at)
     yield from writer.finish([item.put for item in items], changes, now)
-    names = ((labels(path), key) for path, key in sorted(refused - passed.refused))
+    names = ((decode_path(path), key) for path, key in sorted(refused - passed.refused))
     return _Restored(report + TransferReport(refused=tuple(names)), refused, arrived)
 
 

@@ -26,7 +26,7 @@ _LONG = re.compile(r"\d{19}")  # orjson would make a float of an integer of more
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
+def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> str:
     """A value as JSON.
 
     Raises:
@@ -39,12 +39,12 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
         )
     if type(value) is not dict:
         value = dict(value)
-    if wrong := fault(value):
+    if wrong := describe_invalid_part(value):
         raise InvalidValue(f"{WHOLE}{wrong}")
     try:
         body = orjson.dumps(value)
     except TypeError:  # an integer of more than 64 bits, or no Unicode text
-        if wrong := fault(value, thorough=True):
+        if wrong := describe_invalid_part(value, thorough=True):
             raise InvalidValue(f"{WHOLE}{wrong}") from None
         body = _dump(value).encode()
     check_size(len(body), max_bytes)
@@ -60,7 +60,7 @@ def check_size(size: int, max_bytes: int) -> None:
         )
 
 
-def decode(text: str) -> dict[str, Any]:
+def decode_value(text: str) -> dict[str, Any]:
     """A value from its JSON."""
     try:
         value: Any = orjson.loads(text)
@@ -72,8 +72,8 @@ def decode(text: str) -> dict[str, Any]:
     return value  # type: ignore[no-any-return]
 
 
-def typed_object(text: str, what: str) -> dict[str, Any]:
-    """The JSON object that somebody typed; `what` names it in the error.
+def parse_json_object(text: str, name: str) -> dict[str, Any]:
+    """The JSON object that somebody typed; `name` names it in the error.
 
     Raises:
         ConfigurationError: It is none.
@@ -84,12 +84,12 @@ def typed_object(text: str, what: str) -> dict[str, Any]:
         value, why = None, f", which is no JSON ({exc})"
     if not isinstance(value, dict):
         raise ConfigurationError(
-            f'{what} is {text!r:.80}{why}; expected a JSON object, like \'{{"kind": "note"}}\''
+            f'{name} is {text!r:.80}{why}; expected a JSON object, like \'{{"kind": "note"}}\''
         )
     return value
 
 
-def fault(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
+def describe_invalid_part(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
     """The first part of a value that is no JSON, as its path and what it is; empty: it is JSON.
 
     Only if thorough it looks at text and at integers, which orjson refuses by itself.
@@ -106,7 +106,7 @@ def fault(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
         kind = type(part)
         if not thorough and (kind in _EXACT or (kind is float and math.isfinite(part))):
             continue
-        if wrong := fault(part, depth + 1, thorough=thorough):
+        if wrong := describe_invalid_part(part, depth + 1, thorough=thorough):
             return f".{name}{wrong}" if named else f"[{name}]{wrong}"
     return ""
 
@@ -150,7 +150,7 @@ def _shown(value: Any) -> str:
         return object.__repr__(value)
 
 
-def texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
+def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
     """The texts at some paths of a value, in langgraph's path syntax, without empty ones.
 
     `"$"` gives all text of the value as one; `"parts[*].text"` gives each part's by itself.
@@ -201,10 +201,10 @@ def check_number(
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
 
 
-def meant(name: object, known: Iterable[str]) -> str:
+def suggest_name(name: object, known: Iterable[str]) -> str:
     """The end of a message about an unknown name.
 
-    >>> meant("actr", ("actor", "at")), meant("$y", ("$eq", "$ne"))
+    >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
     ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
     """
     names = tuple(known)
@@ -213,7 +213,9 @@ def meant(name: object, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? T{listed}" if close else f"t{listed}"
 
 
-def recorded(name: str, stored: Any, is_sound: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def parse_setting(
+    name: str, stored: Any, is_sound: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
     """A setting of a file, an object in JSON, unless it was damaged."""
     try:
         setting = json.loads(stored)
@@ -227,7 +229,7 @@ def recorded(name: str, stored: Any, is_sound: Callable[[dict[str, Any]], bool])
     return setting
 
 
-def quoted(value: Any) -> str:
+def to_prompt_json(value: Any) -> str:
     """Return a value as a JSON literal without tags and line breaks, for prompts."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     for char in "<>\u2028\u2029\x85":

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import EmbedderMismatch, EmbeddingFailed
-from perdure.stores.values import recorded
+from perdure.stores.values import parse_setting
 
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
@@ -48,24 +48,24 @@ class Model:
     number: int = field(default=0, compare=False)
 
     @classmethod
-    def parsed(cls, text: str) -> Self:
+    def from_setting(cls, text: str) -> Self:
         """A model from its setting."""
-        return cls(**recorded("model", text, _is_model))
+        return cls(**parse_setting("model", text, _is_model))
 
-    def text(self) -> str:
+    def to_setting(self) -> str:
         """The model as a setting."""
         return json.dumps(asdict(self))
 
-    def of(self, dims: int) -> Self:
+    def with_dims(self, dims: int) -> Self:
         """The same, once it is known how long its vectors are."""
         return replace(self, dims=dims)
 
     @property
-    def width(self) -> int:
+    def vector_bytes(self) -> int:
         """Bytes of a vector."""
         return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
 
-    def mismatch(self, given: Model) -> EmbedderMismatch:
+    def build_mismatch_error(self, given: Model) -> EmbedderMismatch:
         """The error for vectors of another model than the store's, or stored in another way."""
         if (self.name, self.dims) == (given.name, given.dims):
             return EmbedderMismatch(
@@ -90,7 +90,7 @@ def _is_model(found: dict[str, Any]) -> bool:
     )
 
 
-def vectors_of(answer: Any, count: int, dims: int | None, model: str) -> Floats:
+def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floats:
     """The vectors of a model's answer.
 
     Returns:
@@ -118,7 +118,7 @@ def vectors_of(answer: Any, count: int, dims: int | None, model: str) -> Floats:
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
         found = f"{rows[row, column]!s} in vector {row} at place {column}"
         raise _unfit(model, found, "finite numbers")
-    return unit(rows.astype(np.float64))
+    return normalize_rows(rows.astype(np.float64))
 
 
 def _unfit(model: str, found: str, expected: str) -> EmbeddingFailed:
@@ -128,7 +128,7 @@ def _unfit(model: str, found: str, expected: str) -> EmbeddingFailed:
     )
 
 
-def unit(rows: NDArray[np.float64]) -> Floats:
+def normalize_rows(rows: NDArray[np.float64]) -> Floats:
     """Rows of length 1, zero ones left as they are.
 
     They are divided by their largest number first, so that no square is too large or too small.
@@ -139,7 +139,7 @@ def unit(rows: NDArray[np.float64]) -> Floats:
     return (scaled / np.where(lengths == 0, 1.0, lengths)).astype(np.float32)
 
 
-def stored(vectors: Floats, kind: Kind) -> bytes:
+def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
     """Vectors `[n, dims]` as bytes; `int8` has a float32 scale before each row."""
     if kind == "int8":
         scale = np.abs(vectors).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
@@ -148,10 +148,12 @@ def stored(vectors: Floats, kind: Kind) -> bytes:
     return vectors.astype(kind).tobytes()
 
 
-def divided(vectors: Floats, groups: Sequence[Sequence[str]], model: Model) -> list[bytes | None]:
+def encode_groups(
+    vectors: Floats, groups: Sequence[Sequence[str]], model: Model
+) -> list[bytes | None]:
     """The vectors of each group of pieces as they are stored; None for an empty group."""
-    body = stored(vectors, model.kind) if len(vectors) else b""
-    width, begin = model.width, 0
+    body = encode_vectors(vectors, model.kind) if len(vectors) else b""
+    width, begin = model.vector_bytes, 0
     out: list[bytes | None] = []
     for group in groups:
         end = begin + len(group) * width
@@ -160,7 +162,7 @@ def divided(vectors: Floats, groups: Sequence[Sequence[str]], model: Model) -> l
     return out
 
 
-def second_look(rows: int) -> float:
+def rescored_share(rows: int) -> float:
     """The share of many rows that is scored exactly after the sketches."""
     return max(_SECOND_LOOK, min(1.0, _AT_LEAST / max(rows, 1)))
 

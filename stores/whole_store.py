@@ -25,7 +25,7 @@ from perdure.stores.base import (
     NamespaceSize,
     Progress,
     QueryPlan,
-    Removable,
+    RemovableVersions,
     StoreStats,
     StoreUsage,
     TransferReport,
@@ -33,9 +33,9 @@ from perdure.stores.base import (
 )
 from perdure.stores.filter_sql import JSONPlace, index_expression, index_path
 from perdure.stores.import_sources import of_langgraph, of_store, of_text
-from perdure.stores.namespaces import labels, span
+from perdure.stores.namespaces import decode_path, prefix_range
 from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.parts import Parts, options_of
+from perdure.stores.parts import StoreParts, options_of
 from perdure.stores.reading import index_name
 from perdure.stores.store import Store
 from perdure.stores.transfer import PAGE, Source, Transfer
@@ -65,7 +65,7 @@ class WholeStore(DatabaseOwner, Store):
         config: Any = {"embed": StaticEmbedder(), "dims": DIMS} if index == "offline" else index
         self.index_config: IndexConfig | None = config
         clock = self._clock
-        parts = Parts.of(
+        parts = StoreParts.build(
             sql,
             options_of(index=config, **options),
             lambda: int(clock() * 1_000_000),
@@ -147,9 +147,9 @@ class WholeStore(DatabaseOwner, Store):
 
     # -- old versions
 
-    def removable(
+    def find_removable(
         self, rule: VersionRetention | None = None, *, prefix: Namespace = ()
-    ) -> list[Removable]:
+    ) -> list[RemovableVersions]:
         """What `sweep_ttl` and then `retain` would remove now, key by key. It only reads.
 
         Args:
@@ -161,14 +161,14 @@ class WholeStore(DatabaseOwner, Store):
         """
         now = self._parts.now()
         bound = (-1, 0) if rule is None else _bound(rule, now)
-        bounds = (*span(self._parts.path(prefix)), now, *bound)
+        bounds = (*prefix_range(self._parts.resolve_prefix(prefix)), now, *bound)
         rows = self.database.read(lambda: rows_of(self._parts.sql["removable"], *bounds))
         return [
-            Removable(labels(path), key, bool(expired), versions, size)
+            RemovableVersions(decode_path(path), key, bool(expired), versions, size)
             for path, key, expired, versions, size in rows
         ]
 
-    aremovable = awaited(removable)
+    afind_removable = awaited(find_removable)
 
     def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
         """Drop closed versions that a rule does not keep, in batches; returns how many.
@@ -176,7 +176,10 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.
         """
-        under, bound = span(self._parts.path(prefix)), _bound(rule, self._parts.now())
+        under, bound = (
+            prefix_range(self._parts.resolve_prefix(prefix)),
+            _bound(rule, self._parts.now()),
+        )
         drop = partial(self._drop_versions, under, bound)
         total = dropped = self.database.write(drop, removes=True)
         while dropped == _SWEEP:
@@ -236,7 +239,7 @@ class WholeStore(DatabaseOwner, Store):
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
         """The path indexes that a search would use."""
-        selection = self._parts.selection(namespace_prefix, filter)
+        selection = self._parts.build_selection(namespace_prefix, filter)
         return self.database.read(lambda: self._parts.reader.explain(selection))
 
     aexplain_query = awaited(explain_query)
@@ -251,11 +254,11 @@ class WholeStore(DatabaseOwner, Store):
         """
         model = self._parts.preparer.embeddings.model
         rows = self.database.read(lambda: rows_of(self._parts.sql["get_setting"], "model"))
-        stored = Model.parsed(rows[0][0]) if rows else None
+        stored = Model.from_setting(rows[0][0]) if rows else None
         if stored is None or model is None:
             return
         if stored.name != model.name or model.dims not in (0, stored.dims):
-            raise stored.mismatch(model)
+            raise stored.build_mismatch_error(model)
 
     acheck_embedder = awaited(check_embedder)
 
@@ -381,7 +384,7 @@ class WholeStore(DatabaseOwner, Store):
         lines: Source
         if isinstance(source, WholeStore):
             found = source._transfer.versions((), closed=True)
-            lines = ((f"{v.put.key!r} in {list(labels(v.put.path))!r}", v) for v in found)
+            lines = ((f"{v.put.key!r} in {list(decode_path(v.put.path))!r}", v) for v in found)
         elif isinstance(source, BaseStore):
             lines = of_store(source)
         else:
@@ -407,7 +410,7 @@ class WholeStore(DatabaseOwner, Store):
         sql, read = self._parts.sql, self.database.read
         largest = read(lambda: rows_of(sql["largest_namespaces"], limit))
         days = read(lambda: rows_of(sql["made_by_day"]))
-        sizes = (NamespaceSize(labels(path), 1, items, size) for path, items, size in largest)
+        sizes = (NamespaceSize(decode_path(path), 1, items, size) for path, items, size in largest)
         return StoreUsage(tuple(sizes), by_month(days))
 
     ausage = awaited(usage)

@@ -226,7 +226,9 @@ class _Run:
         """Close items whose time is over, then drop closed versions."""
         bounds = self.rules.versions_last, self.rules.versions_days
         rule = None if bounds == (None, None) else VersionRetention(*bounds)
-        removable = [e for e in self.store.removable(rule) if (e.namespace, e.key) not in self.gone]
+        removable = [
+            e for e in self.store.find_removable(rule) if (e.namespace, e.key) not in self.gone
+        ]
         expired, versions = sum(e.expired for e in removable), sum(e.versions for e in removable)
         if not self.dry_run:
             expired = int(self.store.sweep_ttl())

@@ -63,7 +63,7 @@ def test_an_export_and_retention_refresh_nothing(db: Path, expires_at: datetime)
     with open_store(str(db)) as store:
         assert [line["key"] for line in store.export()] == ["bees"]
         store.retain(VersionRetention(last=1))
-        assert [each.key for each in store.removable()] == []
+        assert [each.key for each in store.find_removable()] == []
 
     assert expiry(db) == expires_at
 

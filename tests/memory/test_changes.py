@@ -24,7 +24,7 @@ from perdure.memory.extractors import (
 from perdure.memory.records import EPISODE, FACT, StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.stores import SQLiteStore
-from perdure.stores.normal_form import digest
+from perdure.stores.normal_form import hash_normal_form
 from tests.memory.threads import ANN, kept
 
 DAYS = [datetime(2026, month, 1, tzinfo=UTC) for month in range(1, 6)]
@@ -77,7 +77,7 @@ def test_what_was_superseded_is_past_as_fact_and_as_turn(scope: Scope) -> None:
     assert value(scope, "home")["formerly"] == [
         {
             "text": f"Ann lives in {city}",
-            "digest": digest(f"Ann lives in {city}"),
+            "digest": hash_normal_form(f"Ann lives in {city}"),
             "until": ends[city].isoformat(),
             "change": "superseded",
             "message_ids": [city],

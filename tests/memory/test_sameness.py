@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.memory.sameness import equivalent, same
-from perdure.stores.normal_form import digest
+from perdure.stores.normal_form import hash_normal_form
 
 PAIRS = Path(__file__).parents[2] / "benchmarks" / "data" / "paraphrases.jsonl"
 WORDS = st.sampled_from(
@@ -55,7 +55,7 @@ SENTENCES = st.lists(WORDS, max_size=8).map(" ".join)
 def test_capitals_punctuation_and_spaces_make_no_difference(a: str, b: str) -> None:
     """Texts that differ in these only are the same, and have the same digest."""
     assert same(a, b)
-    assert digest(a) == digest(b)
+    assert hash_normal_form(a) == hash_normal_form(b)
     assert equivalent(a, b)
 
 
@@ -86,7 +86,7 @@ def test_capitals_punctuation_and_spaces_make_no_difference(a: str, b: str) -> N
 def test_signs_that_mean_something_make_one(a: str, b: str) -> None:
     """A decimal point, a minus, a sign of a name, a thumb."""
     assert not same(f"It is {a}", f"It is {b}")
-    assert digest(f"It is {a}") != digest(f"It is {b}")
+    assert hash_normal_form(f"It is {a}") != hash_normal_form(f"It is {b}")
     assert not equivalent(f"It is {a}", f"It is {b}")
 
 
@@ -168,7 +168,7 @@ def test_equivalence_is_symmetric(a: str, b: str) -> None:
     """Whatever two texts are; what is the same is equivalent, and has the same digest."""
     assert equivalent(a, b) == equivalent(b, a)
     assert equivalent(a, b) or not same(a, b)
-    assert same(a, b) == (digest(a) == digest(b))
+    assert same(a, b) == (hash_normal_form(a) == hash_normal_form(b))
 
 
 @given(st.text())
@@ -176,7 +176,7 @@ def test_any_text_has_a_digest_and_is_the_same_as_itself(text: str) -> None:
     """No text breaks it; upper case and lower case of English are one."""
     assert same(text, text)
     assert equivalent(text, text)
-    assert len(digest(text)) == 32
+    assert len(hash_normal_form(text)) == 32
 
 
 def test_digests_stay_what_they_are() -> None:
@@ -188,7 +188,7 @@ def test_digests_stay_what_they_are() -> None:
         "It is -5": "fa679cde7ba0d964658f403ef22f45cf",
         "H₂O and A-?": "98e8915a81ec475a7afef46ce9cc1c79",
     }
-    assert {text: digest(text) for text in digests} == digests
+    assert {text: hash_normal_form(text) for text in digests} == digests
 
 
 def test_changes_are_kept_apart() -> None:

@@ -39,7 +39,7 @@ from perdure.memory.thread_messages import (
     read_history,
     time_of,
 )
-from perdure.stores.text import chunks
+from perdure.stores.text import split_into_chunks
 from tests.memory.threads import graph_of, on, say
 
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)
@@ -207,7 +207,7 @@ def test_a_long_message_is_kept_in_chunks() -> None:
     proposal = proposed(Batch("t", "c", placed(said)), max_words=2)
 
     assert [each.candidate.text for each in proposal.additions] == [
-        f"user: {text}" for text in chunks(said.text, 2, 0)[:40]
+        f"user: {text}" for text in split_into_chunks(said.text, 2, 0)[:40]
     ]
     assert len({each.key for each in proposal.additions}) == 40
     assert [(each.change, each.check) for each in proposal.outcomes] == [("refused", "length")]

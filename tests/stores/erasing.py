@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from perdure.stores import Provenance, SQLiteStore
-from perdure.stores.text import tokens
+from perdure.stores.text import tokenize
 from tests.store_backends import BACKENDS, Clock
 
 ALICE, DEEP, BOB, NEAR = ("u", "alice"), ("u", "alice", "deep"), ("u", "bob"), ("u", "alicex")
@@ -104,5 +104,5 @@ def traces(path: Path, namespace: Sequence[str]) -> list[bytes]:
             marks = ", ".join("?" * len(ids))
             cells += db.execute(f"SELECT vectors FROM store_index WHERE id IN ({marks})", ids)
     found = [cell for row in cells for cell in row if cell is not None and len(cell) > 8]
-    words = [*SECRETS, *(token for secret in SECRETS for token in tokens(secret))]
+    words = [*SECRETS, *(token for secret in SECRETS for token in tokenize(secret))]
     return [text.encode() if isinstance(text, str) else text for text in [*found, *words]]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import ConfigurationError
-from perdure.stores.text import chunks
+from perdure.stores.text import split_into_chunks
 
 WORDS = st.lists(st.text("abcdé'-", min_size=1, max_size=12), min_size=1, max_size=400)
 ENDS = st.sampled_from([" ", " ", " ", ". ", "? ", "\n", ".\n\n", "  "])
@@ -23,7 +23,7 @@ MIXED = st.text("ab .。\n中文字日本語のカナ한국어👍", max_size=60
 def test_every_word_is_in_a_chunk(text: str, limit: int, overlap: int) -> None:
     """Words stay whole and in order; a chunk has at most `limit` of them."""
     words = text.split()
-    pieces = chunks(text, limit, overlap)
+    pieces = split_into_chunks(text, limit, overlap)
     at = 0
     for piece in pieces:
         found = piece.split()
@@ -39,7 +39,7 @@ def test_every_word_is_in_a_chunk(text: str, limit: int, overlap: int) -> None:
 def test_no_character_is_lost_in_any_script(text: str, limit: int) -> None:
     """Pieces of the text as it is cover it all, but for white space between them."""
     reached = 0
-    for piece in chunks(text, limit):
+    for piece in split_into_chunks(text, limit):
         blank = len(text[reached:]) - len(text[reached:].lstrip())
         start = text.rindex(piece, 0, reached + blank + len(piece))
         reached = max(reached, start + len(piece))
@@ -50,21 +50,21 @@ def test_no_character_is_lost_in_any_script(text: str, limit: int) -> None:
 @given(PROSE, st.integers(1, 60))
 def test_chunks_of_the_same_text_are_the_same(text: str, limit: int) -> None:
     """Chunking has no memory."""
-    assert chunks(text, limit) == chunks(text, limit)
+    assert split_into_chunks(text, limit) == split_into_chunks(text, limit)
 
 
 def test_a_short_text_is_one_chunk_as_it_is() -> None:
     """White space included; a text without words needs no vector."""
-    assert chunks("  one two.\n") == ["  one two.\n"]
-    assert chunks("word " * 200) == ["word " * 200]
-    assert chunks("") == []
-    assert chunks(" \n" * 500) == []
+    assert split_into_chunks("  one two.\n") == ["  one two.\n"]
+    assert split_into_chunks("word " * 200) == ["word " * 200]
+    assert split_into_chunks("") == []
+    assert split_into_chunks(" \n" * 500) == []
 
 
 def test_borders_are_where_sentences_end() -> None:
     """A chunk ends with a sentence when one ends in its last quarter, and the next begins there."""
     text = " ".join(f"Sentence {i} says a thing of its own." for i in range(100))
-    pieces = chunks(text, 50, 8)
+    pieces = split_into_chunks(text, 50, 8)
 
     assert all(piece.startswith("Sentence") and piece.endswith("own.") for piece in pieces)
 
@@ -72,7 +72,7 @@ def test_borders_are_where_sentences_end() -> None:
 def test_neighbours_share_words() -> None:
     """What stands across a border is in one piece too."""
     words = [f"w{i}" for i in range(1000)]
-    pieces = [piece.split() for piece in chunks(" ".join(words))]
+    pieces = [piece.split() for piece in split_into_chunks(" ".join(words))]
 
     assert [20] * (len(pieces) - 1) == [len(set(a) & set(b)) for a, b in itertools.pairwise(pieces)]
     assert min(map(len, pieces)) > 150, "alike in length: no tiny last one"
@@ -81,7 +81,7 @@ def test_neighbours_share_words() -> None:
 def test_a_script_without_spaces_is_cut_by_characters() -> None:
     """A Chinese text becomes chunks of at most `limit` characters, each pair of them in one."""
     text = "天地玄黄宇宙洪荒" * 200
-    pieces = chunks(text)
+    pieces = split_into_chunks(text)
 
     assert max(map(len, pieces)) <= 200
     assert len(text) <= sum(map(len, pieces)) < 1.2 * len(text)
@@ -89,7 +89,7 @@ def test_a_script_without_spaces_is_cut_by_characters() -> None:
 
 def test_a_run_without_spaces_is_cut_too() -> None:
     """An address or a blob of 100,000 characters is no single chunk."""
-    pieces = chunks("x" * 100_000)
+    pieces = split_into_chunks("x" * 100_000)
 
     assert max(map(len, pieces)) <= 200 * 32
     assert sum(map(len, pieces)) >= 100_000
@@ -99,4 +99,4 @@ def test_a_run_without_spaces_is_cut_too() -> None:
 def test_impossible_limits_are_refused(limit: int, overlap: int) -> None:
     """Less than one word a chunk cannot be."""
     with pytest.raises(ConfigurationError, match="expected at least"):
-        chunks("text", limit, overlap)
+        split_into_chunks("text", limit, overlap)

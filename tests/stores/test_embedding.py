@@ -15,7 +15,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
 from perdure.stores.embedders import CheckedEmbedder, Embedder, embedder_from
 from perdure.stores.offline import StaticEmbedder
-from perdure.stores.vectors import vectors_of
+from perdure.stores.vectors import check_vectors
 
 
 async def afunction(texts: list[str]) -> list[list[float]]:
@@ -182,7 +182,7 @@ def test_the_first_vector_says_how_long_they_are() -> None:
 )
 def test_vectors_have_length_one(rows: list[list[float]]) -> None:
     """However large or small the numbers; a zero vector stays zero."""
-    vectors = vectors_of(rows, len(rows), 3, "model")
+    vectors = check_vectors(rows, len(rows), 3, "model")
     lengths = [float(any(row)) for row in rows]
 
     assert lengths == pytest.approx(np.linalg.norm(vectors.astype(np.float64), axis=1), abs=1e-6)

@@ -19,7 +19,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import rows_of
 from perdure.stores import Provenance, SQLiteStore, indexes
-from perdure.stores.vectors import stored
+from perdure.stores.vectors import encode_vectors
 from tests.backends import KEY
 from tests.contracts.puts import put, texts
 from tests.store_backends import Clock, keys, of_words
@@ -74,7 +74,7 @@ class Forgetful(Dense):
 def test_vectors_that_were_being_made(again: str, tmp_path: Path, clock: Clock) -> None:
     """What is forgotten while its vectors are made gets none."""
     embedder = Forgetful()
-    secret = stored(Dense().embed([SECRETS[0]]).astype(np.float32), "int8")
+    secret = encode_vectors(Dense().embed([SECRETS[0]]).astype(np.float32), "int8")
     embedder.failing = again == "embed_pending"
     with opened("file", tmp_path, clock, embedder) as store:
         store.put(ALICE, "k", {"text": SECRETS[0]})

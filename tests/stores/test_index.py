@@ -23,7 +23,7 @@ from perdure.storage.flow import rows_of
 from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, indexes
 from perdure.stores.index import FOREVER, Index, IndexedItem
 from perdure.stores.puts import Preparer
-from perdure.stores.vectors import Model, stored
+from perdure.stores.vectors import Model, encode_vectors
 from tests.backends import KEY
 from tests.rounds import rounds
 from tests.store_backends import Clock, Words, keys, of_words, open_store
@@ -76,7 +76,7 @@ entries = st.builds(
     words=st.lists(st.sampled_from("abcdefgh"), max_size=6),
     asks=st.booleans(),
     vectors=st.integers(0, 2).map(
-        lambda n: stored(
+        lambda n: encode_vectors(
             np.random.default_rng(n).integers(0, 9, (n, 8)).astype(np.float32), "float32"
         )
     ),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from perdure.errors import ConfigurationError
 from perdure.stores import offline
 from perdure.stores.embedders import Embedder
-from perdure.stores.offline import StaticEmbedder, WordPieces
+from perdure.stores.offline import StaticEmbedder, WordPieceTokenizer
 from tests.layout import folder_of
 
 WEIGHTS = folder_of("perdure.stores") / "weights"
@@ -109,8 +109,8 @@ TEXTS = st.lists(
 ).map(" ".join)
 
 
-def pieces() -> WordPieces:
-    return WordPieces(VOCABULARY.read_text("utf-8").split("\n"))
+def pieces() -> WordPieceTokenizer:
+    return WordPieceTokenizer(VOCABULARY.read_text("utf-8").split("\n"))
 
 
 @pytest.mark.parametrize(("text", "ids"), GOLDEN_IDS)

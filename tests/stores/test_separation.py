@@ -27,7 +27,7 @@ from perdure.stores.separation import (
     pairs_sharing_words,
     sample_size,
 )
-from perdure.stores.vectors import Model, stored, unit
+from perdure.stores.vectors import Model, encode_vectors, normalize_rows
 from tests.store_backends import BACKENDS
 from tests.stores.test_ranking import arrange, floats, term
 
@@ -242,7 +242,7 @@ def entries(first: int, count: int, vector: Callable[[str], Vector]) -> list[Ind
     out = []
     for number in range(first, first + count):
         text = f"k{number // TURNS} row{number}"
-        body = stored(unit(vector(text)[None, :]), MODEL.kind)
+        body = encode_vectors(normalize_rows(vector(text)[None, :]), MODEL.kind)
         thread = f"talk-{number // TURNS}"
         words, position = text.split(), float(number)
         out.append(IndexedItem(number, words, False, body, thread, position, None, 0.0, FOREVER, 0))
@@ -323,8 +323,8 @@ def test_rows_without_threads_are_measured_by_their_words() -> None:
     draw = np.random.default_rng(5)
     none, n = np.full(400, -1), 400
     pairs = np.column_stack([np.arange(0, n, 2), np.arange(1, n, 2)])
-    random = unit(draw.standard_normal((n, DIMS)))
-    related = unit(np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random)
+    random = normalize_rows(draw.standard_normal((n, DIMS)))
+    related = normalize_rows(np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random)
     for vectors, trust in ((related, 1), (random, 0)):
         found = measure(vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs))
         assert found.neighbours.size == 0
@@ -337,7 +337,7 @@ def test_the_numbers_of_threads_change_nothing() -> None:
     none = partial(np.copy, np.empty((0, 2), np.int64))
     for seed in range(20):
         draw = np.random.default_rng(seed)
-        vectors, numbers = unit(draw.standard_normal((500, DIMS))), draw.permutation(20)
+        vectors, numbers = normalize_rows(draw.standard_normal((500, DIMS))), draw.permutation(20)
         one, other = (measure(vectors, x, rows, rows, none) for x in (threads, numbers[threads]))
         assert one == other
 
@@ -346,8 +346,8 @@ def test_equal_rows_are_not_compared() -> None:
     """A reply that is given again and again does not hide that the other vectors are useful."""
     draw = np.random.default_rng(5)
     n = 256
-    vectors = unit(draw.standard_normal((n, DIMS)))
-    vectors[2::4] = unit(
+    vectors = normalize_rows(draw.standard_normal((n, DIMS)))
+    vectors[2::4] = normalize_rows(
         np.asarray(vectors[0::4] + vectors[2::4], np.float64)
     )  # rows 0 and 2 of each four are alike
     vectors[1::2] = vectors[1]  # every other row is the same reply

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from perdure.stores.text import (
     STOP_WORDS,
     _words,
-    asks,
-    commonness,
+    detect_language,
+    edit_distances,
+    ends_with_question,
+    extract_query_words,
+    find_nearest_words,
+    find_synonyms,
     is_misspellable,
-    language,
-    nearest,
-    query_tokens,
-    query_words,
-    slips,
+    message_frequency,
     stop_words,
-    synonyms,
-    tokens,
+    tokenize,
+    tokenize_query,
 )
 
 
@@ -57,7 +57,7 @@ from perdure.stores.text import (
 )
 def test_tokens_fold_case_accents_and_endings(text: str, expected: list[str]) -> None:
     """A document's words come folded, stemmed, in order and with repetitions."""
-    assert expected == tokens(text)
+    assert expected == tokenize(text)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_tokens_fold_case_accents_and_endings(text: str, expected: list[str]) ->
 )
 def test_query_drops_stop_words_and_repetitions(text: str, expected: list[str]) -> None:
     """A query keeps each telling word once, or all words if none tells."""
-    assert expected == query_tokens(text)
+    assert expected == tokenize_query(text)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_query_drops_stop_words_and_repetitions(text: str, expected: list[str]) 
 )
 def test_the_words_that_rank(text: str, expected: dict[str, str]) -> None:
     """Stop words of the query's language go, of others they stay; each word has its stem there."""
-    assert expected == query_words(text)
+    assert expected == extract_query_words(text)
 
 
 PIECES = (
@@ -112,24 +112,24 @@ FOREIGN = st.lists(st.sampled_from(PIECES.split())).map(" ".join)
 @given(st.text() | FOREIGN)
 def test_a_text_is_found_by_its_own_words(text: str) -> None:
     """Of each word of a query, whatever its language, a document of the same text has a token."""
-    found = set(tokens(text))
+    found = set(tokenize(text))
 
-    assert [pair for pair in query_words(text).items() if found.isdisjoint(pair)] == []
+    assert [pair for pair in extract_query_words(text).items() if found.isdisjoint(pair)] == []
 
 
 @given(FOREIGN, FOREIGN)
 def test_no_word_is_lost_by_the_language_of_the_text(one: str, other: str) -> None:
     """A text keeps the tokens that each part of it has as English: words of any query meet them."""
-    together = set(tokens(f"{one} {other}"))
+    together = set(tokenize(f"{one} {other}"))
 
-    assert set() == set(query_tokens(one)) - together
-    assert [pair for pair in query_words(one).items() if together.isdisjoint(pair)] == []
+    assert set() == set(tokenize_query(one)) - together
+    assert [pair for pair in extract_query_words(one).items() if together.isdisjoint(pair)] == []
 
 
 @given(st.text())
 def test_tokens_can_be_joined_by_spaces(text: str) -> None:
     """No token is empty or holds a space or a control character."""
-    found = tokens(text)
+    found = tokenize(text)
 
     assert found == " ".join(found).split()
     assert not [c for token in found for c in token if unicodedata.category(c) in ("Cc", "Zs")]
@@ -138,37 +138,37 @@ def test_tokens_can_be_joined_by_spaces(text: str) -> None:
 @given(st.text())
 def test_a_text_holds_what_it_is_searched_by(text: str) -> None:
     """A document is found by its own text: the query's tokens are among the document's."""
-    assert set() == set(query_tokens(text)) - set(tokens(text))
+    assert set() == set(tokenize_query(text)) - set(tokenize(text))
 
 
 @given(st.text(alphabet="aAéÉ 猫犬'x1,0", max_size=30))
 def test_composed_and_decomposed_are_one(text: str) -> None:
     """However a letter is encoded, and in either case, the tokens are the same."""
-    assert tokens(text) == tokens(unicodedata.normalize("NFD", text))
-    assert tokens(text) == tokens(text.upper())
+    assert tokenize(text) == tokenize(unicodedata.normalize("NFD", text))
+    assert tokenize(text) == tokenize(text.upper())
 
 
 @given(st.text(alphabet="abc' ,019", max_size=30))
 def test_ascii_takes_the_same_way(text: str) -> None:
     """The short way for ASCII gives what the long way gives."""
-    assert tokens(text) == tokens(text + " 猫")[:-1]
+    assert tokenize(text) == tokenize(text + " 猫")[:-1]
 
 
 def test_part_of_a_chinese_word_is_found() -> None:
     """Two characters, or one, of a longer run are among the run's tokens."""
-    document = set(tokens("聊天记忆\uff1a管理对话中的消息"))
+    document = set(tokenize("聊天记忆\uff1a管理对话中的消息"))
 
-    assert set(query_tokens("记忆")) <= document
-    assert set(query_tokens("对话")) <= document
-    assert set(query_tokens("管")) <= document
-    assert not set(query_tokens("记话")) <= document
+    assert set(tokenize_query("记忆")) <= document
+    assert set(tokenize_query("对话")) <= document
+    assert set(tokenize_query("管")) <= document
+    assert not set(tokenize_query("记话")) <= document
 
 
 def test_stemming_is_safe_in_threads() -> None:
     """Threads that stem new words at once do not disturb each other."""
     words = [f"{a}{b}{c}ings" for a in "bcdfgh" for b in "aiou" for c in ("rn", "mp", "nk", "lt")]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(tokens, words))
+        found = list(pool.map(tokenize, words))
 
     assert [[word.removesuffix("ings")] for word in words] == found
 
@@ -201,7 +201,7 @@ def test_stop_words_are_lower_case_words() -> None:
 )
 def test_language(text: str, expected: str) -> None:
     """A text is in the language of its stop words; what English texts have too tells nothing."""
-    assert expected == language(text)
+    assert expected == detect_language(text)
 
 
 def test_stop_words_are_folded() -> None:
@@ -225,15 +225,15 @@ def test_stop_words_are_folded() -> None:
 )
 def test_a_word_is_common_in_its_language(language: str, common: str, rare: str) -> None:
     """Of ordinary messages some have a common word, hardly any a rare one."""
-    assert commonness(common, language) > 10 * commonness(rare, language)
-    assert commonness("qqq", language) == 0.0
+    assert message_frequency(common, language) > 10 * message_frequency(rare, language)
+    assert message_frequency("qqq", language) == 0.0
 
 
 def test_a_long_word_is_not_compared_in_full() -> None:
     """A table of as many characters for each of its words would be 340 MB."""
-    commonness("word")
+    message_frequency("word")
     tracemalloc.start()
-    assert commonness("y" * 20_000) == 0.0
+    assert message_frequency("y" * 20_000) == 0.0
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -250,36 +250,36 @@ def test_a_long_word_is_not_compared_in_full() -> None:
 )
 def test_asks(text: str, expected: bool) -> None:
     """A text asks if it ends with a question mark of any script."""
-    assert expected == asks(text)
+    assert expected == ends_with_question(text)
 
 
 def test_nearest_forgives_slips() -> None:
     """Swapped, dropped and changed letters lead to the word that was meant."""
     words = ["carolin", "receiv", "counsel", "mountain", "hike", "bike"]
 
-    assert nearest("caroiln", words) == ["carolin"]
-    assert nearest("reciev", words) == ["receiv"]
-    assert nearest("montain", words) == ["mountain"]
-    assert nearest("kountain", words) == ["mountain"]
-    assert nearest("hiker", words) == ["hike"]
-    assert nearest("zebra", words) == []
-    assert nearest("zebra", []) == []
+    assert find_nearest_words("caroiln", words) == ["carolin"]
+    assert find_nearest_words("reciev", words) == ["receiv"]
+    assert find_nearest_words("montain", words) == ["mountain"]
+    assert find_nearest_words("kountain", words) == ["mountain"]
+    assert find_nearest_words("hiker", words) == ["hike"]
+    assert find_nearest_words("zebra", words) == []
+    assert find_nearest_words("zebra", []) == []
 
 
 def test_nearest_orders_and_limits() -> None:
     """The nearest come first, ties by the alphabet, never the word itself, at most `limit`."""
     words = ["paints", "painty", "paint", "pant"]
 
-    assert nearest("paints", words, limit=2) == ["paint", "painty"]
-    assert nearest("paints", words) == ["paint"]
+    assert find_nearest_words("paints", words, limit=2) == ["paint", "painty"]
+    assert find_nearest_words("paints", words) == ["paint"]
 
 
 @given(st.text("abc", max_size=7), st.lists(st.text("abc", max_size=7), max_size=4))
 def test_slips_is_a_symmetric_distance(one: str, others: list[str]) -> None:
     """Slips are counted alike from both sides, and none means equality."""
-    found = slips(one, others).tolist()
+    found = edit_distances(one, others).tolist()
 
-    assert found == [int(slips(other, [one])[0]) for other in others]
+    assert found == [int(edit_distances(other, [one])[0]) for other in others]
     assert [one == other for other in others] == [count == 0 for count in found]
 
 
@@ -295,13 +295,13 @@ def test_misspellable() -> None:
 
 def test_kin_are_near_in_meaning() -> None:
     """Kin come nearest first, without the word itself, all in one form with the analyzer's."""
-    kin = synonyms("buy")
+    kin = find_synonyms("buy")
 
     assert {"purchas", "bought", "sell"} <= {stem for stem, _ in kin}
     assert "buy" not in dict(kin)
     assert sorted((near for _, near in kin), reverse=True) == [near for _, near in kin]
     assert all(0.5 < near <= 1 for _, near in kin)
-    assert synonyms("qwertyish") == []
+    assert find_synonyms("qwertyish") == []
 
 
 def calls(function: Callable[[str], object], text: str) -> int:
@@ -320,7 +320,9 @@ def calls(function: Callable[[str], object], text: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("function", [tokens, query_tokens, query_words, language, asks])
+@pytest.mark.parametrize(
+    "function", [tokenize, tokenize_query, extract_query_words, detect_language, ends_with_question]
+)
 @pytest.mark.parametrize(
     "unit",
     [

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Mode
 from perdure.stores.index import FOREVER, Index, IndexedItem
-from perdure.stores.vectors import Matrix, Model, second_look, stored
+from perdure.stores.vectors import Matrix, Model, encode_vectors, rescored_share
 from tests.backends import KEY
 from tests.store_backends import keys
 
@@ -191,13 +191,13 @@ def test_sketches_find_the_nearest(kind: Any) -> None:
     rows = centres[random.integers(0, 600, 60_000)]
     rows += 0.5 * random.standard_normal(rows.shape, np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    matrix = Matrix.of(stored(rows, kind), 128, kind).sketched()
+    matrix = Matrix.of(encode_vectors(rows, kind), 128, kind).sketched()
     right = 0
     for centre in centres[:20]:
         query = centre + 0.5 * random.standard_normal(128, np.float32)
         query /= np.linalg.norm(query)
         exact = np.argsort(-(rows @ query))[:10]
-        estimates = matrix.estimates(query, 0, len(rows), second_look(len(rows)))
+        estimates = matrix.estimates(query, 0, len(rows), rescored_share(len(rows)))
         right += len(set(exact) & set(np.argsort(-estimates)[:10]))
 
     assert right >= 190
@@ -232,7 +232,7 @@ def test_scores_of_a_matrix(kind: Any, error: float) -> None:
     rows = random.standard_normal((5000, 37))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     query = rows[17].astype(np.float32)
-    matrix = Matrix.of(stored(rows.astype(np.float32), kind), 37, kind)
+    matrix = Matrix.of(encode_vectors(rows.astype(np.float32), kind), 37, kind)
     exact = rows @ rows[17]
 
     for start, stop in ((0, 5000), (4095, 4098), (17, 18), (5, 5)):

@@ -88,9 +88,9 @@ def shown(labels: tuple[str, ...]) -> str:
 
 def _conditions(filter: str | None) -> dict[str, Any] | None:
     """What `--filter` says; None: it is not given."""
-    from perdure.stores.values import typed_object
+    from perdure.stores.values import parse_json_object
 
-    return None if filter is None else typed_object(filter, "--filter")
+    return None if filter is None else parse_json_object(filter, "--filter")
 
 
 def _place(
@@ -119,11 +119,11 @@ def put(
         raise ConfigurationError("give the value as JSON, as - for stdin, or as --text")
     if ttl is not None and not ttl > 0:
         raise ConfigurationError(f"--ttl is {ttl} minutes; expected more than zero")
-    from perdure.stores.values import typed_object
+    from perdure.stores.values import parse_json_object
 
     new = {"text": text}
     if value is not None:
-        new = typed_object(sys.stdin.read() if value == "-" else value, "the value")
+        new = parse_json_object(sys.stdin.read() if value == "-" else value, "the value")
     with opened(db, create=True) as file:
         file.store.put(where, key, new, ttl=ttl)
         item = file.store.get(where, key, refresh_ttl=False)

@@ -37,7 +37,7 @@ from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, Stor
 from perdure.storage.database import Database, statements
 from perdure.storage.encryption import Place
 from perdure.storage.flow import ALL, Flow, NamedSQL, Row, Statement, rows_of
-from perdure.stores.namespaces import labels
+from perdure.stores.namespaces import decode_path
 from perdure.stores.whole_store import WholeStore
 
 _PAGE_BYTES: Final = 4 << 20  # of a page of rows, or one row that is larger
@@ -419,7 +419,7 @@ class StoreTables(Tables):
 
     def shown(self, owner: Any) -> str:
         """See `Tables.shown`."""
-        return repr(labels(owner))
+        return repr(decode_path(owner))
 
     def settings(self) -> Flow[list[Row]]:
         """The model of the vectors, counters, and which fields are searched."""

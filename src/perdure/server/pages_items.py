@@ -28,7 +28,7 @@ from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, pag
 from perdure.server.reply import encoded, escaped, status_of
 from perdure.server.teams import is_of_team
 from perdure.stores import Provenance
-from perdure.stores.values import typed_object
+from perdure.stores.values import parse_json_object
 
 routes = Pages()
 Namespace = tuple[str, ...]
@@ -144,7 +144,7 @@ async def items(
     start: Number = 0,
 ) -> Response:
     """The items under a namespace."""
-    chosen = typed_object(filter, "the filter") if filter.strip() else None
+    chosen = parse_json_object(filter, "the filter") if filter.strip() else None
     about = await permitted(call, asked.ns, query=q.strip() or None, filter=chosen)
     ns, options = about["namespace"], {name: about[name] for name in ("query", "filter")}
     options |= {"limit": PAGE + 1, "offset": start, "as_of": moment(as_of), "refresh_ttl": False}
@@ -278,7 +278,7 @@ async def edit(
         if present is not None:  # it expires when it would have
             left = present.expires_at and present.expires_at - datetime.now(UTC)
             options["ttl"] = left and max(left.total_seconds() / 60, 0.01)
-        new = typed_object(value, "the value")
+        new = parse_json_object(value, "the value")
         await call.store.aput(*place, new, if_version=version, provenance=by_hand, **options)
         return go_to("/ui/memory", **place._asdict(), done="saved")
     except PerdureError as exc:

@@ -43,7 +43,7 @@ from perdure.server.person import find_person
 from perdure.server.reply import encoded
 from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.stores.store import Store
-from perdure.stores.values import encode
+from perdure.stores.values import encode_value
 
 Thread = dict[str, Any]
 """A thread as langgraph's clients know it, without its values."""
@@ -471,7 +471,7 @@ def _storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidValue: It cannot.
     """
-    encode(metadata)
+    encode_value(metadata)
     return dict(metadata)
 
 
