@@ -87,8 +87,8 @@ def read_tool_output(
         result = await _find_result(saver, config, channel, call_id, attribution.messages)
         if result is None:
             raise ToolException(
-                f"No result of the tool call {to_prompt_json(call_id[:_MAX_SHOWN_ID])} is stored in "
-                "this conversation. Check the id, or do without the result."
+                f"No result of the tool call {to_prompt_json(call_id[:_MAX_SHOWN_ID])} is stored "
+                "in this conversation. Check the id, or do without the result."
             )
         return _select_page(result, values.get("start") or 0, limit, name)
 

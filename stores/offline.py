@@ -144,8 +144,8 @@ class StaticEmbedder:
 
     A text's vector is the mean of its tokens' rows, of length 1. A text in another language (by
     `perdure.stores.text.detect_language`; the table has pieces of its words, which mean nothing) or
-    with no token of the vocabulary (only commonest punctuation, whose rows are zero) is a zero vector:
-    it is like nothing. It does not depend on the texts beside it. The order of words
+    with no token of the vocabulary (only commonest punctuation, whose rows are zero) is a zero
+    vector: it is like nothing. It does not depend on the texts beside it. The order of words
     does not count and no text is cut, so a long one says little: embed it by chunks
     (`perdure.stores.text`).
 

@@ -294,7 +294,7 @@ def _restore(
         if item.version is not None and same is not None and not is_same and not is_tombstone:
             refusal = ImportFailed(
                 f"version {item.version} of {item.put.key!r} in {decode_path(item.put.path)!r} is "
-                "here already and holds something else: import into a new file, or forget it here first"
+                "already here with other content; import into a new file, or forget it here first"
             )
             if passed.others is None:
                 raise refusal
