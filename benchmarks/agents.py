@@ -241,6 +241,6 @@ def check_manifests(saver: SQLiteCheckpointer, thread: str) -> None:
         at = Address(thread, info.checkpoint_ns, info.checkpoint_id)
         found = saver.database.read(partial(saver._reader.find, at))
         assert found is not None
-        for manifests in (found.snapshot.ranges, found.snapshot.said):
+        for manifests in (found.snapshot.ranges, found.snapshot.transcript):
             for channel, (_, ranges) in manifests.items():
                 assert len(ranges) <= limit(count(ranges)), (at, channel, len(ranges))

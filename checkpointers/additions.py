@@ -7,7 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from perdure.checkpointers.cache import Cache, ChannelLog, Head, Snapshot, Thread, Write, keep
+from perdure.checkpointers.cache import (
+    Cache,
+    ChannelLog,
+    Head,
+    Snapshot,
+    Thread,
+    Write,
+    keep_recent,
+)
 from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.delta import ChannelUpdate
 from perdure.checkpointers.manifest import (
@@ -34,7 +42,7 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.put import Node, Split, TaskWrites
-from perdure.checkpointers.records import content_hash, item_place, place
+from perdure.checkpointers.records import content_hash, item_associated_data, row_key
 from perdure.checkpointers.values import pack
 from perdure.storage.database import Watch
 from perdure.storage.encryption import Seal
@@ -82,19 +90,19 @@ class Additions:
     ) -> None:
         """Give a checkpoint its channels: what is new, is as in the parent, or is taken over."""
         if parent is not None:
-            snapshot.said.update(parent.said)
+            snapshot.transcript.update(parent.transcript)
         for channel, node in nodes.items():
             if isinstance(node, Split):
-                snapshot.refs[channel] = self.held(channel, node, snapshot, parent)
+                snapshot.references[channel] = self.held(channel, node, snapshot, parent)
             elif node is not None:
-                snapshot.refs[channel] = node
+                snapshot.references[channel] = node
             elif parent is not None:
-                snapshot.take(channel, parent)
+                snapshot.inherit_channel(channel, parent)
         if parent is not None:
-            for channel, version in snapshot.versions.items():
+            for channel, version in snapshot.channel_versions.items():
                 # a graph that does not know a channel carries its version on, not its value
-                if channel not in snapshot.refs and parent.holds(channel, version):
-                    snapshot.take(channel, parent)
+                if channel not in snapshot.references and parent.has_version(channel, version):
+                    snapshot.inherit_channel(channel, parent)
         if merge is not None:
             merge.apply(snapshot)
 
@@ -108,27 +116,29 @@ class Additions:
             if isinstance(node.undivided, bytes):
                 return node.undivided
             return self.held(channel, node.undivided, snapshot, parent)
-        log = self.thread.named[channel]
-        first = log.next
+        log = self.thread.logs_by_channel[channel]
+        first = log.next_position
         kept, rest = node.kept, self._placed(log, node.parts) if node.parts else []
         ranges = joined([*kept, *rest]) if rest else kept
         if node.kind == ITEM:
             item = [ITEM, log.key, ranges[0][0]]
             return [SNAPSHOT, item] if node.is_snapshot else item
-        before = parent.said.get(channel) if parent is not None else None
+        before = parent.transcript.get(channel) if parent is not None else None
         if before is None or before[0] != log.key:
             said = once(ranges)
         elif node.repeated:
-            repeated = [place for item in node.repeated if (place := log.find(item)) is not None]
+            repeated = [
+                place for item in node.repeated if (place := log.find_position(item)) is not None
+            ]
             new = missing(rest, covered((place, place + 1) for place in repeated))
             said = _said(log, before[1], new, first)
-        elif before[1] == kept and rest in ([], [(first, log.next)]):  # it only grew
+        elif before[1] == kept and rest in ([], [(first, log.next_position)]):  # it only grew
             said = ranges
         else:
             said = _said(log, before[1], rest, first)
         few = self._few(log, ranges)
         snapshot.ranges[channel] = (log.key, few)
-        snapshot.said[channel] = (log.key, few if said == ranges else self._few(log, said))
+        snapshot.transcript[channel] = (log.key, few if said == ranges else self._few(log, said))
         ref = [node.kind, log.key, flat(few)]
         return [SNAPSHOT, ref] if node.is_snapshot else ref
 
@@ -136,14 +146,14 @@ class Additions:
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
         """Add the writes to a `DeltaChannel` to its log, and return the channel's reference."""
-        log, places = self.thread.named[channel], list[int | None]()
-        first = log.next
+        log, places = self.thread.logs_by_channel[channel], list[int | None]()
+        first = log.next_position
         for entry in update.entries:
             item, position = entry.item, None
             if item is not None:
-                position = None if entry.is_new else log.find(item)
+                position = None if entry.is_new else log.find_position(item)
                 if position is None:
-                    position = log.plan(item)
+                    position = log.plan_item(item)
                     self._add(log, position, content_hash(self.seal, log.key, item), item)
                     self.items.append((log, position, item))
                 self.placed[channel, item] = position
@@ -156,20 +166,20 @@ class Additions:
         rest = joined((place, place + 1) for place in transcript_places)
         if update.base:  # the transcript already has these items, perhaps in another form
             rest = missing(rest, covered(_origins(log, update.base)))
-        before = parent.said.get(channel) if parent is not None else None
+        before = parent.transcript.get(channel) if parent is not None else None
         said = _said(log, before[1] if before else [], rest, first)
-        snapshot.said[channel] = (log.key, self._few(log, said))
+        snapshot.transcript[channel] = (log.key, self._few(log, said))
         if update.base is None:
             return [DELTA, update.kind]
         held = update.value_ranges(places)
-        few = snapshot.said[channel][1] if held == said else self._few(log, held)
+        few = snapshot.transcript[channel][1] if held == said else self._few(log, held)
         snapshot.ranges[channel] = (log.key, few)
         return [DELTA, [LIST, log.key, flat(few)]]
 
     def referring(self, snapshot: Snapshot, write: Write) -> Write:
         """A write that led to a checkpoint, pointing into the log where that holds all of it."""
         index, channel, ref = write
-        held = snapshot.ranges.get(channel) or snapshot.said.get(channel)
+        held = snapshot.ranges.get(channel) or snapshot.transcript.get(channel)
         if held is None:
             return write
         if isinstance(ref, bytes):
@@ -188,7 +198,7 @@ class Additions:
 
     def append(self, channel: str, parts: list[bytes | Range]) -> Ranges:
         """The positions of parts after the new ones are appended, in few ranges."""
-        log = self.thread.named[channel]
+        log = self.thread.logs_by_channel[channel]
         return self._few(log, self._placed(log, parts))
 
     def _placed(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
@@ -198,7 +208,7 @@ class Additions:
             if isinstance(part, bytes):
                 position = self.placed.get((log.name, part))
                 if position is None:
-                    position = self.placed[log.name, part] = log.plan(part)
+                    position = self.placed[log.name, part] = log.plan_item(part)
                     self._add(log, position, content_hash(self.seal, log.key, part), part)
                     self.items.append((log, position, part))
                 part = position, position + 1
@@ -206,9 +216,9 @@ class Additions:
         return joined(out)
 
     def _add(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
-        body = self.seal.seal(data, item_place(self.thread_id, log.name, position))
+        body = self.seal.seal(data, item_associated_data(self.thread_id, log.name, position))
         stored_at = self.times.get((log.name, data), self.stored_at)
-        self._rows.append((place(log.key, position), hashed, stored_at, body))
+        self._rows.append((row_key(log.key, position), hashed, stored_at, body))
 
     def _few(self, log: ChannelLog, ranges: Ranges) -> Ranges:
         """The same items in no more ranges than `limit` allows, scattered ones as aliases."""
@@ -234,8 +244,8 @@ class Additions:
     def committed(self) -> None:
         """Have at hand what is written now."""
         for log, position, item in self.items:
-            self.thread.size += log.add(position, item)
-            log.planned -= 1
+            self.thread.size_bytes += log.add_item(position, item)
+            log.planned_count -= 1
         for log, position, origin in self.aliases:
             log.origins[position] = origin
 
@@ -272,7 +282,7 @@ class Commit:
     def learn(self, rows: list[Row]) -> None:
         """See in the first statement's row whether tasks wrote before the checkpoint was put."""
         if self.head is not None and self.head.snapshot is self.snapshot:
-            self.head.writes = None if rows[0][-1] else {}
+            self.head.write_rows = None if rows[0][-1] else {}
 
     def committed(self) -> None:
         """Have at hand what is stored now."""
@@ -280,34 +290,34 @@ class Commit:
         if self.additions is not None:
             self.additions.committed()
         if self.snapshot is not None:
-            self.thread.saw(self.snapshot)
+            self.thread.note_newest_checkpoint(self.snapshot)
         if self.head is not None:
-            self.head.epoch, self.head.flying = self.watch.epoch, False
-            cache.used(self.thread_id)
+            self.head.epoch, self.head.is_uncommitted = self.watch.epoch, False
+            cache.mark_used(self.thread_id)
         if self.written is not None:
             self._add_written(*self.written)
         if self.keys:
-            cache.keys.renew(self.keys)
+            cache.keys.refill(self.keys)
         if self.replaced:
-            cache.forget(self.thread_id)
+            cache.drop_thread(self.thread_id)
         elif self.fresh:
-            cache.replace(self.thread_id, self.thread)
+            cache.replace_thread(self.thread_id, self.thread)
         if self.overlaps and self.snapshot is not None and cache.note_overlap(self.thread_id):
             _log.warning(
                 "thread %r: two runs overlapped, as checkpoint %s shows; one of them is now a "
                 "branch, which the next turn does not see. To run one turn after the other, hold "
                 "saver.lock(thread_id). This is logged once per thread",
-                *(self.thread_id, self.snapshot.uid),
+                *(self.thread_id, self.snapshot.checkpoint_id),
             )
 
     def _add_written(self, ns: str, uid: str, task: str, row: Row) -> None:
         """Have a pending write at hand, if it is one of what is the head by now."""
-        thread = self.cache.peek(self.thread_id)
+        thread = self.cache.get_thread(self.thread_id)
         head = thread.heads.get(ns) if thread is not None else None
-        if head is None or head.snapshot is None or head.snapshot.uid != uid:
+        if head is None or head.snapshot is None or head.snapshot.checkpoint_id != uid:
             return
-        if head.writes is not None:
-            head.writes[task] = row
+        if head.write_rows is not None:
+            head.write_rows[task] = row
 
 
 def _said(log: ChannelLog, before: Ranges, rest: Ranges, first: int) -> Ranges:
@@ -338,8 +348,10 @@ def cache_pending_writes(
     """Cache the writes of a task if the next checkpoint may store some of them in a log."""
     if any(map(_may_enter_log, writes)):
         at = request.at.checkpoint_ns, request.at.checkpoint_id or ""
-        tasks = thread.pending.get(at, {})
-        keep(thread.pending, at, {**tasks, request.task: (request.path, writes, body)})
+        tasks = thread.pending_writes.get(at, {})
+        keep_recent(
+            thread.pending_writes, at, {**tasks, request.task: (request.path, writes, body)}
+        )
 
 
 def _may_enter_log(write: Write) -> bool:

@@ -28,7 +28,7 @@ _ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its own, about
 
 UNREAD_STEP: Final = -1 << 31
 Write = list[Any]  # [index, channel, reference]
-Pending = tuple[str, list[Write], bytes]  # what a task wrote: path, writes, the row's body
+PendingTask = tuple[str, list[Write], bytes]  # what a task wrote: path, writes, the row's body
 
 
 class Title(NamedTuple):
@@ -40,7 +40,7 @@ class Title(NamedTuple):
     """
 
     text: str
-    message: str | None
+    message_id: str | None
 
 
 NO_TITLE: Final = Title("", None)
@@ -61,54 +61,56 @@ class ChannelLog:
     """
 
     __slots__ = (
-        *("_index", "_indexed", "ids", "items", "key", "name", "next", "next_alias", "origins"),
-        *("planned", "times"),
+        *("_index", "_indexed", "items", "key", "message_ids", "name", "next_alias"),
+        *("next_position", "origins", "planned_count", "stored_times"),
     )
 
     def __init__(self, key: int, name: str, kept: ChannelLog | None = None) -> None:
         """A log with the items that are at hand of the same one, `kept`."""
         self.key = key
         self.name = name
-        self.planned = 0
+        self.planned_count = 0
         self._index: dict[bytes, int] = {}
         self._indexed = 0
-        if kept is not None and not kept.planned:  # copy it first: another thread may add items
+        if (
+            kept is not None and not kept.planned_count
+        ):  # copy it first: another thread may add items
             self._indexed, self._index = kept._indexed, kept._index.copy()
         self.items: dict[int, bytes] = {} if kept is None else kept.items.copy()
         self.origins: dict[int, int] = {} if kept is None else kept.origins.copy()
-        self.ids: dict[int, str | None] = {} if kept is None else kept.ids.copy()
-        self.times: dict[int, datetime] = {} if kept is None else kept.times.copy()
-        self.next, self.next_alias = 0, ALIASES
+        self.message_ids: dict[int, str | None] = {} if kept is None else kept.message_ids.copy()
+        self.stored_times: dict[int, datetime] = {} if kept is None else kept.stored_times.copy()
+        self.next_position, self.next_alias = 0, ALIASES
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every item of the log is here, or is planned."""
-        return len(self.items) + self.planned == self.next
+        return len(self.items) + self.planned_count == self.next_position
 
-    def has(self, start: int, stop: int) -> bool:
+    def has_range(self, start: int, stop: int) -> bool:
         """Whether every item of a range is here."""
         if start >= ALIASES:
             origins = [*map(self.origins.get, range(start, stop))]
             return all(map(self.items.__contains__, origins))
         return all(map(self.items.__contains__, range(start, stop)))
 
-    def holds(self, start: int, stop: int, items: list[bytes]) -> bool:
+    def has_items(self, start: int, stop: int, items: list[bytes]) -> bool:
         """Whether these are the items of a range."""
         at = self.items.get if start < ALIASES else self.get
         return list(map(at, range(start, stop))) == items
 
     def get(self, position: int) -> bytes | None:
         """The item at a position, if it is here."""
-        return self.items.get(self.origin(position))
+        return self.items.get(self.origin_position(position))
 
-    def full(self, ranges: Ranges) -> list[bytes]:
+    def items_in(self, ranges: Ranges) -> list[bytes]:
         """The items of ranges that are all here."""
         places: Iterable[int] = chain.from_iterable(starmap(range, ranges))
         if any(start >= ALIASES for start, _ in ranges):
-            places = map(self.origin, places)
+            places = map(self.origin_position, places)
         return list(map(self.items.__getitem__, places))
 
-    def repeats_none(self, ranges: Ranges) -> bool:
+    def is_free_of_repeats(self, ranges: Ranges) -> bool:
         """Return whether no item occurs twice in the ranges, whose aliases must be cached."""
         first: set[int] = set()
         for start, stop in ranges:
@@ -116,7 +118,7 @@ class ChannelLog:
             first.update(map(self.origins.__getitem__, places) if start >= ALIASES else places)
         return len(first) == count(ranges)
 
-    def find(self, item: bytes) -> int | None:
+    def find_position(self, item: bytes) -> int | None:
         """The position of an item, if it is here, or is planned."""
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
@@ -124,7 +126,7 @@ class ChannelLog:
             self._indexed = len(self.items)
         return self._index.get(item)
 
-    def add(self, position: int, item: bytes) -> int:
+    def add_item(self, position: int, item: bytes) -> int:
         """Have an item at hand. Returns how many bytes more that takes."""
         if position in self.items:
             return 0
@@ -134,22 +136,22 @@ class ChannelLog:
         self.items[position] = item
         return len(item) + _ITEM_OVERHEAD
 
-    def find_stored(self, item: bytes) -> int | None:
+    def find_stored_position(self, item: bytes) -> int | None:
         """See `find`; what is only planned does not count."""
-        position = self.find(item)
+        position = self.find_position(item)
         if position is None or self.items.get(position) != item:
             return None
         return position
 
-    def plan(self, item: bytes) -> int:
+    def plan_item(self, item: bytes) -> int:
         """The position of an item to come; `find` has it from now on."""
-        position = self.next
-        self.next += 1
-        self.planned += 1
+        position = self.next_position
+        self.next_position += 1
+        self.planned_count += 1
         self._index.setdefault(item, position)
         return position
 
-    def origin(self, position: int) -> int:
+    def origin_position(self, position: int) -> int:
         """The first position of the item at a position."""
         return self.origins.get(position, position) if position >= ALIASES else position
 
@@ -168,37 +170,37 @@ class Snapshot:
         said: The same, for what was said on the way here.
         step, labels: The step and the labels in the metadata, once they are read; see
             `labels.labels_in`.
-        has_stopped: Whether a task of it is known to wait for an answer, or to have failed.
-        run_began: When the run began that has put it, in seconds since 1970; None if no run has put
-            it in this database. See `run_starts`.
+        has_stopped_task: Whether a task of it is known to wait for an answer, or to have failed.
+        run_started_at: When the run began that has put it, in seconds since 1970; None if no run
+            has put it in this database. See `run_starts`.
     """
 
-    uid: str
+    checkpoint_id: str
     key: int
-    parent: str | None
-    began: int
-    fields: list[Any]
-    versions: dict[str, Any]
-    seen: dict[str, dict[str, Any]]
-    refs: dict[str, Any] = field(default_factory=dict)
+    parent_id: str | None
+    run_start: int
+    encoded_fields: list[Any]
+    channel_versions: dict[str, Any]
+    versions_seen: dict[str, dict[str, Any]]
+    references: dict[str, Any] = field(default_factory=dict)
     ranges: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
-    said: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
+    transcript: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     step: int | None = UNREAD_STEP
     labels: dict[str, Any] | None = None
-    has_stopped: bool = False
-    run_began: float | None = None
+    has_stopped_task: bool = False
+    run_started_at: float | None = None
 
-    def holds(self, channel: str, version: Any) -> bool:
+    def has_version(self, channel: str, version: Any) -> bool:
         """Whether it has a value of a channel, in this version."""
-        return channel in self.refs and self.versions.get(channel) == version
+        return channel in self.references and self.channel_versions.get(channel) == version
 
     def stored_channels(self) -> frozenset[str]:
         """Return the channels whose values are stored and not replayed from writes."""
-        return frozenset(channel for channel, ref in self.refs.items() if ref[0] != DELTA)
+        return frozenset(channel for channel, ref in self.references.items() if ref[0] != DELTA)
 
-    def take(self, channel: str, parent: Snapshot) -> None:
+    def inherit_channel(self, channel: str, parent: Snapshot) -> None:
         """Have a channel as the parent has it."""
-        self.refs[channel] = parent.refs[channel]
+        self.references[channel] = parent.references[channel]
         if channel in parent.ranges:
             self.ranges[channel] = parent.ranges[channel]
 
@@ -215,12 +217,12 @@ class Head:
         flying: Whether it is planned, and not committed yet.
     """
 
-    namespace: int
-    pinned: int
+    namespace_key: int
+    explicit_head: int
     snapshot: Snapshot | None
-    writes: dict[str, Row] | None = None
+    write_rows: dict[str, Row] | None = None
     epoch: object = None
-    flying: bool = False
+    is_uncommitted: bool = False
 
 
 class Thread:
@@ -243,47 +245,51 @@ class Thread:
     """
 
     __slots__ = (
-        *("generation", "heads", "key", "lock", "logs", "named", "last_namespace", "newest"),
-        *("pending", "removals", "seq", "size", "stamp", "title", "told", "updated_at"),
+        *("generation", "heads", "key", "last_namespace", "last_seq", "listed_metadata", "lock"),
+        *("logs", "logs_by_channel", "newest_checkpoint", "newest_removal", "pending_writes"),
+        *("size_bytes", "title", "updated_at", "version_token"),
     )
 
-    def __init__(self, key: int, generation: int, removals: int = 0) -> None:
+    def __init__(self, key: int, generation: int, newest_removal: int = 0) -> None:
         self.key = key
         self.generation = generation
-        self.removals = removals
-        self.stamp: int | None = None
-        self.seq = 0
+        self.newest_removal = newest_removal
+        self.version_token: int | None = None
+        self.last_seq = 0
         self.updated_at = 0.0
         self.logs: dict[int, ChannelLog] = {}
-        self.named: dict[str, ChannelLog] = {}
+        self.logs_by_channel: dict[str, ChannelLog] = {}
         self.heads: dict[str, Head] = {}
         self.last_namespace = "", 0
-        self.pending: dict[tuple[str, str], dict[str, Pending]] = {}
-        self.size = _THREAD_OVERHEAD
+        self.pending_writes: dict[tuple[str, str], dict[str, PendingTask]] = {}
+        self.size_bytes = _THREAD_OVERHEAD
         self.title: Title | None = None
-        self.told: tuple[dict[str, Any], bytes] | None = None
-        self.newest: tuple[int, str] | None = None
+        self.listed_metadata: tuple[dict[str, Any], bytes] | None = None
+        self.newest_checkpoint: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
-    def saw(self, snapshot: Snapshot) -> None:
+    def note_newest_checkpoint(self, snapshot: Snapshot) -> None:
         """Note that a checkpoint is in the database."""
-        if self.newest is None or snapshot.key & _PLACE >= self.newest[0] & _PLACE:
-            self.newest = snapshot.key, snapshot.uid
+        if (
+            self.newest_checkpoint is None
+            or snapshot.key & _PLACE >= self.newest_checkpoint[0] & _PLACE
+        ):
+            self.newest_checkpoint = snapshot.key, snapshot.checkpoint_id
 
-    def log(self, key: int, name: str, kept: Thread | None = None) -> ChannelLog:
+    def get_or_add_log(self, key: int, name: str, kept: Thread | None = None) -> ChannelLog:
         """The log with a key; a new one has the items that are `kept` of it."""
         log = self.logs.get(key)
         if log is None:
             before = kept.logs.get(key) if kept is not None else None
             log = self.logs.setdefault(key, ChannelLog(key, name, before))
-            self.named[name] = log
+            self.logs_by_channel[name] = log
         return log
 
     def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
         """Keep items at their positions."""
-        self.size += sum(log.add(position, item) for position, item in items)
+        self.size_bytes += sum(log.add_item(position, item) for position, item in items)
 
-    def committed_heads(self, stamp: int) -> dict[str, Head]:
+    def committed_heads(self, version_token: int) -> dict[str, Head]:
         """Return the committed heads by namespace, or nothing if the stamp has changed.
 
         They can be the parents of new checkpoints. They contain no pending writes.
@@ -291,23 +297,23 @@ class Thread:
         if not self.lock.acquire(blocking=False):  # another thread is planning a write
             return {}
         try:
-            heads = self.heads.copy().items() if self.stamp == stamp else ()
+            heads = self.heads.copy().items() if self.version_token == version_token else ()
             return {
-                ns: Head(head.namespace, head.pinned, head.snapshot)
+                ns: Head(head.namespace_key, head.explicit_head, head.snapshot)
                 for ns, head in heads
-                if not head.flying
+                if not head.is_uncommitted
             }
         finally:
             self.lock.release()
 
-    def snapshot(self, ns: str, uid: str) -> Snapshot | None:
+    def committed_snapshot(self, ns: str, uid: str) -> Snapshot | None:
         """A checkpoint, if it is the head that is kept of a namespace, and is committed."""
         head = self.heads.get(ns)
-        snapshot = head.snapshot if head is not None and not head.flying else None
-        return snapshot if snapshot is not None and snapshot.uid == uid else None
+        snapshot = head.snapshot if head is not None and not head.is_uncommitted else None
+        return snapshot if snapshot is not None and snapshot.checkpoint_id == uid else None
 
 
-def keep(kept: dict[Any, Any], key: Any, value: Any) -> None:
+def keep_recent(kept: dict[Any, Any], key: Any, value: Any) -> None:
     """Keep a value among the recent ones of a thread."""
     kept.pop(key, None)
     kept[key] = value
@@ -327,7 +333,7 @@ class KeyBlock:
         self._left: list[int] = []
         self._lock = threading.Lock()
 
-    def take(self, many: int) -> list[int] | None:
+    def take_keys(self, many: int) -> list[int] | None:
         """So many keys, the highest first, if there are."""
         with self._lock:
             at = len(self._left) - many
@@ -337,12 +343,12 @@ class KeyBlock:
             del self._left[at:]
             return taken
 
-    def drop(self) -> None:
+    def discard_keys(self) -> None:
         """Give none of them: a copy may have brought rows that have them."""
         with self._lock:
             self._left = []
 
-    def renew(self, keys: list[int]) -> None:
+    def refill(self, keys: list[int]) -> None:
         """Have others, the highest first."""
         with self._lock:
             if keys > self._left:
@@ -362,13 +368,13 @@ class Cache:
         self._limit = limit_bytes
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._lock = threading.Lock()
-        self._asked = 0
+        self._request_count = 0
         self._overlapped = overlapped
         self.keys = KeyBlock()
-        self.peek = self._threads.get
+        self.get_thread = self._threads.get
         """The cached thread, if any; it may be stale."""
 
-    def thread(self, thread_id: str, key: int, generation: int, removals: int) -> Thread:
+    def get_or_add_thread(self, thread_id: str, key: int, generation: int, removals: int) -> Thread:
         """Return the cached thread, or an empty one if the cached data is from an earlier state."""
         with self._lock:
             kept = self._threads.get(thread_id)
@@ -376,14 +382,14 @@ class Cache:
                 kept = self._threads[thread_id] = Thread(key, generation, removals)
             elif kept.generation > generation:
                 return Thread(key, generation, removals)  # a reader on an older snapshot
-            self._used(thread_id)
+            self._mark_used(thread_id)
             return kept
 
-    def replace(self, thread_id: str, thread: Thread) -> None:
+    def replace_thread(self, thread_id: str, thread: Thread) -> None:
         """Keep what a transaction left behind, in the place of what was kept before."""
         with self._lock:
             self._threads[thread_id] = thread
-            self._used(thread_id)
+            self._mark_used(thread_id)
 
     def note_overlap(self, thread_id: str) -> bool:
         """Record that runs of a thread overlap; return whether that was not recorded before."""
@@ -394,31 +400,31 @@ class Cache:
                 self._overlapped.popitem(last=False)
         return is_first
 
-    def used(self, thread_id: str) -> None:
+    def mark_used(self, thread_id: str) -> None:
         """Note that a thread is in use, if it is kept."""
         with self._lock:
             if thread_id in self._threads:
-                self._used(thread_id)
+                self._mark_used(thread_id)
 
-    def _used(self, thread_id: str) -> None:
+    def _mark_used(self, thread_id: str) -> None:
         self._threads.move_to_end(thread_id)
-        self._asked += 1
-        if self._asked % _WEIGH_EVERY == 0:
-            self._shed()
+        self._request_count += 1
+        if self._request_count % _WEIGH_EVERY == 0:
+            self._evict_threads()
 
-    def _shed(self) -> None:
-        total = sum(thread.size for thread in self._threads.values())
+    def _evict_threads(self) -> None:
+        total = sum(thread.size_bytes for thread in self._threads.values())
         while total > self._limit and len(self._threads) > 1:
-            total -= self._threads.popitem(last=False)[1].size
+            total -= self._threads.popitem(last=False)[1].size_bytes
 
-    def distrust(self, thread_id: str) -> None:
+    def invalidate_heads(self, thread_id: str) -> None:
         """Have nothing planned upon what is kept of a thread; its items are what they are."""
         thread = self._threads.get(thread_id)
         if thread is not None:
-            thread.stamp = None
+            thread.version_token = None
             thread.heads.clear()
 
-    def forget(self, thread_id: str) -> None:
+    def drop_thread(self, thread_id: str) -> None:
         """Drop what is kept of a thread."""
         with self._lock:
             self._threads.pop(thread_id, None)

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from perdure.checkpointers.records import CronRow, open_cron, seal_cron
+from perdure.checkpointers.records import CronRow, decrypt_cron, encrypt_cron
 from perdure.checkpointers.server_table import ServerTable
 from perdure.errors import CorruptRecord
 from perdure.storage.flow import Row
@@ -33,7 +33,7 @@ class CronTable(ServerTable):
 
     async def create(self, cron: CronRow) -> bool:
         """Store a cron, unless there is no such thread any more."""
-        sealed = seal_cron(self._seal, cron)
+        sealed = encrypt_cron(self._seal, cron)
         of = cron.cron_id, cron.thread_id, cron.next_at, cron.created_at
         return bool(await self._changed(cron, "add_cron", *of, sealed))
 
@@ -42,7 +42,7 @@ class CronTable(ServerTable):
 
         None: there is none any more.
         """
-        now, sealed = time.time(), seal_cron(self._seal, cron)
+        now, sealed = time.time(), encrypt_cron(self._seal, cron)
         changed = await self._changed(
             cron, "set_cron", sealed, now, int(timed), cron.next_at, cron.cron_id
         )
@@ -57,7 +57,7 @@ class CronTable(ServerTable):
         crons = list[CronRow]()
         for row in await self._rows("crons_not_due_before", at):
             with suppress(CorruptRecord):
-                crons.append(open_cron(self._seal, row))
+                crons.append(decrypt_cron(self._seal, row))
         return crons
 
     async def reset(self, cron: CronRow, next_at: float) -> bool:
@@ -74,7 +74,7 @@ class CronTable(ServerTable):
         await self._changed(cron, "drop_cron", cron.cron_id)
 
     async def _read(self, name: str, *params: Any) -> list[CronRow]:
-        return [open_cron(self._seal, row) for row in await self._rows(name, *params)]
+        return [decrypt_cron(self._seal, row) for row in await self._rows(name, *params)]
 
     async def _changed(self, cron: CronRow, name: str, *params: Any) -> list[Row]:
         about = cron.thread_id or cron.cron_id

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage, RemoveMessage, convert_to_messages
 
-from perdure.checkpointers.cache import ChannelLog, Pending
+from perdure.checkpointers.cache import ChannelLog, PendingTask
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges, joined, positions
 
@@ -82,7 +82,7 @@ class ChannelUpdate:
         parts: list[bytes | Range] = []
         for entry in self.entries:
             if entry.item is not None:
-                position = None if entry.is_new else log.find(entry.item)
+                position = None if entry.is_new else log.find_position(entry.item)
                 parts.append(entry.item if position is None else (position, position + 1))
         return parts
 
@@ -130,7 +130,7 @@ class DeltaWrites:
     """
 
     updates: dict[str, ChannelUpdate] = field(default_factory=dict)
-    pending: dict[str, Pending] = field(default_factory=dict)
+    pending: dict[str, PendingTask] = field(default_factory=dict)
     size: int | None = None
     repeated: dict[str, frozenset[bytes]] = field(default_factory=dict)
 
@@ -240,13 +240,13 @@ def find_message_positions(codec: Codec, log: ChannelLog, ranges: Ranges) -> dic
     All items of the ranges must have been loaded.
     """
     places = [*positions(ranges)]
-    unread = [place for place in places if place not in log.ids]
+    unread = [place for place in places if place not in log.message_ids]
     if unread:
-        items = codec.values([log.full([(place, place + 1)])[0] for place in unread])
-        log.ids.update(
+        items = codec.values([log.items_in([(place, place + 1)])[0] for place in unread])
+        log.message_ids.update(
             (place, getattr(item, "id", None)) for place, item in zip(unread, items, strict=True)
         )
-    return {uid: place for place in places if (uid := log.ids[place]) is not None}
+    return {uid: place for place in places if (uid := log.message_ids[place]) is not None}
 
 
 def content_key(message: BaseMessage) -> tuple[str, str]:

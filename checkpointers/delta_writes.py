@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import writes_sort_key
 
-from perdure.checkpointers.cache import NO_TITLE, Head, Pending, Snapshot, Thread
+from perdure.checkpointers.cache import NO_TITLE, Head, PendingTask, Snapshot, Thread
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.delta import (
     ChannelUpdate,
@@ -33,7 +33,7 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.put import TITLE_AMONG, CheckpointPut, title_of
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import open_writes, unpack_id
+from perdure.checkpointers.records import decrypt_writes, unpack_id
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.storage.flow import Flow, Row
 
@@ -42,7 +42,7 @@ def delta_writes_from_cache(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
 ) -> DeltaWrites | None:
     """Return the delta writes of a put from cached data, or None if the database must be read."""
-    rows = head.writes.copy() if head.writes is not None else None
+    rows = head.write_rows.copy() if head.write_rows is not None else None
     if rows is None and put.deltas:
         return None
     flow = read_deltas(reader, put, thread, head, parent, [*(rows or {}).values()])
@@ -81,7 +81,7 @@ def read_deltas(
     changed = [
         channel
         for channel in put.deltas
-        if parent.versions.get(channel) != put.version(channel)
+        if parent.channel_versions.get(channel) != put.version(channel)
         and not (is_fork and channel in put.checkpoint["channel_values"])
     ]
     values = yield from _load_written_values(reader, put, thread, rows, changed, out)
@@ -115,14 +115,14 @@ def _load_written_values(
     out.size = 0 if channels else None
     for row in rows if channels else ():
         task, path, writes = unpack_id(row[1]) or "", row[2], []
-        for index, channel, ref in open_writes(reader.seal, *put.at[:2], row):
+        for index, channel, ref in decrypt_writes(reader.seal, *put.at[:2], row):
             if channel in channels:
                 value = yield from reader.value(put.at.thread_id, thread, ref)
                 found.append((writes_sort_key(path, task, index), channel, value))
                 if isinstance(ref, bytes) or ref[0] == MAP:
                     ref = _encode_elements(reader.codec, ref, value)
             writes.append([index, channel, ref])
-        pending: Pending = (path, writes, row[3])
+        pending: PendingTask = (path, writes, row[3])
         out.pending[task] = pending
         out.size = (out.size or 0) + 1 + len(row[3])
     found.sort(key=lambda entry: entry[0])
@@ -152,11 +152,11 @@ def _build_channel_update(
 ) -> Flow[ChannelUpdate]:
     """Build the update of a channel from the writes and, if known, its value at the parent."""
     base, has_messages = _find_parent_ranges(reader, parent, channel), None
-    key, before = parent.said.get(channel, (0, []))
+    key, before = parent.transcript.get(channel, (0, []))
     if base or before:
         last = (base or before)[-1][1] - 1
         log = yield from reader.load(put.at.thread_id, thread, key, [(last, last + 1)])
-        [value] = reader.codec.values(log.full([(last, last + 1)]))
+        [value] = reader.codec.values(log.items_in([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
     update = plan_channel_update(reader.codec, channel, values, base, has_messages)
     if update.is_messages and base:
@@ -165,11 +165,11 @@ def _build_channel_update(
         ids = find_message_positions(reader.codec, log, base)
         update.places = {uid: place for uid, place in ids.items() if uid in wanted}
     if update.is_messages and update.clears:
-        key, said = parent.said.get(channel, (0, []))
+        key, said = parent.transcript.get(channel, (0, []))
         messages = list[Any]()
         if said:
             log = yield from reader.load(put.at.thread_id, thread, key, said)
-            messages = reader.codec.values(log.full(said))
+            messages = reader.codec.values(log.items_in(said))
         update.repeated = find_restored_messages(update, messages)
     return update
 
@@ -179,9 +179,9 @@ def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str
 
     The result is None if the ranges are unknown.
     """
-    if channel not in parent.refs:
-        return None if channel in parent.versions else []
-    ref = value_reference(parent.refs[channel])
+    if channel not in parent.references:
+        return None if channel in parent.channel_versions else []
+    ref = value_reference(parent.references[channel])
     if isinstance(ref, bytes):
         value = reader.codec.decode(ref)
         value = value.value if type(value) is DeltaSnapshot else value
@@ -201,13 +201,13 @@ def _update_title(
         return
     new_ids = {entry.message_id or "" for entry in update.entries}
     title = thread.title
-    if title is not None and title != NO_TITLE and title.message not in new_ids:
+    if title is not None and title != NO_TITLE and title.message_id not in new_ids:
         return
-    key, said = parent.said.get("messages", (0, []))
+    key, said = parent.transcript.get("messages", (0, []))
     first = [(place, place + 1) for place in islice(positions(said), TITLE_AMONG)]
     items = list[bytes]()
     if first:
-        items = (yield from reader.load(put.at.thread_id, thread, key, first)).full(first)
+        items = (yield from reader.load(put.at.thread_id, thread, key, first)).items_in(first)
     items += [entry.item for entry in update.entries if entry.item is not None]
     put.title = title_of({}, reader.codec.values(items[:TITLE_AMONG]))
 
@@ -219,19 +219,19 @@ def _find_repeated_items(
 
     The form differs, for example, if a reducer has given an id to the message.
     """
-    key, said = parent.said.get(channel, (0, []))
-    log = thread.named.get(channel)
+    key, said = parent.transcript.get(channel, (0, []))
+    log = thread.logs_by_channel.get(channel)
     if log is None or not said or log.key != key:
         return frozenset()
     known = {*(yield from reader.origins(put.at.thread_id, thread, key, said))}
     new: list[tuple[Any, bytes]] = []
     for value, full in put.elements(channel):
-        if log.find(full) not in known:
+        if log.find_position(full) not in known:
             stored = reader.codec.stored(value, full, partial("{}".format, channel))
-            if log.find(stored) not in known:
+            if log.find_position(stored) not in known:
                 new.append((value, stored))
     if not new:
         return frozenset()
     yield from reader.load(put.at.thread_id, thread, key, said)
-    transcript = Transcript(reader.codec.values(log.full(said)))
+    transcript = Transcript(reader.codec.values(log.items_in(said)))
     return frozenset(stored for value, stored in new if transcript.take_match(value) is not None)

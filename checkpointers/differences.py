@@ -63,10 +63,10 @@ class Differences:
         """The nodes that ran on the way from one checkpoint to another, in order."""
         ran: list[str] = []
         step: Snapshot | None = new
-        while step is not None and (old is None or step.uid != old.uid):
-            parent = old if old is not None and step.parent == old.uid else None
-            if parent is None and step.parent is not None:
-                parts = at.thread_id, at.checkpoint_ns, namespace, step.parent
+        while step is not None and (old is None or step.checkpoint_id != old.checkpoint_id):
+            parent = old if old is not None and step.parent_id == old.checkpoint_id else None
+            if parent is None and step.parent_id is not None:
+                parts = at.thread_id, at.checkpoint_ns, namespace, step.parent_id
                 parent = yield from self.reader.snapshot(*parts)
             ran[:0] = yield from self._ran_in(at.thread_id, parent, step)
             step = parent
@@ -81,18 +81,18 @@ class Differences:
         came, and did not. A `Send` is a task of the checkpoint before, and leaves no version.
         """
         source, ran = self.reader.metadata(step).get("source"), list[str]()
-        if source == "loop" and parent is not None and SENDS in parent.refs:
-            sends = yield from self.reader.value_of(thread_id, parent.refs[SENDS])
+        if source == "loop" and parent is not None and SENDS in parent.references:
+            sends = yield from self.reader.value_of(thread_id, parent.references[SENDS])
             ran += [node for node in sent_to(sends) if node is not None]
         return [] if source == "input" else [*ran, *_saw(parent, step)]
 
     def _between(
         self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, most: int
     ) -> Flow[dict[str, ChannelDifference]]:
-        before: Mapping[str, Any] = old.refs if old else {}
+        before: Mapping[str, Any] = old.references if old else {}
         channels = {}
-        for channel in dict.fromkeys([*before, *new.refs]):
-            had, has = before.get(channel), new.refs.get(channel)
+        for channel in dict.fromkeys([*before, *new.references]):
+            had, has = before.get(channel), new.references.get(channel)
             if _has_unknown_value(had) or _has_unknown_value(has):
                 parts = thread_id, thread, channel, old, new, most
                 found = yield from self._compare_transcripts(*parts)
@@ -133,7 +133,11 @@ class Differences:
             shown = joined((at, at + 1) for at in places[max(0, len(places) - most) :])
             log = yield from self.reader.load(thread_id, thread, key, shown)
             parts.append(
-                dict(zip(positions(shown), self.reader.codec.values(log.full(shown)), strict=True))
+                dict(
+                    zip(
+                        positions(shown), self.reader.codec.values(log.items_in(shown)), strict=True
+                    )
+                )
             )
         return ChannelDifference(parts[0], parts[1], len(come), len(gone), whole=False)
 
@@ -150,8 +154,8 @@ class Differences:
 
         An item is reported as removed only if its write does not precede the new checkpoint.
         """
-        key, later = new.said.get(channel, (0, []))
-        old_key, earlier = old.said.get(channel, (0, [])) if old else (0, [])
+        key, later = new.transcript.get(channel, (0, []))
+        old_key, earlier = old.transcript.get(channel, (0, [])) if old else (0, [])
         return (yield from self._of_log(thread_id, thread, key or old_key, earlier, later, most))
 
     def _of_value(
@@ -174,6 +178,6 @@ def _has_unknown_value(ref: Any) -> bool:
 
 def _saw(old: Snapshot | None, new: Snapshot) -> list[str]:
     """The nodes that have seen other versions at a checkpoint than at one before it."""
-    before = old.seen if old else {}
-    nodes = (node for node, versions in new.seen.items() if versions != before.get(node))
+    before = old.versions_seen if old else {}
+    nodes = (node for node, versions in new.versions_seen.items() if versions != before.get(node))
     return [node for node in nodes if not node.startswith("__")]

@@ -45,23 +45,23 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.put import TITLE_LENGTH
 from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
-    VIEWS,
+    VIEWS_NAMESPACE,
     RunRow,
-    log_spans,
-    open_client,
-    open_cron,
-    open_item,
-    open_listed,
-    open_run,
-    open_writes,
-    place,
-    seal_checkpoint,
-    seal_client,
-    seal_listed,
-    seal_run,
-    seal_writes,
-    span,
-    tags_of,
+    decrypt_client_metadata,
+    decrypt_cron,
+    decrypt_item,
+    decrypt_list_entry,
+    decrypt_run,
+    decrypt_writes,
+    encrypt_checkpoint,
+    encrypt_client_metadata,
+    encrypt_list_entry,
+    encrypt_run,
+    encrypt_writes,
+    key_range,
+    metadata_tags,
+    next_log_positions,
+    row_key,
     unpack_id,
 )
 from perdure.checkpointers.removal import (
@@ -156,7 +156,7 @@ def _drop_views(
     """Remove what models were shown: memories and summaries in it may quote messages."""
     views = 0
     for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread)):
-        if ns == VIEWS:
+        if ns == VIEWS_NAMESPACE:
             views = yield from maintenance.empty_namespace(thread_id, ns, namespace)
             yield reader.sql("pin", 0, namespace)
     return views
@@ -171,9 +171,9 @@ def _erase_thread(
         return ErasureReport()
     hashes: set[str] = set()
     for log, name, *_ in (yield reader.sql("thread_logs", rows[0][0])):
-        for row in (yield reader.sql("items_between", *span(log, 0, ALIASES))):
+        for row in (yield reader.sql("items_between", *key_range(log, 0, ALIASES))):
             with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
-                _, stored = open_item(reader.seal, thread_id, name, *row)
+                _, stored = decrypt_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
                 if isinstance(value, BaseMessage):
                     hashes.add(hash_message(reader.seal.hash_key, value))
@@ -228,13 +228,13 @@ class _Eraser:
     def read_logs(self) -> Flow[None]:
         """Read all items of the thread."""
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
-            log, items = self.thread.log(key, name), dict[int, bytes]()
-            log.next, log.next_alias = (stop for _, stop in log_spans(*ends))
-            for first, stop in log_spans(*ends):
+            log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
+            log.next_position, log.next_alias = (stop for _, stop in next_log_positions(*ends))
+            for first, stop in next_log_positions(*ends):
                 for start in range(first, stop, PAGE):
                     page = self.reader.stored(self.thread_id, name, key, start, start + PAGE)
                     items.update((yield from page))
-            self._times[key] = yield from self.reader.read_item_times(key, [(0, log.next)])
+            self._times[key] = yield from self.reader.read_item_times(key, [(0, log.next_position)])
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._stored[key] = items
             for position, stored in items.items():  # what is left of another item may be this
@@ -243,23 +243,23 @@ class _Eraser:
     def untitle(self) -> Flow[None]:
         """Leave nothing that quotes what is erased where lists of threads read."""
         for thread, *_, stored in (yield self.sql("one_thread", self.thread_id)):
-            title, told = open_listed(self.seal, self.thread_id, stored)
+            title, told = decrypt_list_entry(self.seal, self.thread_id, stored)
             if self._quotes(title):
                 yield self.sql("set_title", None, None, thread)
             elif told is not None and (left := self._inline(told, Where(tasks=True))) is not told:
                 left = self._encoded({}) if left is GONE else left
-                listed = seal_listed(
+                listed = encrypt_list_entry(
                     self.seal, self.thread_id, title, (self.codec.decode(left), left)
                 )
                 yield self.sql("set_title", *listed, thread)
         for thread, *_, stored in (yield self.sql("hold_client", self.thread_id)):
-            client = open_client(self.seal, self.thread_id, stored)
+            client = decrypt_client_metadata(self.seal, self.thread_id, stored)
             if client is None:
                 continue
             of_client = self.remover.without(client.metadata, Where(tasks=True))
             if of_client is not client.metadata:
                 client = client._replace(metadata={} if of_client is GONE else of_client)
-                sealed = seal_client(self.seal, self.thread_id, client)
+                sealed = encrypt_client_metadata(self.seal, self.thread_id, client)
                 yield self.sql("set_client", *sealed, thread)
 
     def _quotes(self, title: Title | None) -> bool:
@@ -269,9 +269,9 @@ class _Eraser:
         told = {"title": title.text}
         if self.remover.without(told, Where(tasks=True)) is not told:
             return True
-        if title.message is None:  # what a cut one quotes cannot be told
+        if title.message_id is None:  # what a cut one quotes cannot be told
             return bool(self.remover.found) and len(title.text) >= TITLE_LENGTH
-        return title.message in {"", *self.remover.ids}
+        return title.message_id in {"", *self.remover.ids}
 
     def settle(self) -> None:
         """Learn what the messages found say that no other message says."""
@@ -301,21 +301,21 @@ class _Eraser:
             self._in_sent = f"{ns}|".startswith(self._subgraphs)
             self._sent, head = {}, None
             for row, snapshot in (yield from self.reader.rows(self.thread_id, ns, namespace)):
-                is_head = row[0] == place(namespace, newest)
-                head = snapshot.uid if is_head else head
+                is_head = row[0] == row_key(namespace, newest)
+                head = snapshot.checkpoint_id if is_head else head
                 yield from self._checkpoint(ns, row, snapshot, is_head=is_head)
             for row in (yield self.sql("namespace_writes", namespace)):
                 yield from self._writes(namespace, ns, row, head)
             self.cancelled |= {_task(ns, node) for node in self._sent.get(head or "", {}).values()}
         for row in (yield self.sql("runs_of", self.thread_id, "")):
-            yield from self._run(open_run(self.seal, row))
+            yield from self._run(decrypt_run(self.seal, row))
         yield from self._crons_and_webhooks()
 
     def _crons_and_webhooks(self) -> Flow[None]:
         """Those of the thread that quote what is erased are deleted."""
         where = Where(inputs=True, texts=True, tasks=True)
         for row in (yield self.sql("crons_of", self.thread_id)):
-            content = open_cron(self.seal, row).content
+            content = decrypt_cron(self.seal, row).content
             if self.remover.without(content, where) is not content and not self._looking:
                 yield self.sql("drop_cron", row[0])
                 self.crons += 1
@@ -332,7 +332,7 @@ class _Eraser:
         if self._looking or all(new is old for new, old in zip(left, before, strict=True)):
             return
         left = [old and {} if new is GONE else new for new, old in zip(left, before, strict=True)]
-        yield self.sql("rewrite_run", *seal_run(self.seal, run.live, left), *run.live[1:3])
+        yield self.sql("rewrite_run", *encrypt_run(self.seal, run.live, left), *run.live[1:3])
         self.runs += 1
 
     def _is_hit(self, value: Any) -> bool:
@@ -346,34 +346,39 @@ class _Eraser:
 
     def _checkpoint(self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool) -> Flow[None]:
         self._awaited = False
-        other, metadata = snapshot.fields
+        other, metadata = snapshot.encoded_fields
         fields = [self._inline(other, Where()), self._inline(metadata, Where(tasks=True))]
         fields = [self._encoded({}) if stored is GONE else stored for stored in fields]
         refs, said = {}, {}
-        for channel, ref in snapshot.refs.items():
+        for channel, ref in snapshot.references.items():
             if channel == TASKS:
-                refs[channel] = yield from self._tasks(snapshot.uid, ref)
+                refs[channel] = yield from self._tasks(snapshot.checkpoint_id, ref)
             else:
                 refs[channel] = yield from self._ref(channel, ref, channel.startswith("__"))
-        for channel, before in snapshot.said.items():
-            held = None if refs.get(channel) is GONE else snapshot.refs.get(channel)
+        for channel, before in snapshot.transcript.items():
+            held = None if refs.get(channel) is GONE else snapshot.references.get(channel)
             said[channel] = self._said(held, *before)
         for channel in refs if self._awaited else ():
             if channel.startswith(NEXT_NODE):
                 refs[channel] = GONE
                 if is_head:
                     self.cancelled.add(_task(ns, channel.removeprefix(NEXT_NODE)))
-        if self._looking or (fields, refs, said) == (snapshot.fields, snapshot.refs, snapshot.said):
+        if self._looking or (fields, refs, said) == (
+            snapshot.encoded_fields,
+            snapshot.references,
+            snapshot.transcript,
+        ):
             return
         if fields[1] is not metadata:  # it is found no more by what this does not hold any more
             old, new = (
-                {*tags_of(self.seal, self.codec.decode(stored))} for stored in (metadata, fields[1])
+                {*metadata_tags(self.seal, self.codec.decode(stored))}
+                for stored in (metadata, fields[1])
             )
             for number in old - new:
                 yield self.sql("drop_tag", number, row[0])
-        snapshot.fields = fields
-        snapshot.refs = {channel: ref for channel, ref in refs.items() if ref is not GONE}
-        body = seal_checkpoint(self.seal, self.thread_id, ns, row, snapshot, said)
+        snapshot.encoded_fields = fields
+        snapshot.references = {channel: ref for channel, ref in refs.items() if ref is not GONE}
+        body = encrypt_checkpoint(self.seal, self.thread_id, ns, row, snapshot, said)
         yield self.sql("rewrite_checkpoint", body, row[0])
         self.checkpoints += 1
 
@@ -389,7 +394,7 @@ class _Eraser:
     def _writes(self, namespace: int, ns: str, row: Row, head: str | None) -> Flow[None]:
         """The writes of one task. A task with a result gets no run again."""
         uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
-        writes = open_writes(self.seal, self.thread_id, ns, row)
+        writes = decrypt_writes(self.seal, self.thread_id, ns, row)
         waits, sent = uid == head, self._sent.get(uid, {})
         quoting = next((at for at in sent if path.startswith(_SENT.format(at))), None)
         name = _task(ns, sent[quoting] if quoting is not None else "", task)
@@ -410,7 +415,7 @@ class _Eraser:
             elif not has_no_result(writes) and has_no_result(kept):  # else the task would run again
                 kept.append([0, NO_WRITES, self._encoded(None)])
         if not self._looking and kept != writes:
-            body = seal_writes(self.seal, (self.thread_id, ns, uid, task, path), kept)
+            body = encrypt_writes(self.seal, (self.thread_id, ns, uid, task, path), kept)
             yield self.sql("put_writes", namespace, *row[:3], body)
 
     def _left_writes(self, ns: str, writes: list[Write], waits: bool) -> Flow[list[Write]]:
@@ -488,7 +493,7 @@ class _Eraser:
             return ref
         if kind == ITEM:
             return [ITEM, log, self._append(log, parts)[0][0]] if parts else GONE
-        last = self.thread.logs[log].origin(ranges[-1][1] - 1)
+        last = self.thread.logs[log].origin_position(ranges[-1][1] - 1)
         self._awaited = self._awaited or (log, last) in self._calling
         return [kind, log, flat(self._append(log, parts))]
 
@@ -540,7 +545,7 @@ class _Eraser:
         same = True
         for start, stop in ranges:
             for position in _between(self._hits, log, start, stop):
-                new = self._item(log, self.thread.logs[log].origin(position), pairs, where)
+                new = self._item(log, self.thread.logs[log].origin_position(position), pairs, where)
                 if new is None:
                     continue
                 same = False

@@ -40,7 +40,7 @@ def run_start(
         return seq
     before, step = steps
     starts = step is not None and before is not None and step != before + 1
-    return seq if starts else parent.began
+    return seq if starts else parent.run_start
 
 
 def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
@@ -55,15 +55,17 @@ def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> 
         snapshot: The checkpoint that is put.
         seq: The sequence number of the put.
     """
-    now, after = head.snapshot, Head(head.namespace, 0, snapshot)
+    now, after = head.snapshot, Head(head.namespace_key, 0, snapshot)
     if put.merge is not None and put.merge.keeps_head is not None:
         kept = put.merge.keeps_head
-        return Head(head.namespace, kept.key & _LOW, kept), True
-    if now is None or snapshot.parent == now.uid:
+        return Head(head.namespace_key, kept.key & _LOW, kept), True
+    if now is None or snapshot.parent_id == now.checkpoint_id:
         return after, False
-    if snapshot.began == seq:
+    if snapshot.run_start == seq:
         is_turn = put.metadata.get("source") == "input" and not put.at.checkpoint_ns
         return after, is_turn and not put.deliberate
-    if (snapshot.began, snapshot.uid) > (now.began, now.uid):
+    if (snapshot.run_start, snapshot.checkpoint_id) > (now.run_start, now.checkpoint_id):
         return after, False
-    return Head(head.namespace, head.pinned or now.key & _LOW, now), not head.pinned
+    return Head(
+        head.namespace_key, head.explicit_head or now.key & _LOW, now
+    ), not head.explicit_head

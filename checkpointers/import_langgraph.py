@@ -18,7 +18,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import span, unpack_id
+from perdure.checkpointers.records import key_range, unpack_id
 from perdure.checkpointers.reports import ImportReport
 from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
 from perdure.settings import is_dsn
@@ -283,7 +283,7 @@ class Importer:
         sql, here = self.reader.sql, set()
         for thread, *_ in (yield sql("find_thread", thread_id)):
             for namespace, ns, _ in (yield sql("thread_namespaces", thread)):
-                rows = yield sql("checkpoint_keys", *span(namespace))
+                rows = yield sql("checkpoint_keys", *key_range(namespace))
                 here |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
         if here - there and there - here:
             raise ImportFailed(

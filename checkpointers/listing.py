@@ -15,7 +15,14 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.address import Address, address, optional_text
 from perdure.checkpointers.reader import CheckpointReader, damaged_index
-from perdure.checkpointers.records import pack_id, place, span, tag, tags_of, unpack_id
+from perdure.checkpointers.records import (
+    key_range,
+    metadata_tag,
+    metadata_tags,
+    pack_id,
+    row_key,
+    unpack_id,
+)
 from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, rows_of
@@ -33,7 +40,7 @@ def matches(metadata: Mapping[str, Any], where: Where) -> bool:
 
 def number_of(seal: Seal, where: Where) -> int | None:
     """The number under which the first value that is indexed is; None: none is."""
-    numbers = (tag(seal, name, where[name]) for name in where if "." not in name)
+    numbers = (metadata_tag(seal, name, where[name]) for name in where if "." not in name)
     return next((number for number in numbers if number is not None), None)
 
 
@@ -119,7 +126,7 @@ class Listing:
         """The metadata of a checkpoint, which has a value if it is indexed under it."""
         if thread_id is not None and row[1] is not None:
             metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, tuple(row)))
-            if indexed == (number in tags_of(self.seal, metadata)):
+            if indexed == (number in metadata_tags(self.seal, metadata)):
                 return metadata
         raise damaged_index(f"the tags of checkpoint {row[0]}")
 
@@ -174,7 +181,7 @@ class Listing:
             rows = [row for row in self.read(lambda: rows_of(*sql)) if row[0] & _LOW < stop]
             yield from ((row[0] & _LOW, at, row) for row in rows if fits(row))
             return
-        head_key = place(namespace, head) if 0 < head < stop else None
+        head_key = row_key(namespace, head) if 0 < head < stop else None
         for number, row in enumerate(self._rows(namespace, stop, where, fits)):
             seq = row[0] & _LOW
             if number == 0 and head_key not in (None, row[0]):
@@ -188,7 +195,7 @@ class Listing:
     ) -> Iterator[Row]:
         """The rows of a namespace put before `stop`, newest first, a page at a time."""
         while stop > 0:
-            rows = self.read(partial(self._page, *span(namespace, 0, stop), where))
+            rows = self.read(partial(self._page, *key_range(namespace, 0, stop), where))
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
                 raise damaged_index(f"namespace {namespace}")

@@ -31,14 +31,14 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
-    log_spans,
-    open_listed,
-    open_writes,
+    decrypt_list_entry,
+    decrypt_writes,
+    encrypt_checkpoint,
+    key_range,
+    metadata_tags,
+    next_log_positions,
     pack_id,
-    place,
-    seal_checkpoint,
-    span,
-    tags_of,
+    row_key,
     unpack_id,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
@@ -175,7 +175,7 @@ class Maintenance:
 
     def write(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
         """Remove parts of a thread, which makes its cache stale."""
-        forget = self.reader.cache.forget
+        forget = self.reader.cache.drop_thread
         return self.database.write(
             make, lambda _: forget(thread_id), exclusive=(thread_id,), removes=True
         )
@@ -186,8 +186,8 @@ class Maintenance:
         What lists tell of the thread is read from its head anew, once for all lists.
         """
         for row in (yield self.sql("one_thread", thread_id)):
-            title, _ = open_listed(self.seal, thread_id, row[-1])
-            if title is None or title.message is not None or of_metadata:
+            title, _ = decrypt_list_entry(self.seal, thread_id, row[-1])
+            if title is None or title.message_id is not None or of_metadata:
                 yield from self.threads.tell_anew(row)
 
     def delete_thread(
@@ -212,7 +212,7 @@ class Maintenance:
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
             yield from self.empty_namespace(thread_id, ns, namespace)
         for log, *_ in (yield self.sql("thread_logs", thread)):
-            yield self.sql("drop_items", *span(log))
+            yield self.sql("drop_items", *key_range(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread)
         yield from unsay(self.sql, thread)
@@ -228,13 +228,15 @@ class Maintenance:
         """Return the ids of all checkpoints of a thread, also of those that only have writes."""
         packed = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread)):
-            packed |= {uid for _, uid, _ in (yield self.sql("checkpoint_keys", *span(namespace)))}
+            packed |= {
+                uid for _, uid, _ in (yield self.sql("checkpoint_keys", *key_range(namespace)))
+            }
             packed |= {row[0] for row in (yield self.sql("namespace_writes", namespace))}
         return {unpack_id(uid) or "" for uid in packed}
 
     def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
         """Remove the checkpoints of a namespace and their writes; returns how many there were."""
-        rows = yield self.sql("checkpoints_page", *span(namespace), ALL)
+        rows = yield self.sql("checkpoints_page", *key_range(namespace), ALL)
         for row in rows:
             try:
                 metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
@@ -242,12 +244,12 @@ class Maintenance:
                 yield self.sql("drop_tags", row[0])
             else:
                 yield self._untagged(row[0], metadata)
-        yield self.sql("drop_namespace_checkpoints", *span(namespace))
+        yield self.sql("drop_namespace_checkpoints", *key_range(namespace))
         yield self.sql("drop_namespace_writes", namespace)
         return len(rows)
 
     def _untagged(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
-        return [self.sql("drop_tag", number, key) for number in tags_of(self.seal, metadata)]
+        return [self.sql("drop_tag", number, key) for number in metadata_tags(self.seal, metadata)]
 
     # -- some checkpoints of a thread
 
@@ -316,9 +318,12 @@ class Maintenance:
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
             kept = list[Kept]()
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
-                metadata, is_head = self.reader.metadata(snapshot), row[0] == place(namespace, head)
+                metadata, is_head = (
+                    self.reader.metadata(snapshot),
+                    row[0] == row_key(namespace, head),
+                )
                 at = self.reader.active_at(snapshot, row[4])
-                parts = row[0], snapshot.uid, snapshot.parent, at, metadata
+                parts = row[0], snapshot.checkpoint_id, snapshot.parent_id, at, metadata
                 kept.append(Kept(*parts, snapshot.stored_channels(), is_head, len(row[5])))
             stay = keep(kept)
             if live and not ns:
@@ -357,10 +362,12 @@ class Maintenance:
                 (row,) = yield self.sql("checkpoint_at", head.key)
                 snapshot = self.reader.open_row(thread_id, ns, row)
                 metadata = {**head.metadata, UPDATED: updated}
-                snapshot.fields[1] = self.reader.codec.encode(
+                snapshot.encoded_fields[1] = self.reader.codec.encode(
                     metadata, lambda: "metadata", exact=True
                 )
-                body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, snapshot.said)
+                body = encrypt_checkpoint(
+                    self.seal, thread_id, ns, row, snapshot, snapshot.transcript
+                )
                 yield self.sql("rewrite_checkpoint", body, head.key)
 
     # -- items
@@ -386,23 +393,23 @@ class Maintenance:
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
                 if row[0] in gone:
                     continue
-                _mark_refs(snapshot.refs.values(), live)
+                _mark_refs(snapshot.references.values(), live)
                 if history:
-                    _mark(snapshot.said.values(), live)  # as written
-                elif snapshot.said:
+                    _mark(snapshot.transcript.values(), live)  # as written
+                elif snapshot.transcript:
                     unknown = _find_unknown_transcripts(snapshot)
                     forgetting.append((ns, row, snapshot, unknown))
                     _mark((said for said in unknown.values() if _has_aliases(said)), live)
             for row in (yield self.sql("namespace_writes", namespace)):
                 if (namespace, row[0]) not in gone:
-                    writes = open_writes(self.seal, thread_id, ns, row)
+                    writes = decrypt_writes(self.seal, thread_id, ns, row)
                     _mark_refs((ref for _, _, ref in writes), live)
         for ns, row, snapshot, unknown in forgetting if not dry_run else ():
             said = {
                 channel: written if _has_aliases(written) else _drop_unreferenced(written, live)
                 for channel, written in unknown.items()
             }
-            body = seal_checkpoint(self.seal, thread_id, ns, row, snapshot, said)
+            body = encrypt_checkpoint(self.seal, thread_id, ns, row, snapshot, said)
             yield self.sql("rewrite_checkpoint", body, row[0])
         return (yield from self._drop_others(thread_id, thread, live, dry_run))
 
@@ -413,8 +420,8 @@ class Maintenance:
         items = freed = 0
         for log, name, *last in (yield self.sql("thread_logs", thread)):
             yield from self._mark_origins(thread_id, name, log, live[log])
-            for start, stop in missing(log_spans(*last), covered(live[log])):
-                keys = span(log, start, stop)
+            for start, stop in missing(next_log_positions(*last), covered(live[log])):
+                keys = key_range(log, start, stop)
                 ((many, size),) = yield self.sql("count_items", *keys)
                 items += many if start < ALIASES else 0
                 freed += size
@@ -437,8 +444,8 @@ def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
     """Return the written transcripts of the channels whose values are unknown."""
     return {
         channel: written
-        for channel, written in snapshot.said.items()
-        if channel in snapshot.refs and value_reference(snapshot.refs[channel]) is None
+        for channel, written in snapshot.transcript.items()
+        if channel in snapshot.references and value_reference(snapshot.references[channel]) is None
     }
 
 

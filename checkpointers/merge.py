@@ -34,36 +34,38 @@ class Merge:
         head, written = self.head, self.written
         if self.keeps_head is not None:
             return
-        snapshot.parent = head.uid
-        snapshot.versions = dict(snapshot.versions)
+        snapshot.parent_id = head.checkpoint_id
+        snapshot.channel_versions = dict(snapshot.channel_versions)
         if written is not None:
-            snapshot.refs = {c: ref for c, ref in snapshot.refs.items() if c in written}
+            snapshot.references = {c: ref for c, ref in snapshot.references.items() if c in written}
             snapshot.ranges = {c: held for c, held in snapshot.ranges.items() if c in written}
-            own = {c: version for c, version in snapshot.versions.items() if c in written}
-            snapshot.versions = {**head.versions, **own}
-            snapshot.seen = head.seen
-            snapshot.said |= {c: said for c, said in head.said.items() if c not in written}
+            own = {c: version for c, version in snapshot.channel_versions.items() if c in written}
+            snapshot.channel_versions = {**head.channel_versions, **own}
+            snapshot.versions_seen = head.versions_seen
+            snapshot.transcript |= {
+                c: said for c, said in head.transcript.items() if c not in written
+            }
         for channel in self.versions:
             take_channel(snapshot, head, channel)
-        snapshot.seen = {
+        snapshot.versions_seen = {
             node: {c: self._seen_version(snapshot, c, version) for c, version in seen.items()}
-            for node, seen in snapshot.seen.items()
+            for node, seen in snapshot.versions_seen.items()
         }
-        snapshot.versions |= self.versions
+        snapshot.channel_versions |= self.versions
 
     def _seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
         """Return the version that a node has seen, so that no merge triggers the node."""
-        is_newest = version == snapshot.versions.get(channel)
+        is_newest = version == snapshot.channel_versions.get(channel)
         return self.versions.get(channel, version) if is_newest else version
 
 
 def take_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
     """Give a checkpoint the value and the history that a channel has in another one."""
     snapshot.ranges.pop(channel, None)
-    if channel in other.refs:
-        snapshot.take(channel, other)
-    if channel in other.said:
-        snapshot.said[channel] = other.said[channel]
+    if channel in other.references:
+        snapshot.inherit_channel(channel, other)
+    if channel in other.transcript:
+        snapshot.transcript[channel] = other.transcript[channel]
 
 
 def is_state(channel: str) -> bool:

@@ -26,12 +26,12 @@ from perdure.checkpointers.merge import Merge, epoch_of, first_of, is_state, las
 from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
-    VIEWS,
-    open_writes,
+    VIEWS_NAMESPACE,
+    decrypt_writes,
+    encrypt_checkpoint,
+    encrypt_writes,
     pack_id,
-    seal_checkpoint,
-    seal_writes,
-    written_said,
+    transcript_to_store,
 )
 from perdure.checkpointers.status import ASIDE, NULL_TASK, is_by_update
 from perdure.storage.flow import Flow, Row
@@ -73,11 +73,11 @@ class MergePlanner:
         source, now = put.metadata.get("source"), self._head.snapshot
         if now is None or put.config is None or put.deliberate or source == "fork":
             return None
-        if self._ns == VIEWS:
+        if self._ns == VIEWS_NAMESPACE:
             return None
         if parent is None and put.at.checkpoint_id is not None:
             return (yield from self._plan_upon_pruned(put, now, put.at.checkpoint_id))
-        if parent is not None and parent.uid == now.uid:
+        if parent is not None and parent.checkpoint_id == now.checkpoint_id:
             merged = self._merged_in(now)
             return (yield from self._plan_next(put, now, merged)) if merged else None
         upon = _NOTHING if parent is None else parent
@@ -85,7 +85,7 @@ class MergePlanner:
             is_one = yield from self._leads_to_head(upon, {"loop", "input", "update"})
             return self._plan_update(put, now, upon) if is_one else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
-        if is_anchor and any(_is_delta(ref) for ref in now.refs.values()):
+        if is_anchor and any(_is_delta(ref) for ref in now.references.values()):
             return None  # the run may have written the channel, too
         is_run = is_anchor or source in ("loop", "input")
         if is_run and (yield from self._leads_to_head(upon, {"update"})):
@@ -123,13 +123,13 @@ class MergePlanner:
     def _plan_run(self, put: CheckpointPut, now: Snapshot, upon: Snapshot) -> Merge | None:
         """Plan a put of a run upon whose last checkpoint an update was put meanwhile."""
         unread = {c for c in self._merged_in(upon) if not _has_read(put, c, upon)}
-        written = {c for c in _written_since(now, upon) if c in now.refs}
+        written = {c for c in _written_since(now, upon) if c in now.references}
         versions = put.checkpoint["channel_versions"]
         is_written = {
             c
             for c in unread | written
             if c in put.new_versions
-            or (c not in unread and versions.get(c) != upon.versions.get(c))
+            or (c not in unread and versions.get(c) != upon.channel_versions.get(c))
         }
         return None if is_written else self._take_over(put, now, unread | written)
 
@@ -142,11 +142,11 @@ class MergePlanner:
         if written.intersection(put.deltas, now.stored_channels()):
             return None  # langgraph would not find the writes of the update behind that value
         codec, step = self._reader.codec, self._reader.step(now)
-        fields = {**codec.decode(now.fields[0]), "ts": put.checkpoint["ts"]}
+        fields = {**codec.decode(now.encoded_fields[0]), "ts": put.checkpoint["ts"]}
         put.fields[0] = codec.encode(fields, lambda: "checkpoint")
         if step is not None:
             self._set_metadata(put, "step", step + 1)
-        rest = {c: version for c, version in now.versions.items() if c not in written}
+        rest = {c: version for c, version in now.channel_versions.items() if c not in written}
         return Merge(now, rest, written)
 
     def _take_over(
@@ -154,12 +154,14 @@ class MergePlanner:
     ) -> Merge | None:
         """Plan to take over channels of the head; None if their versions cannot be told apart."""
         own = last_epoch(put.checkpoint["channel_versions"].values())
-        last = last_epoch([*put.checkpoint["channel_versions"].values(), *now.versions.values()])
+        last = last_epoch(
+            [*put.checkpoint["channel_versions"].values(), *now.channel_versions.values()]
+        )
         if own is None or last is None:
             return None
         versions = {}
         for channel in channels:
-            version = now.versions[channel]
+            version = now.channel_versions[channel]
             is_newer = (epoch_of(version) or 0) > own
             versions[channel] = version if is_newer else first_of(version, last + 1)
         if versions:
@@ -188,7 +190,7 @@ class MergePlanner:
             yield from reader.retell(self._thread_id, row)
         if merge.written is None:
             return False
-        return (yield from self.fold(merge.head.uid, needs_stop=True))
+        return (yield from self.fold(merge.head.checkpoint_id, needs_stop=True))
 
     def fold(self, uid: str, *, needs_stop: bool) -> Flow[bool]:
         """Make the checkpoint of a run the head, with what the update has written that is it now.
@@ -205,30 +207,30 @@ class MergePlanner:
             than an update came between.
         """
         now = self._head.snapshot
-        if now is None or now.uid == uid:
+        if now is None or now.checkpoint_id == uid:
             return False
         run = yield from self._read(uid)
         if run is None or not (yield from self._leads_to_head(run, {"update"})):
             return False
         if needs_stop and not (yield from self._has_stopped_task(run)):
             return False
-        last = last_epoch([*run.versions.values(), *now.versions.values()])
+        last = last_epoch([*run.channel_versions.values(), *now.channel_versions.values()])
         if last is None:
             return False
-        written = [c for c in _written_since(now, run) if c in now.refs]
-        merged, parent = {*written, *self._merged_in(run)}, run.parent
-        Merge(now, {c: first_of(now.versions[c], last + 1) for c in written}).apply(run)
-        run.parent, run.run_began, codec = parent, None, self._reader.codec
+        written = [c for c in _written_since(now, run) if c in now.references]
+        merged, parent = {*written, *self._merged_in(run)}, run.parent_id
+        Merge(now, {c: first_of(now.channel_versions[c], last + 1) for c in written}).apply(run)
+        run.parent_id, run.run_started_at, codec = parent, None, self._reader.codec
         metadata = self._reader.metadata(run) | {MERGED: sorted(merged)}
-        run.fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
+        run.encoded_fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
         yield from self._rewrite(run)
         return True
 
     def _has_stopped_task(self, run: Snapshot) -> Flow[bool]:
         """Return whether a task of a checkpoint waits for an answer, or has failed."""
-        stored = StoredCheckpoint(self._thread, self._head.namespace, run)
+        stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
         for row in (yield from self._reader.read_write_rows(stored)):
-            writes = open_writes(self._reader.seal, self._thread_id, self._ns, row)
+            writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
             has_finished = any(index >= 0 for index, _, _ in writes)  # perhaps after an answer
             if not has_finished and any(channel in _STOPS for _, channel, _ in writes):
                 return True
@@ -238,10 +240,10 @@ class MergePlanner:
         """Store a checkpoint anew, and make it the head."""
         reader, at = self._reader, (self._thread_id, self._ns)
         (row,) = yield reader.sql("checkpoint_at", run.key)
-        body = seal_checkpoint(reader.seal, *at, row, run, written_said(run))
+        body = encrypt_checkpoint(reader.seal, *at, row, run, transcript_to_store(run))
         yield [
             reader.sql("rewrite_checkpoint", body, run.key),
-            reader.sql("pin", run.key & _LOW, self._head.namespace),
+            reader.sql("pin", run.key & _LOW, self._head.namespace_key),
             reader.sql("removed", self._thread.key),
         ]
         if not self._ns:
@@ -258,7 +260,7 @@ class MergePlanner:
     # -- checkpoints of the namespace
 
     def _read(self, uid: str) -> Flow[Snapshot | None]:
-        rows = yield self._reader.sql("find_checkpoint", self._head.namespace, pack_id(uid))
+        rows = yield self._reader.sql("find_checkpoint", self._head.namespace_key, pack_id(uid))
         if not rows:
             return None
         snapshot = self._reader.open_row(self._thread_id, self._ns, rows[0])
@@ -272,9 +274,9 @@ class MergePlanner:
             metadata = {} if at is None else self._reader.metadata(at)
             if at is None or metadata.get("source") not in sources:
                 return False
-            before = at.parent
+            before = at.parent_id
             updated = find_updated(before, metadata) if "update" in sources else None
-            if upon.uid in (before or "", updated):
+            if upon.checkpoint_id in (before or "", updated):
                 return True
             at = (yield from self._read(before)) if before else None
             if at is None and updated != before:
@@ -287,15 +289,17 @@ class MergePlanner:
         for _ in range(_MOST_STEPS):
             if at is None or not self._merged_in(at):
                 break
-            at = (yield from self._read(at.parent)) if at.parent else None
+            at = (yield from self._read(at.parent_id)) if at.parent_id else None
         if at is None or self._reader.metadata(at).get("source") != "update":
             return now
-        return at if all(at.refs.get(c) == now.refs.get(c) for c in channels) else now
+        return at if all(at.references.get(c) == now.references.get(c) for c in channels) else now
 
     def _merged_in(self, snapshot: Snapshot) -> list[str]:
         """Return the channels of a checkpoint that it has taken over, and no put has read."""
-        names = self._reader.labels(snapshot).get(MERGED) if snapshot.fields else None
-        return [c for c in names if c in snapshot.versions] if isinstance(names, list) else []
+        names = self._reader.labels(snapshot).get(MERGED) if snapshot.encoded_fields else None
+        return (
+            [c for c in names if c in snapshot.channel_versions] if isinstance(names, list) else []
+        )
 
 
 def has_value(put: CheckpointPut, channel: str) -> bool:
@@ -305,7 +309,7 @@ def has_value(put: CheckpointPut, channel: str) -> bool:
 
 def _has_read(put: CheckpointPut, channel: str, upon: Snapshot) -> bool:
     """Return whether the run of a put has read a channel that was taken over."""
-    version, taken = put.checkpoint["channel_versions"].get(channel), upon.versions[channel]
+    version, taken = put.checkpoint["channel_versions"].get(channel), upon.channel_versions[channel]
     if channel in put.new_versions:
         return (epoch_of(version) or 0) >= (epoch_of(taken) or 0)
     return bool(version == taken)
@@ -313,8 +317,8 @@ def _has_read(put: CheckpointPut, channel: str, upon: Snapshot) -> bool:
 
 def _written_since(now: Snapshot, upon: Snapshot) -> set[str]:
     """Return the channels of the state that have another version than in an earlier checkpoint."""
-    versions = now.versions.items()
-    return {c for c, version in versions if is_state(c) and version != upon.versions.get(c)}
+    versions = now.channel_versions.items()
+    return {c for c, version in versions if is_state(c) and version != upon.channel_versions.get(c)}
 
 
 def _infer_pruned(put: CheckpointPut, now: Snapshot, uid: str) -> Snapshot:
@@ -329,18 +333,18 @@ def _infer_pruned(put: CheckpointPut, now: Snapshot, uid: str) -> Snapshot:
     first = min(put.new_versions.values(), key=lambda version: whole_part(version) or 0, default=0)
     for channel in put.new_versions:
         versions.pop(channel, None)
-        if _is_lower(now.versions.get(channel), first):
-            versions[channel] = now.versions[channel]
+        if _is_lower(now.channel_versions.get(channel), first):
+            versions[channel] = now.channel_versions[channel]
     return Snapshot(uid, 0, None, 0, [], versions, {})
 
 
 def _is_same_turn(now: Snapshot, upon: Snapshot) -> bool:
     """Return whether a head can descend from a checkpoint with no other input between the two."""
-    for channel, version in upon.versions.items():
-        present = now.versions.get(channel)
+    for channel, version in upon.channel_versions.items():
+        present = now.channel_versions.get(channel)
         if present != version and not _is_lower(version, present):
             return False
-    return bool(now.versions.get(START) == upon.versions.get(START))
+    return bool(now.channel_versions.get(START) == upon.channel_versions.get(START))
 
 
 def _is_lower(version: Any, other: Any) -> bool:
@@ -360,8 +364,11 @@ def _has_only_new_epoch(channel: str, now: Snapshot, upon: Snapshot) -> bool:
     The run may also have written an equal value. The version that it gave to the channel can be
     the same as the version of a concurrent update.
     """
-    before, after = epoch_of(upon.versions.get(channel)), epoch_of(now.versions[channel])
-    is_same = now.refs.get(channel) == upon.refs.get(channel)
+    before, after = (
+        epoch_of(upon.channel_versions.get(channel)),
+        epoch_of(now.channel_versions[channel]),
+    )
+    is_same = now.references.get(channel) == upon.references.get(channel)
     return is_same and (after or 0) > (before or 0)
 
 
@@ -386,7 +393,7 @@ def fold_update(
         return False  # a person writes, and no run that goes on
     rows = yield reader.sql("checkpoint_at", key)
     snapshot = reader.open_row(*at[:2], rows[0]) if rows else None
-    if snapshot is None or snapshot.uid == at.checkpoint_id:
+    if snapshot is None or snapshot.checkpoint_id == at.checkpoint_id:
         return False
     yield from reader.resolve(at.thread_id, thread, snapshot)
     now = Head(namespace, pinned, snapshot)
@@ -415,7 +422,7 @@ def set_writes_apart(
         return aside, request.path + ASIDE
     uid = pack_id(request.at.checkpoint_id)
     row = uid, pack_id(request.task), path, body
-    stored = open_writes(reader.seal, *request.at[:2], row)
-    sealed = seal_writes(reader.seal, (*request.at, aside, path + ASIDE), stored)
+    stored = decrypt_writes(reader.seal, *request.at[:2], row)
+    sealed = encrypt_writes(reader.seal, (*request.at, aside, path + ASIDE), stored)
     yield reader.sql("put_writes", namespace, uid, pack_id(aside), path + ASIDE, sealed)
     return request.task, request.path

@@ -19,7 +19,7 @@ from perdure.checkpointers.assistants import assistant_place
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.erasure import erase_from_thread
 from perdure.checkpointers.labels import CALLER
-from perdure.checkpointers.records import CronRow, LiveRun, RunRow, open_cron, open_run
+from perdure.checkpointers.records import CronRow, LiveRun, RunRow, decrypt_cron, decrypt_run
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
@@ -131,7 +131,7 @@ class PersonRows:
         crons, elsewhere = list[CronRow](), list[CronRow]()
         for row in self._rows("all_crons"):
             with suppress(CorruptRecord):
-                cron = open_cron(self._seal, row)
+                cron = decrypt_cron(self._seal, row)
                 whose = cron.content.get("acting_for") or cron.content.get("user")
                 if cron.thread_id in own or (cron.thread_id is None and whose == self.user):
                     crons.append(cron)
@@ -185,7 +185,7 @@ class PersonRows:
         found = list[RunRow]()
         for row in rows:
             with suppress(CorruptRecord):
-                found.append(open_run(self._seal, row))
+                found.append(decrypt_run(self._seal, row))
         return found
 
     def _rows(self, name: str, *params: Any) -> list[Row]:

@@ -248,8 +248,8 @@ class CheckpointPut:
             if (
                 kept
                 and parent is not None
-                and parent.holds(channel, versions[channel])
-                and parent.refs[channel][0] != DELTA
+                and parent.has_version(channel, versions[channel])
+                and parent.references[channel][0] != DELTA
             ):
                 out[channel] = None
             elif channel in self._here:
@@ -278,7 +278,7 @@ class CheckpointPut:
         """Add the updates of `DeltaChannel`s, and the repeated items of snapshots, to the nodes."""
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
-            whole, undivided = log.whole, out.get(channel)
+            whole, undivided = log.is_complete, out.get(channel)
             parts = update.parts(log)
             if isinstance(undivided, Split):
                 parts += undivided.parts
@@ -331,7 +331,9 @@ class CheckpointPut:
         made = Snapshot(uid, 0, self.at.checkpoint_id, 0, fields, self._versions, self._seen)
         made.step = step if type(step) is int else None
         if self.merge is None:  # else it has messages that its run has not brought
-            made.run_began = parent.run_began if self.continues_run and parent else self.run_began
+            made.run_started_at = (
+                parent.run_started_at if self.continues_run and parent else self.run_began
+            )
         return made
 
 
@@ -401,7 +403,7 @@ def without_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> Any
         if isinstance(element, bytes):
             items.append(element)
         else:
-            items += kept.logs[element[0]].full(unflat(element[1:]))
+            items += kept.logs[element[0]].items_in(unflat(element[1:]))
     return [kind, items]
 
 
@@ -425,10 +427,10 @@ def title_after(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None
     """
     present, title = thread.title, put.title
     if title is None:
-        return NO_TITLE if present is None and thread.seq == 1 else present
-    if title.message is not None and nodes.get("messages") is None:
+        return NO_TITLE if present is None and thread.last_seq == 1 else present
+    if title.message_id is not None and nodes.get("messages") is None:
         return present  # the messages are the parent's, who may have lost this one
-    if present is None or present == NO_TITLE or title.message in (None, present.message):
+    if present is None or present == NO_TITLE or title.message_id in (None, present.message_id):
         return title
     return present
 
@@ -462,13 +464,13 @@ def encoded(codec: Codec, value: Any, path: str) -> Encoded:
 
 def _split(codec: Codec, log: ChannelLog, value: Encoded, hint: Ranges, path: str) -> Split:
     """A value against the log of its channel; `hint`: where the parent's value stands."""
-    whole = log.whole  # before the comparison: another thread may be reading the rest
+    whole = log.is_complete  # before the comparison: another thread may be reading the rest
     if value.kind == ITEM:
-        at = log.find(value.stored)
+        at = log.find_position(value.stored)
         parts: list[bytes | Range] = [value.stored if at is None else (at, at + 1)]
         return Split(ITEM, [], parts, whole, value.is_snapshot)
     likely = [] if value.continues else hint
-    kept, parts = _match(codec, log, log.find, value.values, value.full, likely, path)
+    kept, parts = _match(codec, log, log.find_position, value.values, value.full, likely, path)
     kept = hint if value.continues else kept
     return Split(value.kind or LIST, kept, parts, whole, value.is_snapshot)
 
@@ -502,9 +504,9 @@ def here(
     kind = DICT_HERE if type(value) is dict else LIST_HERE
     elements, full = _elements(codec, value, path)
     if thread is not None and len(elements) >= _LONG:
-        log = thread.named.get(channel)
+        log = thread.logs_by_channel.get(channel)
         if log is not None and log.items:  # nothing may rest on what is not committed
-            _, parts = _match(codec, log, log.find_stored, elements, full, [], path)
+            _, parts = _match(codec, log, log.find_stored_position, elements, full, [], path)
             return [kind, [_element(log, part) for part in parts]]
     pairs = zip(elements, full, strict=True)
     stored = [codec.stored(element, data, lambda: path) for element, data in pairs]
@@ -553,7 +555,7 @@ def _match(
     parts: list[bytes | Range] = []
     i = 0
     for start, stop in hint:
-        if not log.holds(start, stop, full[i : i + stop - start]):
+        if not log.has_items(start, stop, full[i : i + stop - start]):
             break
         kept.append((start, stop))
         i += stop - start

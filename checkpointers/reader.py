@@ -44,14 +44,14 @@ from perdure.checkpointers.manifest import (
     unflat,
 )
 from perdure.checkpointers.records import (
-    open_checkpoint,
-    open_item,
-    open_listed,
-    open_writes,
+    decrypt_checkpoint,
+    decrypt_item,
+    decrypt_list_entry,
+    decrypt_writes,
+    encrypt_list_entry,
+    key_range,
     pack_id,
-    seal_listed,
-    span,
-    told_of,
+    select_listed_metadata,
     unpack_id,
 )
 from perdure.checkpointers.removal_records import RemovalRecords
@@ -118,26 +118,26 @@ class CheckpointReader:
         if thread_key is None or at.checkpoint_id not in (None, uid):
             raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
         thread = self._cached_thread(at.thread_id, (thread_key, generation, removals), holds)
-        snapshot = thread.snapshot(at.checkpoint_ns, uid or "")
+        snapshot = thread.committed_snapshot(at.checkpoint_ns, uid or "")
         if snapshot is None or snapshot.key != row[0]:
             snapshot = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
             yield from self.resolve(at.thread_id, thread, snapshot)
-            thread.saw(snapshot)
+            thread.note_newest_checkpoint(snapshot)
             thread.last_namespace = at.checkpoint_ns, namespace
         return StoredCheckpoint(thread, namespace, snapshot)
 
     def with_newest(self, thread_id: str, statement: Statement) -> Flow[tuple[list[Row], bool]]:
         """The rows of a statement, and whether what is kept of the thread is of this database."""
-        kept = self.cache.peek(thread_id)
-        if kept is None or kept.newest is None:
+        kept = self.cache.get_thread(thread_id)
+        if kept is None or kept.newest_checkpoint is None:
             return (yield statement), True
-        key, uid = kept.newest
+        key, uid = kept.newest_checkpoint
         rows, newest = yield [statement, self.sql("uid_at", key)]
         return rows, bool(newest) and unpack_id(newest[0][0]) == uid
 
     def _cached_thread(self, thread_id: str, state: tuple[int, int, int], holds: bool) -> Thread:
         """Return the cached thread of a state, or an empty thread if the cache is stale."""
-        return self.cache.thread(thread_id, *state) if holds else Thread(*state)
+        return self.cache.get_or_add_thread(thread_id, *state) if holds else Thread(*state)
 
     def check_missing(self, at: Address) -> Flow[None]:
         """Make sure that what was not found is not there: no damaged entry misled the search."""
@@ -161,11 +161,14 @@ class CheckpointReader:
                 [self._writes_of(kept), self.sql("head_of", at.thread_id, at.checkpoint_ns)]
             )
             of = kept.thread
-            state = of.key, of.generation, of.removals, kept.namespace, kept.snapshot.key
-            if heads and (*heads[0][:5], unpack_id(heads[0][5])) == (*state, kept.snapshot.uid):
+            state = of.key, of.generation, of.newest_removal, kept.namespace, kept.snapshot.key
+            if heads and (*heads[0][:5], unpack_id(heads[0][5])) == (
+                *state,
+                kept.snapshot.checkpoint_id,
+            ):
                 with suppress(CorruptRecord):  # a write may rest on what is deleted meanwhile
                     return (yield from self._tuple(at, kept, rows))
-        if key is None and at.checkpoint_id is None and self.cache.peek(at.thread_id) is None:
+        if key is None and at.checkpoint_id is None and self.cache.get_thread(at.thread_id) is None:
             with suppress(CorruptRecord):  # it may be deleted before the next request
                 return (yield from self._whole(at, (yield from self.find(at, alone=True))))
         return (yield from self._whole(at, (yield from self.find(at, key))))
@@ -185,20 +188,22 @@ class CheckpointReader:
         head = kept.thread.heads.get(at.checkpoint_ns)
         if head is None or head.snapshot is not kept.snapshot or head.epoch != epoch:
             return None
-        if head.writes is None:
+        if head.write_rows is None:
             return None
-        flow = self._tuple(at, kept, [(None, None, *row) for row in head.writes.copy().values()])
+        flow = self._tuple(
+            at, kept, [(None, None, *row) for row in head.write_rows.copy().values()]
+        )
         try:
             flow.send(None)
         except StopIteration as done:
-            self.cache.used(at.thread_id)
+            self.cache.mark_used(at.thread_id)
             return cast(CheckpointTuple, done.value)
         flow.close()  # a write rests on what is not at hand
         return None
 
     def is_kept(self, at: Address, most: int = sys.maxsize) -> bool:
         """Whether an address is that of a head which is kept, and has at most so many items."""
-        thread = self.cache.peek(at.thread_id) if at.checkpoint_id is None else None
+        thread = self.cache.get_thread(at.thread_id) if at.checkpoint_id is None else None
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
             return False
@@ -206,14 +211,14 @@ class CheckpointReader:
 
     def _kept_head(self, at: Address) -> StoredCheckpoint | None:
         """The head that this process put last, if all its values are at hand."""
-        thread = self.cache.peek(at.thread_id)
+        thread = self.cache.get_thread(at.thread_id)
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
         if thread is None or head is None or at.checkpoint_id is not None:
             return None
         snapshot = head.snapshot
-        if snapshot is None or head.flying:
+        if snapshot is None or head.is_uncommitted:
             return None
-        for channel, ref in snapshot.refs.items():
+        for channel, ref in snapshot.references.items():
             if isinstance(ref, bytes) or ref[0] == DELTA:
                 continue
             if ref[0] == SNAPSHOT:
@@ -222,37 +227,39 @@ class CheckpointReader:
             if log is None:
                 return None
             ranges = [(ref[2], ref[2] + 1)] if ref[0] == ITEM else snapshot.ranges[channel][1]
-            if not all(log.has(*pair) for pair in ranges):
+            if not all(log.has_range(*pair) for pair in ranges):
                 return None
-        return StoredCheckpoint(thread, head.namespace, snapshot)
+        return StoredCheckpoint(thread, head.namespace_key, snapshot)
 
     def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read the rows `(uid, task, path, body)` of the pending writes of a checkpoint."""
         return [*self._own((yield self._writes_of(checkpoint)))]
 
     def _writes_of(self, checkpoint: StoredCheckpoint) -> Statement:
-        return self.sql("writes_of", checkpoint.namespace, pack_id(checkpoint.snapshot.uid))
+        return self.sql(
+            "writes_of", checkpoint.namespace, pack_id(checkpoint.snapshot.checkpoint_id)
+        )
 
     def _tuple(
         self, at: Address, stored: StoredCheckpoint, rows: Sequence[Row]
     ) -> Flow[CheckpointTuple]:
         snapshot, values = stored.snapshot, {}
-        for channel, ref in snapshot.refs.items():
+        for channel, ref in snapshot.references.items():
             if ref[0] != DELTA:
                 values[channel] = yield from self.value(at.thread_id, stored.thread, ref)
         writes = yield from self.writes(at, stored, rows)
         checkpoint = {
-            **self.codec.decode(snapshot.fields[0]),
-            "id": snapshot.uid,
+            **self.codec.decode(snapshot.encoded_fields[0]),
+            "id": snapshot.checkpoint_id,
             "channel_values": values,
-            "channel_versions": dict(snapshot.versions),
-            "versions_seen": {node: dict(seen) for node, seen in snapshot.seen.items()},
+            "channel_versions": dict(snapshot.channel_versions),
+            "versions_seen": {node: dict(seen) for node, seen in snapshot.versions_seen.items()},
         }
         return CheckpointTuple(
-            at.config(snapshot.uid, stored.thread.removals),
+            at.config(snapshot.checkpoint_id, stored.thread.newest_removal),
             checkpoint,  # type: ignore[arg-type]
             cast(CheckpointMetadata, self.metadata(snapshot)),
-            at.config(snapshot.parent) if snapshot.parent else None,
+            at.config(snapshot.parent_id) if snapshot.parent_id else None,
             writes,
         )
 
@@ -271,18 +278,20 @@ class CheckpointReader:
 
         Of the values only those are read that tell it.
         """
-        values: dict[str, Any] = {c: None for c, ref in snapshot.refs.items() if ref[0] != DELTA}
+        values: dict[str, Any] = {
+            c: None for c, ref in snapshot.references.items() if ref[0] != DELTA
+        }
         for channel in filter(needs_value, values):
-            values[channel] = yield from self.value_of(thread_id, snapshot.refs[channel])
+            values[channel] = yield from self.value_of(thread_id, snapshot.references[channel])
         writes = []
         for uid, task, path, body in rows:
-            stored = open_writes(self.seal, thread_id, ns, (uid, task, path, body))
+            stored = decrypt_writes(self.seal, thread_id, ns, (uid, task, path, body))
             for _, channel, ref in stored:
                 write = TaskWrite(unpack_id(task) or "", path, channel)
                 if channel in (INTERRUPT, ERROR):
                     write = write._replace(value=(yield from self.value_of(thread_id, ref)))
                 writes.append(write)
-        return thread_status(values, snapshot.versions, snapshot.seen, writes)
+        return thread_status(values, snapshot.channel_versions, snapshot.versions_seen, writes)
 
     def value_of(self, thread_id: str, ref: Any) -> Flow[Any]:
         """The value a reference stands for; what is kept of the thread is looked up if need be."""
@@ -317,17 +326,17 @@ class CheckpointReader:
 
     def open_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
         """A row `(id, uid, parent, began, put_at, body)` unpacked, its ranges as written."""
-        return open_checkpoint(self.seal, thread_id, ns, row)
+        return decrypt_checkpoint(self.seal, thread_id, ns, row)
 
     def rows(self, thread_id: str, ns: str, namespace: int) -> Flow[Iterator[tuple[Row, Snapshot]]]:
         """All checkpoints of a namespace, newest first, their ranges as written."""
-        rows = yield self.sql("checkpoints_page", *span(namespace), ALL)
-        yield from self.check_complete(len(rows), *span(namespace))
+        rows = yield self.sql("checkpoints_page", *key_range(namespace), ALL)
+        yield from self.check_complete(len(rows), *key_range(namespace))
         return ((row, self.open_row(thread_id, ns, row)) for row in rows)
 
     def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""
-        metadata: dict[str, Any] = self.codec.decode(snapshot.fields[1])
+        metadata: dict[str, Any] = self.codec.decode(snapshot.encoded_fields[1])
         return metadata
 
     def retell(self, thread_id: str, head: Row | None) -> Flow[None]:
@@ -336,15 +345,17 @@ class CheckpointReader:
         None: it has none.
         """
         for thread, *_, listed in (yield self.sql("one_thread", thread_id)):
-            title, _ = open_listed(self.seal, thread_id, listed)
+            title, _ = decrypt_list_entry(self.seal, thread_id, listed)
             metadata = self.metadata(self.open_row(thread_id, "", head)) if head else {}
-            told = told_of(metadata)
+            told = select_listed_metadata(metadata)
             stored = told, self.codec.encode(told, lambda: "metadata", exact=True)
-            yield self.sql("set_title", *seal_listed(self.seal, thread_id, title, stored), thread)
+            yield self.sql(
+                "set_title", *encrypt_list_entry(self.seal, thread_id, title, stored), thread
+            )
 
     def active_at(self, snapshot: Snapshot, put_at: float) -> float:
         """The moment of a checkpoint's `ts`; at the latest when it was put."""
-        ts = self.codec.decode(snapshot.fields[0]).get("ts")
+        ts = self.codec.decode(snapshot.encoded_fields[0]).get("ts")
         try:
             at = datetime.fromisoformat(ts)
             return min(put_at, at.replace(tzinfo=at.tzinfo or UTC).timestamp())
@@ -366,27 +377,27 @@ class CheckpointReader:
 
     def resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand, and the origins of what was said."""
-        written: Any = snapshot.said
-        snapshot.said = {}
+        written: Any = snapshot.transcript
+        snapshot.transcript = {}
         for channel, (key, numbers) in written.items():
-            snapshot.said[channel] = (key, unflat(numbers))
-        for channel, ref in snapshot.refs.items():
+            snapshot.transcript[channel] = (key, unflat(numbers))
+        for channel, ref in snapshot.references.items():
             if ref[0] in (SNAPSHOT, DELTA) and isinstance(ref, list):
                 ref = ref[1]
             if isinstance(ref, list) and ref[0] in (LIST, DICT):
                 held = snapshot.ranges[channel] = (ref[1], unflat(ref[2]))
                 if not channel.startswith("__"):
-                    snapshot.said.setdefault(channel, held)
-        for channel, (key, ranges) in snapshot.said.items():
+                    snapshot.transcript.setdefault(channel, held)
+        for channel, (key, ranges) in snapshot.transcript.items():
             origin = None
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load(thread_id, thread, key, aliases)
-                if log.repeats_none(ranges):  # true of nearly all values
+                if log.is_free_of_repeats(ranges):  # true of nearly all values
                     continue
-                origin = log.origin
+                origin = log.origin_position
             if channel not in written:
-                snapshot.said[channel] = (key, once(ranges, origin))
+                snapshot.transcript[channel] = (key, once(ranges, origin))
 
     def new_keys(self, many: int) -> Flow[list[int]]:
         """So many keys, the highest first, or more: `KeyBlock.renew` takes the rest, if committed.
@@ -394,7 +405,7 @@ class CheckpointReader:
         It is asked for before anything else is written, so that no two transactions wait for each
         other.
         """
-        keys = self.cache.keys.take(many)
+        keys = self.cache.keys.take_keys(many)
         if keys is None:
             ((last,),) = yield self.sql("more_keys", many + _BLOCK)
             keys = [*range(last, last - many - _BLOCK, -1)]
@@ -413,7 +424,7 @@ class CheckpointReader:
         out = []
         for row in self._own(rows):
             task = unpack_id(row[1]) or ""
-            for index, channel, ref in open_writes(self.seal, *at[:2], row):
+            for index, channel, ref in decrypt_writes(self.seal, *at[:2], row):
                 if channels is None or channel in channels:
                     value = yield from self.value(at.thread_id, checkpoint.thread, ref)
                     out.append((writes_sort_key(row[2], task, index), (task, channel, value)))
@@ -426,7 +437,7 @@ class CheckpointReader:
             if owner is None:
                 yield tuple(row)
             else:  # it is opened, too: it may be one of theirs, its key damaged
-                open_writes(self.seal, owner, ns, tuple(row))
+                decrypt_writes(self.seal, owner, ns, tuple(row))
 
     def value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
         """The value a reference stands for."""
@@ -451,7 +462,7 @@ class CheckpointReader:
             else:
                 ranges = unflat(element[1:])
                 log = yield from self.load(thread_id, thread, element[0], ranges)
-                items += log.full(ranges)
+                items += log.items_in(ranges)
         parts = self.codec.values(items)
         if kind == ITEM:
             return parts[0]
@@ -461,15 +472,15 @@ class CheckpointReader:
         self, thread_id: str, channel: str, log: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
         """Positions and contents of the first `PAGE` items, or aliases, of a range of a log."""
-        rows = yield self.sql("items_page", *span(log, start, stop), PAGE)
-        return [open_item(self.seal, thread_id, channel, *row) for row in rows]
+        rows = yield self.sql("items_page", *key_range(log, start, stop), PAGE)
+        return [decrypt_item(self.seal, thread_id, channel, *row) for row in rows]
 
     def read_item_times(self, log: int, ranges: Ranges) -> Flow[dict[int, float]]:
         """Return the time at which each item of a log was first stored.
 
         The times are in seconds since 1970, by position.
         """
-        statements = [self.sql("item_times", *span(log, *pair)) for pair in ranges]
+        statements = [self.sql("item_times", *key_range(log, *pair)) for pair in ranges]
         answers = (yield statements) if statements else []
         return {key & 0xFFFFFFFF: stored_at for rows in answers for key, stored_at in rows}
 
@@ -480,15 +491,17 @@ class CheckpointReader:
             rows = yield self.sql("log_name", key)
             if not rows:
                 raise CorruptRecord(f"thread {thread_id!r}: log {key} is missing")
-            log = thread.log(key, rows[0][0])
-        lacking = [pair for pair in ranges if not log.has(*pair)]
+            log = thread.get_or_add_log(key, rows[0][0])
+        lacking = [pair for pair in ranges if not log.has_range(*pair)]
         aliases = [pair for pair in lacking if pair[0] >= ALIASES]
         if aliases:
             bodies = yield from self._bodies(thread_id, log, aliases)
             origins = dict(zip(positions(aliases), map(unpack, bodies), strict=True))
             originals = joined((origin, origin + 1) for origin in sorted(set(origins.values())))
             lacking = [pair for pair in lacking if pair[0] < ALIASES]
-            lacking += [pair for pair in missing(originals, covered(lacking)) if not log.has(*pair)]
+            lacking += [
+                pair for pair in missing(originals, covered(lacking)) if not log.has_range(*pair)
+            ]
         if lacking:
             stored = yield from self._bodies(thread_id, log, lacking)
             thread.add_items(log, zip(positions(lacking), stored, strict=True))
@@ -502,7 +515,7 @@ class CheckpointReader:
         if not aliases:
             return [*positions(ranges)]
         log = yield from self.load(thread_id, thread, key, aliases)
-        return [*map(log.origin, positions(ranges))]
+        return [*map(log.origin_position, positions(ranges))]
 
     def load_hashed(self, thread_id: str, thread: Thread, hashes: Sequence[int]) -> Flow[None]:
         """Have the items of the thread at hand that have one of these hashes."""
@@ -511,12 +524,12 @@ class CheckpointReader:
         for key, body in (yield self.sql("same_hashes", json.dumps(hashes))):
             log, position = thread.logs.get(key >> 32), key & 0xFFFFFFFF
             if log is not None and position < ALIASES:
-                item = open_item(self.seal, thread_id, log.name, key, body)
+                item = decrypt_item(self.seal, thread_id, log.name, key, body)
                 thread.add_items(log, [item])
 
     def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
         """The items, or aliases, of ranges."""
-        statements = [self.sql("items_between", *span(log.key, *pair)) for pair in ranges]
+        statements = [self.sql("items_between", *key_range(log.key, *pair)) for pair in ranges]
         answers = yield statements
         out: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
@@ -542,8 +555,8 @@ class CheckpointReader:
         out: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
         remaining = set(channels)
         here = (yield from self.find(at)) if channels else None
-        while here is not None and here.snapshot.parent and remaining:
-            uid = here.snapshot.parent
+        while here is not None and here.snapshot.parent_id and remaining:
+            uid = here.snapshot.parent_id
             snapshot = yield from self.snapshot(at.thread_id, at.checkpoint_ns, here.namespace, uid)
             if snapshot is None:
                 break
@@ -554,7 +567,7 @@ class CheckpointReader:
                 out[channel]["writes"][:0] = [write for write in writes if write[1] == channel]
             stored = snapshot.stored_channels()
             for channel in remaining & stored:
-                ref = snapshot.refs[channel]
+                ref = snapshot.references[channel]
                 out[channel]["seed"] = yield from self.value(at.thread_id, here.thread, ref)
             remaining -= stored
         return out

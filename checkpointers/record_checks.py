@@ -86,7 +86,7 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
         _check_moments(since)
     if records.title is not None:
         _check(isinstance(records.title.text, str), "the title")
-        _check(isinstance(records.title.message, str | None), "the message of the title")
+        _check(isinstance(records.title.message_id, str | None), "the message of the title")
     if records.told is not None:
         _check(isinstance(reader.codec.decode(records.told), dict), "the metadata for lists")
     if records.client is not None:
@@ -105,14 +105,16 @@ def _check_namespace(
     _check(namespace.head in places or not places, "the head")
     for _, put_at, snapshot in namespace.checkpoints:
         _check_moments(put_at)
-        stored, _ = snapshot.fields
+        stored, _ = snapshot.encoded_fields
         _check(isinstance(reader.codec.decode(stored), dict), "a checkpoint")
         _check(isinstance(reader.metadata(snapshot), dict), "the metadata of a checkpoint")
-        _check(isinstance(snapshot.versions, dict), "the versions of channels")
-        _check(all(isinstance(seen, dict) for seen in snapshot.seen.values()), "versions seen")
-        for ref in snapshot.refs.values():
+        _check(isinstance(snapshot.channel_versions, dict), "the versions of channels")
+        _check(
+            all(isinstance(seen, dict) for seen in snapshot.versions_seen.values()), "versions seen"
+        )
+        for ref in snapshot.references.values():
             _check_reference(logs, ref)
-        said: Mapping[str, Any] = snapshot.said  # by channel: its log and ranges, as stored
+        said: Mapping[str, Any] = snapshot.transcript  # by channel: its log and ranges, as stored
         for log, numbers in said.values():
             logs[log].check(numbers)
     for _, _, _, writes in namespace.writes:

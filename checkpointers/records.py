@@ -19,15 +19,24 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Clear, LangGraphCipher, Place, Seal
 from perdure.storage.flow import AnyText, Row, stored_text
 
-VIEWS: Final = "perdure:views"  # the namespace of what models were shown, which is no graph's
+VIEWS_NAMESPACE: Final = (
+    "perdure:views"  # the namespace of what models were shown, which is no graph's
+)
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values, or the same at each
-UNTAGGED: Final = frozenset({"step", "parents", "source", "ls_integration"})
-UNTOLD: Final = frozenset(
+UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"})
+UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
 )
 """Metadata that lists of threads do not tell: langgraph's, perdure's, and that of a run."""
-INNER: Final = ("langgraph_", "perdure_", "checkpoint_", "counters_since_", "__", "run_attempt")
+UNLISTED_PREFIXES: Final = (
+    "langgraph_",
+    "perdure_",
+    "checkpoint_",
+    "counters_since_",
+    "__",
+    "run_attempt",
+)
 """Nor do they tell metadata whose name begins with this."""
 _TAG_LEVELS: Final = 16  # of what a list finds by its metadata
 _MOST_TAGS: Final = 1_000  # of a thread in a list
@@ -59,24 +68,24 @@ def unpack_id(stored: bytes | str | None) -> str | None:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def place(table: int, within: int) -> int:
+def row_key(table: int, within: int) -> int:
     """The key of a row: a namespace and a place in put order, or a log and a position."""
     return table << 32 | within
 
 
-def span(table: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
+def key_range(table: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
     """The half-open range of keys of places `start` to `stop`, which may be beyond the last."""
     return (table << 32) + start, (table << 32) + min(stop, 1 << 32)
 
 
-def log_spans(last: int | None, last_alias: int | None) -> list[tuple[int, int]]:
+def next_log_positions(last: int | None, last_alias: int | None) -> list[tuple[int, int]]:
     """The positions of a log, given the keys of its last item and alias: of items, of aliases."""
     items = 0 if last is None else (last & 0xFFFFFFFF) + 1
     aliases = ALIASES if last_alias is None else (last_alias & 0xFFFFFFFF) + 1
     return [(0, items), (ALIASES, aliases)]
 
 
-def item_place(thread_id: str, channel: str, position: int) -> Place:
+def item_associated_data(thread_id: str, channel: str, position: int) -> Place:
     """The data that binds an item to its row."""
     return ("item", thread_id, channel, position)
 
@@ -94,13 +103,13 @@ def content_hash(seal: Seal, log: int, stored: bytes) -> int:
     return (log & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
 
 
-def tag(seal: Seal, key: str, value: Any) -> int | None:
+def metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
     """The number under which checkpoints with a metadata value are indexed; None: it is not.
 
     Nothing is indexed under None: to langgraph a filter for it also means metadata without the key.
     Nor under a member of an enum: where its class is not known it is read as something else.
     """
-    if key in UNTAGGED or isinstance(value, Enum) or not isinstance(value, str | int | float):
+    if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
@@ -117,16 +126,16 @@ def _tag_number(hash_key: bytes, text: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
+def metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
     """Every tag of a checkpoint."""
     tags = []
     for key, value in metadata.items():
-        if key not in UNTAGGED and (number := tag(seal, key, value)) is not None:
+        if key not in UNTAGGED_NAMES and (number := metadata_tag(seal, key, value)) is not None:
             tags.append(number)
     return tags
 
 
-def leading_to(rows: Sequence[Row], key: int) -> list[Row]:
+def select_lineage(rows: Sequence[Row], key: int) -> list[Row]:
     """Those of the rows `(id, uid, parent, ...)` that lead to a checkpoint, itself first."""
     by_uid = {row[1]: row for row in rows}
     at = next((row for row in rows if row[0] == key), None)
@@ -140,24 +149,30 @@ def leading_to(rows: Sequence[Row], key: int) -> list[Row]:
 # -- rows as they are sealed
 
 
-def checkpoint_place(thread_id: str, ns: str, row: Row) -> Place:
+def checkpoint_associated_data(thread_id: str, ns: str, row: Row) -> Place:
     """The data that binds a checkpoint to its row, all of it, with the ids as texts."""
     key, uid, parent, began, put_at = row[:5]
     return ("checkpoint", thread_id, ns, uid, parent, key, began, repr(put_at))
 
 
-def seal_checkpoint(
+def encrypt_checkpoint(
     seal: Seal, thread_id: str, ns: str, row: Row, snapshot: Snapshot, said: Mapping[str, Any]
 ) -> bytes:
     """The body of a row `(id, uid, parent, began, put_at, ...)`, with `said` as it is written."""
-    parts: list[Any] = [snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said]
-    if snapshot.run_began is not None:
-        parts.append(snapshot.run_began)
-    texts = row[0], snapshot.uid, snapshot.parent, *row[3:5]
-    return seal.seal(pack(parts), checkpoint_place(thread_id, ns, texts))
+    parts: list[Any] = [
+        snapshot.encoded_fields,
+        snapshot.channel_versions,
+        snapshot.versions_seen,
+        snapshot.references,
+        said,
+    ]
+    if snapshot.run_started_at is not None:
+        parts.append(snapshot.run_started_at)
+    texts = row[0], snapshot.checkpoint_id, snapshot.parent_id, *row[3:5]
+    return seal.seal(pack(parts), checkpoint_associated_data(thread_id, ns, texts))
 
 
-def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
+def decrypt_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
     """A row `(id, uid, parent, began, put_at, body)`: `said` as written, and `ranges` empty.
 
     Raises:
@@ -165,23 +180,23 @@ def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
     """
     key, packed, packed_parent, began, put_at, body = row
     uid, parent = unpack_id(packed) or "", unpack_id(packed_parent)
-    at = checkpoint_place(thread_id, ns, (key, uid, parent, began, put_at))
-    fields, versions, seen, refs, said, *rest = _opened(seal, body, at)
-    snapshot = Snapshot(uid, key, parent, began, fields, versions, seen, refs, said=said)
-    snapshot.run_began = rest[0] if rest and type(rest[0]) is float else None
+    at = checkpoint_associated_data(thread_id, ns, (key, uid, parent, began, put_at))
+    fields, versions, seen, refs, said, *rest = _decrypt_and_unpack(seal, body, at)
+    snapshot = Snapshot(uid, key, parent, began, fields, versions, seen, refs, transcript=said)
+    snapshot.run_started_at = rest[0] if rest and type(rest[0]) is float else None
     return snapshot
 
 
-def written_said(snapshot: Snapshot) -> dict[str, Any]:
+def transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
     """The history as it is written: only if a channel does not hold all of it."""
     return {
         channel: [log, flat(ranges)]
-        for channel, (log, ranges) in snapshot.said.items()
+        for channel, (log, ranges) in snapshot.transcript.items()
         if snapshot.ranges.get(channel) != (log, ranges)
     }
 
 
-def seal_writes(seal: Seal, at: Place, writes: list[Write]) -> bytes:
+def encrypt_writes(seal: Seal, at: Place, writes: list[Write]) -> bytes:
     """The body of the row that has what one task wrote.
 
     It is bound to `at`: thread, namespace, checkpoint, task, and the path that orders tasks.
@@ -189,26 +204,28 @@ def seal_writes(seal: Seal, at: Place, writes: list[Write]) -> bytes:
     return seal.seal(pack(writes), ("writes", *at))
 
 
-def open_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
+def decrypt_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
     """The writes of one task, from its row `(uid, task, path, body)`.
 
     Raises:
         CorruptRecord: It was damaged or tampered with.
     """
     at = "writes", thread_id, ns, unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
-    return _opened(seal, row[3], at)  # type: ignore[no-any-return]
+    return _decrypt_and_unpack(seal, row[3], at)  # type: ignore[no-any-return]
 
 
-def open_item(seal: Seal, thread_id: str, channel: str, key: int, body: bytes) -> tuple[int, bytes]:
+def decrypt_item(
+    seal: Seal, thread_id: str, channel: str, key: int, body: bytes
+) -> tuple[int, bytes]:
     """The position and the content of an item, from its row."""
     position = key & 0xFFFFFFFF
-    return position, seal.open(body, item_place(thread_id, channel, position))
+    return position, seal.open(body, item_associated_data(thread_id, channel, position))
 
 
 # -- what lists tell of a thread, which stands in its row
 
 
-def seal_listed(
+def encrypt_list_entry(
     seal: Seal, thread_id: str, title: Title | None, told: tuple[Any, bytes] | None
 ) -> tuple[bytes, bytes | None]:
     """What a thread is called and what is told of its head's metadata; what finds it by these.
@@ -218,31 +235,34 @@ def seal_listed(
     parts = [*(title or (None, None)), told and told[1]]
     found = None
     if title is not None and told is not None:
-        found = found_by(seal, thread_id, title.text, told[0])
+        found = build_search_keys(seal, thread_id, title.text, told[0])
     return seal.seal(pack(parts), ("title", thread_id)), found
 
 
-def open_listed(
+def decrypt_list_entry(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> tuple[Title | None, bytes | None]:
-    """The title, and what is told as it is stored; None: see `seal_listed`, or it is damaged."""
+    """The title, and the listed metadata as it is stored; None: it is unknown or damaged."""
     with suppress(CorruptRecord, TypeError, ValueError):
         if stored is not None:
-            text, message, told = _opened(seal, stored, ("title", thread_id))
+            text, message, told = _decrypt_and_unpack(seal, stored, ("title", thread_id))
             return None if text is None else Title(text, message), told
     return None, None
 
 
-def told_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def select_listed_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What lists tell of a checkpoint's metadata: not what langgraph and perdure keep there."""
     return {
         name: value
         for name, value in metadata.items()
-        if name not in UNTOLD and not (type(name) is str and name.startswith(INNER))
+        if name not in UNLISTED_NAMES
+        and not (type(name) is str and name.startswith(UNLISTED_PREFIXES))
     }
 
 
-def found_by(seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]) -> bytes | None:
+def build_search_keys(
+    seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]
+) -> bytes | None:
     """What a thread is found by, so that few rows are opened; None: by opening its row.
 
     These are the tags of all texts and numbers in the metadata and, without a key, the id and the
@@ -250,29 +270,29 @@ def found_by(seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]
     """
     if isinstance(seal, LangGraphCipher):
         return None
-    numbers = [*islice(tags_within(seal, metadata), _MOST_TAGS + 1)]
+    numbers = [*islice(iter_nested_tags(seal, metadata), _MOST_TAGS + 1)]
     if len(numbers) > _MOST_TAGS:
         return None
     tags = b"".join(number.to_bytes(8, "big", signed=True) for number in numbers)
-    return tags + (words(f"{thread_id}\0{title}") if isinstance(seal, Clear) else b"")
+    return tags + (fold_search_text(f"{thread_id}\0{title}") if isinstance(seal, Clear) else b"")
 
 
-def words(text: str) -> bytes:
-    """A text as `found_by` has it."""
+def fold_search_text(text: str) -> bytes:
+    """A text as `build_search_keys` has it."""
     return text.casefold().encode(errors="surrogatepass")
 
 
-def tags_within(seal: Seal, value: Any, *path: str) -> Iterator[int]:
+def iter_nested_tags(seal: Seal, value: Any, *path: str) -> Iterator[int]:
     """The tags of all texts and numbers in a value, to a depth; those of lists are not in order."""
     if len(path) > _TAG_LEVELS:
         return
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from tags_within(seal, inner, *path, str(name))
+            yield from iter_nested_tags(seal, inner, *path, str(name))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from tags_within(seal, inner, *path, "")
-    elif (number := tag(seal, "\0".join(path), value)) is not None:
+            yield from iter_nested_tags(seal, inner, *path, "")
+    elif (number := metadata_tag(seal, "\0".join(path), value)) is not None:
         yield number
 
 
@@ -287,23 +307,27 @@ class ClientMetadata(NamedTuple):
 
     metadata: dict[str, Any]
     source_user: str | None = None
-    reserved: bool = False
+    is_reserved: bool = False
 
 
-def seal_client(seal: Seal, thread_id: str, client: ClientMetadata) -> tuple[bytes, bytes | None]:
+def encrypt_client_metadata(
+    seal: Seal, thread_id: str, client: ClientMetadata
+) -> tuple[bytes, bytes | None]:
     """The sealed form of it in the row of its thread, and what finds the thread by it."""
-    found = found_by_client(seal, thread_id, client)
+    found = build_client_search_keys(seal, thread_id, client)
     return seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id)), found
 
 
-def found_by_client(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:
-    """See `found_by`."""
+def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:
+    """See `build_search_keys`."""
     title = str(client.metadata.get("title") or "")
-    return found_by(seal, thread_id, title, client.metadata)
+    return build_search_keys(seal, thread_id, title, client.metadata)
 
 
-def open_client(seal: Seal, thread_id: str, stored: bytes | None) -> ClientMetadata | None:
-    """What `seal_client` was given; None: the server knows nothing of the thread."""
+def decrypt_client_metadata(
+    seal: Seal, thread_id: str, stored: bytes | None
+) -> ClientMetadata | None:
+    """What `encrypt_client_metadata` was given; None: the server knows nothing of the thread."""
     if stored is None:
         return None
     return ClientMetadata(*json.loads(seal.open(stored, ("client", thread_id))))
@@ -323,14 +347,14 @@ class LiveRun(NamedTuple):
     """
 
     thread_id: str
-    thread: int
+    thread_key: int
     seq: int
     run_id: str
     status: str
     owner: str
     graph: str
     attempt: int
-    cancel: str | None
+    cancel_action: str | None
 
 
 class RunRow(NamedTuple):
@@ -352,7 +376,7 @@ class RunRow(NamedTuple):
     not_before: float | None = None
 
 
-def open_run(seal: Seal, row: Row) -> RunRow:
+def decrypt_run(seal: Seal, row: Row) -> RunRow:
     """A run, from its row.
 
     Raises:
@@ -361,37 +385,41 @@ def open_run(seal: Seal, row: Row) -> RunRow:
     live, (created_at, updated_at, *sealed, not_before) = LiveRun(*row[:9]), row[9:]
     about, error, request = [
         None if data is None else json.loads(seal.open(data, place))
-        for data, place in zip(sealed, _run_places(live), strict=True)
+        for data, place in zip(sealed, _run_associated_data(live), strict=True)
     ]
     return RunRow(live, created_at, updated_at, about, error, request, not_before)
 
 
-def seal_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes | None]:
+def encrypt_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes | None]:
     """What is told of a run, its error and its request, as they are stored."""
     return [
         None if part is None else seal.seal(json.dumps(part, default=str).encode(), place)
-        for part, place in zip(parts, _run_places(live), strict=True)
+        for part, place in zip(parts, _run_associated_data(live), strict=True)
     ]
 
 
-def seal_events(seal: Seal, run: LiveRun, since: int, events: Sequence[tuple[Any, bytes]]) -> bytes:
+def encrypt_events(
+    seal: Seal, run: LiveRun, since: int, events: Sequence[tuple[Any, bytes]]
+) -> bytes:
     """What a run told after an event, as it is stored."""
     return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, since))
 
 
-def open_events(
+def decrypt_events(
     seal: Seal, thread_id: str, run_id: str, since: int, body: bytes | None
 ) -> list[tuple[Any, bytes]]:
-    """What `seal_events` was given.
+    """What `encrypt_events` was given.
 
     Raises:
         CorruptRecord: It was damaged or tampered with.
     """
     place = "events", thread_id, run_id, since
-    return [] if body is None else [(of, data) for of, data in _opened(seal, body, place)]
+    return (
+        [] if body is None else [(of, data) for of, data in _decrypt_and_unpack(seal, body, place)]
+    )
 
 
-def _run_places(live: LiveRun) -> list[Place]:
+def _run_associated_data(live: LiveRun) -> list[Place]:
     return [(name, live.thread_id, live.run_id) for name in ("about", "error", "request")]
 
 
@@ -415,14 +443,14 @@ class CronRow(NamedTuple):
     content: Any
 
 
-class Due(NamedTuple):
+class DueCron(NamedTuple):
     """A cron whose time has come, and when it is due next."""
 
     cron: CronRow
     next_at: float | None
 
 
-def open_cron(seal: Seal, row: Row) -> CronRow:
+def decrypt_cron(seal: Seal, row: Row) -> CronRow:
     """A cron, from its row.
 
     Raises:
@@ -431,12 +459,12 @@ def open_cron(seal: Seal, row: Row) -> CronRow:
     return CronRow(*row)._replace(content=json.loads(seal.open(row[5], ("cron", row[0]))))
 
 
-def seal_cron(seal: Seal, cron: CronRow) -> bytes:
+def encrypt_cron(seal: Seal, cron: CronRow) -> bytes:
     """The content of a cron, as it is stored."""
     return seal.seal(json.dumps(cron.content, default=str).encode(), ("cron", cron.cron_id))
 
 
-def _opened(seal: Seal, body: bytes, place: Place) -> Any:
+def _decrypt_and_unpack(seal: Seal, body: bytes, place: Place) -> Any:
     try:
         return unpack(seal.open(body, place))
     except ValueError as exc:

@@ -134,7 +134,7 @@ def find_said_after(
     if not run.has_input:  # it may continue a run that was stopped
         status = yield from reader.status_at(at)
         if status is None or status.tasks:
-            began = stored.snapshot.run_began or 0.0
+            began = stored.snapshot.run_started_at or 0.0
     is_new = _is_within(began, period) and not run.has_writes
     return [known.get(each, is_new) for each in message_ids]
 
@@ -158,14 +158,14 @@ def _find_stored(
     only if such runs brought all of them. The run of a version is that of the first checkpoint that
     has the version. The parent of this checkpoint must be stored too, if it has one.
     """
-    if stored is None or channel not in stored.snapshot.said:
+    if stored is None or channel not in stored.snapshot.transcript:
         return {}
-    key, _ = stored.snapshot.said[channel]
+    key, _ = stored.snapshot.transcript[channel]
     way = yield from _origins(reader, thread_id, stored, stored.snapshot, channel)
     ranges = joined((place, place + 1) for place in sorted(way))
     log = yield from reader.load(thread_id, stored.thread, key, ranges)
     wanted, places = {*message_ids}, dict[int, str]()
-    values = reader.codec.values(log.full(ranges))
+    values = reader.codec.values(log.items_in(ranges))
     for place, message in zip(positions(ranges), values, strict=True):
         if (message_id := getattr(message, "id", None)) in wanted:
             places[place] = message_id
@@ -187,10 +187,10 @@ def _find_brought(
     """Return the positions of a checkpoint's items that were brought by runs of a period."""
     brought, left = set[int](), places
     at: Snapshot | None = stored.snapshot
-    while left and at is not None and _is_within(at.run_began, period):
+    while left and at is not None and _is_within(at.run_started_at, period):
         before: Snapshot | None = None
-        if at.parent is not None:
-            parts = thread_id, "", stored.namespace, at.parent
+        if at.parent_id is not None:
+            parts = thread_id, "", stored.namespace, at.parent_id
             before = yield from reader.snapshot(*parts)
             if before is None:  # it was pruned
                 return brought
@@ -212,7 +212,7 @@ def _origins(
     channel: str,
 ) -> Flow[set[int]]:
     """Return the positions of the items that a checkpoint has in the transcript of a channel."""
-    if channel not in snapshot.said:
+    if channel not in snapshot.transcript:
         return set()
-    parts = thread_id, stored.thread, *snapshot.said[channel]
+    parts = thread_id, stored.thread, *snapshot.transcript[channel]
     return {*(yield from reader.origins(*parts))}

@@ -14,13 +14,13 @@ from typing import Any, Final, Literal, NamedTuple
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import (
-    Due,
+    DueCron,
     LiveRun,
     RunRow,
-    open_events,
-    open_run,
-    seal_events,
-    seal_run,
+    decrypt_events,
+    decrypt_run,
+    encrypt_events,
+    encrypt_run,
 )
 from perdure.checkpointers.server_table import ServerTable
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, joined
@@ -71,7 +71,7 @@ class RunTable(ServerTable):
         rejects: bool,
         cancels: str | None,
         events: bool = False,
-        due: Due | None = None,
+        due: DueCron | None = None,
     ) -> tuple[LiveRun | None, list[str]]:
         """Store a run; and the ids of all that are live of its thread then.
 
@@ -87,7 +87,7 @@ class RunTable(ServerTable):
                 it, there is no run.
         """
         live, at = run.live, run.created_at
-        about, _, request = seal_run(self._seal, live, run[3:6])
+        about, _, request = encrypt_run(self._seal, live, run[3:6])
         of = at, about, request, live.thread_id, int(rejects), run.not_before, int(events)
         cancel = self._cancelling(live.thread_id, "", cancels) if cancels else []
         accept = self._sql("accept_run", live.run_id, live.owner, live.graph, *of)
@@ -103,7 +103,7 @@ class RunTable(ServerTable):
         *_, made, ids = await self._database.awrite(flow, exclusive=(live.thread_id,))
         if made:
             thread, seq, status = made[0]
-            live = live._replace(thread=thread, seq=seq, status=status)
+            live = live._replace(thread_key=thread, seq=seq, status=status)
         return live if made else None, [run_id for (run_id,) in ids]
 
     async def end(
@@ -136,8 +136,8 @@ class RunTable(ServerTable):
             webhook: The statement that stores the webhook of the run, from
                 `WebhookTable.build_insert`.
         """
-        now, of = time.time(), (run.thread, run.seq)
-        _, *sealed = seal_run(self._seal, run, (None, error, request))
+        now, of = time.time(), (run.thread_key, run.seq)
+        _, *sealed = encrypt_run(self._seal, run, (None, error, request))
         if status == "rolled back":
             end = [self._sql("drop_run", *of, run.owner), *self._left(run)]
         else:
@@ -145,9 +145,9 @@ class RunTable(ServerTable):
             row = status, *sealed, now, *of, run.owner, known_cancel or ""
             end = [*told, *([] if webhook is None else [webhook]), self._sql("end_run", *row)]
         after = [
-            self._sql("claim_next", now, run.owner, run.thread),
-            self._sql("drop_old_runs", run.thread, run.seq - KEPT),
-            self._sql("drop_events", run.thread, 0, run.seq - KEPT, ALL),
+            self._sql("claim_next", now, run.owner, run.thread_key),
+            self._sql("drop_old_runs", run.thread_key, run.seq - KEPT),
+            self._sql("drop_events", run.thread_key, 0, run.seq - KEPT, ALL),
         ]
         results = await self._write([*end, *after], (run.thread_id,))
         place = 0 if status == "rolled back" else len(end) - 1
@@ -162,11 +162,11 @@ class RunTable(ServerTable):
 
         def flow() -> Flow[None]:
             for row in (yield self._sql("runs_of", run.thread_id, run.run_id)):
-                stored = open_run(self._seal, row)
-                about, *_ = seal_run(
+                stored = decrypt_run(self._seal, row)
+                about, *_ = encrypt_run(
                     self._seal, run, ({**stored.about, "person": person}, None, None)
                 )
-                yield Last([self._sql("set_about", about, run.thread, run.seq, run.owner)])
+                yield Last([self._sql("set_about", about, run.thread_key, run.seq, run.owner)])
 
         await self._database.awrite(flow, exclusive=(run.thread_id,))
 
@@ -175,7 +175,7 @@ class RunTable(ServerTable):
 
         It comes after all that are live of its thread then, or cancels them.
         """
-        of = run.thread_id, run.thread, run.run_id
+        of = run.thread_id, run.thread_key, run.run_id
 
         def flow() -> Flow[None]:
             for (status,) in (yield self._sql("status_of", *of[1:])):
@@ -192,11 +192,13 @@ class RunTable(ServerTable):
 
     def _left(self, run: LiveRun) -> list[Statement]:
         """What is left to do once the row of a run is gone."""
-        return [self._sql(name, run.thread, run.seq) for name in ("drop_left", "keep_seq")]
+        return [self._sql(name, run.thread_key, run.seq) for name in ("drop_left", "keep_seq")]
 
     async def claim(self, owner: str, adopted: Sequence[LiveRun] = ()) -> None:
         """Take over runs, of owners that are gone, and claim all that may begin."""
-        taken = [self._sql("adopt_run", owner, run.thread, run.seq, run.owner) for run in adopted]
+        taken = [
+            self._sql("adopt_run", owner, run.thread_key, run.seq, run.owner) for run in adopted
+        ]
         await self._write([*taken, self._sql("claim_runs", time.time(), owner)], None)
 
     async def hand_over(self, owner: str) -> None:
@@ -237,7 +239,7 @@ class RunTable(ServerTable):
             The number of the last event that is stored, `first` being before all, and the one after
             which the next begin; None: it is another's.
         """
-        begin = self._sql("begin_events", run.thread, run.seq, first, BEGUN_BITS, run.owner)
+        begin = self._sql("begin_events", run.thread_key, run.seq, first, BEGUN_BITS, run.owner)
         [begun] = await self._write([begin], (run.thread_id,))
         return begun[0] if begun else None
 
@@ -260,7 +262,7 @@ class RunTable(ServerTable):
     async def events(self, thread: int, seqs: tuple[int, int], after: int) -> list[EventBatch]:
         """Some of what follows an event, in order, of the runs of a thread from a `seq` to one."""
         return [
-            EventBatch(since, until, open_events(self._seal, thread_id, run_id, since, body))
+            EventBatch(since, until, decrypt_events(self._seal, thread_id, run_id, since, body))
             for thread_id, run_id, since, until, body in await self._rows(
                 "events_after", thread, *seqs, after, _BATCHES, _BATCHES_BYTES
             )
@@ -298,7 +300,7 @@ class RunTable(ServerTable):
         They store nothing if the run was cancelled in another way than `known_cancel`.
         """
         since, until, events, dropped = batch
-        body, of = seal_events(self._seal, run, since, events), (run.thread, run.seq)
+        body, of = encrypt_events(self._seal, run, since, events), (run.thread_key, run.seq)
         add = self._sql("add_events", since, until, body, *of, run.owner, known_cancel or "")
         return [add, self._sql("drop_events", *of, run.seq, dropped)] if dropped else [add]
 
@@ -319,7 +321,7 @@ class RunTable(ServerTable):
     async def of(self, thread_id: str, run_id: str = "") -> list[RunRow]:
         """Those of a thread that are known, or one, newest first."""
         rows = await self._rows("runs_of", thread_id, run_id)
-        return [open_run(self._seal, row) for row in rows]
+        return [decrypt_run(self._seal, row) for row in rows]
 
     async def newest(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
@@ -334,4 +336,4 @@ class RunTable(ServerTable):
         sql += " ORDER BY r.created_at DESC, r.thread, r.seq DESC LIMIT ? OFFSET ?"
         page = sql, *params, limit, offset
         rows = await self._database.aread(lambda: rows_of(*page))
-        return [(open_run(self._seal, row[:-1]), bool(row[-1])) for row in rows]
+        return [(decrypt_run(self._seal, row[:-1]), bool(row[-1])) for row in rows]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import ALIASES, references, unflat
-from perdure.checkpointers.records import span
+from perdure.checkpointers.records import key_range
 from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
 from perdure.storage.flow import Flow, NamedSQL, Statement
@@ -82,11 +82,13 @@ def _moments(
     for namespace, ns, _ in (yield threads.sql("thread_namespaces", thread)):
         if ns:
             continue
-        rows = yield threads.sql("checkpoints_page", *span(namespace), _STEPS * (count + 1))
+        rows = yield threads.sql("checkpoints_page", *key_range(namespace), _STEPS * (count + 1))
         for row in reversed(rows):
             snapshot = threads.reader.open_row(thread_id, "", row)
-            held = chain(*(unflat(part) for _, part in references(snapshot.refs.get(channel, b""))))
-            written: Any = snapshot.said.get(channel, (0, []))
+            held = chain(
+                *(unflat(part) for _, part in references(snapshot.references.get(channel, b"")))
+            )
+            written: Any = snapshot.transcript.get(channel, (0, []))
             ranges = chain(held, unflat(written[1]))
             stop = max([0, *(stop for _, stop in ranges if stop <= ALIASES)])
             if not moments or stop > moments[-1][0]:

@@ -40,18 +40,18 @@ from perdure.checkpointers.record_checks import MALFORMED, check_records
 from perdure.checkpointers.records import (
     ClientMetadata,
     content_hash,
-    item_place,
-    leading_to,
-    log_spans,
-    open_client,
+    decrypt_client_metadata,
+    encrypt_checkpoint,
+    encrypt_client_metadata,
+    encrypt_list_entry,
+    encrypt_writes,
+    item_associated_data,
+    key_range,
+    metadata_tags,
+    next_log_positions,
     pack_id,
-    place,
-    seal_checkpoint,
-    seal_client,
-    seal_listed,
-    seal_writes,
-    span,
-    tags_of,
+    row_key,
+    select_lineage,
 )
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.thread_records import (
@@ -101,25 +101,27 @@ def said_on(
     head = yield from reader.find(Address(thread_id, "", None))
     if head is None:
         return None
-    rows = yield reader.sql("checkpoints_page", *span(head.namespace), ALL)
-    trunk = {row[0] for row in leading_to(rows, head.snapshot.key)}
+    rows = yield reader.sql("checkpoints_page", *key_range(head.namespace), ALL)
+    trunk = {row[0] for row in select_lineage(rows, head.snapshot.key)}
     inner, log, ways = {row[2] for row in rows}, 0, list[list[int]]()
     for row in reversed(rows):
         is_head = row[0] == head.snapshot.key
         if is_head or (row[0] not in trunk and row[1] not in inner):
             snapshot = reader.open_row(thread_id, "", row)
             yield from reader.resolve(thread_id, head.thread, snapshot)
-            key, ranges = snapshot.said.get(channel, (0, []))
+            key, ranges = snapshot.transcript.get(channel, (0, []))
             log = key or log
             way = yield from reader.origins(thread_id, head.thread, log, ranges)
             ways.insert(0 if is_head else len(ways), way)
     ranges = joined((at, at + 1) for at in sorted({*chain(*ways)}))
-    ref = head.snapshot.refs.get(channel)
+    ref = head.snapshot.references.get(channel)
     is_known = ref is None or value_reference(ref) is not None
     if not ranges:
-        return SaidTree({}, {}, ways, is_known, channel in head.snapshot.versions and ref is None)
+        return SaidTree(
+            {}, {}, ways, is_known, channel in head.snapshot.channel_versions and ref is None
+        )
     times = yield from reader.read_item_times(log, ranges)
-    stored = (yield from reader.load(thread_id, head.thread, log, ranges)).full(ranges)
+    stored = (yield from reader.load(thread_id, head.thread, log, ranges)).items_in(ranges)
     values = reader.codec.values(stored)
     return SaidTree(dict(zip(positions(ranges), values, strict=True)), times, ways, is_known)
 
@@ -138,9 +140,13 @@ def write_thread(
     yield reader.sql("new_thread", *row, reader.removals.hash_thread(target))
     if records.title is not None or records.told is not None:
         told = None if records.told is None else (reader.codec.decode(records.told), records.told)
-        yield reader.sql("set_title", *seal_listed(reader.seal, target, records.title, told), new)
+        yield reader.sql(
+            "set_title", *encrypt_list_entry(reader.seal, target, records.title, told), new
+        )
     if records.client is not None:
-        yield reader.sql("set_client", *seal_client(reader.seal, target, records.client), new)
+        yield reader.sql(
+            "set_client", *encrypt_client_metadata(reader.seal, target, records.client), new
+        )
     if records.status != "idle":
         yield reader.sql("set_status", records.status, new)
     if records.may_wait:
@@ -174,7 +180,7 @@ class _ThreadWriter:
         for log, name, *ends in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.new, name)
-            for first, stop in log_spans(*ends):
+            for first, stop in next_log_positions(*ends):
                 start = first
                 while page := (yield from self.records.page(self.reader, name, log, start, stop)):
                     rows, end = [], page[-1][0] + 1
@@ -183,8 +189,8 @@ class _ThreadWriter:
                     start = end
                     for at, stored in page:
                         hashed = content_hash(self.seal, key, stored) if at < ALIASES else 0
-                        body = self.seal.seal(stored, item_place(self.target, name, at))
-                        rows.append((place(key, at), hashed, times[at], body))
+                        body = self.seal.seal(stored, item_associated_data(self.target, name, at))
+                        rows.append((row_key(key, at), hashed, times[at], body))
                     yield Statement(self.sql["add_item"], rows, many=True)
 
     def write_namespace(self, records: NamespaceRecords) -> Flow[None]:
@@ -193,20 +199,26 @@ class _ThreadWriter:
         yield self.sql("new_namespace", namespace, self.new, ns)
         yield self.sql("pin", head, namespace)
         for within, put_at, snapshot in checkpoints:
-            yield from self._write_checkpoint(ns, place(namespace, within), put_at, snapshot)
+            yield from self._write_checkpoint(ns, row_key(namespace, within), put_at, snapshot)
         for uid, task, path, written in writes:
             moved = [[i, channel, _moved(ref, self.logs)] for i, channel, ref in written]
-            body = seal_writes(self.seal, (self.target, ns, uid, task, path), moved)
+            body = encrypt_writes(self.seal, (self.target, ns, uid, task, path), moved)
             yield self.sql("put_writes", namespace, pack_id(uid), pack_id(task), path, body)
 
     def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
         refs, said = _moved_values(snapshot, self.logs)
         # no run of this thread has put it
-        moved = replace(snapshot, refs=refs, run_began=None)
-        row = key, pack_id(snapshot.uid), pack_id(snapshot.parent), snapshot.began, put_at
-        body = seal_checkpoint(self.seal, self.target, ns, row, moved, said)
+        moved = replace(snapshot, references=refs, run_started_at=None)
+        row = (
+            key,
+            pack_id(snapshot.checkpoint_id),
+            pack_id(snapshot.parent_id),
+            snapshot.run_start,
+            put_at,
+        )
+        body = encrypt_checkpoint(self.seal, self.target, ns, row, moved, said)
         yield self.sql("add_checkpoint", key, key >> 32, *row[1:], body)
-        for number in tags_of(self.seal, self.reader.metadata(snapshot)):
+        for number in metadata_tags(self.seal, self.reader.metadata(snapshot)):
             yield self.sql("add_tag", number, key)
 
 
@@ -229,8 +241,8 @@ def _moved_values(
     snapshot: Snapshot, logs: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the channels of a checkpoint hold, and what was said, with other logs."""
-    refs = {channel: _moved(ref, logs) for channel, ref in snapshot.refs.items()}
-    said = {c: _moved([LIST, *written], logs)[1:] for c, written in snapshot.said.items()}
+    refs = {channel: _moved(ref, logs) for channel, ref in snapshot.references.items()}
+    said = {c: _moved([LIST, *written], logs)[1:] for c, written in snapshot.transcript.items()}
     return refs, said
 
 
@@ -260,7 +272,7 @@ def copy_thread(
             yield reader.sql("removed", new)
         return keys
 
-    maintenance.database.write(flow, reader.cache.keys.renew, exclusive=(source, target))
+    maintenance.database.write(flow, reader.cache.keys.refill, exclusive=(source, target))
 
 
 # -- merging
@@ -308,10 +320,15 @@ def contents(records: ThreadRecords) -> ThreadContents:
     checkpoints, heads, writes = [], {}, {}
     for ns, head, stored, written in records.namespaces:
         for within, _, snapshot in stored:
-            of = snapshot.fields, snapshot.versions, snapshot.seen, _moved_values(snapshot, names)
-            checkpoints.append((within, ns, snapshot.uid, snapshot.parent, *of))
+            of = (
+                snapshot.encoded_fields,
+                snapshot.channel_versions,
+                snapshot.versions_seen,
+                _moved_values(snapshot, names),
+            )
+            checkpoints.append((within, ns, snapshot.checkpoint_id, snapshot.parent_id, *of))
             if within == head:
-                heads[ns] = snapshot.uid
+                heads[ns] = snapshot.checkpoint_id
         for uid, task, path, task_writes in written:
             for number, channel, ref in task_writes:
                 writes[ns, uid, task, path, number] = channel, _moved(ref, names)
@@ -461,7 +478,7 @@ class Merge:
             keys[:] = yield from reader.new_keys(records.keys)
             for _, status, _, kept in (yield reader.sql("hold_client", target)):
                 if kept is not None:
-                    records.client = open_client(reader.seal, target, kept)
+                    records.client = decrypt_client_metadata(reader.seal, target, kept)
                     records.status = status
             for ttl in (yield reader.sql("ttl_of", target)):
                 records.ttl = ttl
@@ -477,7 +494,7 @@ class Merge:
 
         def committed(_: object) -> None:
             if keys:
-                reader.cache.keys.renew(keys)
-            reader.cache.forget(target)
+                reader.cache.keys.refill(keys)
+            reader.cache.drop_thread(target)
 
         return self.target.database.write(flow, committed, exclusive=(target,))

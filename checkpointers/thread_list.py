@@ -20,12 +20,12 @@ from perdure.checkpointers.cache import Thread
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.records import (
     ClientMetadata,
-    open_client,
-    open_listed,
-    seal_client,
-    tags_within,
-    told_of,
-    words,
+    decrypt_client_metadata,
+    decrypt_list_entry,
+    encrypt_client_metadata,
+    fold_search_text,
+    iter_nested_tags,
+    select_listed_metadata,
 )
 from perdure.checkpointers.reports import Retention, ThreadHead, ThreadStatus
 from perdure.checkpointers.status import IDLE
@@ -95,7 +95,7 @@ class ListedThread:
     @property
     def counts(self) -> bool:
         """Whether what a client gave is of this thread: no other program began it."""
-        if self.told is None or self.client is None or not self.client.reserved:
+        if self.told is None or self.client is None or not self.client.is_reserved:
             return True
         # both are in the metadata of what the server writes; other programs may name the first
         return self.told.keys() >= {"assistant_id", "user_id"}
@@ -230,7 +230,7 @@ class ThreadList:
         if query.is_unread:
             yield self._sql["is_unread"], []
         if query.text and isinstance(self._seal, Clear):
-            yield self._found([words(query.text)])
+            yield self._found([fold_search_text(query.text)])
         if not isinstance(self._seal, LangGraphCipher):  # whose tags another process does not know
             yield from map(self._found, islice(self._tags(query.metadata or {}), _TAGS))
 
@@ -243,13 +243,13 @@ class ThreadList:
         """For each text or number in metadata, the tags of which a thread that has it has one."""
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
-            numbers = [tags_within(self._seal, value, each) for each in names]
+            numbers = [iter_nested_tags(self._seal, value, each) for each in names]
             for same in zip(*numbers, strict=True):
                 yield [number.to_bytes(8, "big", signed=True) for number in same]
 
     def _opened(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
         """The threads of rows, with the heads of those whose rows do not tell enough."""
-        listed = {row[0]: open_listed(self._seal, row[1], row[5]) for row in rows}
+        listed = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
         unknown = [row[:6] for row in rows if row[6] or (row[7] and None in listed[row[0]])]
         heads: dict[str, ThreadHead] = {}
         if unknown:
@@ -264,11 +264,11 @@ class ThreadList:
         minutes, since, keeps, removals = row[11:]
         metadata = None if sealed is None else self._reader.codec.decode(sealed)
         if head is not None:
-            metadata = None if head.checkpoint_id is None else told_of(head.metadata)
+            metadata = None if head.checkpoint_id is None else select_listed_metadata(head.metadata)
         text = head.title if head is not None else title.text if title is not None else ""
         times = datetime.fromtimestamp(begun, UTC), datetime.fromtimestamp(active, UTC)
         status = head.status if head is not None and waits else IDLE
-        given = open_client(self._seal, thread_id, client)
+        given = decrypt_client_metadata(self._seal, thread_id, client)
         ttl, expires_at = None, None
         if minutes is not None:
             ttl = TimeToLive(minutes, keeps > 0)
@@ -294,18 +294,18 @@ class ThreadList:
         """Make a thread without a checkpoint; returns whether there was none."""
         cache, removals, now = self._reader.cache, self._reader.removals, time.time()
         thread, left = Thread(0, 0), list[int]()
-        thread.stamp, thread.updated_at = random.getrandbits(62), now
+        thread.version_token, thread.updated_at = random.getrandbits(62), now
 
         def flow() -> Flow[bool]:
             if (yield self._sql("find_thread", thread_id)):
                 return False
             left[:] = yield from self._reader.new_keys(1)
             thread.key = left.pop()
-            thread.removals = yield from removals.read_newest_number(thread_id)
-            row = thread.key, thread_id, 0, thread.stamp, now, now, thread.removals
+            thread.newest_removal = yield from removals.read_newest_number(thread_id)
+            row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
             made = self._sql("new_thread", *row, removals.hash_thread(thread_id))
             titled = self._sql("set_title", None, b"", thread.key)  # its head tells nothing
-            sealed = seal_client(self._seal, thread_id, client)
+            sealed = encrypt_client_metadata(self._seal, thread_id, client)
             try:
                 yield Guarded([made, titled, self._sql("set_client", *sealed, thread.key)])
             except Stale:
@@ -314,8 +314,8 @@ class ThreadList:
 
         def committed(made: bool) -> None:
             if made:
-                cache.keys.renew(left)
-                cache.replace(thread_id, thread)
+                cache.keys.refill(left)
+                cache.replace_thread(thread_id, thread)
 
         return self._database.write(flow, committed, exclusive=(thread_id,))
 
@@ -342,7 +342,7 @@ class ThreadList:
                 if listed is not None:
                     client, ended = make(listed)
                     if client is not None and client != listed.client:
-                        sealed = seal_client(self._seal, thread_id, client)
+                        sealed = encrypt_client_metadata(self._seal, thread_id, client)
                         yield self._sql("set_client", *sealed, key)
                         yield self._sql("unread", key)
                     if ended != listed.ended:

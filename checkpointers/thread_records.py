@@ -11,13 +11,13 @@ from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.reader import PAGE, CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
-    leading_to,
-    log_spans,
-    open_client,
-    open_listed,
-    open_writes,
-    place,
-    span,
+    decrypt_client_metadata,
+    decrypt_list_entry,
+    decrypt_writes,
+    key_range,
+    next_log_positions,
+    row_key,
+    select_lineage,
     unpack_id,
 )
 from perdure.checkpointers.threads import missing
@@ -109,10 +109,10 @@ def thread_records(
         last = end.snapshot.key & _LOW
     thread, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, kept, waiting),) = yield reader.sql("client_of", thread_id)
-    title, told = open_listed(reader.seal, thread_id, stored)
+    title, told = decrypt_list_entry(reader.seal, thread_id, stored)
     if checkpoint_id is not None:  # they may come from a later checkpoint
         title = told = None
-    client = open_client(reader.seal, thread_id, kept)
+    client = decrypt_client_metadata(reader.seal, thread_id, kept)
     logs = yield reader.sql("thread_logs", thread)
     namespaces = []
     for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
@@ -130,19 +130,19 @@ def _read_namespace(
     reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last: int
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to a place; in the root, only those that lead there."""
-    rows = yield reader.sql("checkpoints_page", *span(namespace), ALL)
-    yield from reader.check_complete(len(rows), *span(namespace))
+    rows = yield reader.sql("checkpoints_page", *key_range(namespace), ALL)
+    yield from reader.check_complete(len(rows), *key_range(namespace))
     if last != _LOW:
         rows = [row for row in rows if row[0] & _LOW <= last]
-        rows = rows if ns else leading_to(rows, place(namespace, last))
+        rows = rows if ns else select_lineage(rows, row_key(namespace, last))
         head = max((row[0] & _LOW for row in rows), default=0)
     checkpoints = [(row[0] & _LOW, row[4], reader.open_row(thread_id, ns, row)) for row in rows]
-    ids = {snapshot.uid for _, _, snapshot in checkpoints}
+    ids = {snapshot.checkpoint_id for _, _, snapshot in checkpoints}
     writes = []
     for row in (yield reader.sql("namespace_writes", namespace)):
         uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         if uid in ids or last == _LOW:
-            writes.append((uid, task, path, open_writes(reader.seal, thread_id, ns, row)))
+            writes.append((uid, task, path, decrypt_writes(reader.seal, thread_id, ns, row)))
     return NamespaceRecords(ns, head, checkpoints, writes)
 
 
@@ -151,12 +151,12 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
     items = {}
     for log, name, *ends in records.logs:
         items[log] = held = dict[int, bytes]()
-        for first, stop in log_spans(*ends):
+        for first, stop in next_log_positions(*ends):
             start = first
             while page := (yield from reader.stored(records.thread_id, name, log, start, stop)):
                 held |= dict(page)
                 start = page[-1][0] + 1
         records.order[log] = [*held]
-        spans = log_spans(*ends)
+        spans = next_log_positions(*ends)
         records.times[log] = yield from reader.read_item_times(log, spans)
     records.items = items

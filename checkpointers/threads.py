@@ -34,7 +34,14 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.put import TITLE_AMONG, title_of
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index
-from perdure.checkpointers.records import leading_to, open_listed, place, seal_listed, span, told_of
+from perdure.checkpointers.records import (
+    decrypt_list_entry,
+    encrypt_list_entry,
+    key_range,
+    row_key,
+    select_lineage,
+    select_listed_metadata,
+)
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     HistoryItem,
@@ -81,7 +88,7 @@ class ThreadReader:
                 return list
             raise missing(at)
         snapshot = checkpoint.snapshot
-        key, said = snapshot.said.get(channel, (0, []))
+        key, said = snapshot.transcript.get(channel, (0, []))
         branches: list[int] = []
         if at.checkpoint_id is None:
             branches = yield from self._on_branches(at, checkpoint, channel)
@@ -100,12 +107,12 @@ class ThreadReader:
         seen = {*(yield from self.reader.origins(at.thread_id, checkpoint.thread, *held))}
         ranges = joined((place, place + 1) for place, _ in places)
         log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
-        full = log.full(ranges)
-        is_dict, is_known = self._classify_value(snapshot.refs.get(channel))
-        found_at = [(log.origin(place), branch) for place, branch in places]
+        full = log.items_in(ranges)
+        is_dict, is_known = self._classify_value(snapshot.references.get(channel))
+        found_at = [(log.origin_position(place), branch) for place, branch in places]
         seen |= yield from self._find_duplicate_positions(at, checkpoint, channel, seen)
         yield from self._load_times(at.thread_id, log, {place for place, _ in found_at})
-        times = log.times
+        times = log.stored_times
 
         def decoded() -> list[HistoryItem]:
             values = self.reader.codec.values(full)
@@ -126,11 +133,13 @@ class ThreadReader:
 
     def _load_times(self, thread_id: str, log: ChannelLog, places: set[int]) -> Flow[None]:
         """Load the times of first storage of the items at some positions, unless cached."""
-        lacking = joined((place, place + 1) for place in sorted(places.difference(log.times)))
+        lacking = joined(
+            (place, place + 1) for place in sorted(places.difference(log.stored_times))
+        )
         for position, stored_at in (
             yield from self.reader.read_item_times(log.key, lacking)
         ).items():
-            log.times[position] = _time(thread_id, stored_at)
+            log.stored_times[position] = _time(thread_id, stored_at)
 
     def _classify_value(self, ref: Any) -> tuple[bool, bool]:
         """Return whether a reference belongs to a dict, and whether its items are known.
@@ -156,8 +165,8 @@ class ThreadReader:
         Returns:
             The positions of these items in the log.
         """
-        key, said = checkpoint.snapshot.said.get(channel, (0, []))
-        ref = checkpoint.snapshot.refs.get(channel)
+        key, said = checkpoint.snapshot.transcript.get(channel, (0, []))
+        ref = checkpoint.snapshot.references.get(channel)
         if not isinstance(ref, list) or ref[0] not in (SNAPSHOT, DELTA):
             return set()
         origins = yield from self.reader.origins(at.thread_id, checkpoint.thread, key, said)
@@ -168,7 +177,7 @@ class ThreadReader:
         for places in (removed, others):
             ranges = joined((place, place + 1) for place in places)
             log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
-            parts.append(self.reader.codec.values(log.full(ranges)))
+            parts.append(self.reader.codec.values(log.items_in(ranges)))
         transcript = Transcript(parts[0])
         numbers = map(transcript.take_match, parts[1])
         return {removed[number] for number in numbers if number is not None}
@@ -179,7 +188,7 @@ class ThreadReader:
         if checkpoint is None:
             raise missing(at)
         values: dict[str, Any] = {}
-        for channel, ref in checkpoint.snapshot.refs.items():
+        for channel, ref in checkpoint.snapshot.references.items():
             if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
                 inner, values[channel] = value_reference(ref), None
                 if inner is not None:
@@ -195,18 +204,18 @@ class ThreadReader:
         self, at: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
         """The items that are on branches only."""
-        rows = yield self.sql("checkpoint_keys", *span(checkpoint.namespace))
-        trunk = {key for key, *_ in leading_to(rows, checkpoint.snapshot.key)}
+        rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace))
+        trunk = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
         inner = {parent for _, _, parent in rows}
         tips = [key for key, uid, _ in rows if key not in trunk and uid not in inner]
         out: set[int] = set()
         for tip in tips:
             (row,) = yield self.sql("checkpoint_at", tip)
             snapshot = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
-            said = snapshot.said.get(channel, (0, []))
+            said = snapshot.transcript.get(channel, (0, []))
             out.update((yield from self.reader.origins(at.thread_id, checkpoint.thread, *said)))
         if out:
-            said = checkpoint.snapshot.said.get(channel, (0, []))
+            said = checkpoint.snapshot.transcript.get(channel, (0, []))
             out.difference_update(
                 (yield from self.reader.origins(at.thread_id, checkpoint.thread, *said))
             )
@@ -275,9 +284,9 @@ class ThreadReader:
             uid, metadata, status, head = None, dict[str, Any](), IDLE, None
             if thread in checkpoints:
                 head = self.reader.open_row(thread_id, "", tuple(checkpoints[thread]))
-                uid, metadata = head.uid, self.reader.metadata(head)
+                uid, metadata = head.checkpoint_id, self.reader.metadata(head)
                 status = yield from self.reader.status(thread_id, "", head, written.get(thread, []))
-            called, _ = open_listed(self.reader.seal, thread_id, title)
+            called, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
             if called is None and head is not None:
                 called = yield from self._title(thread_id, head, metadata)
             times = _time(thread_id, updated_at), _time(thread_id, created_at)
@@ -292,22 +301,26 @@ class ThreadReader:
             head = self.reader.open_row(row[1], "", tuple(checkpoint))
             metadata = self.reader.metadata(head)
             title = yield from self._title(row[1], head, metadata)
-            told = told_of(metadata)
+            told = select_listed_metadata(metadata)
         stored = told, self.reader.codec.encode(told, lambda: "metadata", exact=True)
-        listed = seal_listed(self.reader.seal, row[1], title or NO_TITLE, stored)
+        listed = encrypt_list_entry(self.reader.seal, row[1], title or NO_TITLE, stored)
         yield self.sql("set_title", *listed, row[0])
 
     def _title(
         self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]
     ) -> Flow[Title | None]:
         """The title of a thread whose row has none, as it was erased or pruned."""
-        checkpoint = yield from self.reader.find(Address(thread_id, "", head.uid), head.key)
-        key, said = checkpoint.snapshot.said.get("messages", (0, [])) if checkpoint else (0, [])
+        checkpoint = yield from self.reader.find(
+            Address(thread_id, "", head.checkpoint_id), head.key
+        )
+        key, said = (
+            checkpoint.snapshot.transcript.get("messages", (0, [])) if checkpoint else (0, [])
+        )
         first = [(position, position + 1) for position in islice(positions(said), TITLE_AMONG)]
         messages: list[Any] = []
         if checkpoint is not None and first:
             log = yield from self.reader.load(thread_id, checkpoint.thread, key, first)
-            messages = self.reader.codec.values(log.full(first))
+            messages = self.reader.codec.values(log.items_in(first))
         return title_of(metadata, messages)
 
     def status(self, at: Address) -> Flow[ThreadStatus]:
@@ -373,7 +386,7 @@ class ThreadReader:
         head = (yield from self.reader.find(Address(thread_id, "", None))) if "" in names else None
         said, active_at = 0, updated_at
         if head is not None:
-            said = count(head.snapshot.said.get("messages", (0, []))[1])
+            said = count(head.snapshot.transcript.get("messages", (0, []))[1])
             active_at = self.reader.active_at(head.snapshot, updated_at)
         created, updated, active = (
             _time(thread_id, at) for at in (created_at, updated_at, active_at)
@@ -408,11 +421,11 @@ class ThreadReader:
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
             if checkpoint_ns is not None and ns != checkpoint_ns:
                 continue
-            keys = yield self.sql("checkpoint_keys", *span(namespace))
-            yield from self.reader.check_complete(len(keys), *span(namespace))
-            trunk = {key for key, *_ in leading_to(keys, place(namespace, head))}
+            keys = yield self.sql("checkpoint_keys", *key_range(namespace))
+            yield from self.reader.check_complete(len(keys), *key_range(namespace))
+            trunk = {key for key, *_ in select_lineage(keys, row_key(namespace, head))}
             most = ALL if limit is None else limit
-            part = span(namespace) if before is None else span(namespace, 0, before)
+            part = key_range(namespace) if before is None else key_range(namespace, 0, before)
             for row in (yield self.sql("checkpoints_page", *part, most)):
                 out.append((yield from self._checkpoint(thread_id, ns, row, trunk, head)))
         return sorted(out, key=lambda info: -info.order)
@@ -421,12 +434,12 @@ class ThreadReader:
         self, thread_id: str, ns: str, row: Row, trunk: set[int], head: int
     ) -> Flow[CheckpointInfo]:
         snapshot = yield from self.reader.info(thread_id, ns, row)
-        fields: dict[str, Any] = self.reader.codec.decode(snapshot.fields[0])
+        fields: dict[str, Any] = self.reader.codec.decode(snapshot.encoded_fields[0])
         status = yield from self.reader.status(thread_id, ns, snapshot, [])
         order = row[0] & 0xFFFFFFFF
         return CheckpointInfo(
-            snapshot.uid,
-            snapshot.parent,
+            snapshot.checkpoint_id,
+            snapshot.parent_id,
             ns,
             order,
             order == head,

@@ -14,7 +14,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.put import here
 from perdure.checkpointers.reader import CheckpointReader
-from perdure.checkpointers.records import open_writes, pack_id, seal_writes, unpack_id
+from perdure.checkpointers.records import decrypt_writes, encrypt_writes, pack_id, unpack_id
 from perdure.checkpointers.status import is_by_update
 from perdure.storage.flow import Flow
 
@@ -61,7 +61,7 @@ async def undo_writes(
     reader = saver._reader
     await saver.database.awrite(
         lambda: _undo(reader, thread_id, run_id, former),
-        lambda _: reader.cache.forget(thread_id),
+        lambda _: reader.cache.drop_thread(thread_id),
         exclusive=(thread_id,),
         removes=True,
     )
@@ -83,12 +83,12 @@ def _undo(
                 yield reader.sql("drop_task_writes", *at)
                 continue
             has_result, control = tasks[task]
-            writes = open_writes(reader.seal, thread_id, ns, row)
+            writes = decrypt_writes(reader.seal, thread_id, ns, row)
             left = [write for write in writes if has_result and write[0] >= 0]
             for channel, value in control.items():
                 ref = here(reader.codec, None, channel, value, f"the write to {channel!r}")
                 left.append([WRITES_IDX_MAP[channel], channel, ref])
             place = thread_id, ns, checkpoint_id, task, path
-            body = seal_writes(reader.seal, place, sorted(left, key=lambda write: write[0]))
+            body = encrypt_writes(reader.seal, place, sorted(left, key=lambda write: write[0]))
             yield reader.sql("put_writes", *at, path, body)
         yield reader.sql("changed", thread)

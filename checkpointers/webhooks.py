@@ -55,7 +55,7 @@ class WebhookTable(ServerTable):
             for each in (content, content_if_erased)
         ]
         thread_id = run.thread_id if keeps_thread else None
-        of = run.thread, run.seq, run.owner, known_cancel or ""
+        of = run.thread_key, run.seq, run.owner, known_cancel or ""
         row = run.run_id, thread_id, time.time(), *sealed
         return self._sql("add_webhook", *row, *of)
 

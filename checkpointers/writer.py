@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.additions import Additions, Commit, cache_pending_writes
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Head, Snapshot, Thread, keep
+from perdure.checkpointers.cache import Head, Snapshot, Thread, keep_recent
 from perdure.checkpointers.delta_writes import delta_writes_from_cache, read_deltas
 from perdure.checkpointers.heads import head_after, run_start
 from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, inherit_labels
@@ -24,20 +24,20 @@ from perdure.checkpointers.merge_planner import MergePlanner, fold_update, set_w
 from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
-    INNER,
-    UNTOLD,
-    VIEWS,
+    UNLISTED_NAMES,
+    UNLISTED_PREFIXES,
+    VIEWS_NAMESPACE,
     content_hash,
-    log_spans,
-    open_listed,
-    open_writes,
+    decrypt_list_entry,
+    decrypt_writes,
+    encrypt_checkpoint,
+    encrypt_list_entry,
+    encrypt_writes,
+    metadata_tags,
+    next_log_positions,
     pack_id,
-    place,
-    seal_checkpoint,
-    seal_listed,
-    seal_writes,
-    tags_of,
-    written_said,
+    row_key,
+    transcript_to_store,
 )
 from perdure.checkpointers.status import NULL_TASK, is_by_update
 from perdure.storage.database import Watch
@@ -94,9 +94,9 @@ class CheckpointWriter:
                     planned.learn((yield Guarded(planned.statements)))
                 except Stale:
                     if isinstance(request, CheckpointPut):  # others may not be planned upon it
-                        self.cache.distrust(thread_id)
+                        self.cache.invalidate_heads(thread_id)
                         if planned.statements[0].sql == self.sql["new_thread"]:
-                            self.cache.keys.drop()  # another may have its key
+                            self.cache.keys.discard_keys()  # another may have its key
                 else:
                     return planned
             if isinstance(request, TaskWrites):
@@ -113,8 +113,8 @@ class CheckpointWriter:
     def _undo(self, thread_id: str | None) -> None:
         """Have nothing planned upon a put that failed; its keys may be those that failed it."""
         if thread_id is not None:
-            self.cache.distrust(thread_id)
-        self.cache.keys.drop()
+            self.cache.invalidate_heads(thread_id)
+        self.cache.keys.discard_keys()
 
     def at_hand(self, request: CheckpointPut | TaskWrites) -> Commit | None:
         """The transaction, planned upon what is kept of the thread; None: that is not enough.
@@ -122,13 +122,13 @@ class CheckpointWriter:
         Raises:
             Unstorable: A value cannot be stored.
         """
-        (thread_id, ns, uid), thread = request.at, self.cache.peek(request.at.thread_id)
+        (thread_id, ns, uid), thread = request.at, self.cache.get_thread(request.at.thread_id)
         request.encode(self.codec, thread)
         if self.codec.replaced_in:
             self.codec.log_replacement(thread_id)
         if thread is None:
             return self._plan_new_thread(request)
-        if thread.removals and self.removals.is_stale(request, thread.removals):
+        if thread.newest_removal and self.removals.is_stale(request, thread.newest_removal):
             return None
         if isinstance(request, TaskWrites):
             return self._plan_task_writes(request, thread)
@@ -136,8 +136,12 @@ class CheckpointWriter:
             return None
         try:
             head = thread.heads.get(ns) or Head(0, 0, None)
-            parent = None if uid is None and ns == VIEWS else head.snapshot
-            if thread.stamp is None or head.flying or (parent and parent.uid) != uid:
+            parent = None if uid is None and ns == VIEWS_NAMESPACE else head.snapshot
+            if (
+                thread.version_token is None
+                or head.is_uncommitted
+                or (parent and parent.checkpoint_id) != uid
+            ):
                 return None
             if parent is not None and (request.deltas or request.snapshots):
                 request.replayed = delta_writes_from_cache(
@@ -148,7 +152,7 @@ class CheckpointWriter:
             made = self._put(request, thread, head, parent)
             return made if isinstance(made, Commit) else None
         except BaseException:  # half planned
-            thread.stamp = None
+            thread.version_token = None
             raise
         finally:
             thread.lock.release()
@@ -161,7 +165,7 @@ class CheckpointWriter:
             return None
         made = self._put(request, Thread(0, 0), Head(0, 0, None), None)
         if isinstance(made, Commit):
-            self.cache.replace(request.at.thread_id, made.thread)
+            self.cache.replace_thread(request.at.thread_id, made.thread)
         return made if isinstance(made, Commit) else None
 
     # -- a checkpoint
@@ -187,23 +191,23 @@ class CheckpointWriter:
                 process.
         """
         (thread_id, ns, _), snapshot = put.at, put.snapshot(parent)
-        nodes = put.nodes(self.codec, thread.named, parent)
+        nodes = put.nodes(self.codec, thread.logs_by_channel, parent)
         lacking = self._lacking(thread, head, nodes)
         if keys is None and not lacking.hashes:
-            keys = self.cache.keys.take(lacking.keys)
+            keys = self.cache.keys.take_keys(lacking.keys)
         if keys is None:
             return lacking
         stamp, now = random.getrandbits(62), time.time()
         if before is None:
             statements = [self._guard(put, thread, head, keys, stamp, now)]
-            thread.seq += 1
+            thread.last_seq += 1
         else:
             statements = self._touched(thread)
-        if not head.namespace:
-            head.namespace = keys.pop()
-            statements.append(self.sql("new_namespace", head.namespace, thread.key, ns))
+        if not head.namespace_key:
+            head.namespace_key = keys.pop()
+            statements.append(self.sql("new_namespace", head.namespace_key, thread.key, ns))
         for channel in lacking.logs:
-            log = thread.log(keys.pop(), channel)
+            log = thread.get_or_add_log(keys.pop(), channel)
             statements.append(self.sql("new_log", log.key, thread.key, channel))
 
         made_at = min(now, put.made_at)
@@ -211,28 +215,28 @@ class CheckpointWriter:
         metadata, moved, overlaps = self._inherit_labels(put, snapshot, parent), head, False
         additions.fill(snapshot, nodes, parent, put.merge)
         if before is None:
-            snapshot.key = place(head.namespace, thread.seq)
+            snapshot.key = row_key(head.namespace_key, thread.last_seq)
             steps = None if parent is None else self.reader.step(parent), snapshot.step
-            snapshot.began = run_start(put, head, parent, steps, thread.seq)
-            moved, overlaps = head_after(put, head, snapshot, thread.seq)
+            snapshot.run_start = run_start(put, head, parent, steps, thread.last_seq)
+            moved, overlaps = head_after(put, head, snapshot, thread.last_seq)
             row = self._row(put.at, snapshot, now)
-            statements.append(self.sql("add_checkpoint", row[0], head.namespace, *row[1:]))
-            if moved.pinned != head.pinned:
-                statements.append(self.sql("pin", moved.pinned, head.namespace))
+            statements.append(self.sql("add_checkpoint", row[0], head.namespace_key, *row[1:]))
+            if moved.explicit_head != head.explicit_head:
+                statements.append(self.sql("pin", moved.explicit_head, head.namespace_key))
         else:
             statements += self._replacing(put.at, thread, snapshot, before, now)
         statements += self._listed(put, thread, nodes, metadata, moved, snapshot)
         statements += additions.statements()
-        tags = [(number, snapshot.key) for number in tags_of(self.seal, metadata)]
+        tags = [(number, snapshot.key) for number in metadata_tags(self.seal, metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
-        if thread.pending or put.replayed is not None:
+        if thread.pending_writes or put.replayed is not None:
             statements += self._build_reference_statements(
-                put, head.namespace, thread, snapshot, additions
+                put, head.namespace_key, thread, snapshot, additions
             )
 
-        thread.stamp, moved.flying = stamp, True
-        keep(thread.heads, ns, moved)
+        thread.version_token, moved.is_uncommitted = stamp, True
+        keep_recent(thread.heads, ns, moved)
         parts = self.cache, self.watch, thread_id, thread, statements
         return Commit(*parts, additions, snapshot, moved, overlaps)
 
@@ -242,13 +246,13 @@ class CheckpointWriter:
         for channel, node in nodes.items():
             if not isinstance(node, Split):
                 continue
-            log = thread.named.get(channel)
+            log = thread.logs_by_channel.get(channel)
             if log is None:
                 logs.append(channel)
             elif not node.whole:
                 new = (part for part in node.parts if isinstance(part, bytes))
                 hashes += [content_hash(self.seal, log.key, item) for item in new]
-        return _Lacking((not thread.key) + (not head.namespace) + len(logs), logs, hashes)
+        return _Lacking((not thread.key) + (not head.namespace_key) + len(logs), logs, hashes)
 
     def _guard(
         self,
@@ -260,22 +264,28 @@ class CheckpointWriter:
         now: float,
     ) -> Statement:
         """Changes a row only if the thread is as it was kept, and has nothing that is made here."""
-        (thread_id, ns, _), seq = put.at, thread.seq + 1
+        (thread_id, ns, _), seq = put.at, thread.last_seq + 1
         if not thread.key:
             thread.key, thread.updated_at = keys.pop(), now
-            row = thread.key, thread_id, seq, stamp, now, now, thread.removals
+            row = thread.key, thread_id, seq, stamp, now, now, thread.newest_removal
             return self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        state, uid = (thread.key, thread.stamp), pack_id(put.checkpoint["id"])
-        if put.replayed is not None and put.replayed.size is not None and head.writes is not None:
+        state, uid = (thread.key, thread.version_token), pack_id(put.checkpoint["id"])
+        if (
+            put.replayed is not None
+            and put.replayed.size is not None
+            and head.write_rows is not None
+        ):
             thread.updated_at = now
             upon = pack_id(put.at.checkpoint_id), put.replayed.size
-            changed = seq, stamp, *state, head.namespace, uid, len(ns), now
+            changed = seq, stamp, *state, head.namespace_key, uid, len(ns), now
             return self.sql("advance_replayed", *changed, *upon)
-        if head.namespace and now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
-            return self.sql("advance", seq, stamp, *state, head.namespace, uid, len(ns))
+        if head.namespace_key and now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
+            return self.sql("advance", seq, stamp, *state, head.namespace_key, uid, len(ns))
         thread.updated_at = now
-        if head.namespace:
-            return self.sql("advance_now", seq, stamp, *state, head.namespace, uid, len(ns), now)
+        if head.namespace_key:
+            return self.sql(
+                "advance_now", seq, stamp, *state, head.namespace_key, uid, len(ns), now
+            )
         return self.sql("advance_into", seq, stamp, *state, ns, now)
 
     def _inherit_labels(
@@ -298,7 +308,7 @@ class CheckpointWriter:
             metadata = self.codec.decode(put.fields[1]) | labels
             listed = sorted(labels.keys() - {*USER_LABELS, MERGED})
             metadata |= {LABELS: listed} if listed else {}
-            snapshot.fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
+            snapshot.encoded_fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
         else:
             for name in USER_LABELS:
                 if name in metadata:
@@ -322,14 +332,16 @@ class CheckpointWriter:
         """
         if put.at.checkpoint_ns:
             return []
-        title, told = thread.title, thread.told
+        title, told = thread.title, thread.listed_metadata
         leads = head.snapshot is not None and head.snapshot.key == snapshot.key
         if title is None or put.title not in (None, title):
             title = title_after(put, thread, nodes)
         if leads:
             tells, is_new = dict[str, Any](), False  # no function of its own: each put comes by
             for name, value in metadata.items():
-                if name not in UNTOLD and not (type(name) is str and name.startswith(INNER)):
+                if name not in UNLISTED_NAMES and not (
+                    type(name) is str and name.startswith(UNLISTED_PREFIXES)
+                ):
                     tells[name] = value
                     is_new = is_new or type(value) is not str  # True is another than 1, and equal
             try:
@@ -338,9 +350,9 @@ class CheckpointWriter:
                 is_new = True
             told = self._told(tells, told) if is_new else told
         changes = [] if leads else [self.sql("waits", thread.key)]
-        if title != thread.title or told is not thread.told:
-            thread.title, thread.told = title, told
-            sealed = seal_listed(self.seal, put.at.thread_id, title, told)
+        if title != thread.title or told is not thread.listed_metadata:
+            thread.title, thread.listed_metadata = title, told
+            sealed = encrypt_list_entry(self.seal, put.at.thread_id, title, told)
             changes.append(self.sql("set_title", *sealed, thread.key))
         return changes
 
@@ -355,9 +367,9 @@ class CheckpointWriter:
         self, at: Address, thread: Thread, snapshot: Snapshot, before: Snapshot, now: float
     ) -> list[Statement]:
         """Have other content in the row of a checkpoint."""
-        snapshot.key, snapshot.began = before.key, before.began
+        snapshot.key, snapshot.run_start = before.key, before.run_start
         key, _, parent, *_, body = self._row(at, snapshot, now)
-        old = tags_of(self.seal, self.reader.metadata(before))
+        old = metadata_tags(self.seal, self.reader.metadata(before))
         statements = [self.sql("drop_tag", number, key) for number in old]
         statements.append(self.sql("replace_checkpoint", parent, now, body, key))
         statements.append(self.sql("removed", thread.key))
@@ -365,8 +377,16 @@ class CheckpointWriter:
 
     def _row(self, at: Address, snapshot: Snapshot, now: float) -> Row:
         """`(id, uid, parent, began, put_at, body)`."""
-        row = (snapshot.key, pack_id(snapshot.uid), pack_id(snapshot.parent), snapshot.began, now)
-        return *row, seal_checkpoint(self.seal, *at[:2], row, snapshot, written_said(snapshot))
+        row = (
+            snapshot.key,
+            pack_id(snapshot.checkpoint_id),
+            pack_id(snapshot.parent_id),
+            snapshot.run_start,
+            now,
+        )
+        return *row, encrypt_checkpoint(
+            self.seal, *at[:2], row, snapshot, transcript_to_store(snapshot)
+        )
 
     def _build_reference_statements(
         self,
@@ -381,14 +401,14 @@ class CheckpointWriter:
         The writes are those of the tasks that led to the checkpoint.
         """
         out, at = [], put.at
-        pending = thread.pending.pop((at.checkpoint_ns, at.checkpoint_id or ""), {})
+        pending = thread.pending_writes.pop((at.checkpoint_ns, at.checkpoint_id or ""), {})
         if put.replayed is not None:
             pending |= put.replayed.pending
         for task, (path, writes, body) in pending.items():
             referring = [additions.referring(snapshot, write) for write in writes]
             if referring != writes:
                 key = namespace, pack_id(at.checkpoint_id), pack_id(task)
-                sealed = seal_writes(self.seal, (*at, task, path), referring)
+                sealed = encrypt_writes(self.seal, (*at, task, path), referring)
                 out.append(self.sql("refer_writes", sealed, *key, body))
         return out
 
@@ -397,21 +417,21 @@ class CheckpointWriter:
     def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
         thread_id, _, uid = put.at
         thread, head, existing, holds = yield from self._read(put.at, put.checkpoint["id"])
-        if (stale := (yield from self._read_stale_put(put, thread.removals))) is not None:
-            if put.at.checkpoint_ns == VIEWS:  # an erasure removes all views of a thread
+        if (stale := (yield from self._read_stale_put(put, thread.newest_removal))) is not None:
+            if put.at.checkpoint_ns == VIEWS_NAMESPACE:  # an erasure removes all views of a thread
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.filter_checkpoint(put)
             yield from self.removals.extend_record(thread_id, stale.learned_texts())
         put.detach(*self._state(put, (thread.key, thread.generation), holds))
         put.replayed = None
         parent = before = None
-        if uid is not None and head.namespace:
-            parent = thread.snapshot(put.at.checkpoint_ns, uid)
+        if uid is not None and head.namespace_key:
+            parent = thread.committed_snapshot(put.at.checkpoint_ns, uid)
             if parent is None:
-                rows = yield self.sql("find_checkpoint", head.namespace, pack_id(uid))
+                rows = yield self.sql("find_checkpoint", head.namespace_key, pack_id(uid))
                 parent = yield from self._opened(put.at, thread, rows)
         if parent is not None and (put.deltas or put.snapshots):
-            stored = StoredCheckpoint(thread, head.namespace, parent)
+            stored = StoredCheckpoint(thread, head.namespace_key, parent)
             rows = (yield from self.reader.read_write_rows(stored)) if put.deltas else []
             put.replayed = yield from read_deltas(self.reader, put, thread, head, parent, rows)
         if existing is not None:
@@ -443,14 +463,14 @@ class CheckpointWriter:
 
     def _kept(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """What is kept of a thread in this state."""
-        kept = self.cache.peek(thread_id)
+        kept = self.cache.get_thread(thread_id)
         return kept if kept and (kept.key, kept.generation) == (key, generation) else None
 
     def _state(
         self, request: CheckpointPut | TaskWrites, state: tuple[int, int], holds: bool
     ) -> tuple[int, int]:
         """The state of a thread as ranges of what is asked for see it; of none, if it was lost."""
-        is_kept = holds and request.kept is self.cache.peek(request.at.thread_id)
+        is_kept = holds and request.kept is self.cache.get_thread(request.at.thread_id)
         return state if is_kept else (0, -1)
 
     def _read(self, at: Address, uid: str) -> Flow[tuple[Thread, Head, int | None, bool]]:
@@ -468,16 +488,16 @@ class CheckpointWriter:
         listed, removals, existing = rest
         kept = self._kept(thread_id, key, generation) if holds else None
         thread = Thread(key, generation, removals)
-        thread.seq, thread.stamp, thread.updated_at = seq, stamp, updated_at
-        thread.title, told = open_listed(self.seal, thread_id, listed)
+        thread.last_seq, thread.version_token, thread.updated_at = seq, stamp, updated_at
+        thread.title, told = decrypt_list_entry(self.seal, thread_id, listed)
         if told is not None:
-            thread.told = self.codec.decode(told), told
+            thread.listed_metadata = self.codec.decode(told), told
         if kept is not None:
-            thread.pending, thread.size = kept.pending.copy(), kept.size
+            thread.pending_writes, thread.size_bytes = kept.pending_writes.copy(), kept.size_bytes
             thread.heads = kept.committed_heads(stamp)
         for log, name, *last in (yield self.sql("thread_logs", key)):
-            made = thread.log(log, name, kept)
-            made.next, made.next_alias = (stop for _, stop in log_spans(*last))
+            made = thread.get_or_add_log(log, name, kept)
+            made.next_position, made.next_alias = (stop for _, stop in next_log_positions(*last))
         if namespace is None:
             return thread, Head(0, 0, None), None, holds
         snapshot = None
@@ -485,7 +505,7 @@ class CheckpointWriter:
             rows = yield self.sql("checkpoint_at", newest)
             snapshot = yield from self._opened(at, thread, rows)
         head = Head(namespace, pinned, snapshot)
-        keep(thread.heads, ns, head)
+        keep_recent(thread.heads, ns, head)
         return thread, head, existing, holds
 
     def _opened(self, at: Address, thread: Thread, rows: list[Row]) -> Flow[Snapshot | None]:
@@ -512,21 +532,21 @@ class CheckpointWriter:
         """Plan the writes of a task, for a checkpoint that may not be stored yet."""
         thread_id, ns, uid = request.at
         head, read = thread.heads.get(ns), thread.last_namespace
-        namespace = head.namespace if head is not None else read[1] if read[0] == ns else 0
+        namespace = head.namespace_key if head is not None else read[1] if read[0] == ns else 0
         if not namespace:
             return None
         row = pack_id(uid), pack_id(request.task), request.path
-        body = seal_writes(self.seal, (*request.at, request.task, request.path), request.encoded)
-        key, newest = thread.newest or (0, "")
+        body = encrypt_writes(self.seal, (*request.at, request.task, request.path), request.encoded)
+        key, newest = thread.newest_checkpoint or (0, "")
         state = thread.key, thread.generation, key, pack_id(newest)
         added = self.sql("new_writes", namespace, *row, body, *state)
         snapshot = None if head is None else head.snapshot
-        if snapshot is None or snapshot.uid != uid:
+        if snapshot is None or snapshot.checkpoint_id != uid:
             request.may_fold = request.stops or (snapshot is not None and self._is_update(snapshot))
             if request.may_fold:
                 return None
-        elif (request.stops or snapshot.has_stopped) and request.task != NULL_TASK:
-            snapshot.has_stopped = True
+        elif (request.stops or snapshot.has_stopped_task) and request.task != NULL_TASK:
+            snapshot.has_stopped_task = True
             added = self.sql("new_writes_at_head", *added.params, snapshot.key)
         statements = [added]
         if request.task != NULL_TASK:  # an answer is stored by one statement, which is fastest
@@ -580,12 +600,12 @@ class CheckpointWriter:
         at = pack_id(uid), pack_id(task), path
         if before:
             stored = (*at[:2], *before[0])
-            merged = {write[0]: write for write in open_writes(self.seal, thread_id, ns, stored)}
+            merged = {write[0]: write for write in decrypt_writes(self.seal, thread_id, ns, stored)}
             for write in writes:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
-        body = seal_writes(self.seal, (*request.at, task, path), writes)
+        body = encrypt_writes(self.seal, (*request.at, task, path), writes)
         waits = [self.sql("waits", key)] if asks else []
         yield [self.sql("put_writes", namespace, *at, body), *self._touched(thread), *waits]
         cache_pending_writes(thread, request, writes, body)

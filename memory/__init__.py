@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.checkpointers.records import VIEWS as VIEWS
+    from perdure.checkpointers.records import VIEWS_NAMESPACE as VIEWS_NAMESPACE
     from perdure.memory.background import Background as Background
     from perdure.memory.collection import Collection as Collection
     from perdure.memory.collection import Quarantine as Quarantine
@@ -80,7 +80,7 @@ _MODULES = {
     "tools": "manage_memory quote_memories search_memory",
     "trim": "trim",
     "update_profile": "update_profile",
-    "views": "VIEWS ModelView aviews record_views views",
+    "views": "VIEWS_NAMESPACE ModelView aviews record_views views",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 _NEEDED = {"background": "dbos", "middleware": "langchain"}  # by a module, of an extra

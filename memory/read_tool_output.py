@@ -15,7 +15,7 @@ from langchain_core.tools import BaseTool, StructuredTool, ToolException
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from pydantic import Field, create_model
 
-from perdure.checkpointers.records import VIEWS
+from perdure.checkpointers.records import VIEWS_NAMESPACE
 from perdure.effects import calling
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED
@@ -180,7 +180,7 @@ class _ThreadHistory:
             thread = await calling(self.saver, "thread", self.thread_id)
         except UnknownThread:
             return None
-        for namespace in {*thread.namespaces} - self.searched - {VIEWS}:
+        for namespace in {*thread.namespaces} - self.searched - {VIEWS_NAMESPACE}:
             found = await self._find_in_namespace(namespace, None, message_ids)
             if found is not None:
                 return found

@@ -25,7 +25,7 @@ from langgraph.checkpoint.base import (
     empty_checkpoint,
 )
 
-from perdure.checkpointers.records import VIEWS
+from perdure.checkpointers.records import VIEWS_NAMESPACE
 from perdure.effects import Effect, awaiting, blocking
 from perdure.errors import UnknownModel
 from perdure.memory.conversation import role
@@ -205,7 +205,7 @@ def _checked(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:
 
 
 def _config(thread_id: str, **more: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS, **more}}
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS_NAMESPACE, **more}}
 
 
 def _view(head: CheckpointTuple) -> ModelView:

@@ -101,7 +101,7 @@ def test_a_thread_that_did_not_begin_takes_no_place(trip: str, db: Path) -> None
     """Clients of the server made the newest ones, where nothing was said: no list shows them."""
     with SQLiteCheckpointer.open(db) as saver:
         for number in range(3):
-            client = ClientMetadata({}, reserved=True)
+            client = ClientMetadata({}, is_reserved=True)
             assert ThreadList(saver).create(f"trip {number}", client)
 
     assert [thread["thread_id"] for thread in read("threads", "trip", "--limit", "1")] == [trip]

@@ -62,7 +62,7 @@ def test_many_branches_are_read_by_another_process(saver: SQLiteCheckpointer) ->
             at = put(saver, config, Continuation([message(new)]), 3 * turn + step)
             expected[at["configurable"]["checkpoint_id"]] = [*way, new]
         config, way = at, [*way, new]
-    saver._cache.forget("t")
+    saver._cache.drop_thread("t")
 
     assert expected == {
         uid: ids(saver, {"configurable": {**THREAD["configurable"], "checkpoint_id": uid}})

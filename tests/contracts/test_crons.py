@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.records import CronRow, Due, LiveRun, RunRow
+from perdure.checkpointers.records import CronRow, DueCron, LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.webhooks import WebhookTable
 from perdure.storage.flow import rows_of
@@ -37,7 +37,7 @@ def crons(saver: Saver) -> list[CronRow]:
     return asyncio.run(CronTable(saver).all())
 
 
-def begin(saver: Saver, due: Due) -> LiveRun | None:
+def begin(saver: Saver, due: DueCron) -> LiveRun | None:
     live = LiveRun("t", 0, 0, str(uuid4()), "pending", "me", "chat", 1, None)
     row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request=asked("hi"))
     accepting = RunTable(saver).accept(row, rejects=False, cancels=None, due=due)
@@ -62,7 +62,7 @@ def test_those_are_due_whose_time_has_come(talked: Saver) -> None:
 def test_a_run_is_begun_once_for_each_time(talked: Saver) -> None:
     """Of two processes that have read the same cron, one stores the run."""
     cron = made(talked)
-    runs = [begin(talked, Due(cron, 1e12)) for _ in range(2)]
+    runs = [begin(talked, DueCron(cron, 1e12)) for _ in range(2)]
 
     assert [run is not None for run in runs] == [True, False]
     assert len(of(talked)) == 1

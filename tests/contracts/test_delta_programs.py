@@ -130,7 +130,7 @@ class Program:
             self.saver = self.place.saver()
             self.graph = self.builder.compile(checkpointer=self.saver)
         if self.is_cold:
-            self.saver._reader.cache.forget("t")
+            self.saver._reader.cache.drop_thread("t")
 
     def erase(self) -> None:
         items = [item.value for item in self.saver.history("t") if item.value.id]

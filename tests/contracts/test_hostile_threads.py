@@ -16,9 +16,9 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.manifest import ITEM, LIST, MAP
 from perdure.checkpointers.records import (
     content_hash,
-    item_place,
-    place,
-    seal_checkpoint,
+    encrypt_checkpoint,
+    item_associated_data,
+    row_key,
     unpack_id,
 )
 from perdure.errors import CorruptRecord
@@ -54,9 +54,9 @@ def edit_head(path: Path, edit: Edit) -> None:
             "SELECT id, uid, parent, began, put_at, body FROM checkpoints ORDER BY id DESC"
         ).fetchone()
         snapshot = reader.open_row("t", "", row)
-        edited = replace(snapshot, refs=edit(snapshot.refs, log, count))
+        edited = replace(snapshot, references=edit(snapshot.references, log, count))
         texts = row[0], unpack_id(row[1]), unpack_id(row[2]), *row[3:5]
-        body = seal_checkpoint(reader.seal, "t", "", texts, edited, snapshot.said)
+        body = encrypt_checkpoint(reader.seal, "t", "", texts, edited, snapshot.transcript)
         conn.execute("UPDATE checkpoints SET body = ? WHERE id = ?", (body, row[0]))
 
 
@@ -139,8 +139,8 @@ def test_a_log_with_gaps_is_read_by_its_rows(other: Path, tmp_path: Path) -> Non
     with SQLiteCheckpointer.open(other) as saver, closing(sqlite3.connect(other)) as conn, conn:
         seal = saver._reader.seal
         ((log,),) = conn.execute("SELECT log FROM logs WHERE name = 'messages'")
-        body = seal.seal(b"\x11", item_place("t", "messages", _FAR))
-        row = place(log, _FAR), content_hash(seal, log, b"\x11"), 1.0, body
+        body = seal.seal(b"\x11", item_associated_data("t", "messages", _FAR))
+        row = row_key(log, _FAR), content_hash(seal, log, b"\x11"), 1.0, body
         conn.execute("INSERT INTO items (id, h, stored_at, body) VALUES (?, ?, ?, ?)", row)
     statements: list[str] = []
     with (

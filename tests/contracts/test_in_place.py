@@ -36,7 +36,7 @@ def test_a_change_in_place_that_no_node_returned(remembered: bool) -> None:
         config: Any = {"configurable": {"thread_id": "t"}}
         for _ in graph.stream({"messages": [HumanMessage("secret")]}, config, durability="sync"):
             if not remembered and isinstance(saver, SQLiteCheckpointer):
-                saver._cache.forget("t")
+                saver._cache.drop_thread("t")
         return [m.text for m in graph.get_state(config).values["messages"]]
 
     with SQLiteCheckpointer.open(":memory:") as saver:
@@ -96,7 +96,7 @@ def test_what_was_changed_in_place_is_stored_again(change: str) -> None:
         held = values_at(saver, first)["messages"]
         CHANGES[change](held)
         second = put(saver, {"messages": held}, first)
-        saver._cache.forget("t")
+        saver._cache.drop_thread("t")
 
         assert whole(values_at(saver, second)["messages"]) == whole(held) != whole(said())
         assert whole(values_at(saver, first)["messages"]) == whole(said())

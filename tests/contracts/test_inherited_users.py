@@ -98,7 +98,7 @@ def test_a_thread_keeps_its_user(saver: SQLiteCheckpointer, way: str) -> None:
     graph.invoke(SAY, ANN)
     WAYS[way](graph)
     once = users(saver)
-    saver._cache.forget("t")
+    saver._cache.drop_thread("t")
     WAYS["update"](graph)
 
     assert once == users(saver) == {"ann"}

@@ -468,7 +468,7 @@ def test_writes_of_a_task_while_its_thread_is_dropped(
 
     def drop() -> None:
         if mishap == "evicted":
-            saver._cache.forget("t")
+            saver._cache.drop_thread("t")
             return
         with monkeypatch.context() as patched:
             patched.setattr(saver._writer, "_row", lambda *_: 1 / 0)
@@ -524,7 +524,7 @@ def test_what_is_kept_stays_within_its_limit(tmp_path: Path) -> None:
             put(saver, said(text), thread=f"t{n}", uid="a")
             put(saver, said(text, f"{text}y"), at(f"t{n}", uid="a"), thread=f"t{n}", uid="b")
             assert values_at(saver, at(f"t{n}")) == said(text, f"{text}y")
-        sizes = [thread.size for thread in saver._cache._threads.values()]
+        sizes = [thread.size_bytes for thread in saver._cache._threads.values()]
 
     assert sum(sizes) < 2.5 * limit  # it is weighed now and then
     assert 0 < len(sizes) < 200

@@ -207,10 +207,10 @@ def check(saver: SQLiteCheckpointer, ns: str, branch: Branch) -> None:
 
 def few_ranges(saver: SQLiteCheckpointer, ns: str, uid: str) -> None:
     """The stored row, read by who remembers nothing of it, has few ranges of each channel."""
-    saver._cache.forget("t")
+    saver._cache.drop_thread("t")
     found = saver.database.read(lambda: saver._reader.find(Address("t", ns, uid)))
     assert found is not None
-    for ranges in (found.snapshot.ranges, found.snapshot.said):
+    for ranges in (found.snapshot.ranges, found.snapshot.transcript):
         for channel, (_, parts) in ranges.items():
             assert len(parts) <= limit(count(parts)), channel
 
@@ -246,7 +246,7 @@ def test_manifests_stay_small_and_history_whole(
             for ns, edits, kind, n, which in program:
                 there = running.puts[ns]
                 if forgets:
-                    running.savers[which]._cache.forget("t")
+                    running.savers[which]._cache.drop_thread("t")
                 if kind == "bring back" and there:
                     running.bring_back(which, ns, n)
                 elif kind == "forget history" and there:

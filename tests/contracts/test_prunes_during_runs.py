@@ -66,7 +66,7 @@ def pruning(*calls: Callable[[Any], Any]) -> Callable[[Any], Any]:
         for each in calls:
             each(graph)
             graph.checkpointer.prune(["t"], strategy="keep_latest")
-            graph.checkpointer._cache.forget("t")
+            graph.checkpointer._cache.drop_thread("t")
 
     return call
 
@@ -154,7 +154,7 @@ def test_a_question_after_a_prune(saver: SQLiteCheckpointer) -> None:
         saver, {"a": says("A"), "b": asks, "c": says("C")}, {"b": pruning(update(TITLE, "a"))}
     )
     run.invoke(ASK)
-    saver._cache.forget("t")
+    saver._cache.drop_thread("t")
     state = run.graph.get_state(at())
 
     assert [each.value for each in state.interrupts] == ["Really?"]
@@ -170,7 +170,7 @@ def test_a_failure_after_a_prune(saver: SQLiteCheckpointer) -> None:
     run = Run(saver, nodes, {"b": pruning(update(TITLE, "a"))})
     with pytest.raises(LookupError):
         run.invoke(ASK)
-    saver._cache.forget("t")
+    saver._cache.drop_thread("t")
     again = Run(saver, {**nodes, "b": says("B")}, {})
     again.invoke(None)
 
@@ -391,7 +391,7 @@ ACTS: dict[str, Prune] = {
     **PRUNES,
     "copy": lambda saver: saver.copy_thread("t", str(uuid4())),
     "erase": lambda saver: saver.erase("t", ["no such message"]),
-    "forget": lambda saver: saver._cache.forget("t"),
+    "forget": lambda saver: saver._cache.drop_thread("t"),
 }
 
 
@@ -405,7 +405,7 @@ def compare(program: list[Turn], acts: list[str]) -> None:
         for number, turn in enumerate(program):
             model.turn(number, turn)
             values = running.run(number, turn)
-            saver._cache.forget("t")
+            saver._cache.drop_thread("t")
 
             assert values == model.state
             assert running.graph.get_state(at()).values == model.state

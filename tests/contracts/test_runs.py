@@ -116,7 +116,7 @@ def test_a_run_cancels_those_before_it(talked: Saver) -> None:
     assert third is not None
     assert live == [first.run_id, third.run_id]
     assert statuses(talked) == ["running", "interrupted", "pending"]
-    assert [row.live.cancel for row in of(talked)] == ["interrupt", "interrupt", None]
+    assert [row.live.cancel_action for row in of(talked)] == ["interrupt", "interrupt", None]
     assert of(talked)[1].request is None
 
 
@@ -124,7 +124,7 @@ def test_nothing_is_left_of_runs_that_are_rolled_back(talked: Saver) -> None:
     first, _ = accepted(talked), accepted(talked)
     third, live = accept(talked, cancels="rollback")
     table = RunTable(talked)
-    cancelled = [(row.live.status, row.live.cancel) for row in of(talked)]
+    cancelled = [(row.live.status, row.live.cancel_action) for row in of(talked)]
     claimed = asyncio.run(table.end(first, "rolled back"))
 
     assert third is not None
@@ -181,7 +181,7 @@ def test_a_delayed_run_that_is_due_may_cancel_those_before_it(talked: Saver) -> 
     assert (seen[0].run_id, seen[0].status) == (due.run_id, "delayed")
     assert later.run_id not in [run.run_id for run in seen]
     assert statuses(talked) == ["delayed", "running", "interrupted", "pending"]
-    assert of(talked)[1].live.cancel == "interrupt"
+    assert of(talked)[1].live.cancel_action == "interrupt"
 
 
 def test_the_only_run_that_is_due_runs_at_once(talked: Saver) -> None:
@@ -243,12 +243,12 @@ def test_a_run_that_began_is_rolled_back_by_who_takes_it_over(talked: Saver) -> 
         asyncio.run(table.claim("other", [cancelled]))
         [taken] = asyncio.run(table.live())
 
-        assert (cancelled.status, cancelled.owner, cancelled.cancel) == (
+        assert (cancelled.status, cancelled.owner, cancelled.cancel_action) == (
             "running",
             left_by,
             "rollback",
         )
-        assert (taken.status, taken.owner, taken.cancel) == ("running", "other", "rollback")
+        assert (taken.status, taken.owner, taken.cancel_action) == ("running", "other", "rollback")
         assert asyncio.run(table.end(taken, "success")) is None  # the rollback would be lost
         asyncio.run(table.end(taken, "rolled back"))
 
@@ -353,7 +353,7 @@ def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Save
     talked.erase("t", ["a"])
     asyncio.run(RunTable(talked).end(run, "error", {"message": f"cannot read {SECRET}"}))
 
-    assert (of(talked)[0].live.cancel, of(talked)[0].error) == ("interrupt", None)
+    assert (of(talked)[0].live.cancel_action, of(talked)[0].error) == ("interrupt", None)
     assert SECRET.encode() not in raw(talked)
 
 
@@ -487,7 +487,7 @@ def tell(saver: Saver, run: LiveRun, *batches: EventBatch) -> None:
 
 
 def told(saver: Saver, run: LiveRun, after: int = 0) -> list[EventBatch]:
-    return asyncio.run(RunTable(saver).events(run.thread, (run.seq, run.seq), after))
+    return asyncio.run(RunTable(saver).events(run.thread_key, (run.seq, run.seq), after))
 
 
 def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver) -> None:
@@ -504,14 +504,14 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
         heard: list[bytes] = []
 
         async def reading() -> None:
-            reading = log, 1, look, run.thread, (run.seq, run.seq), account
+            reading = log, 1, look, run.thread_key, (run.seq, run.seq), account
             async for found in events.after(*reading):
                 heard.extend(each.frame for each in found)
 
         task = asyncio.create_task(reading())
         while not log.is_read:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
-        await events.leave(log, run.thread, (run.seq, run.seq))
+        await events.leave(log, run.thread_key, (run.seq, run.seq))
         log.close()
         await task
         return heard
@@ -528,9 +528,9 @@ def test_events_are_read_in_order_after_any_of_them(talked: Saver) -> None:
     assert told(talked, run) == [batch(0, "one", "two"), batch(2, "three"), batch(3, "four")]
     assert told(talked, run, 1) == told(talked, run)
     assert told(talked, run, 2) == told(talked, run)[1:]
-    newest = asyncio.run(RunTable(talked).newest_event(run.thread, ALL_RUNS, 0))
+    newest = asyncio.run(RunTable(talked).newest_event(run.thread_key, ALL_RUNS, 0))
     assert newest == (run.seq, 4, "success")
-    assert asyncio.run(RunTable(talked).newest_event(run.thread, ALL_RUNS, 4)) is None
+    assert asyncio.run(RunTable(talked).newest_event(run.thread_key, ALL_RUNS, 4)) is None
 
 
 def test_the_oldest_events_of_a_run_are_dropped(talked: Saver) -> None:

@@ -223,7 +223,7 @@ def test_nothing_is_readable_with_a_key(place: Place) -> None:
 
 
 def test_a_thread_without_a_turn_is_listed_here_only(saver: SQLiteCheckpointer) -> None:
-    threads, client = ThreadList(saver), ClientMetadata({"a": 1}, reserved=True)
+    threads, client = ThreadList(saver), ClientMetadata({"a": 1}, is_reserved=True)
     assert threads.create("t", client)
     assert not threads.create("t", client)
 

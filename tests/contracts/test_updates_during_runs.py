@@ -236,7 +236,7 @@ def test_an_update_of_a_delta_channel_is_not_lost(
     expected = {"Ann", "Bob"} if has_snapshot else {"Ann"}
 
     assert graph.get_state(at()).values["names"] == expected
-    saver._cache.forget("t")
+    saver._cache.drop_thread("t")
     assert graph.get_state(at()).values["names"] == expected
 
 
@@ -320,7 +320,7 @@ def test_a_question_is_that_of_the_run(
     assert saver.status("t").state == "waiting"
     assert [head.thread_id for head in saver.heads(waiting=True)] == ["t"]
     assert head(saver) == uid_of(waiting.config)
-    saver._cache.forget("t")
+    saver._cache.drop_thread("t")
     run.invoke(Command(resume="Yes."), durability=durability)
     assert (run.said(), run.value("title")) == (["q", "A", "Yes."], "A question")
 
@@ -373,7 +373,7 @@ def test_an_update_between_a_question_and_the_end_of_another_task(
                 time.sleep(0.01)
             elsewhere(graph.update_state, at(), TITLE, "ask")
             if forgets:
-                saver._cache.forget("t")
+                saver._cache.drop_thread("t")
         return {"count": 1}
 
     builder = StateGraph(State).add_node("ask", ask).add_node("work", work)
@@ -498,7 +498,7 @@ def test_a_run_that_goes_on_after_its_process_has_ended(saver: SQLiteCheckpointe
     run = Run(saver, nodes, {"a": update(TITLE, "c")})
     with pytest.raises(LookupError):
         run.invoke(ASK)
-    saver._cache.forget("t")
+    saver._cache.drop_thread("t")
     again = Run(saver, {**nodes, "b": says("B")}, {})
     again.invoke(None)
 
@@ -786,7 +786,7 @@ def test_random_turns_and_updates(program: list[Turn]) -> None:
         for number, turn in enumerate(program):
             model.turn(number, turn)
             values = running.run(number, turn)
-            saver._cache.forget("t")
+            saver._cache.drop_thread("t")
 
             assert values == model.state
             assert running.graph.get_state(at()).values == model.state

@@ -114,7 +114,7 @@ def test_keys_that_were_given_twice_stop_nobody(place: Place) -> None:
     """The counter of keys is behind the rows that this process makes with its block."""
     with place.saver() as saver:
         put(saver, said("a"), thread="t", uid="1")
-        while saver._cache.keys.take(1):  # as after some sixty threads
+        while saver._cache.keys.take_keys(1):  # as after some sixty threads
             pass
         lose = kept(place)
         put(saver, said("a"), ns="sub", uid="1")  # takes the next block

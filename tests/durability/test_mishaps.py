@@ -72,7 +72,7 @@ for n in range({rounds(30)}):
         try:
             while True:
                 list(saver.list(None))
-                saver._cache.forget("t")
+                saver._cache.drop_thread("t")
         except StorageUnavailable:
             pass
     threads = [threading.Thread(target=read) for _ in range(4)]

@@ -210,7 +210,7 @@ def test_runs_are_cancelled_and_waited_for(both: People) -> None:
         assert saver.head("anns") is not None
 
         def end_later() -> None:
-            while "interrupt" not in [run.cancel for run in asyncio.run(table.live())]:
+            while "interrupt" not in [run.cancel_action for run in asyncio.run(table.live())]:
                 time.sleep(0.01)
             asyncio.run(table.end(live, "interrupted", known_cancel="interrupt"))
 

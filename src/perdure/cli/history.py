@@ -223,12 +223,14 @@ def _call(call: Any) -> Iterator[Line]:
 def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
     """Show the checkpoints of a thread as a tree."""
     from perdure.checkpointers.titles import about
-    from perdure.memory import VIEWS
+    from perdure.memory import VIEWS_NAMESPACE
 
     with opened(db, reads=True) as file:
         head = thread_head(file, thread)
         chosen = head.thread_id
-        checkpoints = [i for i in file.saver.checkpoints(chosen) if i.checkpoint_ns != VIEWS]
+        checkpoints = [
+            i for i in file.saver.checkpoints(chosen) if i.checkpoint_ns != VIEWS_NAMESPACE
+        ]
         title = about(file.saver, chosen, head.metadata).get("title", "")
     if json:
         as_json(checkpoints)

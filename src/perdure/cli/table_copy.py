@@ -22,13 +22,13 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
-    checkpoint_place,
+    build_client_search_keys,
+    build_search_keys,
+    checkpoint_associated_data,
     content_hash,
-    found_by,
-    found_by_client,
-    item_place,
+    item_associated_data,
+    metadata_tags,
     pack_id,
-    tags_of,
     unpack_id,
 )
 from perdure.checkpointers.removal_records import record_place
@@ -224,7 +224,7 @@ class ThreadTables(Tables):
             *_OF_LOG,
             large="body",
             flags=[3],  # the hash depends on the key; aliases have none
-            sealed=lambda row: [item_place(row[0], row[1], row[2] & 0xFFFFFFFF)],
+            sealed=lambda row: [item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)],
         ),
         Table(
             "checkpoints",
@@ -233,7 +233,7 @@ class ThreadTables(Tables):
             keyed="uid",
             large="body",
             ids=[4, 5],
-            sealed=lambda row: [checkpoint_place(row[0], row[1], (row[2], *row[4:8]))],
+            sealed=lambda row: [checkpoint_associated_data(row[0], row[1], (row[2], *row[4:8]))],
         ),
         Table(
             "writes",
@@ -305,9 +305,9 @@ class ThreadTables(Tables):
             text, _, told = (None,) * 3 if row[-1] is None else unpack(row[-1])
             if text is not None and told is not None:
                 told = self.reader.codec.decode(told)
-                found = found_by(self.reader.seal, row[0], text, told)
+                found = build_search_keys(self.reader.seal, row[0], text, told)
             client = None if row[-2] is None else ClientMetadata(*json.loads(row[-2]))
-            by_client = client and found_by_client(self.reader.seal, row[0], client)
+            by_client = client and build_client_search_keys(self.reader.seal, row[0], client)
             row = (*row[:-4], found, by_client, *row[-2:])
         if table.name == "items":
             h = content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
@@ -340,7 +340,7 @@ class ThreadTables(Tables):
         return made
 
     def _tags(self, body: bytes) -> list[int]:
-        return tags_of(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
+        return metadata_tags(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
 
 
 _OF_PATH: Final = "n.path", "LEFT JOIN store_namespaces n ON n.ns = r.ns"

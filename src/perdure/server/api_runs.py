@@ -31,7 +31,7 @@ from langgraph_sdk.schema import RunStatus
 from pydantic import BeforeValidator, model_validator
 from starlette.requests import HTTPConnection
 
-from perdure.checkpointers.records import Due
+from perdure.checkpointers.records import DueCron
 from perdure.checkpointers.runs import LIVE
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import UnknownThread
@@ -286,7 +286,7 @@ async def check(
     protocol: str = "run",
     *,
     recorded: bool = True,
-    due: Due | None = None,
+    due: DueCron | None = None,
     author: str | None = None,
 ) -> Callable[[], Awaitable[Run]]:
     """Check a run that a client asks for, and return what begins it. Nothing is written before.
@@ -403,7 +403,9 @@ async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> Thread | 
     return thread
 
 
-def _sender(identity: Identity, body: RunRequest, due: Due | None, author: str | None) -> Sender:
+def _sender(
+    identity: Identity, body: RunRequest, due: DueCron | None, author: str | None
+) -> Sender:
     """Return the sender of a run. A cron has no new message of its author's."""
     says = author or identity.person if body.has_message and due is None else None
     answers = body.command is not None and body.command.resume is not None

@@ -18,7 +18,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import describe_deeds
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
-from perdure.memory import VIEWS, ModelView, aviews
+from perdure.memory import VIEWS_NAMESPACE, ModelView, aviews
 from perdure.server.call import Call, Caller
 from perdure.server.pages import LONG, Number, Pages, Values, changes, moment, page, query, shown
 from perdure.server.pages_runs import begins, talk_of
@@ -113,7 +113,7 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
     with suppress(UnknownThread):  # it had no turn
         info = await call.saver.athread(thread_id)
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
-        row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS)
+        row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS_NAMESPACE)
         row |= _open(await call.saver.astatus(thread_id))
         row["title"] = cut(thread["title"], _TITLE)[0]
     return row
@@ -342,7 +342,9 @@ async def _views(
     """
     infos: list[CheckpointInfo] = []
     while order is None or began is None or order > began:
-        found = await saver.acheckpoints(thread_id, checkpoint_ns=VIEWS, limit=_VIEWS, before=order)
+        found = await saver.acheckpoints(
+            thread_id, checkpoint_ns=VIEWS_NAMESPACE, limit=_VIEWS, before=order
+        )
         since = [each for each in found if began is None or each.order > began]
         infos += [each for each in since if ns in each.metadata["parents"]]
         if len(found) < _VIEWS:

@@ -105,7 +105,7 @@ class Run:
     @property
     def thread(self) -> int:
         """The key of its thread."""
-        return self.row.live.thread
+        return self.row.live.thread_key
 
     @property
     def run_id(self) -> str:
@@ -226,8 +226,8 @@ class Run:
             return
         if row.live.status != "running" or row.live.owner != before.owner:
             self.lose()
-        elif row.live.cancel:
-            self.cancel(row.live.cancel)
+        elif row.live.cancel_action:
+            self.cancel(row.live.cancel_action)
 
     async def wait(self) -> None:
         """Wait for its end; if the waiting is cancelled, it goes on."""
@@ -239,7 +239,7 @@ class Run:
         """While it lasts, the run is under way here."""
         self.lost = self.unheard = self.tidied = False
         self.failure, self.outcome, self.carried_out = None, "pending", None
-        self.cancelled = self.cancelled or self.row.live.cancel
+        self.cancelled = self.cancelled or self.row.live.cancel_action
         self._executing = True
         try:
             yield

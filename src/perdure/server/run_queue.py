@@ -161,11 +161,13 @@ class DatabaseRuns:
         due = [run for run in live if run.status == "delayed" and run.graph in served]
         taken = any([await self._begin_due(run) for run in due[:DUE]])
         live = [run for run in live if run.status != "delayed"]
-        able = [run for run in live if run.graph in served or run.cancel]  # any server can end it
+        able = [
+            run for run in live if run.graph in served or run.cancel_action
+        ]  # any server can end it
         others = [run for run in able if run.owner != self.owner]
         for owner, runs in groupby(sorted(others, key=attrgetter("owner")), attrgetter("owner")):
             taken |= await self._take_over(owner, [*runs])
-        heads = {run.thread: run for run in reversed(live)}.values()
+        heads = {run.thread_key: run for run in reversed(live)}.values()
         if any((run.status, run.owner) == ("pending", self.owner) for run in heads):
             await self.table.claim(self.owner)
             taken = True
@@ -306,7 +308,9 @@ class DatabaseRuns:
                     if (live.status, live.owner) == ("running", self.owner):
                         await RunExecution(self, run).execute()
                         ended_here = run.status not in LIVE
-                    elif run.cancelled and live.cancel is None:  # its row says it to who has it
+                    elif (
+                        run.cancelled and live.cancel_action is None
+                    ):  # its row says it to who has it
                         await self.table.cancel(run.thread_id, run.run_id, run.cancelled)
                         await self.refresh(run)
                     else:

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from perdure.checkpointers.records import Due, LiveRun, RunRow
+from perdure.checkpointers.records import DueCron, LiveRun, RunRow
 from perdure.checkpointers.runs import ALL_RUNS, KEPT, LIVE
 from perdure.errors import ConfigurationError, PerdureError, StorageUnavailable, UnknownThread
 from perdure.server.access import Identity, Refused
@@ -310,7 +310,7 @@ class Runs:
         *,
         temporary: bool,
         recorded: bool = False,
-        due: Due | None = None,
+        due: DueCron | None = None,
         sender: Sender | None = None,
         person: str | None = None,
     ) -> Run:

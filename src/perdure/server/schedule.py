@@ -18,7 +18,7 @@ from croniter import croniter  # type: ignore[import-untyped]
 from pydantic import Field
 
 from perdure.checkpointers.crons import CronTable
-from perdure.checkpointers.records import CronRow, Due
+from perdure.checkpointers.records import CronRow, DueCron
 from perdure.errors import ConfigurationError, StorageFull, StorageUnavailable
 from perdure.server.access import Access, Identity, Refused
 from perdure.server.api_runs import check
@@ -159,7 +159,7 @@ class Schedule:
         next_at = await asyncio.to_thread(request.next_time, now)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._run(runs.tenant, request, Due(cron, next_at))
+                await self._run(runs.tenant, request, DueCron(cron, next_at))
         except (StorageUnavailable, StorageFull, TimeoutError):
             raise
         except Exception as exc:
@@ -169,7 +169,7 @@ class Schedule:
             _LOGGER.warning("cron %s was due, and its run is refused (%s)", cron.cron_id, kind)
             await table.advance(cron, next_at)
 
-    async def _run(self, tenant: str | None, request: CronRequest, due: Due) -> None:
+    async def _run(self, tenant: str | None, request: CronRequest, due: DueCron) -> None:
         content = due.cron.content
         login = None if content["login"] is None else User(content["login"])
         permissions, person = frozenset(content["permissions"]), content.get("acting_for")

@@ -154,7 +154,7 @@ class Threads:
             Forbidden: It could not be reached with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
-        client = ClientMetadata(_storable(metadata or {}), source_user, reserved=True)
+        client = ClientMetadata(_storable(metadata or {}), source_user, is_reserved=True)
         known = await self._check_new(thread_id, client.metadata)
         if known is None:
             if await self._list.acreate(thread_id, client):  # else another request was first
@@ -498,10 +498,10 @@ def _equal(condition: tuple[str, Any]) -> tuple[str, Any]:
 def _kept(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
     """What the server keeps of a thread from now on; if another program began it, nothing more."""
     client = thread.client or ClientMetadata({})
-    if not client.reserved or thread.told is None:
+    if not client.is_reserved or thread.told is None:
         return client, thread.ended
     if thread.counts:
-        return client._replace(reserved=False), thread.ended
+        return client._replace(is_reserved=False), thread.ended
     return ClientMetadata({}), "idle"
 
 
