@@ -46,8 +46,9 @@ from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import ModelInput
 from perdure.memory.options import check_instance, check_number, check_whole_number
 from perdure.memory.records import StoreAdapter
-from perdure.memory.run_config import Template
+from perdure.memory.run_config import Template, user_of_run
 from perdure.memory.tokens import Countable, count_tokens, token_counter
+from perdure.stores.base import Provenance, PutItem
 from perdure.stores.values import to_prompt_json
 
 __all__ = [
@@ -384,16 +385,20 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         """What the model is shown for a request."""
 
     @abstractmethod
-    def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
-        """Keep the new messages of a request and the answer."""
+    def remember(
+        self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
+    ) -> None:
+        """Keep the new messages of a request and the answer; `author` is the user of the run."""
 
     def _advised(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
         [id], request = _CONVERSATION.filled(config), _request(input)
         shown, others = self.shown(id, request), _others(request)
         new = others[next(turns(others), range(len(others))).start :]
 
+        author = user_of_run(config)
+
         def keep(answer: Any) -> None:
-            self.remember(id, [*new, _answer(answer)])
+            self.remember(id, [*new, _answer(answer)], author)
 
         async def akeep(answer: Any) -> None:
             await asyncio.to_thread(keep, answer)
@@ -432,7 +437,9 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
             remembered = self.memory.get(conversation_id, ALL)
         return self._sequence(_system(*request, *remembered), [*remembered, *request])
 
-    def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
+    def remember(
+        self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
+    ) -> None:
         """Keep the new messages of a request and the answer."""
         if isinstance(self.memory, WindowChatMemory):
             replace(self.memory, id=conversation_id).add(messages)
@@ -457,6 +464,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         self.threshold = check_number("threshold", threshold, 0, 1)
         # perdure's stores rank by more than the cosine
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
+        self._records_authors = adapter.versioned
         self._options = cosine if adapter.versioned else {}
 
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
@@ -474,11 +482,16 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         quotes = "\n".join([_HEAD, "<memory>", *lines, "</memory>"]) if lines else ""
         return self._sequence("\n\n".join(filter(None, [_system(*request), quotes])), request)
 
-    def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
-        """Keep each message with a text as an item."""
+    def remember(
+        self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
+    ) -> None:
+        """Keep each message with a text as an item, in perdure's stores with its author."""
         place = (_NAMESPACE, conversation_id)
+        put: Callable[..., Any] = partial(PutOp, index=["text"])
+        if self._records_authors and author is not None:
+            put = partial(PutItem, index=["text"], provenance=Provenance(author=author))
         self.store.batch(
-            PutOp(place, m.id or str(uuid4()), {"text": m.text, "kind": m.type}, index=["text"])
+            put(place, m.id or str(uuid4()), {"text": m.text, "kind": m.type})
             for m in messages
             if m.type in _ROLES and m.text.strip()
         )

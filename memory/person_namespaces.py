@@ -10,7 +10,7 @@ namespaces that have the name as a label are only listed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -44,7 +44,8 @@ class PersonNamespaces(NamedTuple):
     Attributes:
         own: Prefixes under which everything belongs to the person, in the order of erasure.
         others: Namespaces that only have the name as a label.
-        written: Namespace and key of each item that the person wrote into the memory of a team.
+        written: Namespace and key of each item that the person wrote into the memory of a team, or
+            into a conversation that is not under `own`.
         of_others: Those of `others` that belong to another person or conversation, whose name is
             one of the labels.
     """
@@ -99,7 +100,7 @@ async def find_person_namespaces(
     return PersonNamespaces(
         tuple(dict.fromkeys((*own, *notes, *items))),
         tuple(dict.fromkeys(others)),
-        (await forget_author(adapter, user, dry_run=True)).keys,
+        await _find_written(adapter, user, own),
         frozenset(each for each in others if _belongs_to_somebody(each, patterns)),
     )
 
@@ -126,6 +127,10 @@ async def forget_person(
         else:
             receipt += await _delete_under(adapter, namespace, dry_run=dry_run)
     receipt += await forget_author(adapter, user, hand_over=hand_over, dry_run=dry_run)
+    chats = [namespace for namespace, _ in found.written if namespace[0] == CHATS]
+    for namespace in dict.fromkeys(chats):
+        options = {"hand_over": False, "dry_run": dry_run}
+        receipt += await adapter.call("forget_author", namespace, user, **options)
     return replace(receipt, others=found.others)
 
 
@@ -150,6 +155,17 @@ async def forget_author(
     handed = len(own) if hand_over else 0
     receipt = replace(receipt, items=len(own) - handed, clean=False, handed_over=handed)
     return receipt if hand_over else replace(receipt, keys=keys)
+
+
+async def _find_written(
+    adapter: StoreAdapter, user: str, own: Collection[Namespace]
+) -> tuple[tuple[Namespace, str], ...]:
+    """Return namespace and key of what a user wrote, except in the conversations in `own`."""
+    teams = (await forget_author(adapter, user, dry_run=True)).keys
+    if not adapter.versioned:
+        return teams
+    chats: Receipt = await adapter.call("forget_author", (CHATS,), user, dry_run=True)
+    return (*teams, *(place for place in chats.keys if place[0][:2] not in own))
 
 
 def _part_from_author(item: Item, *, hand_over: bool) -> PutItem:

@@ -27,7 +27,7 @@ class Provenance:
     trust: str | None = None  # a class of your own, say `"user"`, `"tool"` or `"web"`
     position: int | None = None  # its place in the order of the thread
     at: datetime | None = None  # when it was said; with a time zone
-    author: str | None = None  # the user who wrote it, in the memory of a team
+    author: str | None = None  # the user who wrote it, in the memory of a team or a conversation
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,24 @@ def test_a_new_key(tmp_path: Path) -> None:
     assert key.startswith("perdure_")
 
 
+def test_a_new_key_with_teams(tmp_path: Path) -> None:
+    """Each `--team` is listed once, whatever its name; without `--new-key` it is refused."""
+    teams = ["red", 'A "b" \u00e9', "red"]
+    options = [part for team in teams for part in ("--team", team)]
+    result = attempt("serve", "--new-key", "ann", *options)
+    (tmp_path / "keys.toml").write_text(result.stdout)
+    refused = [
+        attempt("serve", "--team", "red"),
+        attempt("serve", "--new-key", "ann", "--team", "*"),
+    ]
+
+    assert Keys(tmp_path / "keys.toml").teams_of("ann", None) == {*teams}
+    assert [each.exit_code != 0 for each in refused] == [True, True]
+    assert "applies only to --new-key" in str(refused[0].exception)
+    assert "no team can be called '*'" in str(refused[1].exception)
+    assert refused[1].stdout == ""
+
+
 def test_what_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], taken_port: int
 ) -> None:

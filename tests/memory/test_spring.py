@@ -501,6 +501,27 @@ def test_a_call_that_nobody_answered_is_shown_without_a_result() -> None:
     assert NO_RESULT not in texts(memory.repository.load("c", 10))
 
 
+def test_the_vector_store_advisor_records_the_user(tmp_path: Path) -> None:
+    """Of a run with a user, both messages have the author; of other runs none has one."""
+    named: Any = {"configurable": {**of("a")["configurable"], "user_id": "ann"}}
+    with (
+        SQLiteStore.open(tmp_path / "m.db", index=INDEX) as store,
+        OpenAIServer(["noted", "seen"]) as server,
+    ):
+        advisor = VectorStoreChatMemoryAdvisor(client(server), store)
+        advisor.invoke("My canoe is called Nutshell", named)
+        advisor.invoke("I drink green tea", of("a"))
+        items = store.search(("chat_memory", "a"))
+    authors = {item.value["text"]: item.provenance and item.provenance.author for item in items}
+
+    assert authors == {
+        "My canoe is called Nutshell": "ann",
+        "noted": "ann",
+        "I drink green tea": None,
+        "seen": None,
+    }
+
+
 @pytest.mark.parametrize("langgraphs", [False, True])
 def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
     """What is similar enough is recalled, of this conversation alone, as quoted data."""

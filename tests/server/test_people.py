@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableLambda
 from langgraph_sdk import get_sync_client
 
+from perdure.memory.adapters import VectorStoreChatMemoryAdvisor
 from perdure.people import export
 from perdure.server import create_app
 from perdure.server.access import ADMIN
@@ -157,6 +160,39 @@ def test_a_thread_with_the_id_of_a_conversation_gives_no_right(place: Place) -> 
     assert mark("bob", "chat") in of_admin
     assert not any(mark("bob", "chat") in text or "chat_memory/conv-1" in text for text in texts)
     assert left is not None
+
+
+def test_a_person_reaches_their_own_messages_of_a_conversation(place: Place) -> None:
+    """The author proves whose a message is; those of others and of nobody stay."""
+    model: Any = RunnableLambda(lambda _: "")
+    with opened(place.settings.db) as both:
+        advisor = VectorStoreChatMemoryAdvisor(model, both.store)
+        for user in ("ann", "bob", None):
+            text = HumanMessage(f"{mark(str(user), 'chat')} in conv-1")
+            advisor.remember("conv-1", [text, AIMessage(f"to {user}")], user)
+        in_library = [*export("bob", both.saver, both.store)]
+    with place.client(ANN) as client:
+        texts = [client.get("/people/ann").text, client.get("/people/ann/export").text]
+        planned, done = client.get("/people/ann").json(), client.delete("/people/ann").json()
+    with opened(place.settings.db) as both:
+        left = sorted(item.value["text"] for item in both.store.search(("chat_memory", "conv-1")))
+        again = [*export("bob", both.saver, both.store)]
+
+    own = [json.loads(line) for line in texts[1].splitlines()]
+    chats = [
+        line["value"]["text"] for line in own if line.get("namespace") == ["chat_memory", "conv-1"]
+    ]
+    assert sorted(chats) == ["to ann", f"{mark('ann', 'chat')} in conv-1"]
+    assert not any(mark(user, "chat") in text for user in ("bob", "None") for text in texts)
+    assert "chat_memory/conv-1" in texts[0]
+    assert planned["erased"] == done["erased"]
+    assert left == sorted(
+        ["to bob", "to None", *(f"{mark(u, 'chat')} in conv-1" for u in ("bob", "None"))]
+    )
+    assert again[1:] == in_library[1:]
+    assert [line["value"]["text"] for line in again if line.get("key") == "k"] == [
+        f"a {mark('bob', 'chat')}"
+    ]
 
 
 def test_an_admin_is_told_what_belongs_to_others(place: Place) -> None:

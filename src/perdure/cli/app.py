@@ -171,7 +171,7 @@ Owners = Annotated[
     Literal["people", "organisations"] | None,
     typer.Option(
         metavar="KIND",
-        help="What the owner of a thread without a user is: people or organisations.",
+        help="What owners of threads are: people or organisations.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]

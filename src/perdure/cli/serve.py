@@ -79,6 +79,10 @@ def serve(
         str | None,
         typer.Option(metavar="USER", help="Print a new API key and its lines of --keys, and end."),
     ] = None,
+    team: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A team of the user of --new-key; may be repeated."),
+    ] = None,
     log: Annotated[
         Literal["text", "json"],
         typer.Option(metavar="FORM", help="Logs as text or json."),
@@ -111,19 +115,14 @@ def serve(
         from perdure.graphs.langgraph_json import LanggraphFile
         from perdure.server.guard import LOOPBACK
         from perdure.server.keys import Keys
-        from perdure.server.keys import new_key as made_key
         from perdure.settings import load
     except ImportError as exc:
         raise MissingDependency('the server needs: pip install ".[server]" in a checkout') from exc
     if new_key is not None:
-        if keys is not None:
-            raise ConfigurationError(
-                f"--new-key prints lines and writes no file: leave --keys out, and add >> {keys}"
-            )
-        key, digest = made_key(new_key)
-        note(f"the key of {new_key}, which is shown this once:\n{key}")
-        say(f'[[keys]]\nuser = {_quoted(new_key)}\nsha256 = "{digest}"')
+        _print_new_key(new_key, team or [], keys)
         return
+    if team:
+        raise ConfigurationError(f"--team {team[0]!r} applies only to --new-key; remove it")
     graphs = graphs or load(db=db, user=user).graphs
     configured = LanggraphFile.read(graphs) if graphs else None
     access = _access(keys, auth, configured)
@@ -429,6 +428,23 @@ def _listening(host: str, port: int) -> socket.socket:
             f"cannot listen on port {port} of {host!r}: {str(exc.strerror).partition(' (')[0]}; "
             "choose another --host or --port"
         ) from exc
+
+
+def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
+    """Print a new API key of a user, and its lines of a keys file."""
+    from perdure.server.keys import new_key
+    from perdure.server.keys_file import check_team_name
+
+    if keys is not None:
+        raise ConfigurationError(
+            f"--new-key prints lines and writes no file: leave --keys out, and add >> {keys}"
+        )
+    names = [_quoted(check_team_name(name)) for name in dict.fromkeys(teams)]
+    key, digest = new_key(user)
+    note(f"the key of {user}, which is shown this once:\n{key}")
+    say(f'[[keys]]\nuser = {_quoted(user)}\nsha256 = "{digest}"')
+    if names:
+        say(f"teams = [{', '.join(names)}]")
 
 
 def _quoted(text: str) -> str:

@@ -1,7 +1,8 @@
-"""Memories of the user by REST."""
+"""Memories of the user, or with `?team=` those of one of the user's teams, by REST."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -13,9 +14,13 @@ from perdure.memory import Collection, arecall
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import Json, reply
+from perdure.server.teams import namespace_of_team
 from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
+from perdure.stores import Provenance
 
 routes = APIRouter(tags=["memories"])
+Team = Annotated[str | None, Query(min_length=1)]
+"""The query parameter that names a team, in place of the user's own memories."""
 
 
 class Question(BaseModel):
@@ -56,24 +61,25 @@ async def list_(
     as_of: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
+    team: Team = None,
 ) -> Response:
     """The memories of one kind or of all, oldest first; with `as_of`, those of that moment."""
     asked = {"filter": None, "query": None, "limit": limit, "offset": offset}
-    memories, config = await _permitted(call, asked)
+    memories, config = await _permitted(call, asked, team)
     options: Json = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
     return await reply(await memories.alist(**options, config=config))
 
 
 @routes.post("/memories/search")
 @action("store:search")
-async def search(call: Caller, body: Question) -> Response:
+async def search(call: Caller, body: Question, team: Team = None) -> Response:
     """The memories that answer a question, best first, with the parts of their scores.
 
     These are what an agent is shown with the same options; `text` is what its model would read.
     With `explain`, `below` has those that were found below the floor, `min_score`.
     """
     asked = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
-    place = await call.permit_memories(asked)
+    place = await call.permit_memories({**asked, **namespace_of_team(team)})
     found = await arecall(store=call.store, **body.model_dump(), **place)
     names = ("memories", "tokens", "left_out", "floor", "below")
     shown = {name: getattr(found, name) for name in names}
@@ -82,23 +88,25 @@ async def search(call: Caller, body: Question) -> Response:
 
 @routes.post("/memories")
 @action("store:put")
-async def add(call: Caller, body: NewMemory) -> Response:
+async def add(call: Caller, body: NewMemory, team: Team = None) -> Response:
     """Add a memory through the gate; the outcome says whether it was added, and why if not."""
     asked = {"key": body.key, "value": {"memory": body.memory, "kind": body.kind}, "index": None}
-    memories, config = await _permitted(call, asked, kind=body.kind)
-    outcome = await memories.ainsert(body.memory, key=body.key, config=config)
+    memories, config = await _permitted(call, asked, team, kind=body.kind)
+    source = _provenance(call, team)
+    outcome = await memories.ainsert(body.memory, key=body.key, provenance=source, config=config)
     call.record(key=outcome.key)
     return await reply(outcome)
 
 
 @routes.patch("/memories/{key}")
 @action("store:put")
-async def change(call: Caller, key: Id, body: MemoryChange) -> Response:
+async def change(call: Caller, key: Id, body: MemoryChange, team: Team = None) -> Response:
     """Correct a memory, or with `supersede` replace what was true until `at`, or until now."""
     memories, config = await _permitted(
-        call, {"key": key, "value": {"memory": body.memory}, "index": None}
+        call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
     )
     options: Json = {"if_version": body.if_version, "config": config}
+    options["provenance"] = _provenance(call, team)
     if body.supersede:
         return await reply(await memories.asupersede(key, body.memory, at=body.at, **options))
     return await reply(await memories.aupdate(key, body.memory, **options))
@@ -106,17 +114,25 @@ async def change(call: Caller, key: Id, body: MemoryChange) -> Response:
 
 @routes.delete("/memories/{key}")
 @action("store:delete")
-async def forget(call: Caller, key: Id) -> Response:
+async def forget(call: Caller, key: Id, team: Team = None) -> Response:
     """Erase a memory with all its versions; returns the receipt."""
-    memories, config = await _permitted(call, {"key": key})
+    memories, config = await _permitted(call, {"key": key}, team)
     receipt = await memories.aforget(key, config=config)
     call.record(hashes=receipt.hashes)
     return await reply(receipt)
 
 
 async def _permitted(
-    call: Call, asked: Json, *, kind: str = "fact"
+    call: Call, asked: Json, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
-    """The user's memories, where the access says they are, and the config to call them with."""
-    place = await call.permit_memories(asked)
+    """Return the memories where the access says that they are, and the config for their methods."""
+    place = await call.permit_memories({**asked, **namespace_of_team(team)})
     return Collection(call.store, place["namespace"], kind=kind), place["config"]
+
+
+def _provenance(call: Call, team: str | None) -> Provenance | None:
+    """Return where a memory of a team comes from, or None for a memory of the user."""
+    if team is None:
+        return None
+    author = call.identity.person
+    return Provenance(actor="user", trust="user", at=datetime.now(UTC), author=author)

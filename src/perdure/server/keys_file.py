@@ -31,7 +31,12 @@ def check_key_user(name: str) -> str:
     return name
 
 
-def _check_team(name: str) -> str:
+def check_team_name(name: str) -> str:
+    """Check the team of a key, and return it.
+
+    Raises:
+        ConfigurationError: No team can have this name.
+    """
     if not name.strip() or name == "*" or "\0" in name:
         raise ConfigurationError(f"no team can be called {name!r}; choose another name")
     return name
@@ -46,7 +51,7 @@ class Key(BaseModel):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     tenant: str | None = None
     permissions: list[Literal["perdure:admin", "perdure:act"]] = []
-    teams: list[Annotated[str, AfterValidator(_check_team)]] = []
+    teams: list[Annotated[str, AfterValidator(check_team_name)]] = []
 
 
 class _File(BaseModel):

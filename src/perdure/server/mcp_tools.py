@@ -26,6 +26,7 @@ from perdure.server.access import Forbidden, action
 from perdure.server.call import Call
 from perdure.server.mcp_schema import MAX_TEXT_CHARS
 from perdure.server.reply import as_text, cut
+from perdure.server.teams import namespace_of_team
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores import Provenance
 from perdure.stores.whole_store import WholeStore
@@ -56,7 +57,7 @@ async def recall(
     It looks into the user's memories and those of the user's teams, or those of one team.
     """
     asked = {"query": query, "limit": limit}
-    place = await call.permit_memories({**asked, **_namespace_of(team)})
+    place = await call.permit_memories({**asked, **namespace_of_team(team)})
     if team is None:
         place = await _add_teams(call, asked, place)
     place |= {"min_score": min_score, "explain": True, "during": parse_period(since, until)}
@@ -66,11 +67,6 @@ async def recall(
         return f"Nothing is known of that{nearest}."
     left = f"\n{found.left_out} more were found; ask more narrowly." if found.left_out else ""
     return memory.quote_memories(found.memories) + left
-
-
-def _namespace_of(team: str | None) -> dict[str, Any]:
-    """Return the namespace of a team's memory as an argument, or none for the user's own."""
-    return {} if team is None else {"namespace": (TEAMS, team)}
 
 
 async def _add_teams(
@@ -96,7 +92,7 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
     With a key, the memory that has it is superseded.
     """
     about: dict[str, Any] = {"key": key} if key else {}
-    about |= {"value": {"text": text, "kind": "fact"}, **_namespace_of(team)}
+    about |= {"value": {"text": text, "kind": "fact"}, **namespace_of_team(team)}
     place = await call.permit_memories(about)
     author = None if team is None else call.identity.person
     source = Provenance(actor="mcp", trust="assistant", at=datetime.now(UTC), author=author)
@@ -147,7 +143,7 @@ async def _supersede(
 @action("store:delete")
 async def forget(call: Call, key: str, team: str | None = None) -> str:
     """Erase a memory for good, with all its versions. Only if the user wants that."""
-    place = await call.permit_memories({"key": key, **_namespace_of(team)})
+    place = await call.permit_memories({"key": key, **namespace_of_team(team)})
     receipt = await memory.aforget(key, store=call.store, **place)
     call.record(hashes=receipt.hashes)
     clean = "No byte of it is left" if receipt.clean else "Its bytes go with the next clean-up"

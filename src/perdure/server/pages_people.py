@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from perdure.errors import ConfigurationError
+from perdure.memory.run_config import TEAMS
 from perdure.server.access import action
 from perdure.server.api_people import (
     forget_person,
@@ -25,17 +26,28 @@ async def person(request: Request, call: Caller, user: str = "") -> Response:
     """What belongs to the user, or for an admin to any person."""
     whose = user or call.identity.person
     report = await plan_person(call, await permit_person(call, whose))
-    return page(request, "person.html", **form_of(report))
+    ids = [id for part in report.erased if part.what == "items" for id in part.ids]
+    writes_for_teams = any(id.startswith(f"{TEAMS}/") for id in ids)
+    return page(request, "person.html", **form_of(report), writes_for_teams=writes_for_teams)
 
 
 @routes.post("/ui/person")
 @action("threads:delete")
 async def forget(
-    request: Request, call: Caller, runs: All, user: str = "", typed: Text = ""
+    request: Request,
+    call: Caller,
+    runs: All,
+    user: str = "",
+    typed: Text = "",
+    hand_over: Text = "",
 ) -> Response:
-    """Erase everything that belongs to a person, once the name was typed."""
+    """Erase everything that belongs to a person, once the name was typed.
+
+    The button `hand_over` keeps what the person wrote for teams, without the name.
+    """
     whose = user or call.identity.person
     permitted = await permit_person(call, whose, "store:delete")
     if typed != whose:
         raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {whose!r}")
+    permitted.options["hand_over"] = bool(hand_over)
     return page(request, "person.html", **form_of(await forget_person(call, runs, permitted)))

@@ -44,6 +44,11 @@ def is_of_team(namespace: Sequence[str]) -> bool:
     return tuple(namespace[:1]) == (TEAMS,)
 
 
+def namespace_of_team(team: str | None) -> dict[str, Any]:
+    """Return the namespace of a team's memory as an argument, or none for the user's own."""
+    return {} if team is None else {"namespace": (TEAMS, team)}
+
+
 def may_reach(identity: Identity, namespace: Sequence[str]) -> bool:
     """Return whether a user may see a namespace, as far as it is that of a team."""
     if identity.is_admin or not is_of_team(namespace):
