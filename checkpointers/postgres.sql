@@ -219,6 +219,9 @@ SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND ui
 -- same_hashes: candidates for being items that are stored already
 SELECT id, body FROM items WHERE h = ANY(translate(?, '[]', '{}')::bigint[]);
 
+-- removals_of: the numbers of removals from some threads, by their keys
+SELECT thread, removals FROM threads WHERE thread = ANY(translate(?, '[]', '{}')::bigint[]);
+
 -- root_heads: the heads of some threads; apart, see `head_of`
 SELECT s.thread, c.id, c.uid, c.parent, c.began, c.put_at, c.body FROM (
     SELECT n.thread, CASE n.pinned

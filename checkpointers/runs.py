@@ -7,6 +7,7 @@ checkpoint has it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from itertools import chain
@@ -253,11 +254,9 @@ class RunTable(ServerTable):
             return thread  # type: ignore[no-any-return]
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
-    async def count_removals(self, thread: int) -> int | None:
-        """Return the number of erasures from a thread, or None if there is no such thread."""
-        for (number,) in await self._rows("removals_of", thread):
-            return int(number)
-        return None
+    async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
+        """Return the number of erasures from each of some threads, without those that are gone."""
+        return dict(await self._rows("removals_of", json.dumps(threads)))
 
     async def events(self, thread: int, seqs: tuple[int, int], after: int) -> list[EventBatch]:
         """Some of what follows an event, in order, of the runs of a thread from a `seq` to one."""

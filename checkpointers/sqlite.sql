@@ -431,8 +431,8 @@ UPDATE removals SET body = ? WHERE thread = ? AND number = ?;
 -- last_removal: the number of the newest removal record of a thread
 SELECT max(number) FROM removals WHERE thread = ?;
 
--- removals_of: the number of removals from a thread, by its key
-SELECT removals FROM threads WHERE thread = ?;
+-- removals_of: the numbers of removals from some threads, by their keys
+SELECT thread, removals FROM threads WHERE thread IN (SELECT value FROM json_each(?) AS asked);
 
 -- removals_since: the removal records of a thread with a higher number
 SELECT number, body FROM removals WHERE thread = ? AND number > ? ORDER BY number;

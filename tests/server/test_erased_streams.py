@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,8 +11,11 @@ import httpx
 import pytest
 
 from perdure.checkpointers import open_checkpointer
-from perdure.server import create_app
+from perdure.checkpointers.runs import RunTable
+from perdure.checkpointers.thread_list import ThreadList
+from perdure.server import api_runs, create_app, runs
 from perdure.server.graphs import Graphs
+from perdure.server.run import Run
 from perdure.settings import Settings
 from tests.server.running import running, until
 from tests.server.talking import Gate, says, talk
@@ -85,6 +89,68 @@ def test_a_run_in_progress_ends_its_streams(
 
     assert "StreamLost" in during
     assert SECRET not in during + joined + after
+
+
+def test_erasing_during_a_run_ends_the_stream_that_began_it(
+    servers: list[httpx.Client], settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "ERASED_S", 0)
+    with ThreadPoolExecutor() as threads:
+        streaming = threads.submit(servers[0].post, "/threads/t/runs/stream", json=BODY)
+        assert gate.reached.wait(60)
+        erase(settings)
+        gate.open.set()
+        streamed = streaming.result().text
+
+    assert "StreamLost" in streamed
+    assert "heard 1" not in streamed
+
+
+def test_only_a_stream_that_began_its_run_reads_no_number_of_erasures(
+    servers: list[httpx.Client], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run has read the number at its start; whoever joins it later reads the number anew."""
+    queries: list[Any] = []
+    frames, count_removals = api_runs._frames, RunTable.count_removals
+
+    async def late_frames(run: Run, *args: Any, **options: Any) -> AsyncIterator[bytes]:
+        await run.wait()  # so that the log has events when the stream begins
+        async for each in frames(run, *args, **options):
+            yield each
+
+    async def counted(table: RunTable, threads: Any) -> Any:
+        queries.append(threads)
+        return await count_removals(table, threads)
+
+    monkeypatch.setattr(runs, "ERASED_S", 60)
+    monkeypatch.setattr(api_runs, "_frames", late_frames)
+    monkeypatch.setattr(RunTable, "count_removals", counted)
+    gate.open.set()
+    run = began(servers[0], "stream")
+    by_the_first = len(queries)
+    joined = servers[0].get(f"/threads/t/runs/{run}/stream").text
+
+    assert SECRET in joined
+    assert (by_the_first, len(queries)) == (0, 1)
+
+
+def test_a_run_reads_its_thread_twice(
+    servers: list[httpx.Client], gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for the request, and once under the lock; the person is known from these."""
+    reads: list[str] = []
+    get = ThreadList.aget
+
+    async def counted(threads: ThreadList, thread_id: str) -> Any:
+        reads.append(thread_id)
+        return await get(threads, thread_id)
+
+    gate.open.set()
+    began(servers[0], "wait")
+    servers[0].patch("/threads/t", json={"metadata": {"owner": "somebody"}})
+    monkeypatch.setattr(ThreadList, "aget", counted)
+    assert "heard 2" in servers[0].post("/threads/t/runs/wait", json=BODY).text
+    assert reads == ["t", "t"]
 
 
 def test_pruning_cuts_no_stream(

@@ -224,7 +224,7 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
             late, first = [
                 Threads(saver, {}, lambda _: bool(active), forgotten.append) for _ in range(2)
             ]
-            find = late._find
+            find = late._list.aget
 
             async def found(thread_id: str) -> Any:
                 try:
@@ -236,9 +236,9 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
                         await accepted(saver, "t")
                         active.append("a run of the first request")
 
-            monkeypatch.setattr(late, "_find", found)
-            made = await late.create("t", if_exists="do_nothing")
-            assert (made["status"], forgotten) == ("busy", [])
+            monkeypatch.setattr(late._list, "aget", found)
+            made = await late.reach_or_create("t", {})
+            assert (made.busy, forgotten) == (True, [])
 
     asyncio.run(use())
 
@@ -311,7 +311,7 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
         with pytest.raises(UnknownThread):
             await threads.get("x")
         with pytest.raises(UnknownThread):
-            await threads.create("x", {"owner": "ann"}, if_exists="do_nothing")
+            await threads.reach_or_create("x", {"owner": "ann"})
         with pytest.raises(VersionConflict):
             await threads.create("x", {"owner": "ann"})
         with pytest.raises(Forbidden, match="not yours"):

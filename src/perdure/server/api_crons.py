@@ -191,10 +191,10 @@ async def _is_on_own_thread(call: Call, cron: CronRow, of_thread: Action) -> boo
         return False
     asking = call.another(of_thread)
     try:
-        await asking.permit_thread(cron.thread_id)
+        thread = await asking.permit_listed(cron.thread_id)
     except (Refused, UnknownThread):
         return False
-    return await asking.threads.find_person(cron.thread_id) == call.identity.person
+    return asking.threads.find_person(thread) == call.identity.person
 
 
 async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:

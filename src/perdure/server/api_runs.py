@@ -33,7 +33,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.records import DueCron
 from perdure.checkpointers.runs import LIVE
-from perdure.checkpointers.thread_list import ThreadQuery
+from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import UnknownThread
 from perdure.server.access import Forbidden, Identity, Refused, Unauthenticated, action
 from perdure.server.acting import act_for, identify
@@ -49,7 +49,6 @@ from perdure.server.run_log import LoggedEvent, StreamCut, frame, split_frames, 
 from perdure.server.run_request import Given, Mode, RunRequest, expand_arrays
 from perdure.server.runs import All, Runs
 from perdure.server.teams import check_named_teams
-from perdure.server.threads import Thread
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import ALL
 
@@ -325,12 +324,12 @@ async def check(
     if runs.teams is not None and runs.teams.are_known:
         check_named_teams(call.identity, body.named_teams())
     threads, creates = call.threads, temporary or body.if_not_exists == "create"
-    reached: Thread | None = None
+    reached: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
         reached = await _find_thread_of_person(call, asked)
         creates = creates and reached is None
     if reached is None and (body.places or not creates):
-        reached = await threads.get(thread_id)
+        reached = await threads.reach(thread_id)
     for ns, checkpoint_id in body.places.items():
         at = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         await checkpoint_at(call, config_of(thread_id, at))
@@ -338,13 +337,13 @@ async def check(
     async def start() -> Run:
         thread = reached
         if creates:
-            thread = await threads.create(thread_id, body.metadata, if_exists="do_nothing")
+            thread = await threads.reach_or_create(thread_id, body.metadata)
         deletes = temporary and body.on_completion == "delete"
         graph, how = assistant["graph_id"], dict[str, Any](temporary=deletes)
         how["recorded"] = recorded and not deletes
         sender = _sender(call.identity, body, due, author)
         sender = sender._replace(teams=sorted(call.identity.teams))
-        known = None if thread is None else await _find_person(call, runs, thread)
+        known = None if thread is None else threads.find_person(thread)
         person = call.identity.acting_for or known
         how |= {"due": due, "sender": sender, "person": person}
         return await runs.start(call, body, graph, thread_id, protocol, **how)
@@ -365,19 +364,7 @@ def act_by_context(call: Call, body: RunRequest) -> Call:
     return call if identity is call.identity else call.with_identity(identity)
 
 
-async def _find_person(call: Call, runs: Runs, thread: Thread) -> str | None:
-    """Return the person of a thread, or None if nothing names one.
-
-    The thread is read again only if its metadata does not tell: of a thread without a checkpoint,
-    any client may have set the `user_id`.
-    """
-    user, owner = (thread["metadata"].get(name) for name in ("user_id", "owner"))
-    if runs.owners_are_people and user in (None, owner):
-        return None if owner is None else str(owner)
-    return None if user is None else await call.threads.find_person(thread["thread_id"])
-
-
-async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> Thread | None:
+async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> ListedThread | None:
     """Return the thread on which a caller acts for a person, or None if it cannot be reached.
 
     A thread without a checkpoint that the caller has made, and may reach, becomes the person's.
@@ -387,17 +374,17 @@ async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> Thread | 
     """
     thread_id, named = asked["thread_id"], call.identity.acting_for
     try:
-        thread = await call.threads.get(thread_id)
+        thread = await call.threads.reach(thread_id)
     except UnknownThread:
         own = call.as_caller()
         with suppress(Refused, UnknownThread):
             await own.permit(asked)
-            thread, listed = await own.threads.get(thread_id), await own.threads.listed(thread_id)
-            is_own = listed.metadata.get("owner") in (None, own.identity.user)
-            if listed.told is None and is_own:
+            thread = await own.threads.reach(thread_id)
+            is_own = thread.metadata.get("owner") in (None, own.identity.user)
+            if thread.told is None and is_own:
                 return thread
         return None
-    person = await call.threads.find_person(thread_id)
+    person = call.threads.find_person(thread)
     if person not in (None, "", named):
         raise Forbidden(f"the thread {thread_id!r} is not of {named!r}, for whom you act")
     return thread
@@ -455,7 +442,7 @@ async def _frames(
     reading = 0 if is_new else last, partial(look, request), run.seqs
     try:
         identity = request.state.call.identity
-        async for entries in runs.told(identity, run.thread, run.log, *reading):
+        async for entries in runs.told(identity, run.thread, run.log, *reading, is_new=is_new):
             for part in split_frames(each for each in entries if not modes or each.kind in modes):
                 yield part
         await run.wait()

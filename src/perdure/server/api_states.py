@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import Response
 
 from perdure.checkpointers.labels import CALLER, DEED
+from perdure.checkpointers.thread_list import ListedThread
 from perdure.effects import arun
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
 from perdure.memory.thread_messages import state_values
@@ -25,7 +26,7 @@ from perdure.server.person import Person, Sender, choose_person
 from perdure.server.reply import Json, reply
 from perdure.server.run_request import CheckpointAt, Order, expand_arrays
 from perdure.server.runs import All, Runs
-from perdure.server.threads import Thread, interrupt_of
+from perdure.server.threads import interrupt_of
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
@@ -99,7 +100,7 @@ async def state(
 @action("threads:read")
 async def state_at(call: Caller, runs: All, thread_id: Id, body: AtCheckpoint) -> Response:
     """The state at a checkpoint, also of a subgraph."""
-    thread, config = await call.permit_thread(thread_id), config_of(thread_id, body.checkpoint)
+    thread, config = await call.permit_listed(thread_id), config_of(thread_id, body.checkpoint)
     checkpoint = await checkpoint_at(call, config)
     async with _graph_of(runs, call, thread) as graph:
         if graph is not None:
@@ -116,7 +117,7 @@ async def update_state(call: Caller, runs: All, thread_id: Id, body: StateChange
 
     From an older checkpoint the thread goes on as a branch, which becomes the newest state.
     """
-    thread = await call.permit_thread(thread_id)
+    thread = await call.permit_listed(thread_id)
     config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
     step = Superstep(updates=[Update(values=body.values, as_node=body.as_node)])
     made = checkpoint_of(await updated(call, runs, thread, config, [step]))
@@ -144,7 +145,7 @@ async def history(
 @action("threads:read")
 async def search_history(call: Caller, runs: All, thread_id: Id, body: History) -> Response:
     """The states of a thread, the newest first."""
-    thread, config = await call.permit_thread(thread_id), config_of(thread_id, body.checkpoint)
+    thread, config = await call.permit_listed(thread_id), config_of(thread_id, body.checkpoint)
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
     page: Json = {"limit": body.limit, "filter": body.metadata}
     page["before"] = config_of(thread_id, before) if before else None
@@ -190,23 +191,23 @@ async def items(
 async def updated(
     call: Call,
     runs: Runs,
-    thread: Thread,
+    thread: ListedThread,
     config: RunnableConfig,
     supersteps: Sequence[Superstep],
 ) -> RunnableConfig:
     """Update a state; returns the config of the new one."""
-    thread_id = thread["thread_id"]
+    thread_id = thread.thread_id
     steps = [[each.state_update() for each in step.updates] for step in supersteps]
     async with _graph_of(runs, call, thread) as graph, call.threads.turn(thread_id):
-        thread = await call.threads.get(thread_id)  # it may be deleted by now
+        thread = await call.threads.reach(thread_id)  # it may be deleted by now
         await checkpoint_at(call, config)
         if graph is None:
             raise ConfigurationError(
                 f"the thread {thread_id!r} belongs to the graph "
-                f"{thread['metadata'].get('graph_id')!r}, which is not served, so its state cannot "
+                f"{thread.metadata.get('graph_id')!r}, which is not served, so its state cannot "
                 "be updated; name one that is, as graph_id in its metadata"
             )
-        sender, person = await _choose_person(runs, call, thread_id)
+        sender, person = _choose_person(runs, call, thread)
         about = person.metadata(sender)
         steps = [
             [each._replace(values=person.input(each.values)) for each in step] for step in steps
@@ -229,22 +230,22 @@ async def updated(
 
 
 @asynccontextmanager
-async def _graph_of(runs: Runs, call: Call, thread: Thread) -> AsyncIterator[Any]:
+async def _graph_of(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterator[Any]:
     """The compiled graph that a thread belongs to; None: it is not served."""
-    name, graphs = thread["metadata"].get("graph_id"), runs.graphs
+    name, graphs = thread.metadata.get("graph_id", ""), runs.graphs
     if name not in graphs:
         yield None
         return
-    person = await call.threads.find_person(thread["thread_id"])
+    person = call.threads.find_person(thread)
     user = call.identity.person if person is None else person
-    about = {"thread_id": thread["thread_id"], "user_id": user}
+    about = {"thread_id": thread.thread_id, "user_id": user}
     parts = name, call.saver, call.store, RunnableConfig(configurable=about)
     access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
     async with graphs.opened(*parts, access=access, user=call.identity.raw) as graph:
         yield graph
 
 
-async def _choose_person(runs: Runs, call: Call, thread_id: str) -> tuple[Sender, Person]:
+def _choose_person(runs: Runs, call: Call, thread: ListedThread) -> tuple[Sender, Person]:
     """Return the sender of an update, and the person of the thread.
 
     Of messages that another user adds, who may not act for the person, nothing is remembered.
@@ -252,8 +253,7 @@ async def _choose_person(runs: Runs, call: Call, thread_id: str) -> tuple[Sender
     identity = call.identity
     acts = identity.acting_for, identity.may_act
     sender = Sender(identity.user, *acts, author=identity.person, deed="changed")
-    listed = await call.threads.listed(thread_id)
-    return sender, choose_person(listed, sender, owners_are_people=runs.owners_are_people)
+    return sender, choose_person(thread, sender, owners_are_people=runs.owners_are_people)
 
 
 def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> RunnableConfig:
@@ -278,7 +278,7 @@ async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple |
 
 
 def _build_update_config(
-    thread: Thread, config: RunnableConfig, about: Mapping[str, Any]
+    thread: ListedThread, config: RunnableConfig, about: Mapping[str, Any]
 ) -> RunnableConfig:
     """Build the config for a new checkpoint, with the metadata and the person of the thread.
 
@@ -286,7 +286,7 @@ def _build_update_config(
     belongs to nobody.
     """
     left_out = ("user_id", CALLER, DEED)  # of the head
-    known = {name: value for name, value in thread["metadata"].items() if name not in left_out}
+    known = {name: value for name, value in thread.metadata.items() if name not in left_out}
     known.setdefault("assistant_id", id_of(known["graph_id"]))
     user = {"user_id": about["user_id"]}
     return {"configurable": {**config["configurable"], **user}, "metadata": {**known, **about}}

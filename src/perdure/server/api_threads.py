@@ -126,8 +126,9 @@ async def create(call: Caller, runs: All, body: NewThread) -> Response:
     call.record(thread_id=made["thread_id"])
     if body.supersteps:
         try:
-            await updated(call, runs, made, config_of(made["thread_id"]), body.supersteps)
-            made = await call.threads.get(made["thread_id"])
+            thread = await call.threads.reach(made["thread_id"])
+            await updated(call, runs, thread, config_of(thread.thread_id), body.supersteps)
+            made = await call.threads.get(thread.thread_id)
         except BaseException:
             await call.threads.delete(made["thread_id"])
             raise

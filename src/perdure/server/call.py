@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.thread_list import ThreadQuery
+from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.records import RESERVED
@@ -103,6 +103,11 @@ class Call:
         """
         await self.permit({"thread_id": thread_id, **about})
         return await self.threads.get(thread_id)
+
+    async def permit_listed(self, thread_id: str) -> ListedThread:
+        """Return the row of a thread that the action is about; see `permit_thread`."""
+        await self.permit({"thread_id": thread_id})
+        return await self.threads.reach(thread_id)
 
     async def permit_memories(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that say where the user's memories are, if the action is allowed."""

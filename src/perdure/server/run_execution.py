@@ -204,10 +204,11 @@ class RunExecution:
 
     async def _turn(self) -> None:
         run, saver, threads = self._run, self._saver, self._threads
+        read_at = time.monotonic()
         before = await threads.listed(run.thread_id)  # it may be deleted by now
         run.removals = before.removals if before.key == run.thread else None
         if run.feed is None or run.events.removals is None:
-            run.events.removals = run.removals
+            run.events.note_removals(run.removals, read_at)
         progress = await find_progress(saver, run) if run.begun else None
         if progress == "overtaken":
             run.overtake()

@@ -250,6 +250,7 @@ class Log:
         lost: The number of the newest event that was dropped before it was stored, or 0.
         is_recorded: Whether the events are stored in the database.
         removals: The number of erasures from the thread before the events, or None if unknown.
+        removals_read_at: When that number was read, by `time.monotonic`.
         newest: The newest event, if this process added it; its frame may be dropped.
         size: The bytes of the events that are kept.
     """
@@ -257,6 +258,7 @@ class Log:
     def __init__(self, thread: int = 0, account: EventAccount | None = None) -> None:
         self.thread = thread
         self.removals: int | None = None
+        self.removals_read_at = 0.0
         self.newest: LoggedEvent | None = None
         self._entries: list[LoggedEvent] = []
         self.first = self.last = self.dropped = self.stored = self.lost = self.size = 0
@@ -316,6 +318,10 @@ class Log:
         self._account, self.size = account, 0
         if size:
             account.add(self, size)
+
+    def note_removals(self, number: int | None, read_at: float) -> None:
+        """Note the number of erasures from the thread, and when it was read."""
+        self.removals, self.removals_read_at = number, read_at
 
     def begin(self) -> None:
         """Readers that have read none begin with the next event."""

@@ -32,6 +32,7 @@ from perdure.errors import (
 )
 from perdure.server.auth_file import User
 from perdure.server.databases import OpenDatabase
+from perdure.server.erasure_counts import ErasureCounts
 from perdure.server.run import CANCELS, Run, error_of, interrupted, request_of
 from perdure.server.run_events import StoredEvents
 from perdure.server.run_execution import GraphServer, RunExecution
@@ -92,6 +93,7 @@ class DatabaseRuns:
     Attributes:
         owner: This process, as rows name it; `""`: it has no lock, and takes no runs.
         known: Those that are under way or wait, and the last that ended, by their ids.
+        erasures: The numbers of erasures from threads whose events are read.
         ready: Set once it has the lock, or cannot have one.
         task: Holds the lock, and looks after the rows.
         others: Does what else is due, or did it last.
@@ -100,7 +102,7 @@ class DatabaseRuns:
     def __init__(self, server: RunServer, tenant: str | None, parts: OpenDatabase) -> None:
         self.server, self.tenant, self.parts = server, tenant, parts
         self.saver, self.table = parts.saver, RunTable(parts.saver)
-        self.events = StoredEvents(self.table)
+        self.events, self.erasures = StoredEvents(self.table), ErasureCounts(self.table)
         self.owner, self.known = "", dict[str, Run]()
         self._formerly = set[str]()  # owners that this process was
         self.ready, self._wake = asyncio.Event(), asyncio.Event()

@@ -190,35 +190,52 @@ class Runs:
         number: int | None,
         look: Callable[[], Awaitable[None]],
         seqs: tuple[int, int] = ALL_RUNS,
+        *,
+        is_new: bool = False,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """See `StoredEvents.after`. It ends if messages are erased from the thread.
+        """Yield the events of a log; see `StoredEvents.after`.
+
+        It ends if messages are erased from the thread. With `is_new`, the request has just started
+        the run that the log is of, so the number of erasures is known from the start of the run.
 
         Raises:
             LookupError: See `StoredEvents.after`; or messages were erased since the events.
         """
         runs = await self.of(identity.tenant)
         account = self.memory.account_of(identity.tenant, identity.user)
-        if log.dropped or not log.is_empty:
-            await self._check_erased(runs, log, thread)
-        checked_at = time.monotonic()
-        async for events in runs.events.after(log, number, look, thread, seqs, account):
-            if time.monotonic() - checked_at >= ERASED_S:
-                await self._check_erased(runs, log, thread)
-                checked_at = time.monotonic()
-            yield events
+        with runs.erasures.reading(thread):
+            checked_at = time.monotonic()
+            if is_new and not log.is_empty:
+                checked_at = log.removals_read_at
+            elif log.dropped or not log.is_empty:
+                await self._check_erased(runs, log, thread, checked_at)
+            async for events in runs.events.after(log, number, look, thread, seqs, account):
+                earliest = time.monotonic() - ERASED_S
+                if checked_at <= earliest:
+                    checked_at = await self._check_erased(runs, log, thread, earliest)
+                yield events
 
-    async def _check_erased(self, runs: DatabaseRuns, log: Log, thread: int) -> None:
+    async def _check_erased(self, runs: DatabaseRuns, log: Log, thread: int, since: float) -> float:
         """Drop the events of a thread from which messages were erased meanwhile.
+
+        Args:
+            runs: The runs of the database.
+            log: The events.
+            thread: The key of the thread.
+            since: When the number of erasures may have been read at the earliest.
+
+        Returns:
+            When the number was read, by `time.monotonic`.
 
         Raises:
             LookupError: Messages were erased since the events, or a run that loaded the messages
                 before is still in progress.
         """
-        number = await runs.table.count_removals(thread)
+        number, read_at = await runs.erasures.count(thread, since), runs.erasures.read_at
         if number is None or log.removals is None:
-            log.removals = number
-        if number is None or number == log.removals:
-            return
+            log.note_removals(number, read_at)
+        if number is None or number <= (log.removals or 0):  # the log's may have been read later
+            return read_at
         had_none = log.is_empty  # what was dropped is read from the database, which has no more
         log.leave(log.last)
         stale = [
@@ -227,9 +244,9 @@ class Runs:
             if run.events is log and run.removals is not None and run.removals < number
         ]
         if log.thread and not stale:  # the next runs of the thread tell nothing that was erased
-            log.removals = number
+            log.note_removals(number, read_at)
             if had_none:
-                return
+                return read_at
         raise LookupError("messages were erased from the thread")
 
     def busy(self, tenant: str | None, thread_id: str) -> bool:
@@ -271,7 +288,8 @@ class Runs:
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
             table = (await self.of(run.tenant)).table
-            if await table.count_removals(run.thread) not in (None, run.removals):
+            removals = (await table.count_removals([run.thread])).get(run.thread)
+            if removals not in (None, run.removals):
                 run.output = run.output_event = None
         if run.output_event is not None:
             with contextlib.suppress(EventDropped):

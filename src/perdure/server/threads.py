@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import chain, count
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 from uuid import uuid4
 
 from perdure.checkpointers import Retention, ThreadStatus
@@ -127,13 +127,17 @@ class Threads:
     # -- one thread
 
     async def get(self, thread_id: str) -> Thread:
-        """A thread.
+        """Return a thread as clients know it; see `reach`."""
+        return _shown(await self.reach(thread_id))
+
+    async def reach(self, thread_id: str) -> ListedThread:
+        """Return the row of a thread that the caller may reach.
 
         Raises:
-            UnknownThread: There is none, or it may not be reached.
+            UnknownThread: There is no such thread, or the caller may not reach it.
         """
-        thread = _shown(await self.listed(thread_id))
-        if not meets(thread["metadata"], self._filter):
+        thread = await self.listed(thread_id)
+        if not meets(thread.metadata, self._filter):
             raise _unknown(thread_id)
         return thread
 
@@ -142,31 +146,51 @@ class Threads:
         thread_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         *,
-        if_exists: Literal["raise", "do_nothing"] = "raise",
         source_user: str | None = None,
         ttl: TimeToLive | None = None,
     ) -> Thread:
         """Create a thread; None: under a new id. `source_user`: whose thread it is a copy of.
 
         Raises:
-            VersionConflict: There is a thread of this id; with `do_nothing` it is returned instead.
-            UnknownThread: With `do_nothing`, the caller may not reach the thread of this id.
+            VersionConflict: There is a thread of this id.
             Forbidden: It could not be reached with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
         client = ClientMetadata(_storable(metadata or {}), source_user, is_reserved=True)
+        is_new = await self._check_new(thread_id, client.metadata) is None
+        if is_new and await self._insert(thread_id, client, ttl):
+            return await self.get(thread_id)
+        raise exists(f"a thread {thread_id!r}")
+
+    async def reach_or_create(self, thread_id: str, metadata: Mapping[str, Any]) -> ListedThread:
+        """Return the row of a thread, which is created with the metadata if there is none.
+
+        Raises:
+            UnknownThread: The caller may not reach the thread of this id.
+            VersionConflict: The thread of this id was deleted meanwhile.
+            Forbidden: A new thread with this metadata could not be reached.
+        """
+        client = ClientMetadata(_storable(metadata), None, is_reserved=True)
         known = await self._check_new(thread_id, client.metadata)
         if known is None:
-            if await self._list.acreate(thread_id, client):  # else another request was first
-                if (ttl := ttl or self._default_ttl) is not None:
-                    await self._list.aset_ttl(thread_id, ttl)
-                return await self.get(thread_id)
-            known = await self._find(thread_id)
-        if if_exists != "do_nothing" or known is None:
+            if await self._insert(thread_id, client):
+                return await self.reach(thread_id)
+            known = await self._list.aget(thread_id)
+        if known is None:
             raise exists(f"a thread {thread_id!r}")
-        if not meets(known["metadata"], self._filter):
+        if not meets(known.metadata, self._filter):
             raise _unknown(thread_id)  # as all other requests for the thread of somebody else
         return known
+
+    async def _insert(
+        self, thread_id: str, client: ClientMetadata, ttl: TimeToLive | None = None
+    ) -> bool:
+        """Insert the row of a new thread. Return False if another request has inserted one."""
+        if not await self._list.acreate(thread_id, client):
+            return False
+        if (ttl := ttl or self._default_ttl) is not None:
+            await self._list.aset_ttl(thread_id, ttl)
+        return True
 
     async def update(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: TimeToLive | None = None
@@ -317,43 +341,35 @@ class Threads:
                 raise AlreadyLocked(why)
             yield
 
-    async def find_person(self, thread_id: str) -> str | None:
-        """Return the person of a thread; see `person.find_person`. None also means no thread."""
-        thread = await self._list.aget(thread_id)
-        return None if thread is None else self._find_person(thread)
+    def find_person(self, thread: ListedThread) -> str | None:
+        """Return the person of a thread; see `person.find_person`."""
+        return find_person(thread, owners_are_people=self._owners_are_people)
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
         """Return whether a thread is the person's, or nobody's."""
         return self._is_readable_by(await self.listed(thread_id), person)
 
-    def _find_person(self, thread: ListedThread) -> str | None:
-        return find_person(thread, owners_are_people=self._owners_are_people)
-
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
         # without a person, also if nothing is remembered of the thread, its owner may read it
-        known = self._find_person(thread) or thread.metadata.get("owner")
+        known = self.find_person(thread) or thread.metadata.get("owner")
         return known is None or known == person
 
-    async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> Thread | None:
+    async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> ListedThread | None:
         """The thread that there is, else check that whoever makes it may reach it."""
         if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _ID_BYTES:
             raise InvalidConfig(
                 f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
                 f"most {_ID_BYTES}, and no NUL"
             )
-        thread = await self._find(thread_id)
+        thread = await self._list.aget(thread_id)
         if thread is None and self._busy(thread_id):  # by one of now, or that was deleted
-            thread = await self._find(thread_id)
+            thread = await self._list.aget(thread_id)
             if thread is None:
                 raise exists(f"a thread {thread_id!r}")
         if thread is None:
             check_reach("a thread", metadata, self._filter)
             self._forget(thread_id)  # another program may have deleted one
         return thread
-
-    async def _find(self, thread_id: str) -> Thread | None:
-        thread = await self._list.aget(thread_id)
-        return None if thread is None else _shown(thread)
 
     # -- many threads
 
@@ -376,7 +392,7 @@ class Threads:
         match = self._match(query)
 
         def match_person(listed: ListedThread) -> str | None:
-            is_own = match(listed) and self._find_person(listed) == query.person
+            is_own = match(listed) and self.find_person(listed) == query.person
             return listed.thread_id if is_own else None
 
         return {*await self._list.asearch(self._narrowed(query), match_person, _ALL, 0)}

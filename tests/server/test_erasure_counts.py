@@ -1,0 +1,112 @@
+"""One query reads the numbers of erasures for the readers of all streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from perdure.errors import StorageUnavailable
+from perdure.server.erasure_counts import ErasureCounts
+
+
+class Table:
+    """A table of numbers of erasures that keeps the queries, each of which waits for `is_open`."""
+
+    def __init__(self) -> None:
+        self.numbers = {1: 0, 2: 5}
+        self.queries: list[list[int]] = []
+        self.failure: Exception | None = None
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+
+    async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
+        self.queries.append([*threads])
+        found = {each: self.numbers[each] for each in threads if each in self.numbers}
+        await self.is_open.wait()
+        if self.failure is not None:
+            raise self.failure
+        return found
+
+
+def test_readers_of_several_threads_share_a_query() -> None:
+    async def use() -> None:
+        table = Table()
+        counts, since = ErasureCounts(table), time.monotonic()
+        with counts.reading(1), counts.reading(2), counts.reading(2), counts.reading(3):
+            asked = [counts.count(thread, since) for thread in (1, 2, 2, 3)]
+            assert await asyncio.gather(*asked) == [0, 5, 5, None]
+            assert table.queries == [[1, 2, 3]]
+            assert counts.read_at >= since
+
+    asyncio.run(use())
+
+
+def test_a_number_is_queried_again_if_it_may_be_outdated() -> None:
+    async def use() -> None:
+        table = Table()
+        counts = ErasureCounts(table)
+        with counts.reading(1):
+            before = time.monotonic()
+            assert await counts.count(1, before) == 0
+            table.numbers[1] = 1
+            assert await counts.count(1, before) == 0
+            assert await counts.count(1, counts.read_at + 1e-9) == 1
+
+    asyncio.run(use())
+
+
+def test_a_query_that_began_before_a_request_does_not_answer_it() -> None:
+    async def use() -> None:
+        table = Table()
+        counts = ErasureCounts(table)
+        table.is_open.clear()
+        with counts.reading(1):
+            early = asyncio.create_task(counts.count(1, time.monotonic()))
+            await asyncio.sleep(0.01)
+            table.numbers[1] = 1  # erased after the query has read the number
+            with counts.reading(2):
+                requests = [counts.count(thread, time.monotonic()) for thread in (1, 2)]
+                late = [asyncio.create_task(request) for request in requests]
+                await asyncio.sleep(0)
+                table.is_open.set()
+                assert await early == 0
+                assert await asyncio.gather(*late) == [1, 5]
+        assert table.queries == [[1], [1, 2]]
+
+    asyncio.run(use())
+
+
+def test_a_cancelled_or_failed_query_is_left_to_the_next_reader() -> None:
+    async def use() -> None:
+        table = Table()
+        counts, since = ErasureCounts(table), time.monotonic()
+        table.is_open.clear()
+        with counts.reading(1):
+            first, second = (asyncio.create_task(counts.count(1, since)) for _ in range(2))
+            await asyncio.sleep(0)
+            first.cancel()
+            table.is_open.set()
+            assert await second == 0
+            table.failure = StorageUnavailable("the database is gone")
+            with pytest.raises(StorageUnavailable):
+                await counts.count(1, time.monotonic())
+            table.failure = None
+            assert await counts.count(1, time.monotonic()) == 0
+
+    asyncio.run(use())
+
+
+def test_threads_without_readers_are_not_queried() -> None:
+    async def use() -> None:
+        table = Table()
+        counts, since = ErasureCounts(table), time.monotonic()
+        with counts.reading(1):
+            with counts.reading(2):
+                await counts.count(2, since)
+            await counts.count(1, time.monotonic())
+        assert table.queries == [[1, 2], [1]]
+
+    asyncio.run(use())
