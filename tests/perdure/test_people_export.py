@@ -157,8 +157,13 @@ def test_only_the_archive_may_contain_items(tmp_path: Path) -> None:
 def test_an_archive_writes_nothing_for_another_person(tmp_path: Path) -> None:
     """An item in a namespace without the person's name is left out and counted."""
     lines = tmp_path / "ann.jsonl"
-    names = (["memories", "ann"], ["memories", "bob"], ["chat_memory", "t"], ["annex", "memories"])
-    items = [{"namespace": name, "key": "k", "value": {"text": "figs"}} for name in names]
+    own = (["memories", "ann"], ["chat_memory", "t"], ["notes", "of", "ann"])
+    others = (
+        *(["memories", "bob"], ["memories", "bob", "ann"], ["teams", "red", "ann"]),
+        *(["teams", "ann"], ["perdure", "quarantine", "memories", "bob", "ann"]),
+        *(["perdure", "ann"], ["annex", "memories"]),
+    )
+    items = [{"namespace": name, "key": "k", "value": {"text": "figs"}} for name in (*own, *others)]
     header = {"perdure_archive": 1, "user": "ann"}
     lines.write_text("".join(json.dumps(line) + "\n" for line in (header, *items)))
     result = attempt("import", str(lines), "--db", str(tmp_path / "m.db"))
@@ -166,8 +171,8 @@ def test_an_archive_writes_nothing_for_another_person(tmp_path: Path) -> None:
         namespaces = copy.store.list_namespaces()
 
     assert result.exit_code == 0
-    assert "left out: item of another person (2)" in result.stderr
-    assert namespaces == [("chat_memory", "t"), ("memories", "ann")]
+    assert "left out: item of another person (7)" in result.stderr
+    assert namespaces == sorted(map(tuple, own))
 
 
 def test_the_module_needs_no_extra() -> None:

@@ -19,6 +19,7 @@ import pytest
 from perdure import people
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.labels import CALLER, DEED
+from perdure.checkpointers.owner_record import has_organisations, record_organisations
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadList
@@ -360,12 +361,15 @@ def test_another_tenant_keeps_its_person_of_the_same_name(dsn: str) -> None:  # 
     with opened(dsn, tenant="acme") as acme, opened(dsn, tenant="globex") as globex:
         for tenant, thread_id in ((acme, "acmes"), (globex, "globexs")):
             fill(tenant, "ann", thread_id)
+        record_organisations(acme.saver)
+        records = [has_organisations(each.saver) for each in (acme, globex)]
         before = [*people.export("ann", globex.saver, globex.store)]
         archive = str([*people.export("ann", acme.saver, acme.store)])
         planned = people.plan("ann", acme.saver, acme.store)
         done = people.forget("ann", acme.saver, acme.store)
         after = [*people.export("ann", globex.saver, globex.store)]
 
+    assert records == [True, False]
     assert "globexs" not in archive
     assert planned.erased == done.erased
     assert done.kept == ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,71 @@ def everything_shown(desk: Desk, user: str, thread_id: str, person: str = "") ->
     shown.append(used(desk, user, "search_threads", person, text="refund"))
     shown.append(used(desk, user, "read_thread", person, thread_id=thread_id))
     return "\n".join(shown)
+
+
+def everything_handed_out(desk: Desk, user: str, senders: Sequence[str] = ()) -> str:
+    """The archive, the plan and the page of a person, for the person and other senders."""
+    handed = []
+    for sender in (user, *senders):
+        person = user if sender == "desk" else ""
+        headers = {"x-api-key": sender} | ({"x-perdure-user": person} if person else {})
+        with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
+            for path in (f"/people/{user}", f"/people/{user}/export"):
+                handed.append(http.get(path).raise_for_status().text)
+    headers = {"x-api-key": user}
+    handed.append(httpx.get(f"{desk.url}/ui/person", headers=headers, timeout=60).text)
+    return "\n".join(handed)
+
+
+def correct_on_a_page(desk: Desk, user: str) -> None:
+    """An admin changes a memory of a person."""
+    headers = {"x-api-key": "boss"}
+    with httpx.Client(base_url=desk.url, headers=headers, timeout=60) as http:
+        body = {"namespace_prefix": ["memories", user]}
+        items = http.post("/store/items/search", json=body).raise_for_status().json()["items"]
+        [item] = [each for each in items if SECRETS[user] in each["value"]["text"]]
+        place = [("ns", "memories"), ("ns", user), ("key", item["key"])]
+        form = {"text": f"{SECRETS[user]} Indeed.", "version": "1", "change": "update"}
+        changed = http.post("/ui/memory", params=place, data=form, follow_redirects=False)
+        assert changed.status_code == 303
+
+
+def test_archives_and_receipts_name_nobody_else(
+    db: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not even the approver, the operator and the admin who worked on the person's thread."""
+    monkeypatch.setattr("tests.server.test_person.SECRETS", SECRETS)
+    with caplog.at_level(logging.INFO), served(db, keys(tmp_path), model) as desk:
+        work(desk)
+        for user in ("dora", "kim"):
+            correct_on_a_page(desk, user)
+        senders = ("desk", "boss")
+        handed = {user: everything_handed_out(desk, user, senders) for user in ("dora", "kim")}
+        prompt = used(desk, "dora", "recall", query="refund")
+        before = everything_handed_out(desk, "kim")
+        headers = {"x-api-key": "boss"}
+        gone = httpx.delete(f"{desk.url}/people/dora", headers=headers, timeout=60)
+        after = everything_handed_out(desk, "kim")
+        handed["dora"] += gone.raise_for_status().text
+        logs = "\n".join(each.getMessage() for each in caplog.records)
+
+    for user, other in (("dora", "kim"), ("kim", "dora")):
+        strange = [*MARKS[other], *MARKS["boss"], *MARKS["desk"], "boss", '"desk"']
+        text = handed[user].replace('"graph_id":"desk"', "").replace('"graph":"desk"', "")
+        assert [mark for mark in strange if mark in text] == []
+        assert [mark for mark in MARKS[user] if mark not in text] == []
+        assert '"sent_by":"somebody else"' in text
+        assert '"sent_by":"a backend"' in text
+        assert '"made_by":"somebody else"' in text
+    assert "boss" not in prompt
+    assert "Indeed." in prompt
+    without_times = re.compile('"exported_at":"[^"]*"')
+    assert without_times.sub("", after) == without_times.sub("", before)
+    assert [mark for of in MARKS.values() for mark in of[:2] if mark in logs] == []
 
 
 def test_nothing_of_one_person_shows_up_with_another(

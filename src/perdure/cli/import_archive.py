@@ -8,6 +8,9 @@ from typing import Any
 
 from perdure.memory.person_archive import is_header, is_item, is_record
 from perdure.memory.person_namespaces import CHATS
+from perdure.memory.recorded_templates import PERSONAL
+from perdure.memory.records import RESERVED
+from perdure.memory.run_config import TEAMS
 
 
 class ArchiveLines:
@@ -32,7 +35,7 @@ class ArchiveLines:
         elif not self.is_archive:
             return False
         elif is_item(value):
-            if self._user in value["namespace"] or value["namespace"][:1] == [CHATS]:
+            if self._is_own(value["namespace"]):
                 self._items.append(value)
             else:
                 self.left_out += 1
@@ -41,6 +44,18 @@ class ArchiveLines:
         else:
             return False
         return True
+
+    def _is_own(self, namespace: list[Any]) -> bool:
+        """Return whether a namespace can be the person's, whatever the archive says.
+
+        What the person wrote for a team stays with the database of the team.
+        """
+        labels = namespace[2:] if namespace[:1] == [RESERVED] else namespace
+        if labels[:1] == [CHATS]:
+            return True
+        if labels[:1] and labels[0] in (*PERSONAL, TEAMS):
+            return labels[0] != TEAMS and labels[1:2] == [self._user]
+        return self._user in labels
 
     def item_lines(self) -> Iterator[str]:
         """Yield the items as lines for `WholeStore.import_lines`."""

@@ -149,7 +149,8 @@ async def export(call: Caller, user: Id) -> Response:
     first = await anext(lines)  # an unknown person is an error before the reply begins
 
     async def chunks() -> AsyncIterator[bytes]:
-        seen = [[*namespace] for namespace in person.others]
+        reached = [[*namespace] for namespace in person.others]
+        seen = [each for each in first["other_namespaces"] if each in reached]
         yield encoded(first | {"other_namespaces": seen}) + b"\n"
         async for line in lines:
             yield encoded(line) + b"\n"
