@@ -334,7 +334,7 @@ def test_a_cron_for_a_person_is_forgotten_with_the_person(desk: Desk, by_context
     left: Any = desk.client("boss").crons.search()
 
     crons = [line["cron"] for line in map(json.loads, archive.splitlines()) if "cron" in line]
-    assert [(each["user"], each["acting_for"]) for each in crons] == [("desk", "dora")]
+    assert [each["made_by"] for each in crons] == ["a backend"]
     assert [each["count"] for each in report["erased"] if each["what"] == "crons"] == [1]
     assert [each["user_id"] for each in left] == ["desk"]
 
