@@ -76,7 +76,7 @@ def speed() -> None:
             took = float("inf")
             for _ in range(1 if label == "first" else 5):  # the best of five: machines are noisy
                 start = time.perf_counter()
-                tokens = sum(map(counter.message, messages))
+                tokens = sum(map(counter.count_message, messages))
                 took = min(took, time.perf_counter() - start)
             print(
                 f"{name:11} {label:5} pass over 5,000 messages: {took * 1e3:7.1f} ms, "
@@ -94,7 +94,7 @@ def bytes_of(message: BaseMessage) -> str:
 
 def errors(rows: list[tuple[str, str]], counted: np.ndarray) -> None:
     kinds = np.array([kind for kind, _ in rows])
-    estimate = token_counter("approximate").text
+    estimate = token_counter("approximate").count_text
     ratios = np.array([estimate(text) for _, text in rows]) / counted
     print(f"{'estimate : o200k_base':22} {'texts':>6} {'all':>6} {'p5':>6} {'p50':>6} {'p95':>6}")
     for kind in [*dict.fromkeys(kinds), "every text", "20 tokens or more"]:

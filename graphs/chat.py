@@ -23,7 +23,7 @@ from perdure.memory.context import UseMemories, use_memories
 from perdure.memory.extraction import remember_turns
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import UseInstructions
-from perdure.memory.model_call import chat_model, with_tools
+from perdure.memory.model_call import bind_tools, load_chat_model
 from perdure.memory.nodes import Learner, MessagesNode, view
 from perdure.memory.options import check_instance
 from perdure.memory.recall import NAMESPACE
@@ -74,8 +74,8 @@ def chat_graph(
     after = _named([*learners, *summaries])
     chosen: Runnable[Any, Any] = QuotingResponder()
     if model is not None:
-        resolved = chat_model(model)
-        chosen = with_tools(resolved, tools) if tools else resolved
+        resolved = load_chat_model(model)
+        chosen = bind_tools(resolved, tools) if tools else resolved
     steps = list(after)
 
     async def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:

@@ -38,10 +38,10 @@ from perdure.errors import ConfigurationError
 from perdure.memory.chat_history import (
     Change,
     ThreadMessageHistory,
-    checked_messages,
-    presentable,
+    check_stored_messages,
+    select_for_provider,
 )
-from perdure.memory.conversation import Messages, role, says_something, turns
+from perdure.memory.conversation import Messages, iter_turn_ranges, role, says_something
 from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import ModelInput
 from perdure.memory.options import check_instance, check_number, check_whole_number
@@ -135,7 +135,7 @@ class InMemoryChatMemoryStore(_StoredMessages):
     def change_messages(self, memory_id: Any, change: Change) -> None:
         """Replace the messages by what `change` returns, in one step."""
         with self._lock:
-            self._messages[memory_id] = checked_messages(change(self.get_messages(memory_id)))
+            self._messages[memory_id] = check_stored_messages(change(self.get_messages(memory_id)))
 
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory."""
@@ -199,7 +199,9 @@ class WindowChatMemory(ABC):
 
     def messages(self) -> list[BaseMessage]:
         """The messages to show to the model: those of the window that providers take."""
-        return presentable(self.window(checked_messages(self.store.get_messages(self.id))))
+        return select_for_provider(
+            self.window(check_stored_messages(self.store.get_messages(self.id)))
+        )
 
     def clear(self) -> None:
         """Delete all messages from the store."""
@@ -318,7 +320,7 @@ class MessageChatMemory:
         """The newest `last_n` messages of the window, oldest first, the system message included."""
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
         stored = self._loaded(conversation_id)
-        shown = presentable(MessageWindowChatMemory(size).window((), stored))
+        shown = select_for_provider(MessageWindowChatMemory(size).window((), stored))
         if size == ALL:
             return shown
         first = next((index for index, m in enumerate(shown) if role(m) == "human"), ALL)
@@ -330,7 +332,7 @@ class MessageChatMemory:
 
     def _loaded(self, conversation_id: str) -> list[BaseMessage]:
         """All messages, oldest first; the repository on Spring's page gives the newest first."""
-        stored = checked_messages(self.repository.load(conversation_id, ALL))
+        stored = check_stored_messages(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
             return stored
         fewer = self.repository.load(conversation_id, len(stored) - 1)
@@ -391,9 +393,9 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         """Keep the new messages of a request and the answer; `author` is the user of the run."""
 
     def _advised(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
-        [id], request = _CONVERSATION.filled(config), _request(input)
+        [id], request = _CONVERSATION.fill(config), _request(input)
         shown, others = self.shown(id, request), _others(request)
-        new = others[next(turns(others), range(len(others))).start :]
+        new = others[next(iter_turn_ranges(others), range(len(others))).start :]
 
         author = user_of_run(config)
 
@@ -498,20 +500,20 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 def _several(messages: BaseMessage | Sequence[BaseMessage]) -> list[BaseMessage]:
-    return checked_messages([messages] if isinstance(messages, BaseMessage) else messages)
+    return check_stored_messages([messages] if isinstance(messages, BaseMessage) else messages)
 
 
 def _request(input: Any) -> list[BaseMessage]:
     messages = [input] if isinstance(input, str | BaseMessage) else input
     if isinstance(messages, Sequence | PromptValue):
         messages = convert_to_messages(messages)
-    return checked_messages(messages, "the input")
+    return check_stored_messages(messages, "the input")
 
 
 def _answer(answer: Any) -> BaseMessage:
     if isinstance(answer, str):  # a model with a parser behind it
         return AIMessage(answer)
-    return message_chunk_to_message(checked_messages([answer], "the model's answer")[0])
+    return message_chunk_to_message(check_stored_messages([answer], "the model's answer")[0])
 
 
 def _others(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -344,7 +344,7 @@ def run_worker(background: Background) -> None:
 def _is_final(exc: BaseException) -> bool:
     final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
     cause = exc.__cause__
-    return final or model_call.is_final(exc) or (cause is not None and _is_final(cause))
+    return final or model_call.is_permanent_failure(exc) or (cause is not None and _is_final(cause))
 
 
 class JobQueue:

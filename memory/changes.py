@@ -46,7 +46,7 @@ from perdure.memory.extractors import (
     superseded_turns,
 )
 from perdure.memory.gate import Gate, add_former_ids, admit, sources, tombstones_of
-from perdure.memory.model_call import faults_of
+from perdure.memory.model_call import describe_validation_errors
 from perdure.memory.records import (
     CHANGED,
     EPISODE,
@@ -65,7 +65,7 @@ from perdure.memory.records import (
     removal_of,
     succeeding,
 )
-from perdure.memory.run_config import source
+from perdure.memory.run_config import read_run_source
 from perdure.storage.database import in_event_loop
 from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -459,7 +459,7 @@ def provenance_of(
 ) -> Provenance:
     """Where a memory comes from: as given, else from the user, in the run, now."""
     if provenance is None:
-        provenance = Provenance(*source(config), actor="user", at=datetime.now(UTC))
+        provenance = Provenance(*read_run_source(config), actor="user", at=datetime.now(UTC))
     return provenance if provenance.trust is not None else replace(provenance, trust="user")
 
 
@@ -506,7 +506,8 @@ def _fitted(
         memory = schema.model_validate_json(document, by_alias=True, by_name=True)
     except ValidationError as exc:
         raise InvalidValue(
-            f"the memory does not fit the schema {schema.__name__}: {faults_of(exc)}"
+            f"the memory does not fit the schema {schema.__name__}: "
+            f"{describe_validation_errors(exc)}"
         ) from exc
     except ValueError as exc:
         raise InvalidValue(f"the memory is no JSON: {exc}") from exc

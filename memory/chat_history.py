@@ -61,7 +61,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     @property
     def messages(self) -> list[BaseMessage]:
         """The messages that providers take, oldest first; assigning replaces all."""
-        return presentable(self._stored(self.checkpointer.get_tuple(self._config)))
+        return select_for_provider(self._stored(self.checkpointer.get_tuple(self._config)))
 
     @messages.setter
     def messages(self, messages: list[BaseMessage]) -> None:
@@ -76,7 +76,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         with self._locked():
             head = self.checkpointer.get_tuple(self._config)
             stored = self._stored(head)
-            now = _with_ids(checked_messages(change(list(stored))))
+            now = _with_ids(check_stored_messages(change(list(stored))))
             if now == stored:
                 return
             fresh = empty_checkpoint()
@@ -111,7 +111,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     def _stored(self, head: CheckpointTuple | None) -> list[BaseMessage]:
         stored = run(state_values(self.checkpointer, head)).get("messages") if head else None
-        return checked_messages(stored or [], f"channel 'messages' of thread {self.thread_id!r}")
+        return check_stored_messages(
+            stored or [], f"channel 'messages' of thread {self.thread_id!r}"
+        )
 
     def _locked(self) -> ExitStack:
         held = ExitStack()
@@ -131,7 +133,7 @@ def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
     return list(by_id.values())
 
 
-def checked_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
+def check_stored_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
     """Return the messages, without those that perdure has added to a request.
 
     Raises:
@@ -142,7 +144,7 @@ def checked_messages(messages: Messages, what: str = "the messages") -> list[Bas
     return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 
 
-def presentable(messages: Messages) -> list[BaseMessage]:
+def select_for_provider(messages: Messages) -> list[BaseMessage]:
     """Return the messages of a window in a form that providers accept.
 
     Blank messages and results without their call are removed. For each call without a result, a

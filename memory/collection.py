@@ -47,7 +47,7 @@ from perdure.memory.records import (
     succeeding,
 )
 from perdure.memory.repeated_questions import rank_answers_first
-from perdure.memory.run_config import Template, Versioned, user_of_run
+from perdure.memory.run_config import Template, Versioned, read_run_user
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
 from perdure.stores.namespaces import check_key
@@ -221,7 +221,7 @@ class Collection:
     def writer(self, config: RunnableConfig | None, *, by_model: bool = False) -> MemoryWriter:
         """The writer of the namespace of a run."""
         adapter, namespace = self._place(config)
-        author = user_of_run(config) if self.namespace.is_team else None
+        author = read_run_user(config) if self.namespace.is_team else None
         return MemoryWriter(adapter, namespace, self.gate, self.schema, self.kind, by_model, author)
 
     async def found(
@@ -243,7 +243,7 @@ class Collection:
             answers_first: Whether turns that only ask what the query asks come last.
         """
         most = check_whole_number("limit", limit, 1) + check_whole_number("offset", offset, 0)
-        if self.namespace.lacks_memory(config) or not self.namespace.all_filled(config):
+        if self.namespace.lacks_memory(config) or not self.namespace.fill_for_teams(config):
             return []
         adapter, namespace = self._place(config)
         memories: Memories = []

@@ -23,12 +23,12 @@ from perdure.memory.options import check_choice, check_instance, check_whole_num
 from perdure.memory.quotation import fitting, section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory, StoreAdapter, memory_line
-from perdure.memory.run_config import Clock, clock_of, source
+from perdure.memory.run_config import Clock, make_clock, read_run_source
 from perdure.memory.summary_state import SUMMARY, SummarizedMessages, read_summary
 from perdure.memory.system_messages import read_system_text
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.trim import choose, system_costs, too_long
+from perdure.memory.trim import build_budget_error, iter_system_costs, select_turns
 from perdure.settings import SHOWN_LIMIT
 from perdure.stores.text import STOP_WORDS, tokenize_query
 from perdure.stores.values import to_prompt_json
@@ -111,12 +111,12 @@ class Assemble(MessagesNode):
         if contents["summary"] is None and state is not None:
             contents["summary"] = read_channel(state, SUMMARY)
             model_input = SummarizedMessages.of_state(state).hide(model_input)
-        if not self.counter.adds_up:
+        if not self.counter.is_additive:
             return self._pack_whole(model_input, contents)
         counter = self.counter
         while True:
             system, turns = self._pack(model_input, contents, counter)
-            fitted = self.counter.fitted(ModelInput(system, iter(turns)).to_messages())
+            fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
             # a larger scale follows from the remaining answers, so only part of the result fits
@@ -125,7 +125,10 @@ class Assemble(MessagesNode):
     def _pack_whole(self, model_input: ModelInput, contents: Mapping[str, Any]) -> ModelInput:
         """Return the context that fits, with a function that counts whole requests."""
         counter, all_turns = self.counter, list(model_input.turns)
-        tools, prompt = counter.tools(self.tools), counter.prompt(self.system_prompt)
+        tools, prompt = (
+            counter.count_tools(self.tools),
+            counter.count_system_prompt(self.system_prompt),
+        )
 
         def pack(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
             whole = replace(model_input, turns=iter(all_turns))
@@ -133,9 +136,9 @@ class Assemble(MessagesNode):
 
         def excess(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
             messages = ModelInput(packed[0], iter(packed[1])).to_messages()
-            return counter.total(messages, tools) + prompt - self.max_tokens
+            return counter.count_request(messages, tools) + prompt - self.max_tokens
 
-        system, turns = find_largest(pack, excess, counter.fixed_part, self.max_tokens)
+        system, turns = find_largest(pack, excess, counter.fixed_tokens, self.max_tokens)
         return ModelInput(system, iter(turns))
 
     def _pack(
@@ -152,25 +155,27 @@ class Assemble(MessagesNode):
         text = contents["instructions"]
         if text is None:
             text = "" if model_input.system is None else read_system_text(model_input.system)
-        tools, system = counter.tools(self.tools), _system(text, counter)
-        prompt = counter.prompt(self.system_prompt)
+        tools, system = counter.count_tools(self.tools), _system(text, counter)
+        prompt = counter.count_system_prompt(self.system_prompt)
         newest = list(islice(model_input.turns, 1))
         fixed = counter.count_fixed_tokens(tools) + prompt + reserve
         left = self.max_tokens - fixed
-        window = choose(ModelInput(None, iter(newest)), left - system, counter.measure)
-        must = sum(counter.measure(message) for unit in window.needed for message in unit)
+        window = select_turns(
+            ModelInput(None, iter(newest)), left - system, counter.message_counter
+        )
+        must = sum(counter.message_counter(message) for unit in window.needed for message in unit)
         if window.over > 0:
             named: list[tuple[str, float]] = [("instructions", system)]
             if contents["instructions"] is None and model_input.system_parts:
-                named = list(system_costs(model_input, counter.measure))
+                named = list(iter_system_costs(model_input, counter.message_counter))
             named += [("tools", tools), ("the newest messages", must)]
             named.append(("the request itself", fixed - tools))
-            raise too_long(self.max_tokens, named, "shorten the instructions")
+            raise build_budget_error(self.max_tokens, named, "shorten the instructions")
         for name, entries in _entries(contents):
             text = self._with_section(text, name, entries, left - must, counter)
         left -= _system(text, counter)
-        turns = choose(
-            ModelInput(None, chain(newest, model_input.turns)), left, counter.measure
+        turns = select_turns(
+            ModelInput(None, chain(newest, model_input.turns)), left, counter.message_counter
         ).turns
         return SystemMessage(text) if text else None, turns
 
@@ -210,7 +215,7 @@ def _entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _system(text: str, counter: TokenCounter) -> int:
-    return counter.message(SystemMessage(text)) if text else 0
+    return counter.count_message(SystemMessage(text)) if text else 0
 
 
 class UseMemories(MessagesNode):
@@ -256,7 +261,7 @@ class UseMemories(MessagesNode):
         options = kinds, limit, max_tokens, min_score, all_below
         self._search = MemorySearch(namespace, *options, namespaces=namespaces)
         self._store = None if store is None else StoreAdapter(store).store
-        self._as_of = clock_of("as_of", as_of)
+        self._as_of = make_clock("as_of", as_of)
         self._following: list[MessagesNode] = []
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
@@ -305,7 +310,7 @@ class UseMemories(MessagesNode):
     async def _recalled(
         self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
     ) -> tuple[str, ...]:
-        thread_id, _ = source(config)
+        thread_id, _ = read_run_source(config)
 
         def accepts(memory: Memory) -> bool:
             origin = memory.provenance

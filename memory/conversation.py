@@ -77,7 +77,7 @@ def _role_of(kind: type) -> Role:
     return next((role for base, role in _BASES if issubclass(kind, base)), "other")
 
 
-def turns(messages: Messages) -> Iterator[range]:
+def iter_turn_ranges(messages: Messages) -> Iterator[range]:
     """Yield the positions of each turn, newest first.
 
     A human message without content begins a turn only if it is the newest human message. A human

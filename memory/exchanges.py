@@ -17,9 +17,9 @@ from perdure.memory.conversation import (
     Role,
     Turn,
     Unit,
+    iter_turn_ranges,
     role,
     says_something,
-    turns,
 )
 from perdure.memory.tool_calls import (
     ANSWERED_BY_MESSAGE,
@@ -60,7 +60,7 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
     """
     late: dict[str, BaseMessage] = {}  # results whose call is in an earlier turn, by call id
     start, stop = len(messages), len(messages)
-    for turn in turns(messages):
+    for turn in iter_turn_ranges(messages):
         start = turn.start
         own = messages[start : turn.stop]
         units = _group_units(own, late, purpose, is_newest=turn.stop == stop)

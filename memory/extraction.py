@@ -46,7 +46,7 @@ from perdure.memory.loaded_thread import (
     is_any_erased,
     remove_erased,
 )
-from perdure.memory.model_call import times
+from perdure.memory.model_call import format_count
 from perdure.memory.nodes import Learner
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.records import (
@@ -57,7 +57,7 @@ from perdure.memory.records import (
     namespace_of,
     notes_of,
 )
-from perdure.memory.run_config import Template, source
+from perdure.memory.run_config import Template, read_run_source
 from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
@@ -104,7 +104,7 @@ class ExtractionReport:
             parts.append(f"{sum(self.refused.values())} refused ({reasons})")
         if self.usage.calls:
             tokens = f"{self.usage.input_tokens} + {self.usage.output_tokens} tokens"
-            parts.append(f"model asked {times(self.usage.calls)}, {tokens}")
+            parts.append(f"model asked {format_count(self.usage.calls)}, {tokens}")
         return " ".join(", ".join(parts).split())
 
     @property
@@ -333,7 +333,7 @@ class RememberTurns(Learner):
         self, messages: Messages, state: object, config: RunnableConfig | None
     ) -> ExtractionReport | None:
         """Remember messages; None: that failed, and is logged, or the run has no memory."""
-        thread_id, checkpoint_id = source(config)
+        thread_id, checkpoint_id = read_run_source(config)
         if not thread_id:
             raise InvalidConfig(
                 "the run has no thread_id, so its turns cannot be remembered; pass "

@@ -21,7 +21,12 @@ from perdure.errors import InstructionsRefused, InvalidPatch, ModelFailed, Versi
 from perdure.memory.changes import TRIES, written
 from perdure.memory.conversation import Messages
 from perdure.memory.loaded_thread import find_run_thread, is_any_erased, remove_erased
-from perdure.memory.model_call import RefusedAnswer, fault_of, model_call, text_of
+from perdure.memory.model_call import (
+    RefusedAnswer,
+    find_answer_fault,
+    make_model_call,
+    read_answer_text,
+)
 from perdure.memory.nodes import Learner, MessagesNode, ModelInput, check_messages, read_channel
 from perdure.memory.options import check_choice, check_instance, check_text, check_whole_number
 from perdure.memory.quotation import fenced, newest, units_of
@@ -33,7 +38,14 @@ from perdure.memory.records import (
     StoreAdapter,
     namespace_of,
 )
-from perdure.memory.run_config import Clock, Template, Versioned, clock_of, source, store_of_graph
+from perdure.memory.run_config import (
+    Clock,
+    Template,
+    Versioned,
+    get_graph_store,
+    make_clock,
+    read_run_source,
+)
 from perdure.memory.summary import ON_FAILURE, OnFailure, add_summary, remove_summary
 from perdure.stores.base import Provenance, PutItem
 
@@ -109,10 +121,10 @@ class Instructions:
 
     def place(self, config: RunnableConfig | None) -> ItemPlace:
         """Where the instructions of a run are."""
-        adapter = self._adapter or _versioned(store_of_graph("the instructions"), self.namespace)
-        thread_id, checkpoint_id = source(config)
+        adapter = self._adapter or _versioned(get_graph_store("the instructions"), self.namespace)
+        thread_id, checkpoint_id = read_run_source(config)
         made_by = None if thread_id is None else Provenance(thread_id, checkpoint_id)
-        [key] = self.key.filled(config)
+        [key] = self.key.fill(config)
         return ItemPlace(adapter, namespace_of(self.namespace, config), key, made_by)
 
     async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> InstructionsVersion:
@@ -196,7 +208,7 @@ class UseInstructions(MessagesNode):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        self._as_of = clock_of("as_of", as_of)
+        self._as_of = make_clock("as_of", as_of)
         expected = "Instructions(store)"
         self._instructions = check_instance("instructions", instructions, Instructions, expected)
 
@@ -272,7 +284,7 @@ class UpdateInstructions(Learner):
         super().__init__(messages_key)
         given = check_instance("instructions", instructions, Instructions, "Instructions(store)")
         self._instructions: Instructions = given
-        self._model, self._prompt = model_call(model), check_text("prompt", prompt)
+        self._model, self._prompt = make_model_call(model), check_text("prompt", prompt)
         self._keeps = check_choice("on_failure", on_failure, ON_FAILURE) == "keep"
         self._feedback_key = check_text("feedback_key", feedback_key, "a channel's name")
 
@@ -328,17 +340,17 @@ class UpdateInstructions(Learner):
 
         room = min(_TRANSCRIPT, sum(len(unit) + 1 for unit in units))
         call = replace(self._model, config=config)
-        return await call.usable(request, partial(_taken, previous), room=room)
+        return await call.request_usable_answer(request, partial(_taken, previous), room=room)
 
 
 update_instructions = UpdateInstructions
 
 
 def _taken(previous: str, answer: Any) -> str:
-    fault = fault_of(answer)
+    fault = find_answer_fault(answer)
     if isinstance(answer, Exception):
         raise InvalidPatch(fault or "")
-    answered = "" if fault else text_of(answer)
+    answered = "" if fault else read_answer_text(answer)
     marked = _MARKED.findall(answered)
     if not fault and (not marked or answered.count(_BEGIN) != answered.count(_END)):
         fault = f"the answer {answered!r:.80} has no text between {_BEGIN} and {_END}"

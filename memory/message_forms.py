@@ -1,4 +1,4 @@
-"""Read messages in the forms of OpenAI, LangChain and LangGraph, and values of JSON beside them."""
+"""Read messages in the JSON forms of OpenAI, LangChain and LangGraph."""
 
 from __future__ import annotations
 
@@ -22,72 +22,83 @@ from langchain_core.messages import (
 from perdure.memory.thread_messages import time_of
 
 Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
-_NUMBER: Final = re.compile(
-    r"\d{9,19}(\.\d+)?"
-)  # text that is a moment, and no date such as 20240501
+# text that is a number of seconds (or smaller units) since 1970, and not a date such as 20240501
+_NUMBER: Final = re.compile(r"\d{9,19}(\.\d+)?")
 _LATEST_S: Final = 1e11  # seconds since 1970, year 5138; a larger number has a smaller unit
 
-CREATED: Final = "create_time"  # in a message's `response_metadata`: when it was said
+CREATED: Final = "create_time"
+"""The key in the `response_metadata` of a message for its creation time, in seconds since 1970."""
 
 EXACT: Final = "langchain"
-"""The key of a message for the fields that OpenAI's form does not have."""
+"""The key in a message of OpenAI's form for the fields of LangChain that this form lacks."""
 _ROLES: Final = ("user", "assistant", "system", "developer", "tool", "function")
 _OTHER_ROLES: Final = {"human": "user", "ai": "assistant"}
-_INSTEAD: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
+# keys of an assistant message, of which at least one must be present
+_ANSWER_KEYS: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 _TYPES: Final = ("human", "ai", "system", "tool", "function", "chat", "remove")
 _CHUNK: Final = "MessageChunk"  # suffix of the types of streamed messages, such as AIMessageChunk
 _TIMES: Final = ("at", "timestamp", "created_at")
-"""The keys for the time of a message, beside `CREATED`, which is kept in the message itself."""
+"""Other keys for the time of a message. Unlike `CREATED`, they are removed from the message."""
+# keys of the objects within a message that may contain its time
 _TIMED_PARTS: Final = ("data", "response_metadata", "additional_kwargs")
 
 
-class Odd(ValueError):
-    """A part of a file that is not as expected: it is left out, counted and named."""
+class MalformedPart(ValueError):
+    """The error for a part of a file that cannot be read.
+
+    The reader skips this part and reports it.
+    """
 
 
 def is_message(value: Any) -> bool:
-    """Return whether a value has one of the forms of a message."""
+    """Return whether a value has a form that `read_message` accepts."""
     return isinstance(value, dict) and ("role" in value or _langchain_type(value) is not None)
 
 
-def time_of_message(line: Any) -> float | None:
-    """Return the time of a message, in seconds since 1970, or None."""
-    for part in (line, *(find(line, dict, name) for name in _TIMED_PARTS)):
+def time_of_message(value: Any) -> float | None:
+    """Return the time of a message, in seconds since 1970, or None if it has no time."""
+    for part in (value, *(get_by_path(value, dict, name) for name in _TIMED_PARTS)):
         for name in (CREATED, *_TIMES) if isinstance(part, dict) else ():
-            if (at := seconds(part.get(name))) is not None:
-                return at
+            if (timestamp := parse_timestamp(part.get(name))) is not None:
+                return timestamp
     return None
 
 
-def read_message(line: Any, last: BaseMessage | None, *place: object) -> BaseMessage:
+def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) -> BaseMessage:
     """Read an object as a message.
 
     Args:
-        line: The object.
-        last: The message before it.
-        place: If the message has no id, the id is made of these values, the role and the content.
+        value: The object, in a form of OpenAI, LangChain or LangGraph.
+        previous: The message before it in the conversation, or None.
+        *id_parts: If the message has no id, its id is derived from these values, the role and the
+            content.
 
     Raises:
-        Odd: The object is not a message.
+        MalformedPart: The object is not a message.
     """
-    if isinstance(line, dict) and "role" not in line and (kind := _langchain_type(line)):
-        return _read_langchain(kind, line, *place)
-    form = _checked(line)
-    key = whole(str(line.get("id") or made_up_id(*place, line["role"], line.get("content"))))
+    if isinstance(value, dict) and "role" not in value and (kind := _langchain_type(value)):
+        return _read_langchain(kind, value, *id_parts)
+    form = _check_openai_message(value)
+    key = replace_surrogates(
+        str(value.get("id") or derive_id(*id_parts, value["role"], value.get("content")))
+    )
     form |= {"id": key, "content": form.get("content") or ""}
     _take_out_times(form)
     if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
         call = form.pop("function_call")
         form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
     if form["role"] == "function":  # it answers the single call of the message before it
-        if not (isinstance(last, AIMessage) and last.tool_calls):
-            raise Odd("the answer of a function that was not called")
-        form |= {"role": "tool", "tool_call_id": last.tool_calls[0]["id"]}
-    return _convert(form, form.pop(EXACT, None))
+        if not (isinstance(previous, AIMessage) and previous.tool_calls):
+            raise MalformedPart("the result of a function that was not called")
+        form |= {"role": "tool", "tool_call_id": previous.tool_calls[0]["id"]}
+    return _convert_openai_message(form, form.pop(EXACT, None))
 
 
-def _convert(form: dict[str, Any], fields: Any) -> BaseMessage:
-    """Build a message from OpenAI's form; `fields` replace fields of its class."""
+def _convert_openai_message(form: dict[str, Any], fields: Any) -> BaseMessage:
+    """Build a message from OpenAI's form.
+
+    `fields` are the fields of LangChain that replace fields of the built message, or None.
+    """
     try:
         (message,) = convert_to_messages([form])
         if fields is not None:
@@ -96,23 +107,24 @@ def _convert(form: dict[str, Any], fields: Any) -> BaseMessage:
             data = {**plain, **fields, "id": form["id"]}
             (message,) = messages_from_dict([{"type": kind, "data": data}])
             if isinstance(message, RemoveMessage):
-                raise ValueError("it is not a message")
+                raise ValueError("a RemoveMessage is not a message of a conversation")
     except json.JSONDecodeError as exc:
-        raise Odd("the arguments of a call are not JSON") from exc
+        raise MalformedPart("the arguments of a call are not JSON") from exc
     except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
         part = "tool_calls" if form.get("tool_calls") else form["role"]
-        raise Odd(f"malformed message ({part})") from exc
+        raise MalformedPart(f"malformed message ({part})") from exc
     return message
 
 
 def _take_out_times(form: dict[str, Any]) -> None:
-    """Remove the times of a message from its fields; `CREATED` stays, in its metadata."""
+    """Remove the times of a message from its fields, and move `CREATED` to its metadata."""
     for name in _TIMES:
-        if seconds(form.get(name)) is not None:
+        if parse_timestamp(form.get(name)) is not None:
             del form[name]
-    if (at := seconds(form.get(CREATED))) is not None:
+    if (timestamp := parse_timestamp(form.get(CREATED))) is not None:
         form.pop(CREATED)
-        form["response_metadata"] = {**find(form, dict, "response_metadata"), CREATED: at}
+        metadata = get_by_path(form, dict, "response_metadata")
+        form["response_metadata"] = {**metadata, CREATED: timestamp}
 
 
 def _langchain_type(value: Mapping[str, Any]) -> str | None:
@@ -123,8 +135,8 @@ def _langchain_type(value: Mapping[str, Any]) -> str | None:
     """
     kind = value.get("type")
     if kind == "constructor" and "lc" in value:
-        kind = find(value, str, "kwargs", "type")
-        names = find(value, list, "id")
+        kind = get_by_path(value, str, "kwargs", "type")
+        names = get_by_path(value, list, "id")
         name = str(names[-1] if names else "").removesuffix("Chunk").removesuffix("Message")
         kind = kind or name.lower()
     elif "content" not in value and not isinstance(value.get("data"), dict):
@@ -133,45 +145,52 @@ def _langchain_type(value: Mapping[str, Any]) -> str | None:
     return kind if is_known else None
 
 
-def _read_langchain(kind: str, line: Mapping[str, Any], *place: object) -> BaseMessage:
+def _read_langchain(kind: str, value: Mapping[str, Any], *id_parts: object) -> BaseMessage:
     """Read a message in one of LangChain's own forms, with all its fields."""
-    name = "kwargs" if "lc" in line else "data"
-    fields = dict(line[name] if isinstance(line.get(name), dict) else line)
+    name = "kwargs" if "lc" in value else "data"
+    fields = dict(value[name] if isinstance(value.get(name), dict) else value)
     content = fields.get("content")
     if content is None and kind.lower().startswith("ai") and fields.get("tool_calls"):
         content = fields["content"] = ""
     if kind == "remove":
-        raise Odd("the removal of a message")
+        raise MalformedPart("the removal of a message")
     if not isinstance(content, str | list):
-        raise Odd(
+        raise MalformedPart(
             "no content" if content is None else "content is neither text nor a list of parts"
         )
-    key = fields.get("id") or line.get("id") if name == "data" else fields.get("id")
-    fields["id"] = whole(str(key or made_up_id(*place, kind, content)))
+    key = fields.get("id") or value.get("id") if name == "data" else fields.get("id")
+    fields["id"] = replace_surrogates(str(key or derive_id(*id_parts, kind, content)))
     _take_out_times(fields)
     for part in ("response_metadata", "additional_kwargs"):
-        fields[part] = find(fields, dict, part)
+        fields[part] = get_by_path(fields, dict, part)
     try:
         (message,) = messages_from_dict([{"type": kind, "data": {**fields, "type": kind}}])
         if isinstance(message, BaseMessageChunk):
             message = message_chunk_to_message(message)
     except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
-        raise Odd(f"malformed message ({short(kind, 40)})") from exc
+        raise MalformedPart(f"malformed message ({shorten_line(kind, 40)})") from exc
     return message
 
 
-def _checked(message: Any) -> dict[str, Any]:
+def _check_openai_message(message: Any) -> dict[str, Any]:
+    """Return a message of OpenAI's form with one of `_ROLES` as role.
+
+    Raises:
+        MalformedPart: The value is not an object, its role is unknown, or it has no content.
+    """
     if not isinstance(message, dict):
-        raise Odd("the message is not an object")
+        raise MalformedPart("the message is not an object")
     role, content = message.get("role"), message.get("content")
     role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
     if role not in _ROLES:
-        raise Odd(f"unknown role {short(str(role), 40)!r}")
-    if content is None and not (role == "assistant" and any(n in message for n in _INSTEAD)):
-        raise Odd("no content")
-    parts = all(isinstance(part, str | dict) for part in find(content, list))
+        raise MalformedPart(f"unknown role {shorten_line(str(role), 40)!r}")
+    if content is None and not (
+        role == "assistant" and any(key in message for key in _ANSWER_KEYS)
+    ):
+        raise MalformedPart("no content")
+    parts = all(isinstance(part, str | dict) for part in get_by_path(content, list))
     if not (parts and isinstance(content, str | list | None)):
-        raise Odd("content is neither text nor a list of parts")
+        raise MalformedPart("content is neither text nor a list of parts")
     if isinstance(content, list):
         content = [_read_part(part) for part in content]
     return {**message, "role": role, **({"content": content} if "content" in message else {})}
@@ -181,54 +200,57 @@ def _read_part(part: Any) -> Any:
     """Return a part of the Responses API in the form that chat completions have."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):
-        return {"type": "text", "text": find(part, str, "text")}
+        return {"type": "text", "text": get_by_path(part, str, "text")}
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         return {"type": "image_url", "image_url": {"url": part["image_url"]}}
     return part
 
 
-# -- values of JSON that may be anything
+# -- values of any JSON
 
 
-def find(value: Any, kind: type[Kind], *path: str) -> Kind:
-    """The value at a path of keys, if it is of this kind, else an empty one."""
+def get_by_path(value: Any, kind: type[Kind], *path: str) -> Kind:
+    """Return the value at a path of keys, or an empty `kind()` if there is no value of this type.
+
+    Lone surrogates in text are replaced.
+    """
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     part = value if isinstance(value, kind) else kind()
-    return whole(part) if isinstance(part, str) else part
+    return replace_surrogates(part) if isinstance(part, str) else part
 
 
-def whole(text: str) -> str:
-    """Text without halves of characters, which no file can hold."""
+def replace_surrogates(text: str) -> str:
+    """Return the text with "?" in place of lone surrogates, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def seconds(value: Any) -> float | None:
-    """Return a moment as seconds since 1970, or None if the value is no moment.
+def parse_timestamp(value: Any) -> float | None:
+    """Return a timestamp in seconds since 1970, or None if the value is not a timestamp.
 
     The value is text in ISO 8601, or a number of seconds, milliseconds, microseconds or nanoseconds
-    since 1970, which its size tells apart. A number may be written as text.
+    since 1970. The unit follows from the size of the number. A number may be written as text.
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = float(value)
     if isinstance(value, int | float) and math.isfinite(value):
         while abs(value) >= _LATEST_S:
             value /= 1000
-    at = time_of(value) if isinstance(value, str | int | float) else None
-    return None if at is None else at.timestamp()
+    time = time_of(value) if isinstance(value, str | int | float) else None
+    return None if time is None else time.timestamp()
 
 
-def created(message: BaseMessage) -> float | None:
-    """When a message says that it was said: s since 1970."""
-    return seconds(message.response_metadata.get(CREATED))
+def get_creation_time(message: BaseMessage) -> float | None:
+    """Return the creation time in a message's metadata, in seconds since 1970, or None."""
+    return parse_timestamp(message.response_metadata.get(CREATED))
 
 
-def made_up_id(*parts: object) -> str:
-    """An id for what has none: the same for the same parts."""
+def derive_id(*parts: object) -> str:
+    """Return an id for a message or conversation without one. Equal parts give equal ids."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "perdure:" + json.dumps(parts, default=str)))
 
 
-def short(text: Any, limit: int = 200) -> str:
-    """Text on one line, cut if it is long."""
-    flat = " ".join(str(text).split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+def shorten_line(text: Any, limit: int = 200) -> str:
+    """Return the text on one line, cut to `limit` characters and an ellipsis if it is longer."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

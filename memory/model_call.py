@@ -1,4 +1,4 @@
-"""Calls of a chat model, by name or object: a time limit, retries, answers by a schema."""
+"""Call chat models with a time limit and retries, and read their answers."""
 
 from __future__ import annotations
 
@@ -26,74 +26,91 @@ from perdure.memory.thread_messages import storable
 from perdure.storage.threads import ThreadPool, awaited_for, waited_for
 
 T = TypeVar("T")
-Request = Sequence[BaseMessage]
-_FAULTS: Final = 5  # of an answer that are named
-_LEAST: Final = 1_000  # characters of a conversation that is halved because it was too long
-_QUOTED: Final = 4_000  # characters of an answer that the model is shown again
-_REASONS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
+ModelRequest = Sequence[BaseMessage]
+_MAX_FAULTS: Final = 5  # validation errors of an answer that are listed
+_MIN_ROOM: Final = 1_000  # characters; a conversation is not shortened below this number
+_MAX_QUOTED_CHARS: Final = 4_000  # characters of a refused answer that are sent to the model again
+# keys in the metadata of an answer for the reason why it ended
+_REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
+# reasons of an answer that was cut off, and of an answer that the provider withheld
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _WITHHELD: Final = {
     *("content_filter", "content_filtered", "safety", "refusal", "recitation"),
     *("prohibited_content", "blocklist", "guardrail_intervened"),
 }
-_REFUSED: Final = {400, 401, 403, 404, 405, 422}  # HTTP: asking again gets the same answer
+_PERMANENT_STATUSES: Final = {400, 401, 403, 404, 405, 422}  # HTTP status codes; no retry helps
 
 
-def chat_model(model: Any) -> Runnable[Any, Any]:
-    """A chat model: an object as it is, or that of a name such as `"openai:gpt-5-mini"`.
+def load_chat_model(model: Any) -> Runnable[Any, Any]:
+    """Return the chat model with a name such as `"openai:gpt-5-mini"`.
 
-    OpenAI's go to `ChatOpenAI`, others to langchain's `init_chat_model`. If something is missing
-    that may be there later, such as the key, the model is made when called.
+    An OpenAI model is a `ChatOpenAI`. Other models are created by langchain's `init_chat_model`. If
+    the model cannot be created yet, for example because no API key is set, it is created at its
+    first call. A model object is returned unchanged.
+
+    Raises:
+        ConfigurationError: No model can have this name, or the value is not a model.
+        MissingDependency: The package of the provider is not installed.
     """
     if not isinstance(model, str):
         expected = 'a langchain chat model, or a name such as "openai:gpt-5-mini"'
         return check_instance("model", model, Runnable, expected)  # type: ignore[no-any-return]
     try:
         check_text("model, without its provider,", model.rpartition(":")[2])
-        return _made(model)  # type: ignore[no-any-return]
+        return _create_model(model)  # type: ignore[no-any-return]
     except (ConfigurationError, MissingDependency):
         raise
-    except Exception:  # every provider has its own error for a key that is missing
+    except Exception:  # each provider raises an error of its own if the API key is missing
         return NamedModel(model)
 
 
 class NamedModel(RunnableLambda[Any, Any]):
-    """A chat model that is made, and prepared, at its first call; `chat_model` makes it."""
+    """A chat model that is created at its first call.
 
-    def __init__(self, given: str, prepare: Callable[[Any], Any] = lambda model: model) -> None:
-        # if a function returns a runnable, langchain calls that
-        super().__init__(self._resolved, name=given)
-        self.given, self._prepare, self._model = given, prepare, None
+    Args:
+        full_name: The name of the model, with its provider.
+        prepare: A function that returns the created model in the form to call, such as with tools.
+    """
+
+    def __init__(self, full_name: str, prepare: Callable[[Any], Any] = lambda model: model) -> None:
+        # langchain calls the runnable that this function returns
+        super().__init__(self._load_model, name=full_name)
+        self.full_name, self._prepare, self._model = full_name, prepare, None
 
     @property
     def model_name(self) -> str:
-        """The name without its provider."""
-        return self.given.partition(":")[2] or self.given
+        """The name of the model without its provider."""
+        return self.full_name.partition(":")[2] or self.full_name
 
-    def prepared(self, prepare: Callable[[Any], Any]) -> NamedModel:
-        """The same, with something done before the first call: `lambda model: model.bind(…)`."""
-        return NamedModel(self.given, lambda model: prepare(self._prepare(model)))
+    def with_preparation(self, prepare: Callable[[Any], Any]) -> NamedModel:
+        """Return a copy that calls `prepare` on the created model, after its other preparations."""
+        return NamedModel(self.full_name, lambda model: prepare(self._prepare(model)))
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> NamedModel:
         """See `BaseChatModel.bind_tools`."""
-        return self.prepared(lambda model: model.bind_tools(tools, **kwargs))
+        return self.with_preparation(lambda model: model.bind_tools(tools, **kwargs))
 
-    def _resolved(self, request: Any) -> Any:
+    def _load_model(self, request: Any) -> Any:
         if self._model is None:
             try:
-                self._model = self._prepare(_made(self.given))
+                self._model = self._prepare(_create_model(self.full_name))
             except Exception as exc:
-                fault = f"the model {self.given!r} cannot be made: {exc!s:.300}"
+                fault = f"the model {self.full_name!r} cannot be created: {exc!s:.300}"
                 raise ConfigurationError(fault) from exc
         return self._model
 
 
-def _made(name: str) -> Any:
-    """The model of a name; ConfigurationError if no model can have it."""
+def _create_model(name: str) -> Any:
+    """Create the model with a name such as `"openai:gpt-5-mini"`.
+
+    Raises:
+        ConfigurationError: No model can have this name.
+        MissingDependency: The package of the provider is not installed.
+    """
     provider, _, model = name.partition(":")
     try:
         if provider == "openai":
-            from langchain_openai import ChatOpenAI  # takes a second: only if a model is named
+            from langchain_openai import ChatOpenAI  # takes a second, so imported only here
 
             return ChatOpenAI(model=model)
         from langchain.chat_models import init_chat_model
@@ -101,12 +118,14 @@ def _made(name: str) -> Any:
         return init_chat_model(name)
     except ImportError as exc:
         raise MissingDependency(
-            f"model is {name!r:.80}, for which a package is missing ({exc}); in a checkout, pip "
-            'install ".[agents]" and the package of the provider, or pass a chat model, or a name '
-            '"openai:…"'
+            f"model is {name!r:.80}, but a package for it is not installed ({exc}); in a checkout, "
+            "run `pip install '.[agents]'` and install the package of the provider, or pass a chat "
+            'model or a name such as "openai:gpt-5-mini"'
         ) from exc
     except ValueError as exc:
-        if type(exc) is not ValueError:  # pydantic's: a key is missing
+        if (
+            type(exc) is not ValueError
+        ):  # a validation error of pydantic, because the API key is missing
             raise
         raise ConfigurationError(
             f'model is {name!r:.80}; expected "provider:model", such as "openai:gpt-5-mini" '
@@ -114,32 +133,48 @@ def _made(name: str) -> Any:
         ) from exc
 
 
-def with_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
-    """A model with tools to call; ConfigurationError if its class cannot call any."""
+def bind_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
+    """Return a model that can call the tools.
+
+    Raises:
+        ConfigurationError: The model does not support tools.
+    """
     try:
         return model.bind_tools(tools)  # type: ignore[no-any-return]
     except (AttributeError, NotImplementedError) as exc:
-        raise _unable(model, "cannot call tools: it has no bind_tools", exc) from exc
+        fault = "cannot call tools: it has no bind_tools"
+        raise _build_unsupported_error(model, fault, exc) from exc
 
 
-def structured(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
-    """A model, or that of a name, whose answers are of a schema; strictly if it can decode so."""
-    model = chat_model(model)
+def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
+    """Return a model whose answers have the fields of a schema.
+
+    Args:
+        model: A chat model, or its name.
+        schema: The schema.
+        strict: Whether the provider is asked to enforce the schema, if it supports this.
+
+    Raises:
+        ConfigurationError: The model does not support structured answers.
+    """
+    model = load_chat_model(model)
     if isinstance(model, NamedModel):
-        return model.prepared(lambda made: structured(made, schema, strict=strict))
+        return model.with_preparation(
+            lambda loaded: bind_output_schema(loaded, schema, strict=strict)
+        )
     cause: Exception | None = None
     method = {"method": "function_calling"}
-    tried: list[dict[str, Any]] = [{**method, "strict": strict}, method, {}]
-    for options in tried:
+    attempts: list[dict[str, Any]] = [{**method, "strict": strict}, method, {}]
+    for options in attempts:
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
         except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
-            cause = exc  # an integration refuses what it does not know in one of these ways
-    fault = "gives no structured answers: it has no with_structured_output"
-    raise _unable(model, fault, cause) from cause
+            cause = exc  # integrations raise these errors for options that they do not support
+    fault = "cannot return structured answers: it has no with_structured_output"
+    raise _build_unsupported_error(model, fault, cause) from cause
 
 
-def _unable(model: Any, fault: str, cause: Exception | None) -> ConfigurationError:
+def _build_unsupported_error(model: Any, fault: str, cause: Exception | None) -> ConfigurationError:
     return ConfigurationError(
         f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"
@@ -147,7 +182,11 @@ def _unable(model: Any, fault: str, cause: Exception | None) -> ConfigurationErr
 
 
 class InvalidAnswer(InvalidPatch):
-    """An answer of another form than was asked for; `outline` has no word of the model's."""
+    """The error for an answer that does not have the requested form.
+
+    Attributes:
+        outline: A description of the fault that quotes nothing from the answer, for the log.
+    """
 
     def __init__(self, fault: str, outline: str | None = None) -> None:
         super().__init__(fault)
@@ -155,26 +194,34 @@ class InvalidAnswer(InvalidPatch):
 
 
 class RefusedAnswer(NamedTuple):
-    """An answer that cannot be used, and what is wrong with it."""
+    """An answer that cannot be used, with a description of its fault."""
 
     answer: Any
     fault: str
 
 
-Requesting = Callable[[int, RefusedAnswer | None], Request]
-"""Makes a request: for so many characters of a conversation, after an answer that was refused."""
+RequestBuilder = Callable[[int, RefusedAnswer | None], ModelRequest]
+"""A function that builds a request.
+
+Its arguments are the maximum number of characters of the conversation in the request, and the last
+answer if it was refused.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A model and how it is called: `ModelCall("openai:gpt-5-mini", timeout_s=20)`.
+    """A model with its time limit and retries, such as `ModelCall("openai:gpt-5-mini", retries=0)`.
 
     Args:
-        model: A chat model, what answers like one, or a name; see `chat_model`.
-        timeout_s: Seconds a call may take; None: as long as it takes. A blocking call that takes
-            longer goes on in its thread, and its answer is ignored.
-        retries: How often a call is made again that failed, or whose answer cannot be used.
-        backoff_s: Seconds before a failed call is made again; they double.
+        model: A chat model, a runnable that answers like one, or the name of a model, such as
+            `"openai:gpt-5-mini"`.
+        timeout_s: The time limit of a call, in seconds, or None for no limit. A blocking call that
+            takes longer continues in its OS thread, and its answer is ignored.
+        config: The config of the calls.
+        retries: The maximum number of further calls after a call that failed, or whose answer
+            cannot be used.
+        backoff_s: The pause before the first retry of a failed call, in seconds. It doubles with
+            each further retry.
     """
 
     model: Any
@@ -184,60 +231,76 @@ class ModelCall:
     backoff_s: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "model", chat_model(self.model))
+        object.__setattr__(self, "model", load_chat_model(self.model))
         if self.timeout_s is not None:
             check_seconds("timeout_s", self.timeout_s, above_zero=True)
         check_whole_number("retries", self.retries, 0)
         check_seconds("backoff_s", self.backoff_s)
 
-    def asking(self, request: Request) -> Effect[Any]:
-        """An effect: the answer to a request, or the error instead of it."""
-        return Effect(lambda: self._answer(request), lambda: self._aanswer(request))
+    def request_answer(self, request: ModelRequest) -> Effect[Any]:
+        """Return an effect whose result is the answer to a request, or the error of the call."""
+        return Effect(lambda: self._call_blocking(request), lambda: self._call_async(request))
 
-    async def usable(
-        self, request: Requesting, taken: Callable[[Any], T | Operation[T]], *, room: int = 0
+    async def request_usable_answer(
+        self,
+        build_request: RequestBuilder,
+        read_answer: Callable[[Any], T | Operation[T]],
+        *,
+        room: int = 0,
     ) -> T:
-        """The result that `taken` makes of the first answer for which it raises no `InvalidPatch`.
+        """Call the model until it returns a usable answer, and return the result of `read_answer`.
 
-        `room` characters of the conversation are shown; half of them if the model takes less. If
-        no answer can be used, that is a `ModelFailed`, whose cause is the last error.
+        Args:
+            build_request: Builds the request of each call.
+            read_answer: Returns the result of an answer, or raises `InvalidPatch` if the answer
+                cannot be used.
+            room: The maximum number of characters of the conversation in the request. It is halved
+                as often as the request exceeds the model's context window.
+
+        Raises:
+            ModelFailed: No answer can be used. The cause is the last error.
         """
         failures, refused = 0, None
         while True:
-            answer = await self.asking(request(room, refused))
-            if is_too_long(answer) and room // 2 >= _LEAST:
+            answer = await self.request_answer(build_request(room, refused))
+            if is_context_overflow(answer) and room // 2 >= _MIN_ROOM:
                 room //= 2
                 continue
             failures += 1
             try:
-                result = taken(answer)
+                result = read_answer(answer)
                 return (await result) if isinstance(result, Coroutine) else result
             except InvalidPatch as exc:
-                if is_final(answer) or is_too_long(answer) or failures > self.retries:
+                is_last = is_permanent_failure(answer) or is_context_overflow(answer)
+                if is_last or failures > self.retries:
+                    fault = _describe_without_content(answer, exc)
                     raise ModelFailed(
-                        f"the model gave no answer that can be used: asked {times(failures)}, and "
-                        f"in the end: {_outline(answer, exc)}; nothing was written"
+                        f"the model was asked {format_count(failures)} and gave no usable answer; "
+                        f"the last error: {fault}; nothing was written"
                     ) from (answer if isinstance(answer, Exception) else exc)
                 if isinstance(answer, Exception) and not isinstance(answer, ValueError):
                     pause = self.backoff_s * 2 ** (failures - 1)
                     await Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
-                else:  # some clients raise what pydantic says of an answer
+                else:  # some clients raise a ValueError if pydantic rejects the answer
                     refused = RefusedAnswer(answer, str(exc))
 
-    def _answer(self, request: Request) -> Any:
-        """The answer, or the error, of a call in a thread of its own, so that it can time out."""
+    def _call_blocking(self, request: ModelRequest) -> Any:
+        """Return the answer of the model, or the error of the call.
+
+        The call runs in an OS thread of its own, so that the time limit can end the wait.
+        """
         threads = ThreadPool(1, "perdure-model", lasting=False)
         run = contextvars.copy_context().run
-        call = partial(run, self._quiet().invoke, list(request), self.config)
+        call = partial(run, self._hide_from_stream().invoke, list(request), self.config)
         try:
             return waited_for(threads.submit(call, awaited=False), self.timeout_s)
         except GraphBubbleUp:
-            raise  # a signal, such as an interrupt, and no failure of the model
+            raise  # a control-flow signal such as an interrupt, not a failure of the model
         except Exception as exc:
             return exc
 
-    async def _aanswer(self, request: Request) -> Any:
-        call = self._quiet().ainvoke(list(request), self.config)
+    async def _call_async(self, request: ModelRequest) -> Any:
+        call = self._hide_from_stream().ainvoke(list(request), self.config)
         try:
             return await awaited_for(call, self.timeout_s)
         except GraphBubbleUp:
@@ -245,56 +308,58 @@ class ModelCall:
         except Exception as exc:
             return exc
 
-    def _quiet(self) -> Runnable[Any, Any]:
-        # the answer is not the user's: `stream_mode="messages"` leaves it out
+    def _hide_from_stream(self) -> Runnable[Any, Any]:
+        # the answer is not for the user, so `stream_mode="messages"` must not emit it
         return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
 
 
-def model_call(model: Any) -> ModelCall:
-    """A `ModelCall` as it is; anything else as the model of one."""
+def make_model_call(model: Any) -> ModelCall:
+    """Return a call of a model with default limits. A `ModelCall` is returned unchanged."""
     return model if isinstance(model, ModelCall) else ModelCall(model)
 
 
-def text_of(answer: Any) -> str:
-    """The text of an answer, as it can be stored and sent on."""
+def read_answer_text(answer: Any) -> str:
+    """Return the text of an answer, without characters that cannot be stored."""
     return storable(answer if isinstance(answer, str) else str(answer.text))
 
 
-def the_model(error: Exception) -> str:
-    """The model whose call failed, with its address, as far as the error of its client says."""
+def describe_failed_model(error: Exception) -> str:
+    """Return "the model", with its name and URL if the error of a failed call has its request."""
     request: Any = getattr(error, "request", None)
     try:
         url, name = request.url, json.loads(request.content).get("model")
-        address = f"{url.scheme}://{url.netloc.decode()}{url.path}"  # no password, no query
-    except Exception:  # no request of httpx, or one whose body is no JSON
+        address = f"{url.scheme}://{url.netloc.decode()}{url.path}"  # without password and query
+    except Exception:  # not a request of httpx, or its body is not JSON
         return "the model"
     return f"the model {name!r} at {address}" if name else f"the model at {address}"
 
 
-def fault_of(answer: Any) -> str | None:
-    """What is wrong with an answer from which text is wanted; None: nothing."""
+def find_answer_fault(answer: Any) -> str | None:
+    """Return the fault of an answer that should be text, or None if the answer has a text."""
     if isinstance(answer, TimeoutError):
         return f"there was {answer}" if str(answer) else "the call timed out"
     if isinstance(answer, Exception):
-        return f"the call of {the_model(answer)} raised {type(answer).__name__}: {answer!s:.300}"
+        model, error = describe_failed_model(answer), type(answer).__name__
+        return f"the call of {model} raised {error}: {answer!s:.300}"
     if not isinstance(answer, str | BaseMessage):
-        return f"the model returned a {type(answer).__name__}, which is no message"
-    fault = _early_end(answer)
-    return fault or (None if text_of(answer) else "the answer has no text")
+        return f"the model returned a {type(answer).__name__}; expected a message"
+    fault = _find_early_end(answer)
+    return fault or (None if read_answer_text(answer) else "the answer has no text")
 
 
-def _early_end(answer: Any) -> str | None:
+def _find_early_end(answer: Any) -> str | None:
+    """Return the fault of an answer that was cut off or withheld, or None if it is complete."""
     metadata = getattr(answer, "response_metadata", None) or {}
     details = metadata.get("incomplete_details") or {}
-    reasons = (*(metadata.get(key) for key in _REASONS), details.get("reason"))
+    reasons = (*(metadata.get(key) for key in _REASON_KEYS), details.get("reason"))
     ending = next((str(reason).lower() for reason in reasons if reason), "")
     if ending in _CUT_OFF:
         return "the answer was cut off at the model's limit for output tokens"
-    return f"the answer was withheld ({ending})" if ending in _WITHHELD else None
+    return f"the provider withheld the answer ({ending})" if ending in _WITHHELD else None
 
 
-def is_too_long(answer: Any) -> bool:
-    """Whether a call failed because the request is longer than the model's window."""
+def is_context_overflow(answer: Any) -> bool:
+    """Return whether a call failed because the request exceeds the model's context window."""
     if not isinstance(answer, Exception):
         return False
     status = getattr(answer, "status_code", None)
@@ -306,62 +371,70 @@ def is_too_long(answer: Any) -> bool:
     )
 
 
-def is_final(answer: Any) -> bool:
-    """Whether a call failed in a way that calling again cannot mend."""
-    refused = getattr(answer, "status_code", None) in _REFUSED
-    return isinstance(answer, ConfigurationError) or (isinstance(answer, Exception) and refused)
+def is_permanent_failure(answer: Any) -> bool:
+    """Return whether a call failed with an error that a retry cannot resolve."""
+    is_refused = getattr(answer, "status_code", None) in _PERMANENT_STATUSES
+    return isinstance(answer, ConfigurationError) or (isinstance(answer, Exception) and is_refused)
 
 
-def times(count: int) -> str:
-    """How often, in words."""
+def format_count(count: int) -> str:
+    """Return a count as text such as "once" or "3 times"."""
     return "once" if count == 1 else f"{count} times"
 
 
-def parsed(answer: Any) -> Any:
-    """The answer of a `structured` model; InvalidPatch, which may quote it, if it is none."""
+def read_structured_answer(answer: Any) -> Any:
+    """Return the structured answer of a model from `bind_output_schema`.
+
+    Raises:
+        InvalidPatch: The answer does not fit the schema. The message may quote the answer.
+    """
     if not isinstance(answer, dict):
-        raise InvalidPatch(fault_of(answer) or "the answer was text, which no schema has")
+        expected = "the answer is text; expected the fields of the schema"
+        raise InvalidPatch(find_answer_fault(answer) or expected)
     raw, error = answer.get("raw"), answer.get("parsing_error")
-    if fault := _early_end(raw):
+    if fault := _find_early_end(raw):
         raise InvalidAnswer(fault)
     if error is not None:
-        form, outline = (
-            "the answer is not as the schema asks for",
-            "the answer calls a tool that there is not",
-        )
+        fault, outline = "the answer does not fit the schema", "the answer calls an unknown tool"
         if isinstance(error, ValidationError):
-            outline = f"{form}: {faults_of(error)}"
-        raise InvalidAnswer(f"{form}: {error!s:.1000}", outline)
+            outline = f"{fault}: {describe_validation_errors(error)}"
+        raise InvalidAnswer(f"{fault}: {error!s:.1000}", outline)
     if answer.get("parsed") is None:
         for call in getattr(raw, "invalid_tool_calls", ()):
-            fault = f"the arguments {call['args']!r:.200} are no JSON"
-            raise InvalidAnswer(fault, "the answer is no JSON")
-        fault = "the answer has no arguments of the tool that was to be called"
-        raise InvalidAnswer(fault, "the answer calls no tool, which it was asked for")
+            fault = f"the arguments {call['args']!r:.200} are not valid JSON"
+            raise InvalidAnswer(fault, "the answer is not valid JSON")
+        raise InvalidAnswer("the answer does not call the tool that the request asks it to call")
     return answer["parsed"]
 
 
-def faults_of(exc: ValidationError) -> str:
-    """What is wrong, by field, without the values: one may be a megabyte, or a secret."""
-    errors = exc.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
-    places = (".".join(str(part)[:60] for part in error["loc"]) for error in errors)
+def describe_validation_errors(exc: ValidationError) -> str:
+    """Return the first validation errors, as `field: error`, separated by semicolons.
+
+    The values of the fields are left out, because a value may be very long or a secret.
+    """
+    errors = exc.errors(include_url=False, include_context=False, include_input=False)
+    errors = errors[:_MAX_FAULTS]
+    paths = (".".join(str(part)[:60] for part in error["loc"]) for error in errors)
     faults = (error["msg"][:200] for error in errors)
-    return "; ".join(f"{place}: {fault}" for place, fault in zip(places, faults, strict=True))
+    return "; ".join(f"{path}: {fault}" for path, fault in zip(paths, faults, strict=True))
 
 
-def quoted_answer(answer: Any) -> str:
-    """The text of an answer, to be shown to the model again."""
+def quote_answer(answer: Any) -> str:
+    """Return the text and calls of a refused answer, for the next request to the model."""
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
     if isinstance(raw, AIMessage):
         parts += [json.dumps(call["args"], ensure_ascii=False) for call in raw.tool_calls]
         parts += [call["args"] or "" for call in raw.invalid_tool_calls]
-    return middle_out(storable("\n".join(filter(None, parts))), _QUOTED)
+    return middle_out(storable("\n".join(filter(None, parts))), _MAX_QUOTED_CHARS)
 
 
-def _outline(answer: Any, fault: InvalidPatch) -> str:
-    """What is wrong with an answer, in none of its words: they may be a secret, and are logged."""
+def _describe_without_content(answer: Any, fault: InvalidPatch) -> str:
+    """Return a description of a fault that quotes nothing from the answer.
+
+    The description is logged, and the answer may contain secrets.
+    """
     if not isinstance(answer, dict):
-        return fault_of(answer) or str(fault)
-    cannot = "the answer asks for what cannot be done (this error's cause says what)"
-    return fault.outline if isinstance(fault, InvalidAnswer) else cannot
+        return find_answer_fault(answer) or str(fault)
+    invalid = "the answer asks for an invalid change (see the cause of this error)"
+    return fault.outline if isinstance(fault, InvalidAnswer) else invalid

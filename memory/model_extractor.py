@@ -29,10 +29,10 @@ from perdure.memory.instructions import LONGEST, Instructions, replacing
 from perdure.memory.model_call import (
     InvalidAnswer,
     RefusedAnswer,
-    model_call,
-    parsed,
-    quoted_answer,
-    structured,
+    bind_output_schema,
+    make_model_call,
+    quote_answer,
+    read_structured_answer,
 )
 from perdure.memory.options import check_instance, check_text
 from perdure.memory.profile import Document, Profile, ProfileState
@@ -388,9 +388,9 @@ class ModelExtractor:
             raise ConfigurationError(
                 f"kinds is {kinds!r:.80}; expected some of {FACT, EPISODE}, a profile or learn="
             )
-        call = model_call(model)
+        call = make_model_call(model)
         form = answer_form(self._parts)
-        self._call = replace(call, model=structured(call.model, form, strict=strict))
+        self._call = replace(call, model=bind_output_schema(call.model, form, strict=strict))
 
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """As many as fit into one call, at least one."""
@@ -463,7 +463,7 @@ class ModelExtractor:
             raw = raw_answer.get("raw") if isinstance(raw_answer, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}
             usage += Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
-            answer = answer_of(parsed(raw_answer))
+            answer = answer_of(read_structured_answer(raw_answer))
             try:
                 for each, changes in _by_profile(answer, shown.profiles):
                     await patched_profile(each, changes, batch, scope)
@@ -476,7 +476,9 @@ class ModelExtractor:
             return answer
 
         call = replace(self._call, config=scope.config)
-        asked: Operation[ModelAnswer] = call.usable(request, taken, room=self.max_chars)
+        asked: Operation[ModelAnswer] = call.request_usable_answer(
+            request, taken, room=self.max_chars
+        )
         return (await asked), usage
 
     def _request(
@@ -492,7 +494,7 @@ class ModelExtractor:
             fenced("conversation", _transcript(batch.messages, room)),
         ]
         if refused is not None:
-            data.append(fenced("refused_answer", quoted_answer(refused.answer)))
+            data.append(fenced("refused_answer", quote_answer(refused.answer)))
             data.append(f"Your last answer was refused: {refused.fault}\nAnswer again, all of it.")
         instructions = [self.prompt, *(_ASKED[part] for part in self._parts), _DATA]
         return [

@@ -33,7 +33,7 @@ from perdure.memory.records import (
     namespace_of,
     removal_of,
 )
-from perdure.memory.run_config import Template, source
+from perdure.memory.run_config import Template, read_run_source
 from perdure.stores.base import Provenance, PutItem, Receipt
 from perdure.stores.values import decode_value, encode_value, to_prompt_json
 
@@ -358,8 +358,8 @@ class Profile(Generic[M]):
 
     def place(self, config: RunnableConfig | None = None) -> ItemPlace:
         """The place of the profile of a run; a change there is a user's, by hand."""
-        namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
-        user = Provenance(*source(config), actor="user", trust="user")
+        namespace, [key] = namespace_of(self.namespace, config), self.key.fill(config)
+        user = Provenance(*read_run_source(config), actor="user", trust="user")
         return ItemPlace(self.adapter or adapter_of(None, self.namespace), namespace, key, user)
 
     async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> ProfileState[M]:

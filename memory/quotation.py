@@ -72,14 +72,14 @@ def fitting(
     """The numbers of the entries of a section that fit, and the tokens of the section with them."""
     budget = inf if budget is None else budget
     taken: list[int] = []
-    tokens = counter.text(section(name, []))
+    tokens = counter.count_text(section(name, []))
     for number, entry in enumerate(entries):
-        more = counter.text("\n" + entry)
+        more = counter.count_text("\n" + entry)
         if tokens + more <= budget:
             taken.append(number)
             tokens += more
     while taken:
-        whole = counter.text(section(name, [entries[number] for number in taken]))
+        whole = counter.count_text(section(name, [entries[number] for number in taken]))
         if whole <= budget:
             return taken, whole
         taken.pop()  # the parts of a text may count less than the whole

@@ -21,7 +21,7 @@ from perdure.effects import Effect, Operation, calling
 from perdure.errors import InvalidNamespace
 from perdure.memory.options import check_instance
 from perdure.memory.recorded_templates import record_templates
-from perdure.memory.run_config import TEAMS, Template, Versioned, store_of_graph
+from perdure.memory.run_config import TEAMS, Template, Versioned, get_graph_store
 from perdure.settings import MIN_SCORE
 from perdure.stores import tombstones
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -414,17 +414,17 @@ class ItemPlace(NamedTuple):
 
 def adapter_of(store: BaseStore | None, *templates: Template) -> StoreAdapter:
     """The adapter of a store; None: within a graph, of the store it was compiled with."""
-    return StoreAdapter(store_of_graph("the memories") if store is None else store, *templates)
+    return StoreAdapter(get_graph_store("the memories") if store is None else store, *templates)
 
 
 def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace:
     """The namespace of a run's memories; see `check_filled`."""
-    return check_filled(template, template.filled(config))
+    return check_filled(template, template.fill(config))
 
 
 def namespaces_of(template: Template, config: RunnableConfig | None) -> list[Namespace]:
     """Return the namespaces of a run's memories: of a team's template, one for each team."""
-    return [check_filled(template, namespace) for namespace in template.all_filled(config)]
+    return [check_filled(template, namespace) for namespace in template.fill_for_teams(config)]
 
 
 def check_filled(template: Template, namespace: Namespace) -> Namespace:

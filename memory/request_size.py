@@ -121,14 +121,14 @@ def measure_request(
     `section` is the text in the request that contains the summary, or "".
     """
     is_system = [role(message) == "system" for message in messages]
-    costs = list(map(counter.message, messages))
+    costs = list(map(counter.count_message, messages))
     system = sum(compress(costs, is_system))
     estimated = sum(costs) - system
     if counter.counts_messages:
         return RequestSize(estimated, estimated)
-    summary_tokens = counter.text(section) if section else 0
-    other = parts.total(system, counter.fixed_part) + summary_tokens
-    scale = counter.fitted(messages).scale
+    summary_tokens = counter.count_text(section) if section else 0
+    other = parts.total(system, counter.fixed_tokens) + summary_tokens
+    scale = counter.scale_to_usage(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
     start = _find_first_after_summary(messages, summary)
     newest = _find_report(messages, range(len(messages) - 1, start - 1, -1), parts)

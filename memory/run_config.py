@@ -31,7 +31,7 @@ class Versioned(Protocol):
     ahistory: Callable[..., Any]
 
 
-def store_of_graph(what: str) -> Any:
+def get_graph_store(what: str) -> Any:
     """The store that the graph in which this runs was compiled with; `what` needs one."""
     from langgraph.config import get_store  # half a second, and a store is mostly given
 
@@ -46,7 +46,7 @@ def store_of_graph(what: str) -> Any:
     return store
 
 
-def labels_of_run(names: Sequence[str], config: RunnableConfig | None) -> dict[str, Any]:
+def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict[str, Any]:
     """The values of a run for some names: its context's, else those of its `configurable`.
 
     Its checkpointer is told which are the context's, of which langgraph stores nothing.
@@ -62,14 +62,14 @@ def labels_of_run(names: Sequence[str], config: RunnableConfig | None) -> dict[s
     return {**{name: configurable[name] for name in names if name in configurable}, **values}
 
 
-def user_of_run(config: RunnableConfig | None) -> str | None:
+def read_run_user(config: RunnableConfig | None) -> str | None:
     """Return the `user_id` of a run, or None if the run has none."""
     config = ensure_config(config)
     named = {**config["configurable"], **context_values(config, ("user_id",))}.get("user_id")
     return named if isinstance(named, str) and named.strip() else None
 
 
-def teams_of_run(config: RunnableConfig | None) -> tuple[str, ...]:
+def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
     """Return the teams whose memory a run uses, each once.
 
     `teams` in the run's context or `configurable` lists them, and `team` chooses one. On a server,
@@ -123,7 +123,7 @@ def allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
     return allowed
 
 
-def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
+def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
     """The thread of a run and, within a node, the checkpoint from which the (sub)graph goes on."""
     given = ensure_config(config)["configurable"]
     thread = given.get("thread_id")
@@ -141,7 +141,7 @@ def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
     return str(thread), given.get("checkpoint_id")
 
 
-def clock_of(name: str, given: Clock | str | None) -> Clock:
+def make_clock(name: str, given: Clock | str | None) -> Clock:
     """The clock for the option `name`: a function, or the name of a moment in `configurable`."""
     if given is None:
         return lambda config: None
@@ -183,7 +183,7 @@ class Template:
         expected = "labels, like ('notes', '{user_id}')"
         self.labels = tuple(check_instance("the template", labels, (list, tuple), expected))
         check_whole_number("the number of labels of the template", len(self.labels), 1)
-        self._parsed = [_parsed(label) for label in self.labels]
+        self._parsed = [_parse_label(label) for label in self.labels]
         self.is_team = self.labels[0] == TEAMS
         if self.is_team:
             self._check_team(shared)
@@ -193,7 +193,7 @@ class Template:
         """The names in a run's context or `configurable` that fill it in."""
         return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
-    def filled(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
+    def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
         """The labels for a run; None: for the run in which it is called.
 
         Of a team's template, the run must have exactly one team.
@@ -202,42 +202,44 @@ class Template:
         ('notes', 'a.b')
         """
         if self.is_team:
-            filled = self.all_filled(config)
+            filled = self.fill_for_teams(config)
             if len(filled) != 1:
-                known = ", ".join(map(repr, sorted(teams_of_run(config)))) or "no team"
+                known = ", ".join(map(repr, sorted(read_run_teams(config)))) or "no team"
                 raise InvalidConfig(
                     f"the run has {known}, and {self.labels!r} needs exactly one: pass "
                     'context={"team": "…"} or config={"configurable": {"team": "…"}}'
                 )
             return filled[0]
-        return self._fill(config)
+        return self._fill_labels(config)
 
-    def all_filled(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
+    def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
         """Return the labels for each team of a run, none if it has no team.
 
         A template without a team is filled once.
         """
         if not self.is_team:
-            return [self._fill(config)]
+            return [self._fill_labels(config)]
         name, allowed = self.labels[1], allowed_teams(config)
         if name != TEAM:
             teams: Sequence[str] = (name,) if allowed is None or name in allowed else ()
         else:
-            teams = teams_of_run(config)
-        return [self._fill(config, team) for team in teams]
+            teams = read_run_teams(config)
+        return [self._fill_labels(config, team) for team in teams]
 
-    def _fill(self, config: RunnableConfig | None, team: str | None = None) -> tuple[str, ...]:
+    def _fill_labels(
+        self, config: RunnableConfig | None, team: str | None = None
+    ) -> tuple[str, ...]:
         if self.lacks_memory(config):
             raise InvalidConfig(
                 f"the run has no memory, so {self.labels!r} cannot be filled in: its message is "
                 "not from the person of the thread, and its sender may not act for that person"
             )
         names = [name for name in self.names if team is None or name != "team"]
-        given = labels_of_run(names, config) if names else {}
+        given = read_run_values(names, config) if names else {}
         if team is not None:
             given["team"] = team
         return tuple(
-            before + self._value(name, given) + after if name else before
+            before + self._get_value(name, given) + after if name else before
             for before, name, after in self._parsed
         )
 
@@ -262,7 +264,7 @@ class Template:
                 "name of a team as second label"
             )
 
-    def _value(self, name: str, given: dict[str, Any]) -> str:
+    def _get_value(self, name: str, given: dict[str, Any]) -> str:
         if name not in given:
             raise InvalidConfig(
                 f"the run has no {name!r}, which fills in {self.labels!r}; pass "
@@ -277,7 +279,7 @@ class Template:
         return str.__str__(value)  # an enum's own text, not its name
 
 
-def _parsed(label: Any) -> tuple[str, str, str]:
+def _parse_label(label: Any) -> tuple[str, str, str]:
     """The text before the placeholder, its name, the text after it; "" for what is not there."""
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:

@@ -27,7 +27,7 @@ from perdure.memory.background_summary import (
     read_head,
     store_summary,
 )
-from perdure.memory.conversation import Messages, role, turns
+from perdure.memory.conversation import Messages, iter_turn_ranges, role
 from perdure.memory.exchanges import find_late_results, has_all_results, iter_turns
 from perdure.memory.failed_turns import FailedTurns
 from perdure.memory.loaded_thread import find_run_thread, is_any_erased
@@ -36,7 +36,7 @@ from perdure.memory.message_updates import (
     check_message_ids,
     merge_duplicates,
 )
-from perdure.memory.model_call import NamedModel, model_call
+from perdure.memory.model_call import NamedModel, make_model_call
 from perdure.memory.nodes import MessagesNode, ModelInput, read_channel, read_messages
 from perdure.memory.options import (
     check_choice,
@@ -165,7 +165,7 @@ class Summarize(MessagesNode):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        call = model_call(model)
+        call = make_model_call(model)
         known_model = call.model.model_name if isinstance(call.model, NamedModel) else call.model
         counter, max_input = counter_of(token_counter), _INPUT_TOKENS
         if token_counter is None and isinstance(known_model, BaseChatModel | str):
@@ -178,7 +178,7 @@ class Summarize(MessagesNode):
         limits = _smallest_limits("trigger", sizes, known_model)
         halves = ((limits[0] + 1) / 2, (limits[1] + 1) / 2)
         self.request = SummaryRequest(
-            call, check_text("summary_prompt", summary_prompt), counter.text, max_input
+            call, check_text("summary_prompt", summary_prompt), counter.count_text, max_input
         )
         self.trigger = limits  # number of messages, number of tokens; `keep` has the same form
         self.keep = halves if keep is None else _smallest_limits("keep", [keep], known_model)
@@ -188,7 +188,7 @@ class Summarize(MessagesNode):
         # the default counter is that of the summarising model, not of the agent's model
         is_given = token_counter is not None
         self.counter = counter if is_given else counter.for_model(None)
-        tools = counter.bound_tools if is_given else 0
+        tools = counter.bound_tool_tokens if is_given else 0
         self._parts = RequestParts(tools, model=self.counter.model)
         self._background: BackgroundSummaries | None = None
         if check_instance("background", background, bool, "True or False"):
@@ -198,8 +198,8 @@ class Summarize(MessagesNode):
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
         """Return a copy of this node for requests with these tools and this system prompt."""
-        prompt = self.counter.prompt(system_prompt)
-        parts = replace(self._parts, tools=self.counter.tools(tools), system=prompt)
+        prompt = self.counter.count_system_prompt(system_prompt)
+        parts = replace(self._parts, tools=self.counter.count_tools(tools), system=prompt)
         return self._with_parts(parts)
 
     def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
@@ -211,8 +211,8 @@ class Summarize(MessagesNode):
         other = 0
         if system is not None:
             mark = read_summary(system.additional_kwargs.get(SUMMARY_MARK))
-            summary = self.counter.text(render_section(mark)) if mark else 0
-            other = self._parts.tools + self.counter.message(system) - summary
+            summary = self.counter.count_text(render_section(mark)) if mark else 0
+            other = self._parts.tools + self.counter.count_message(system) - summary
         return self._with_parts(replace(self._parts, agent=agent, other=other))
 
     def _with_parts(self, parts: RequestParts) -> Self:
@@ -506,7 +506,9 @@ class Summarize(MessagesNode):
         cut = self._find_cut(messages, limit)
         old, rest = _without_system(messages[:cut]), messages[cut:]
         old += find_late_results(old, rest)
-        if len(list(turns(rest))) == 1 and (not old or self._newest_turn_reaches(rest, size)):
+        if len(list(iter_turn_ranges(rest))) == 1 and (
+            not old or self._newest_turn_reaches(rest, size)
+        ):
             return Selection(old, *self._select_exchanges(rest, limit))
         return Selection(old)
 
@@ -550,7 +552,7 @@ class Summarize(MessagesNode):
         """Return whether the messages of the newest turn alone reach a trigger."""
         own = _without_system(rest)
         if size is not None:
-            size = size.with_messages(sum(map(self.counter.message, own)))
+            size = size.with_messages(sum(map(self.counter.count_message, own)))
         return self._is_reached(own, size)
 
     def _max_kept_tokens(self, size: RequestSize | None) -> float:
@@ -563,7 +565,7 @@ class Summarize(MessagesNode):
     def _find_cut(self, messages: Messages, limit: float) -> int:
         """Return the position of the first message that is kept, or 0 if all are kept."""
         count = tokens = cut = 0
-        for turn in turns(messages):
+        for turn in iter_turn_ranges(messages):
             more = self._cost_of(_without_system(messages[turn.start : turn.stop]), limit)
             count, tokens = count + more[0], tokens + more[1]
             if cut and self._exceeds_keep(count, tokens, limit):
@@ -579,7 +581,7 @@ class Summarize(MessagesNode):
         Without a limit, tokens are not counted, and their number is 0.
         """
         members = list(messages)
-        return len(members), sum(map(self.counter.message, members)) if limit < inf else 0
+        return len(members), sum(map(self.counter.count_message, members)) if limit < inf else 0
 
     def _exceeds_keep(self, count: int, tokens: int, limit: float) -> bool:
         """Return whether messages exceed `keep`, or the limit of tokens."""

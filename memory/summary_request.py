@@ -10,7 +10,13 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure import errors
-from perdure.memory.model_call import ModelCall, RefusedAnswer, fault_of, is_too_long, text_of
+from perdure.memory.model_call import (
+    ModelCall,
+    RefusedAnswer,
+    find_answer_fault,
+    is_context_overflow,
+    read_answer_text,
+)
 from perdure.memory.options import check_whole_number
 from perdure.memory.quotation import undelimited
 
@@ -80,7 +86,7 @@ class SummaryRequest:
             except errors.ModelFailed as exc:
                 # the provider counts more tokens, or the window is smaller than the profile says
                 room = min(room, self._cost(previous) + sum(map(self._cost, part))) // 2
-                if not is_too_long(exc.__cause__):
+                if not is_context_overflow(exc.__cause__):
                     raise errors.SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
                 if room < _MIN_ROOM:
                     fault = f"no request is short enough: {exc} and nothing was removed"
@@ -105,15 +111,15 @@ class SummaryRequest:
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 
         def check_answer(answer: Any) -> str:
-            fault = fault_of(answer)
-            length = 0 if fault else self.tokens(text_of(answer))
+            fault = find_answer_fault(answer)
+            length = 0 if fault else self.tokens(read_answer_text(answer))
             if length > max_tokens:
                 fault = f"the answer has {length} tokens, {words} words were asked for"
             if fault is not None:
                 raise errors.InvalidPatch(fault)
-            return text_of(answer)
+            return read_answer_text(answer)
 
-        return await self.call.usable(build_request, check_answer)
+        return await self.call.request_usable_answer(build_request, check_answer)
 
     def _cost(self, text: str) -> int:
         return self.tokens(text) + 1 if text else 0  # 1 for the line break

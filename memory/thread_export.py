@@ -15,7 +15,14 @@ from perdure.checkpointers.thread_copy import SaidTree, said_on
 from perdure.checkpointers.titles import about, existing_head
 from perdure.errors import InvalidMessages
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.message_forms import CREATED, EXACT, Odd, created, read_message, seconds
+from perdure.memory.message_forms import (
+    CREATED,
+    EXACT,
+    MalformedPart,
+    get_creation_time,
+    parse_timestamp,
+    read_message,
+)
 
 
 def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
@@ -99,14 +106,14 @@ def _build_message_export(message: BaseMessage, at: Any) -> dict[str, Any]:
     try:
         form = convert_to_openai_messages([message])[0]
         read = read_message(form, None)
-    except (Odd, ValueError):  # OpenAI has no form for it
+    except (MalformedPart, ValueError):  # OpenAI has no form for it
         form = {"role": "assistant", "content": str(message.text)}
         read = read_message(form, None)
     written = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}
-    if (own_time := created(message)) is not None:
+    if (own_time := get_creation_time(message)) is not None:
         written[CREATED] = own_time
         read.response_metadata = {CREATED: own_time}
-    elif (moment := seconds(at)) is not None:
+    elif (moment := parse_timestamp(at)) is not None:
         written["at"] = datetime.fromtimestamp(moment, UTC).isoformat()
     fields, plain = message.model_dump(), read.model_dump() if read.type == message.type else {}
     differing = {name: fields[name] for name in fields if fields[name] != plain.get(name)}

@@ -30,7 +30,7 @@ from perdure.memory.token_estimates import (
 )
 from perdure.memory.usage import answer_tokens, is_same_model, model_of
 
-if TYPE_CHECKING:  # they take a second to import, and an estimate of texts needs none
+if TYPE_CHECKING:  # importing them takes a second, and estimating texts does not need them
     from langchain_core.messages import MessageLikeRepresentation
     from langchain_core.runnables import Runnable
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:  # they take a second to import, and an estimate of texts need
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
 _MIN_MEASURED: Final = 50  # estimated tokens from which an answer's usage scales the estimates
 _MAX_SCALE: Final = 4.0  # largest factor by which reported usage scales the estimates
-_JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # made once: three times as fast
+# created once, because creating an encoder for each call takes three times as long
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class TokenCounter:
@@ -62,59 +63,61 @@ class TokenCounter:
         scale: float = 1.0,
         model: str | None = None,
     ) -> None:
-        self._encoded = None if encoding is None else _loaded(encoding)
-        self.encoding = encoding if self._encoded else None
+        self._count_encoded = None if encoding is None else _load_encoding(encoding)
+        self.encoding = encoding if self._count_encoded else None
         self.counts_messages = function is len  # messages are counted instead of tokens
         counts = function is not None and function is not len
         self._function = CountingFunction(function) if counts else None  # type: ignore[arg-type]
         self._tools, self.scale, self.model = tools, scale, model
-        self.bound_tools = self.tools(tools)
+        self.bound_tool_tokens = self.count_tools(tools)
 
     @property
     def request(self) -> int:
-        """The number of tokens that are added to every request, including bound tools."""
+        """The number of tokens that every request has in addition to those of its messages."""
         return ceil(self.count_fixed_tokens(0))
 
     def count_fixed_tokens(self, tools: int) -> float:
-        """Return the tokens that are added to every request, which has tools of `tools` tokens.
+        """Return the tokens of a request without its messages.
+
+        `tools` is the number of tokens of the tools in the request.
 
         The fixed part of a counting function is assumed to include the tools, so the larger of both
         numbers is returned.
         """
         if self._function is not None:
             return max(self._function.fixed_part, tools)
-        return (0 if self.counts_messages else _REPLY) + self.bound_tools + tools
+        return (0 if self.counts_messages else _REPLY) + self.bound_tool_tokens + tools
 
     @property
-    def fixed_part(self) -> float:
+    def fixed_tokens(self) -> float:
         """The number of tokens that a counting function adds to every request, or 0."""
         return 0 if self._function is None else self._function.fixed_part
 
     @property
-    def adds_up(self) -> bool:
+    def is_additive(self) -> bool:
         """Whether the count of a list of messages is the sum of the counts of its messages."""
         return self._function is None or self._function.is_additive
 
     @property
-    def measure(self) -> Callable[[BaseMessage], float]:
+    def message_counter(self) -> Callable[[BaseMessage], float]:
         """The function that returns the tokens of a message, which may be a fraction."""
-        return self.message if self._function is None else self._function.count_message
+        return self.count_message if self._function is None else self._function.count_message
 
     def for_model(self, model: str | None) -> TokenCounter:
         """Return a copy of this counter that is scaled by the reported usage of another model."""
-        made = copy(self)
-        made.model = model
-        return made
+        counter = copy(self)
+        counter.model = model
+        return counter
 
-    def text(self, text: str) -> int:
+    def count_text(self, text: str) -> int:
         """Return the tokens of a text. Special tokens in the text are counted as plain text."""
-        if self._encoded is not None:
-            return self._encoded(text)
+        if self._count_encoded is not None:
+            return self._count_encoded(text)
         if self._function is not None:
-            return self.message(HumanMessage(text))
+            return self.count_message(HumanMessage(text))
         return estimate_text_tokens(text, self.scale)
 
-    def message(self, message: BaseMessage) -> int:
+    def count_message(self, message: BaseMessage) -> int:
         """Return the tokens of a message, including its name, content and tool calls."""
         kind = role(message)
         if kind == "other":
@@ -127,45 +130,52 @@ class TokenCounter:
             return ceil(self._function.count_message(message))
         content = message.content
         total = _FRAME + (
-            self.text(content) if type(content) is str else self._count_blocks(content)
+            self.count_text(content) if type(content) is str else self._count_blocks(content)
         )
         if message.name:
-            total += _NAME + self.text(message.name)
+            total += _NAME + self.count_text(message.name)
         if kind == "ai":
             audio = message.additional_kwargs.get("audio")
             if isinstance(audio, Mapping):
-                total += count_voice_tokens(audio, self.text)
+                total += count_voice_tokens(audio, self.count_text)
             return total + self._count_calls(message)
         return total + _RESULT if kind == "tool" else total
 
-    def tools(self, tools: Sequence[Any]) -> int:
+    def count_tools(self, tools: Sequence[Any]) -> int:
         """Return the tokens of the tools' JSON schemas, for tools in any form of `bind_tools`."""
-        counted = () if self.counts_messages else tools
-        return sum(self.text(_JSON.encode(_schema(tool))) for tool in counted)
+        if self.counts_messages:
+            return 0
+        return sum(self.count_text(_JSON.encode(_build_tool_schema(tool))) for tool in tools)
 
-    def total(self, messages: Sequence[BaseMessage], tools: int = 0) -> float:
-        """Return the tokens of a request with these messages and with tools of `tools` tokens."""
+    def count_request(self, messages: Sequence[BaseMessage], tools: int = 0) -> float:
+        """Return the tokens of a request with these messages.
+
+        `tools` is the number of tokens of the tools in the request.
+        """
         if self._function is None:
-            return self.count_fixed_tokens(tools) + sum(map(self.message, messages))
+            return self.count_fixed_tokens(tools) + sum(map(self.count_message, messages))
         counted = self._function.count_request(messages)
-        return counted + (max(0, tools - self.fixed_part) if tools else 0)
+        return counted + (max(0, tools - self.fixed_tokens) if tools else 0)
 
-    def prompt(self, system_prompt: BaseMessage | str | None) -> int:
-        """Return the tokens of a system prompt, and 0 if there is none or messages are counted."""
+    def count_system_prompt(self, system_prompt: BaseMessage | str | None) -> int:
+        """Return the tokens of a system prompt.
+
+        0 is returned if there is no system prompt, or if this counter counts messages.
+        """
         if system_prompt is None or self.counts_messages:
             return 0
         if isinstance(system_prompt, str):
             system_prompt = SystemMessage(system_prompt)
-        return self.message(system_prompt)
+        return self.count_message(system_prompt)
 
-    def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
+    def scale_to_usage(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """Return the counter for a conversation, scaled by the usage that its answers report.
 
         Only answers of the counter's model are used. If the model is unknown, answers of the model
         that gave the newest answer are used. The scale is the largest ratio of reported tokens to
         estimated tokens among these answers, so removing messages never increases the scale.
         """
-        if self._encoded is not None or self._function is not None or self.counts_messages:
+        if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self
         answers = [m for m in messages if role(m) == "ai" and answer_tokens(m)]
         if not answers and self.scale == 1.0:
@@ -182,7 +192,7 @@ class TokenCounter:
         """Return the ratio of reported to estimated tokens of an answer, at least 1."""
         if has_block(message, REASONING_BLOCKS):
             return 1.0
-        estimated = self.message(message) - _FRAME
+        estimated = self.count_message(message) - _FRAME
         return max(1.0, answer_tokens(message) / estimated) if estimated >= _MIN_MEASURED else 1.0
 
     def _count_calls(self, message: Any) -> int:
@@ -190,7 +200,7 @@ class TokenCounter:
         total = 0
         for call in (*message.tool_calls, *message.invalid_tool_calls):
             args = call["args"] if isinstance(call["args"], str) else _JSON.encode(call["args"])
-            total += _CALL + self.text(call["name"] or "") + self.text(args)
+            total += _CALL + self.count_text(call["name"] or "") + self.count_text(args)
         return total
 
     def _count_blocks(self, blocks: Sequence[Any]) -> int:
@@ -198,32 +208,33 @@ class TokenCounter:
         total = 0
         for block in blocks:
             if isinstance(block, str):
-                total += self.text(block)
+                total += self.count_text(block)
             elif str(block.get("type")) not in CALL_BLOCKS:
-                total += count_block_tokens(block, self.text)
+                total += count_block_tokens(block, self.count_text)
         return total
 
 
 Countable: TypeAlias = "str | Runnable[Any, Any] | Callable[..., float] | TokenCounter"
 
 
-def token_counter(of: Countable | None = None) -> TokenCounter:
+def token_counter(model: Countable | None = None) -> TokenCounter:
     """Return the counter for a model, or for a function of the user.
 
     Args:
-        of: The model or function. With None or `"approximate"`, tokens are estimated. The name of
-            an OpenAI model selects its encoding. A chat model is counted by its name or estimated,
-            including its bound tools. If a model class of the user counts messages itself, its
-            method is called. A function is called as by langchain's `trim_messages`, with a list of
-            messages, or with one message if its parameter is annotated so. The tokens that a
-            function adds to every request, such as those of tools, are measured once. `len` counts
+        model: The model or function. With None or `"approximate"`, tokens are estimated. The name
+            of an OpenAI model selects its encoding. A chat model is counted by its name or
+            estimated, including its bound tools. If a model class of the user counts messages
+            itself, its method is called. A function is called as by langchain's `trim_messages`,
+            with a list of messages, or with one message if its parameter is annotated so. The
+            tokens that a function adds to every request, such as those of tools, are measured once.
+            `len` counts
             messages and no tools. A `TokenCounter` is returned unchanged.
     """
-    model, tools = _unbound(of)
+    model, tools = _unwrap_model(model)
     if model is None or model == "approximate":
         return TokenCounter()
     if isinstance(model, str):
-        encoding = _encoding_name(model)
+        encoding = _find_encoding_name(model)
         if encoding is None:
             raise UnknownModel(
                 f"no encoding is known for the model {model!r}; pass 'approximate', a chat model, "
@@ -238,11 +249,11 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
         name, method = name_of_model(model), find_counting_method(model)
         if method is not None:
             return TokenCounter(function=method, model=name)
-        return TokenCounter(_encoding_name(_name_of(model)), tools=tools, model=name)
-    model = getattr(model, "get_num_tokens_from_messages", model)
+        return TokenCounter(_find_encoding_name(_describe_model(model)), tools=tools, model=name)
+    function: Any = getattr(model, "get_num_tokens_from_messages", model)
     expected = "'approximate', a model, its name, a callable over messages, or a TokenCounter"
-    check_instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
-    return TokenCounter(function=model)
+    check_instance("token_counter", function, Callable, expected)  # type: ignore[arg-type]
+    return TokenCounter(function=function)
 
 
 def count_tokens(
@@ -258,68 +269,81 @@ def count_tokens(
     from perdure.memory.nodes import to_messages
 
     converted = to_messages(messages, "the messages")
-    fitted = token_counter(counter).fitted(converted)
-    return ceil(fitted.total(converted, fitted.tools(tools)))
+    fitted = token_counter(counter).scale_to_usage(converted)
+    return ceil(fitted.count_request(converted, fitted.count_tools(tools)))
 
 
-def context_window(of: str | Runnable[Any, Any]) -> int:
-    """How many tokens a chat model, or an OpenAI model of that name, takes by its `profile`."""
+def context_window(model: str | Runnable[Any, Any]) -> int:
+    """Return the maximum number of input tokens of a model.
+
+    Args:
+        model: A chat model whose `profile` has the number, or the name of an OpenAI model.
+
+    Raises:
+        UnknownModel: The number is not known for this model.
+    """
     from langchain_core.language_models import BaseChatModel
 
-    expected = "a chat model or the name of an OpenAI model, whose window is known"
-    model: Any = check_instance("the model", _unbound(of)[0], (str, BaseChatModel), expected)
-    if isinstance(model, str) and _encoding_name(model) is not None:
-        from langchain_openai import ChatOpenAI  # takes a second: only if a name is looked up
+    expected = "a chat model, or the name of an OpenAI model whose context window is known"
+    named: Any = _unwrap_model(model)[0]
+    check_instance("the model", named, (str, BaseChatModel), expected)
+    chat_model = named
+    if isinstance(named, str) and _find_encoding_name(named) is not None:
+        from langchain_openai import ChatOpenAI  # takes a second, so imported only here
 
-        model = ChatOpenAI(model=_PROVIDER.sub("", model), api_key=lambda: "none")
-    tokens = (getattr(model, "profile", None) or {}).get("max_input_tokens")
+        chat_model = ChatOpenAI(model=_PROVIDER.sub("", named), api_key=lambda: "none")
+    tokens = (getattr(chat_model, "profile", None) or {}).get("max_input_tokens")
     if not isinstance(tokens, int) or tokens < 1:
         raise UnknownModel(
-            f"how many tokens the model {_name_of(model)!r} takes is not known; pass tokens, or a "
-            "chat model with a profile: profile={'max_input_tokens': ...}"
+            f"the context window of the model {_describe_model(named)!r} is not known; pass a "
+            "number of tokens, or a chat model with profile={'max_input_tokens': ...}"
         )
     return tokens
 
 
-def _schema(tool: Any) -> Any:
+def _build_tool_schema(tool: Any) -> Any:
+    """Return the JSON schema of a tool, or the tool itself if it has a provider's own format."""
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
     try:
         return convert_to_openai_tool(tool)
     except Exception:
-        expected = "a tool as a model's bind_tools takes it"
-        return check_instance("tools", tool, Mapping, expected)  # of the provider, in its own form
+        expected = "a tool that bind_tools of a chat model accepts"
+        return check_instance("tools", tool, Mapping, expected)
 
 
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
-_ENCODINGS: Final = ("o200k_base", "cl100k_base")  # those of chat models
-_AT_ONCE: Final = 50_000  # characters: bpe-openai refuses a text of a million
-_REMEMBERED: Final = 1 << 16
+_ENCODINGS: Final = ("o200k_base", "cl100k_base")  # the encodings of chat models
+_MAX_CHUNK_CHARS: Final = 50_000  # characters per call; bpe-openai refuses a million characters
+_MAX_CACHED_COUNTS: Final = 1 << 16  # cached token counts of texts; more empty the cache
 
 
-def _unbound(of: Any) -> tuple[Any, Sequence[Any]]:
+def _unwrap_model(model: Any) -> tuple[Any, Sequence[Any]]:
+    """Return the model within bindings such as those of `bind_tools`, and the bound tools."""
     tools: Sequence[Any] = ()
-    if of is None or isinstance(of, str | TokenCounter):
-        return of, tools
+    if model is None or isinstance(model, str | TokenCounter):
+        return model, tools
     from langchain_core.runnables import RunnableBinding
 
-    while isinstance(of, RunnableBinding):
-        of, tools = of.bound, tools or of.kwargs.get("tools") or ()
-    return of, tools
+    while isinstance(model, RunnableBinding):
+        model, tools = model.bound, tools or model.kwargs.get("tools") or ()
+    return model, tools
 
 
 def name_of_model(model: Any) -> str | None:
-    """Return the name that a chat model was given, or None."""
+    """Return the model name in a chat model's attributes, or None if it has none."""
     names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
     return next((name for name in names if isinstance(name, str) and name), None)
 
 
-def _name_of(model: Any) -> str:
+def _describe_model(model: Any) -> str:
+    """Return the name of a model, or of its class."""
     return model if isinstance(model, str) else name_of_model(model) or type(model).__name__
 
 
-def _encoding_name(model: str) -> str | None:
-    from tiktoken import encoding_name_for_model  # here: only if a model is named
+def _find_encoding_name(model: str) -> str | None:
+    """Return the encoding of an OpenAI model, or None if the name is not that of a chat model."""
+    from tiktoken import encoding_name_for_model  # imported only if a model is named
 
     try:
         name = encoding_name_for_model(_PROVIDER.sub("", model)).replace("harmony", "base")
@@ -329,9 +353,12 @@ def _encoding_name(model: str) -> str | None:
 
 
 @cache
-def _loaded(encoding: str) -> Callable[[str], int] | None:
-    """Counts texts in an encoding, each once; None if it is not installed."""
-    with warnings.catch_warnings():  # bpe-openai reads its files in a deprecated way
+def _load_encoding(encoding: str) -> Callable[[str], int] | None:
+    """Return a function that counts the tokens of a text in an encoding.
+
+    The function caches its results. None is returned if the encoding is not installed.
+    """
+    with warnings.catch_warnings():  # bpe-openai uses a deprecated function to read its files
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             bpe: Any = import_module("bpe_openai")  # tiktoken would download the encoding
@@ -343,15 +370,17 @@ def _loaded(encoding: str) -> Callable[[str], int] | None:
             )
             return None
         encode = bpe.get_encoding(encoding).encode_ordinary
-    counts: dict[int, int] = {}  # by the hash of a text, so that no text is kept
+    counts: dict[int, int] = {}  # token count by the hash of a text; texts are not kept in memory
 
     def count(text: str) -> int:
         key = hash(text)
         if key not in counts:
-            if len(counts) >= _REMEMBERED:
+            if len(counts) >= _MAX_CACHED_COUNTS:
                 counts.clear()
-            starts = range(0, len(text), _AT_ONCE)
-            counts[key] = sum(len(encode(text[start : start + _AT_ONCE])) for start in starts)
+            starts = range(0, len(text), _MAX_CHUNK_CHARS)
+            counts[key] = sum(
+                len(encode(text[start : start + _MAX_CHUNK_CHARS])) for start in starts
+            )
         return counts[key]
 
     return count

@@ -142,7 +142,7 @@ class ClearToolOutputs(MessagesNode):
             return message
         if requires_result_block(message):  # OpenAI would refuse the placeholder
             return message
-        tokens = self.counter.message(message)
+        tokens = self.counter.count_message(message)
         if tokens < self.min_tokens:
             return message
         hint = _CALL_AGAIN
@@ -153,7 +153,7 @@ class ClearToolOutputs(MessagesNode):
         kwargs = {**message.additional_kwargs, SHORTENED: "cleared"}
         changes = {"content": line, "artifact": None, "additional_kwargs": kwargs}
         cleared = message.model_copy(update=changes)
-        return cleared if self.counter.message(cleared) < tokens else message
+        return cleared if self.counter.count_message(cleared) < tokens else message
 
 
 clear_tool_outputs = ClearToolOutputs

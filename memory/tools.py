@@ -28,7 +28,7 @@ from perdure.memory.collection import Collection
 from perdure.memory.conversation import role
 from perdure.memory.gate import Gate, parts_of
 from perdure.memory.loaded_thread import find_run_thread
-from perdure.memory.model_call import faults_of
+from perdure.memory.model_call import describe_validation_errors
 from perdure.memory.nodes import is_message_list, read_channel
 from perdure.memory.options import check_min_score, check_text, check_whole_number
 from perdure.memory.periods import SINCE, UNTIL, parse_period
@@ -43,7 +43,7 @@ from perdure.memory.records import (
     format_dates,
     memory_line,
 )
-from perdure.memory.run_config import TEAM, TEAMS, source, teams_of_run, with_team
+from perdure.memory.run_config import TEAM, TEAMS, read_run_source, read_run_teams, with_team
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
@@ -206,7 +206,7 @@ def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
     Raises:
         ToolException: The run has no such team.
     """
-    config, teams = ensure_config(config), teams_of_run(config)
+    config, teams = ensure_config(config), read_run_teams(config)
     if team not in teams:
         known = ", ".join(to_prompt_json(each) for each in teams)
         raise ToolException(
@@ -224,7 +224,7 @@ def _split_by_team(
         if collection.namespace.labels[:2] != (TEAMS, TEAM):
             yield collection, config
         else:
-            for team in teams_of_run(config):
+            for team in read_run_teams(config):
                 yield collection, with_team(config, team)
 
 
@@ -282,7 +282,8 @@ def build_tool(
         return await arun(call(given, attribution(runtime, config)))
 
     def wrong(exc: Any) -> str:
-        return f"{name} was called wrongly: {faults_of(exc)}. Correct that, and call it again."
+        faults = describe_validation_errors(exc)
+        return f"{name} was called wrongly: {faults}. Correct that, and call it again."
 
     return tool_class.from_function(
         act,
@@ -433,7 +434,7 @@ class Attribution:
         messages = [self.messages[i] for i in sorted(_covering(words, rests_on))]
         names = {message.name for message in messages}
         return Provenance(
-            *source(self.config),
+            *read_run_source(self.config),
             message_ids=tuple(message.id for message in messages if message.id),
             actor=(names.pop() if len(names) == 1 else None) or trust,
             trust=trust,

@@ -114,7 +114,10 @@ class Trim(MessagesNode):
     ) -> Self:
         """Return a copy of this node for requests with these tools and this system prompt."""
         made, counter = copy(self), self.counter
-        made._tools, made._prompt = counter.tools(tools), counter.prompt(system_prompt)
+        made._tools, made._prompt = (
+            counter.count_tools(tools),
+            counter.count_system_prompt(system_prompt),
+        )
         return made
 
     def for_model(self, model: str | None) -> Self:
@@ -158,7 +161,9 @@ class Trim(MessagesNode):
         if not self.include_system:
             model_input = replace(model_input, system=None)
         return (
-            self._fit_scaled(model_input) if self.counter.adds_up else self._fit_whole(model_input)
+            self._fit_scaled(model_input)
+            if self.counter.is_additive
+            else self._fit_whole(model_input)
         )
 
     def _fit_scaled(self, model_input: ModelInput) -> ModelInput:
@@ -168,7 +173,7 @@ class Trim(MessagesNode):
         while True:
             turns = list(fits.turns)
             fits = replace(fits, turns=iter(turns))
-            fitted = self.counter.fitted(replace(fits, turns=iter(turns)).to_messages())
+            fitted = self.counter.scale_to_usage(replace(fits, turns=iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return fits
             # a larger scale follows from the remaining answers, so only part of the result fits
@@ -184,7 +189,7 @@ class Trim(MessagesNode):
         def measure(message: BaseMessage) -> float:
             cost = costs.get(id(message))
             if cost is None:
-                cost = self.counter.measure(message)
+                cost = self.counter.message_counter(message)
                 if id(message) in costs:
                     costs[id(message)] = cost
             return cost
@@ -196,11 +201,11 @@ class Trim(MessagesNode):
 
         def excess(packed: tuple[ModelInput, list[Turn]]) -> float:
             messages = replace(packed[0], turns=iter(packed[1])).to_messages()
-            return self.counter.total(messages, self._tools) + self._prompt - self.size
+            return self.counter.count_request(messages, self._tools) + self._prompt - self.size
 
         if excess((model_input, turns)) <= 0:
             return replace(model_input, turns=iter(turns))
-        fits, kept = find_largest(pack, excess, self.counter.fixed_part, self.size)
+        fits, kept = find_largest(pack, excess, self.counter.fixed_tokens, self.size)
         return replace(fits, turns=iter(kept))
 
     def _trim_to_budget(
@@ -214,10 +219,10 @@ class Trim(MessagesNode):
 
         `measure` returns the tokens of a message, and is `counter.measure` by default.
         """
-        measure = measure or counter.measure
+        measure = measure or counter.message_counter
         fixed = (counter.count_fixed_tokens(self._tools) + self._prompt) * counter.scale + reserve
         options = self.strategy, self.start_on, self._adds_left_out_line
-        window = choose(model_input, self.size - fixed, measure, *options)
+        window = select_turns(model_input, self.size - fixed, measure, *options)
         shortens_for_line = self.allow_partial and self._adds_left_out_line and window.left_out > 0
         if window.over <= 0 and not shortens_for_line:
             return replace(model_input, turns=iter(window.turns))
@@ -233,10 +238,12 @@ class Trim(MessagesNode):
         if cut is None and self.allow_partial:
             cut = _shorten_to_fit(needed, left, measure)
         if cut is None:
-            parts = [*system_costs(model_input, measure)]
+            parts = [*iter_system_costs(model_input, measure)]
             parts += [(f"{each.type} message", measure(each)) for each in needed]
             parts.append(("the request itself, its tools included,", fixed))
-            raise too_long(self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL)
+            raise build_budget_error(
+                self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL
+            )
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         newest, *older = window.turns
@@ -246,7 +253,9 @@ class Trim(MessagesNode):
 trim = Trim
 
 
-def too_long(size: int, parts: Sequence[tuple[str, float]], remedy: str) -> BudgetExceeded:
+def build_budget_error(
+    size: int, parts: Sequence[tuple[str, float]], remedy: str
+) -> BudgetExceeded:
     """Return the error for parts that must be included and exceed the budget `size`.
 
     `parts` has a name and a number of tokens for each part. `remedy` is advice to the user.
@@ -282,7 +291,7 @@ def _read_type(value: Any) -> set[str]:
     return {kind for kind, base in kinds if issubclass(value, base)}
 
 
-def system_costs(model_input: ModelInput, measure: Measure) -> Iterator[tuple[str, float]]:
+def iter_system_costs(model_input: ModelInput, measure: Measure) -> Iterator[tuple[str, float]]:
     """Yield a name and the number of tokens for each system message."""
     if model_input.system is None:
         return
@@ -343,7 +352,7 @@ class Window(NamedTuple):
     left_out: int = 0
 
 
-def choose(
+def select_turns(
     model_input: ModelInput,
     limit: float,
     measure: Measure,

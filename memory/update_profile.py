@@ -23,13 +23,13 @@ from perdure.memory.loaded_thread import (
     is_any_erased,
     remove_erased,
 )
-from perdure.memory.model_call import times
+from perdure.memory.model_call import format_count
 from perdure.memory.model_extractor import CHANGED, PROMPT, ModelExtractor
 from perdure.memory.nodes import Learner, check_messages
 from perdure.memory.options import check_choice
 from perdure.memory.profile import Profile
 from perdure.memory.records import Outcome, Planned
-from perdure.memory.run_config import source
+from perdure.memory.run_config import read_run_source
 from perdure.memory.summary import ON_FAILURE
 from perdure.memory.thread_messages import history_of_state
 
@@ -83,7 +83,7 @@ class UpdateProfile(Learner):
         if self._extractor.profiles[0].namespace.lacks_memory(config):
             return ProfileUpdate()
         place = self._extractor.profiles[0].place(config)
-        thread_id, checkpoint_id = source(config)
+        thread_id, checkpoint_id = read_run_source(config)
         history = history_of_state(thread_id or "", checkpoint_id, messages).messages
         newest = history[len(history) - self._extractor.taking(history[::-1]) :]
         batch = Batch(thread_id or "", checkpoint_id, newest)
@@ -140,7 +140,7 @@ async def _applied(
     if _is_overtaken(made):  # the model has to see the profile as it is now
         return made._replace(puts=())
     if refused := [outcome for outcome in made.outcomes if outcome.change == "refused"]:
-        times_asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
+        times_asked = f"asked {format_count(proposal.usage.calls)} (this error's cause says why)"
         fault = f"the model gave no patch that can be applied, {times_asked}"
         raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
     return made

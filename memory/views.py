@@ -92,7 +92,7 @@ class RecordViews(BaseCallbackHandler):
             "view": {
                 "node": about.get("langgraph_node"),
                 "model": model,
-                "tools": _counter(model).tools(tools) if tools else 0,
+                "tools": _counter(model).count_tools(tools) if tools else 0,
                 "run_id": str(run_id),
                 "key": self._key,
             },
@@ -159,7 +159,7 @@ class ModelView:
         `"instructions"` for the rest; the others are `"messages"`, `"tool results"`, `"tools"`.
         """
         totals: dict[str, int] = {}
-        counter = _counter(self.model).fitted(self.messages)
+        counter = _counter(self.model).scale_to_usage(self.messages)
         for part, tokens in (*_parts(self.messages, counter), ("tools", self.tools)):
             totals[part] = totals.get(part, 0) + tokens
         return {part: tokens for part, tokens in totals.items() if tokens}
@@ -268,14 +268,14 @@ def _counter(model: str | None) -> TokenCounter:
 
 def _parts(messages: Sequence[BaseMessage], counter: TokenCounter) -> Iterator[tuple[str, int]]:
     for message in messages:
-        tokens, kind = counter.message(message), role(message)
+        tokens, kind = counter.count_message(message), role(message)
         if kind != "system":
             yield "tool results" if kind == "tool" else "messages", tokens
             continue
         blocks = message.content if isinstance(message.content, list) else [message.content]
         texts = (block if isinstance(block, str) else block.get("text") or "" for block in blocks)
         for match in (each for text in texts for each in _SECTION.finditer(text)):
-            section = counter.text(match[0])
+            section = counter.count_text(match[0])
             tokens -= section
             yield match[1] or "summary", section
         yield "instructions", tokens

@@ -491,7 +491,7 @@ def test_the_configured_graph_keeps_its_window_and_summarises(
     answers = [said for said in asked if said[-1].text.startswith("q")]
     assert out["summary"]["text"] == "They spoke of trains."
     assert len(answers) == 5
-    assert max(count.request + sum(map(count.message, said)) for said in answers) <= TOKENS
+    assert max(count.request + sum(map(count.count_message, said)) for said in answers) <= TOKENS
     assert len(history(file_saver)) == 10
     assert len(texts(out)) < 10
 

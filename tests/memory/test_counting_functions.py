@@ -385,4 +385,4 @@ def test_a_counter_that_names_an_unknown_model_is_one_of_a_function() -> None:
 
     assert counter.encoding is None
     assert counter.request == 500
-    assert counter.message(HumanMessage("one two")) == 2
+    assert counter.count_message(HumanMessage("one two")) == 2

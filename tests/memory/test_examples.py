@@ -178,7 +178,7 @@ def test_the_budget_holds(store: Any) -> None:
     for budget in (1, 40, 100, 200, None):
         selector = ExampleSelector(store, max_tokens=budget, config=AS_ANN)
         found = selector.select("A customer has a lamp")
-        assert counter.text(examples.section(found)) <= (budget or 10_000)
+        assert counter.count_text(examples.section(found)) <= (budget or 10_000)
         assert len(found) >= {200: 2, None: 4}.get(budget, 0)
 
 

@@ -160,10 +160,10 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
                 asyncio.run(agent.ainvoke(given))
             body = server.requests[-1]
         messages = convert_to_messages(body["messages"])
-        schemas = counter.tools(body.get("tools", []))
-        return len(messages), counter.request + schemas + sum(map(counter.message, messages))
+        schemas = counter.count_tools(body.get("tools", []))
+        return len(messages), counter.request + schemas + sum(map(counter.count_message, messages))
 
-    assert counter.tools(tools) > 1_000
+    assert counter.count_tools(tools) > 1_000
     for some in (tools, tools[:1], []):
         count, tokens = sent(some, 1_800)
         assert 1_700 < tokens <= 1_800
@@ -192,12 +192,12 @@ class Counting(TokenCounter):
         super().__init__()
         self.counted: list[list[str]] = []
 
-    def tools(self, tools: Any) -> int:
+    def count_tools(self, tools: Any) -> int:
         if tools:
             self.counted.append([each.name for each in tools])
-        return super().tools(tools)
+        return super().count_tools(tools)
 
-    def fitted(self, messages: Any) -> Any:
+    def scale_to_usage(self, messages: Any) -> Any:
         return self
 
 

@@ -20,12 +20,12 @@ from perdure.errors import ConfigurationError, MissingDependency
 from perdure.memory.model_call import (
     ModelCall,
     NamedModel,
-    chat_model,
-    fault_of,
-    is_final,
-    structured,
-    the_model,
-    with_tools,
+    bind_output_schema,
+    bind_tools,
+    describe_failed_model,
+    find_answer_fault,
+    is_permanent_failure,
+    load_chat_model,
 )
 from tests.openai_server import Answer, OpenAIServer
 
@@ -51,7 +51,7 @@ def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_an_object_is_taken_as_it_is() -> None:
     models: list[Any] = [FakeListChatModel(responses=["hi"]), RunnableLambda(lambda asked: "hi")]
     for model in models:
-        assert chat_model(model) is model
+        assert load_chat_model(model) is model
 
 
 @pytest.mark.parametrize("name", ["openai:gpt-5-mini", "gpt-5-mini"])
@@ -60,44 +60,44 @@ def test_a_name_needs_a_key_only_when_it_is_called(
 ) -> None:
     """With langchain and without; awaited too, and with tools bound."""
     if not installed and ":" not in name:
-        with pytest.raises(MissingDependency, match=r'\.\[agents\].* a name "openai:…"'):
-            chat_model(name)
+        with pytest.raises(MissingDependency, match=r'\.\[agents\].*such as "openai:gpt-5-mini"'):
+            load_chat_model(name)
         return
-    model: Any = chat_model(name)
+    model: Any = load_chat_model(name)
     assert isinstance(model, NamedModel)
     call = ModelCall(model, backoff_s=0)
-    answer = call.asking(ASK).blocking()
+    answer = call.request_answer(ASK).blocking()
     assert isinstance(answer, ConfigurationError)
     assert name in str(answer)
-    assert is_final(answer)
+    assert is_permanent_failure(answer)
 
     with OpenAIServer(["one", "two"]) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "any")
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         bound = ModelCall(model.bind_tools([]))
-        assert call.asking(ASK).blocking().text == "one"
+        assert call.request_answer(ASK).blocking().text == "one"
         assert asyncio.run(_awaited(bound)).text == "two"
-        assert isinstance(chat_model(name), ChatOpenAI)
+        assert isinstance(load_chat_model(name), ChatOpenAI)
     assert [request["model"] for request in server.requests] == ["gpt-5-mini"] * 2
 
 
 async def _awaited(call: ModelCall) -> Any:
-    return await call.asking(ASK).awaiting()
+    return await call.request_answer(ASK).awaiting()
 
 
 @pytest.mark.parametrize("name", ["", " ", "openai:", "nosuch", "nosuch:model", 7, None])
 def test_a_name_that_can_never_work_is_refused_at_once(name: Any, installed: bool) -> None:
     with pytest.raises(ConfigurationError, match="model"):
-        chat_model(name)
+        load_chat_model(name)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider's, or langchain, which knows the providers."""
     with pytest.raises(MissingDependency, match="langchain-ollama"):
-        chat_model("ollama:llama3")
+        load_chat_model("ollama:llama3")
     monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
     with pytest.raises(MissingDependency, match=r"\.\[agents\]"):
-        chat_model("anthropic:claude-sonnet-4-5")
+        load_chat_model("anthropic:claude-sonnet-4-5")
 
 
 def test_a_structured_model_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +106,13 @@ def test_a_structured_model_may_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
     class City(BaseModel):
         name: str
 
-    model = structured("openai:gpt-5-mini", City, strict=True)
+    model = bind_output_schema("openai:gpt-5-mini", City, strict=True)
     call = {"name": "City", "arguments": '{"name": "Ghent"}'}
     calls = [{"id": "1", "type": "function", "function": call}]
     with OpenAIServer([Answer({"content": None, "tool_calls": calls}, "tool_calls")]) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "any")
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        answer = ModelCall(model).asking(ASK).blocking()
+        answer = ModelCall(model).request_answer(ASK).blocking()
     assert answer["parsed"] == City(name="Ghent")
 
 
@@ -124,9 +124,9 @@ def test_a_model_that_calls_no_tools_is_refused_by_its_class() -> None:
 
     mute = FakeListChatModel(responses=["hi"])
     with pytest.raises(ConfigurationError, match=r"FakeListChatModel, which .* bind_tools"):
-        with_tools(mute, [])
+        bind_tools(mute, [])
     with pytest.raises(ConfigurationError, match=r"FakeListChatModel.* with_structured_output"):
-        structured(mute, City, strict=True)
+        bind_output_schema(mute, City, strict=True)
 
 
 # -- calls
@@ -161,7 +161,7 @@ def test_a_call_that_hangs_is_left_behind(awaited: bool) -> None:
 
     call = ModelCall(RunnableLambda(hangs, ahangs), timeout_s=0.05)
     try:
-        answer = asyncio.run(_awaited(call)) if awaited else call.asking(ASK).blocking()
+        answer = asyncio.run(_awaited(call)) if awaited else call.request_answer(ASK).blocking()
         assert isinstance(answer, TimeoutError)
     finally:
         release.set()
@@ -175,12 +175,12 @@ def test_a_signal_is_no_answer(signal: BaseException) -> None:
         def invoke(messages: Any) -> Any:
             raise exc
 
-        return ModelCall(RunnableLambda(invoke)).asking(ASK)
+        return ModelCall(RunnableLambda(invoke)).request_answer(ASK)
 
     with pytest.raises(type(signal)):
         raises(signal).blocking()
     answer = raises(OSError("no luck")).blocking()
-    assert fault_of(answer) == "the call of the model raised OSError: no luck"
+    assert find_answer_fault(answer) == "the call of the model raised OSError: no luck"
 
 
 def test_a_failed_call_names_the_model_and_its_address() -> None:
@@ -189,11 +189,11 @@ def test_a_failed_call_names_the_model_and_its_address() -> None:
         port = taken.getsockname()[1]
     url = f"http://ann:secret@127.0.0.1:{port}/v1"
     options: Any = {"base_url": url, "api_key": "none", "max_retries": 0}
-    answer = ModelCall(ChatOpenAI(model="gpt-x", **options)).asking(ASK).blocking()
+    answer = ModelCall(ChatOpenAI(model="gpt-x", **options)).request_answer(ASK).blocking()
     named = f"the model 'gpt-x' at http://127.0.0.1:{port}/v1/chat/completions"
 
-    assert the_model(answer) == named
-    assert (fault_of(answer) or "").startswith(f"the call of {named} raised ")
+    assert describe_failed_model(answer) == named
+    assert (find_answer_fault(answer) or "").startswith(f"the call of {named} raised ")
 
 
 # -- answers
@@ -221,10 +221,10 @@ def test_a_failed_call_names_the_model_and_its_address() -> None:
 )
 def test_an_answer_that_did_not_end_by_itself_is_none(metadata: Any, fault: str | None) -> None:
     """Under the names that OpenAI, Anthropic, Bedrock, Google and Ollama give it."""
-    found = fault_of(AIMessage("I cannot he", response_metadata=metadata))
+    found = find_answer_fault(AIMessage("I cannot he", response_metadata=metadata))
     assert (found is None) if fault is None else fault in (found or "")
 
 
 @pytest.mark.parametrize("answer", [None, 7, {"content": "hi"}])
 def test_an_answer_that_is_no_message_is_none(answer: Any) -> None:
-    assert "which is no message" in (fault_of(answer) or "")
+    assert "expected a message" in (find_answer_fault(answer) or "")

@@ -373,9 +373,9 @@ HIDDEN = {"action": "insert", "text": "hunter2xyzzy9", "messages": [1]}
         (facts(*[HIDDEN] * 201), "facts has 201 entries; at most 200 are allowed"),
         (answer("length", facts=[HIDDEN]), "cut off at the model's limit for output tokens"),
         (called("{}", "hunter2"), "the answer has none of facts"),
-        (called('{"facts": "hunter2'), "the answer is no JSON"),
-        (called("{}", "hunter2", "Hunter2"), "the answer calls a tool that there is not"),
-        (Answer({"content": "hunter2xyzzy9"}), "the answer calls no tool, which it was asked for"),
+        (called('{"facts": "hunter2'), "the answer is not valid JSON"),
+        (called("{}", "hunter2", "Hunter2"), "the answer calls an unknown tool"),
+        (Answer({"content": "hunter2xyzzy9"}), "the answer does not call the tool"),
     ],
 )
 def test_an_error_says_nothing_in_the_words_of_the_model(

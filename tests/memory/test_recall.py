@@ -160,7 +160,7 @@ def test_the_budget_holds(store: SQLiteStore, recalls: Any) -> None:
     for budget in (1, 30, 60, 100, 200, 1_000):
         found = recalls("the blue train, the museum, my keys", store, max_tokens=budget)
 
-        assert found.tokens == counter.text(str(found)) <= budget
+        assert found.tokens == counter.count_text(str(found)) <= budget
         assert len(found.memories) + found.left_out == len(every.memories)
     with filled(fact("long", "tea " * 500), fact("short", "tea with milk and more")) as tea:
         found = recalls("tea", tea, max_tokens=200)

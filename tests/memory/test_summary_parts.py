@@ -25,7 +25,7 @@ def test_a_long_conversation_is_summarised_in_parts(run: Any) -> None:
         summary = node(scribe, window=2_000, token_counter=COUNTER)
         update = run(summary, {"messages": long_talk(12), "summary": "the previous"})
     asked = [scribe.asked_for(n) for n in range(len(scribe.requests))]
-    sizes = [COUNTER.text(m[1]) for n in range(len(asked)) for m in scribe.shown(n)]
+    sizes = [COUNTER.count_text(m[1]) for n in range(len(asked)) for m in scribe.shown(n)]
 
     assert len(asked) > 4
     assert update["summary"]["text"] == f"summary {len(asked)}"

@@ -68,9 +68,9 @@ def after(state: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
 
 def test_tools_and_system_prompt_count() -> None:
     """A node of a plain graph is told of them; they take their part of the trigger."""
-    tools, prompt = COUNTER.tools([LOOK]), COUNTER.message(SystemMessage(PROMPT))
+    tools, prompt = COUNTER.count_tools([LOOK]), COUNTER.count_message(SystemMessage(PROMPT))
     state = {"messages": talk(10)}
-    size = sum(map(COUNTER.message, state["messages"]))
+    size = sum(map(COUNTER.count_message, state["messages"]))
 
     for told, other in (
         (node(("tokens", size + tools)).with_tools([LOOK]), tools),
@@ -86,7 +86,7 @@ def test_tools_and_system_prompt_count() -> None:
 def test_system_messages_and_the_summary_of_the_state_count() -> None:
     """They are sent with each request."""
     said = talk(10)
-    size = sum(map(COUNTER.message, said))
+    size = sum(map(COUNTER.count_message, said))
     system = SystemMessage(PROMPT, id="s")
     summary = {"text": "word " * 300, "last": None, "count": 3}
 
@@ -98,12 +98,12 @@ def test_system_messages_and_the_summary_of_the_state_count() -> None:
 def test_what_stays_leaves_room_for_the_rest_of_the_request() -> None:
     """By default half of what the trigger leaves for messages; never more than all of it."""
     state = {"messages": talk(40)}
-    tools = COUNTER.tools([LOOK])
+    tools = COUNTER.count_tools([LOOK])
 
     for options, most in (({}, (2_800 - tools) / 2), ({"keep": ("tokens", 2_700)}, 2_800 - tools)):
         update = node(**options).with_tools([LOOK]).invoke(state)
         left = after({**state, "summarized": []}, update)["messages"]
-        tokens = sum(map(COUNTER.message, left))
+        tokens = sum(map(COUNTER.count_message, left))
         assert most - 80 < tokens <= most + 1
 
 
@@ -130,7 +130,7 @@ def test_tools_that_take_most_of_the_trigger_do_not_ask_for_a_summary_each_time(
         state = after(state, update)
 
     assert 2 <= len(asked_at) <= 10
-    assert sum(map(COUNTER.message, state["messages"])) < 500
+    assert sum(map(COUNTER.count_message, state["messages"])) < 500
 
 
 # -- what the last answer reported
@@ -138,7 +138,7 @@ def test_tools_that_take_most_of_the_trigger_do_not_ask_for_a_summary_each_time(
 
 def test_the_last_answer_reports_the_size_of_the_request() -> None:
     """Input and output, and what was said since; the estimate counts where it is more."""
-    later = COUNTER.message(HumanMessage("and?"))
+    later = COUNTER.count_message(HumanMessage("and?"))
 
     assert node().is_due(asked(answer(0, 100), answer(1, 2_800 - later)))
     assert not node().is_due(asked(answer(0, 100), answer(1, 2_799 - later)))
@@ -148,8 +148,8 @@ def test_the_last_answer_reports_the_size_of_the_request() -> None:
 
 def test_an_answer_without_usage_leaves_the_one_before() -> None:
     """A stream may not report it; the messages since are estimated."""
-    since = COUNTER.message(AIMessage("yes")) + COUNTER.message(HumanMessage("why?"))
-    later = since + COUNTER.message(HumanMessage("and?"))
+    since = COUNTER.count_message(AIMessage("yes")) + COUNTER.count_message(HumanMessage("why?"))
+    later = since + COUNTER.count_message(HumanMessage("and?"))
     silent = AIMessage("yes", id="a1")
     zero = answer(1, 5)
     zero.usage_metadata = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
@@ -235,12 +235,12 @@ class Reporting(BaseChatModel):
         return self.bind(tools=tools)
 
     def _generate(self, messages: Any, *args: Any, **options: Any) -> ChatResult:
-        tools = COUNTER.tools(options.get("tools") or [])
-        tokens = int(self.times * (tools + sum(map(COUNTER.message, messages))))
+        tools = COUNTER.count_tools(options.get("tools") or [])
+        tokens = int(self.times * (tools + sum(map(COUNTER.count_message, messages))))
         self.largest[0] = max(self.largest[0], tokens)
         said = AIMessage("word " * 60)
         if self.reports:
-            more = int(self.times * COUNTER.message(said))
+            more = int(self.times * COUNTER.count_message(said))
             said.usage_metadata = {
                 "input_tokens": tokens, "output_tokens": more, "total_tokens": tokens + more,
             }  # fmt: skip

@@ -31,7 +31,7 @@ from perdure.memory import (
     use_memories,
 )
 from perdure.memory.records import namespace_of
-from perdure.memory.run_config import Template, teams_of_run
+from perdure.memory.run_config import Template, read_run_teams
 from perdure.stores import SQLiteStore, open_store
 from tests import postgres_server
 
@@ -126,8 +126,10 @@ def test_a_claimed_author_gives_way_to_the_user_of_the_run(store: Any) -> None:
 )
 def test_teams_of_a_run(named: Any, expected: tuple[str, ...]) -> None:
     """The context or config decides, within the limit that a server sets."""
-    assert teams_of_run(of(**named)) == expected
-    assert Template(TEAM, shared=True).all_filled(of(**named)) == [("teams", t) for t in expected]
+    assert read_run_teams(of(**named)) == expected
+    assert Template(TEAM, shared=True).fill_for_teams(of(**named)) == [
+        ("teams", t) for t in expected
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,13 +138,13 @@ def test_teams_of_a_run(named: Any, expected: tuple[str, ...]) -> None:
 def test_a_team_that_is_no_name_is_refused(named: Any) -> None:
     """Blank names, and other values than text, are errors and not somebody's team."""
     with pytest.raises(InvalidConfig):
-        teams_of_run(of(**named))
+        read_run_teams(of(**named))
 
 
 def test_team_must_be_one_of_teams() -> None:
     """`team` chooses among `teams`."""
     with pytest.raises(InvalidConfig, match="not one of its 'teams'"):
-        teams_of_run(of(team="blue", teams=["red"]))
+        read_run_teams(of(team="blue", teams=["red"]))
 
 
 def test_a_person_without_a_team_reads_nothing_and_gets_no_error(store: Any) -> None:

@@ -30,7 +30,7 @@ def run_of(**configurable: Any) -> Any:
 )
 def test_placeholders_are_filled(labels: Any, filled: tuple[str, ...]) -> None:
     """Text around a placeholder stays."""
-    assert Template(labels).filled(run_of(user_id="ann", thread_id="t")) == filled
+    assert Template(labels).fill(run_of(user_id="ann", thread_id="t")) == filled
 
 
 @given(values, values)
@@ -38,7 +38,7 @@ def test_a_value_is_one_label_whatever_is_in_it(one: str, other: str) -> None:
     """Two users have two namespaces, of as many labels as the template; braces are no template."""
     template = Template(("a", "u:{user_id}", "z"))
 
-    filled = [template.filled(run_of(user_id=user)) for user in (one, other)]
+    filled = [template.fill(run_of(user_id=user)) for user in (one, other)]
 
     assert filled[0] == ("a", f"u:{one}", "z")
     assert (filled[0] == filled[1]) == (one == other)
@@ -75,21 +75,21 @@ def test_what_is_no_template_is_refused_when_it_is_built(labels: Any) -> None:
 def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
     """Nothing stands in for it: else it could be another user's."""
     with pytest.raises(InvalidConfig, match="user_id"):
-        Template(["{user_id}"]).filled(run_of(user_id=value))
+        Template(["{user_id}"]).fill(run_of(user_id=value))
 
 
 @pytest.mark.parametrize("config", [None, {}, run_of(), run_of(userid="ann")])
 def test_a_value_that_is_missing_is_refused(config: Any) -> None:
     """The message says what to pass."""
     with pytest.raises(InvalidConfig, match=r"pass context=\{'user_id'.* or config=.*'user_id'"):
-        Template(["{user_id}"]).filled(config)
+        Template(["{user_id}"]).fill(config)
 
 
 def test_a_text_enum_gives_its_text() -> None:
     class User(enum.StrEnum):
         ANN = "ann"
 
-    [label] = Template(["{user_id}"]).filled(run_of(user_id=User.ANN))
+    [label] = Template(["{user_id}"]).fill(run_of(user_id=User.ANN))
 
     assert (label, type(label)) == ("ann", str)
 
@@ -97,7 +97,7 @@ def test_a_text_enum_gives_its_text() -> None:
 def test_within_a_run_its_config_is_found() -> None:
     """A node need not pass its config on; one that is given counts alone."""
     template = Template(["{user_id}"])
-    node: RunnableLambda[Any, Any] = RunnableLambda(lambda given: template.filled(given))
+    node: RunnableLambda[Any, Any] = RunnableLambda(lambda given: template.fill(given))
 
     assert node.invoke(None, run_of(user_id="ann")) == ("ann",)
     assert node.invoke(run_of(user_id="bo"), run_of(user_id="ann")) == ("bo",)

@@ -305,4 +305,4 @@ def test_a_file_leaves_room_for_the_talk(counter: str) -> None:
 )
 def test_any_block_can_be_counted(block: dict[str, Any]) -> None:
     """A block in an unknown form counts something and raises nothing."""
-    assert token_counter().message(HumanMessage.model_construct(content=[block])) >= 4
+    assert token_counter().count_message(HumanMessage.model_construct(content=[block])) >= 4

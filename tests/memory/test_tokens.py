@@ -91,7 +91,7 @@ def n(text: str, encoding: Any = O200K) -> int:
 
 
 def total(counter: TokenCounter, talk: list[BaseMessage]) -> int:
-    return counter.request + sum(map(counter.message, talk))
+    return counter.request + sum(map(counter.count_message, talk))
 
 
 def image(**block: Any) -> HumanMessage:
@@ -166,8 +166,8 @@ def test_a_call_and_its_result() -> None:
     calling = AIMessage("Let me see.", tool_calls=[call, call | {"id": "2"}])
 
     one = 3 + n("look_up") + n('{"city": "Zürich"}')
-    assert GPT.message(calling) == 4 + n("Let me see.") + 2 * one
-    assert GPT.message(ToolMessage("12 °C", tool_call_id="1")) == 4 + n("12 °C") + 3
+    assert GPT.count_message(calling) == 4 + n("Let me see.") + 2 * one
+    assert GPT.count_message(ToolMessage("12 °C", tool_call_id="1")) == 4 + n("12 °C") + 3
 
 
 def test_a_call_that_is_in_the_content_too_counts_once() -> None:
@@ -175,7 +175,7 @@ def test_a_call_that_is_in_the_content_too_counts_once() -> None:
     block = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}
     text = {"type": "text", "text": "Well"}
 
-    assert GPT.message(AIMessage([text, block], tool_calls=[call])) == GPT.message(
+    assert GPT.count_message(AIMessage([text, block], tool_calls=[call])) == GPT.count_message(
         AIMessage("Well", tool_calls=[call])
     )
 
@@ -183,7 +183,7 @@ def test_a_call_that_is_in_the_content_too_counts_once() -> None:
 def test_thoughts_count_as_text() -> None:
     block = {"type": "reasoning", "reasoning": "First, the weather."}
 
-    assert GPT.message(AIMessage([block])) == 4 + n("First, the weather.")
+    assert GPT.count_message(AIMessage([block])) == 4 + n("First, the weather.")
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,13 @@ def test_models_and_their_encodings(model: str, encoding: str) -> None:
 
 
 def test_what_looks_like_a_special_token_is_text() -> None:
-    assert GPT.text("<|endoftext|>") == n("<|endoftext|>") > 1
+    assert GPT.count_text("<|endoftext|>") == n("<|endoftext|>") > 1
 
 
 def test_a_text_longer_than_the_tokenizer_takes() -> None:
     text = "memory " * 200_000
 
-    assert abs(GPT.text(text) - 200_000) <= len(text) / 50_000 + 1
+    assert abs(GPT.count_text(text) - 200_000) <= len(text) / 50_000 + 1
 
 
 # -- images and tools
@@ -231,8 +231,10 @@ def test_an_image_counts_the_same_by_url_and_by_data() -> None:
     data = {"type": "image", "base64": "x" * 10_000, "mime_type": "image/png"}
 
     for counter in (GPT, ESTIMATE):
-        assert counter.message(image(**url)) == counter.message(image(**data)) == 4 + 765
-        assert counter.message(image(**low)) == 4 + 85
+        assert (
+            counter.count_message(image(**url)) == counter.count_message(image(**data)) == 4 + 765
+        )
+        assert counter.count_message(image(**low)) == 4 + 85
 
 
 def test_tools_in_any_form() -> None:
@@ -241,14 +243,14 @@ def test_tools_in_any_form() -> None:
         """Look up the weather."""
         return city
 
-    assert GPT.tools([look_up]) == GPT.text(json.dumps(convert_to_openai_tool(look_up)))
-    assert GPT.tools([]) == 0
-    assert GPT.tools([{"type": "web_search"}]) == n('{"type": "web_search"}')
+    assert GPT.count_tools([look_up]) == GPT.count_text(json.dumps(convert_to_openai_tool(look_up)))
+    assert GPT.count_tools([]) == 0
+    assert GPT.count_tools([{"type": "web_search"}]) == n('{"type": "web_search"}')
 
 
 def test_what_is_no_tool_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"tools is 5; expected a tool"):
-        GPT.tools([5])
+        GPT.count_tools([5])
 
 
 # -- encodings without a network
@@ -257,9 +259,9 @@ def test_what_is_no_tool_is_refused() -> None:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """No encoding loaded, nothing warned of."""
-    tokens._loaded.cache_clear()
+    tokens._load_encoding.cache_clear()
     yield
-    tokens._loaded.cache_clear()
+    tokens._load_encoding.cache_clear()
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -325,9 +327,9 @@ def test_a_request_counts_the_tools_that_are_bound_to_its_model() -> None:
 
 
 def test_a_request_is_estimated_as_its_answers_call_for() -> None:
-    talk: list[BaseMessage] = [HumanMessage("a"), answer(LONG, 2 * ESTIMATE.text(LONG))]
+    talk: list[BaseMessage] = [HumanMessage("a"), answer(LONG, 2 * ESTIMATE.count_text(LONG))]
 
-    assert count_tokens(talk) == total(ESTIMATE.fitted(talk), talk) > total(ESTIMATE, talk)
+    assert count_tokens(talk) == total(ESTIMATE.scale_to_usage(talk), talk) > total(ESTIMATE, talk)
     assert count_tokens([]) == ESTIMATE.request
 
 
@@ -345,18 +347,18 @@ def test_a_counter_is_itself_and_a_callable_counts_messages() -> None:
     talk: list[BaseMessage] = [HumanMessage("a", id="1"), AIMessage("b", id="2")]
 
     assert token_counter(counter) is counter
-    assert counter.message(talk[0]) == 7
+    assert counter.count_message(talk[0]) == 7
     assert total(counter, talk) == count_tokens(talk, count) == 14
-    assert counter.text("x") == counter.tools([WEATHER_TOOL]) == 7
-    assert counter.fitted(talk) is counter
+    assert counter.count_text("x") == counter.count_tools([WEATHER_TOOL]) == 7
+    assert counter.scale_to_usage(talk) is counter
 
 
 def test_a_callable_for_one_message() -> None:
     def count(message: BaseMessage) -> int:
         return len(message.content)
 
-    assert token_counter(count).message(HumanMessage("four")) == 4
-    assert token_counter(len).message(HumanMessage("four")) == 1
+    assert token_counter(count).count_message(HumanMessage("four")) == 4
+    assert token_counter(len).count_message(HumanMessage("four")) == 1
 
 
 @pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), True, -1, -0.5, "7", [7]])
@@ -364,13 +366,13 @@ def test_a_callable_that_returns_no_number(returned: Any) -> None:
     counter = token_counter(lambda _: returned)
 
     with pytest.raises(ConfigurationError, match="expected a number of tokens"):
-        counter.message(HumanMessage("a"))
+        counter.count_message(HumanMessage("a"))
 
 
 @pytest.mark.parametrize("counter", [GPT, ESTIMATE, token_counter(len)])
 def test_what_is_no_message_is_refused(counter: TokenCounter) -> None:
     with pytest.raises(InvalidMessages, match="expected langchain messages"):
-        counter.message("hello")  # type: ignore[arg-type]
+        counter.count_message("hello")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["claude-sonnet-4", "gpt-4oo", "", "o1x", "text-davinci-003"])
@@ -398,7 +400,7 @@ def test_windows() -> None:
 
 @pytest.mark.parametrize("wrong", [0, True, None, len])
 def test_what_has_no_window(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="expected a chat model or the name"):
+    with pytest.raises(ConfigurationError, match="expected a chat model, or the name"):
         context_window(wrong)
 
 
@@ -416,7 +418,7 @@ def test_a_window_that_nobody_knows() -> None:
 )
 def test_words_are_estimated_as_langchain_does(text: str, kind: Any) -> None:
     """Letters and spaces have a token for four; langchain rounds role and text together."""
-    assert 0 <= count_tokens_approximately([kind(text)]) - ESTIMATE.message(kind(text)) <= 2
+    assert 0 <= count_tokens_approximately([kind(text)]) - ESTIMATE.count_message(kind(text)) <= 2
 
 
 @pytest.mark.parametrize(
@@ -434,7 +436,7 @@ def test_words_are_estimated_as_langchain_does(text: str, kind: Any) -> None:
 )
 def test_estimates_are_near(text: str) -> None:
     """Of other scripts too, of which langchain's characters would make a quarter."""
-    assert 0.8 <= ESTIMATE.text(text) / n(text) <= 2.0
+    assert 0.8 <= ESTIMATE.count_text(text) / n(text) <= 2.0
 
 
 def answer(text: str, reported: int, reasoning: int | None = None) -> AIMessage:
@@ -445,12 +447,12 @@ LONG = "word " * 100
 
 
 def test_estimates_fit_what_the_provider_reported() -> None:
-    base = ESTIMATE.text(LONG)
+    base = ESTIMATE.count_text(LONG)
     talk = [HumanMessage("a"), answer(LONG, 2 * base), answer(LONG, base)]
-    fitted = ESTIMATE.fitted(talk)
+    fitted = ESTIMATE.scale_to_usage(talk)
 
-    assert fitted.text(LONG) == 2 * base
-    assert fitted.fitted([]).text(LONG) == base
+    assert fitted.count_text(LONG) == 2 * base
+    assert fitted.scale_to_usage([]).count_text(LONG) == base
 
 
 @pytest.mark.parametrize(
@@ -464,11 +466,13 @@ def test_estimates_fit_what_the_provider_reported() -> None:
     ],
 )
 def test_what_an_estimate_is_not_raised_by(message: AIMessage) -> None:
-    assert ESTIMATE.fitted([message]).text(LONG) == ESTIMATE.text(LONG)
+    assert ESTIMATE.scale_to_usage([message]).count_text(LONG) == ESTIMATE.count_text(LONG)
 
 
 def test_a_scale_is_at_most_four() -> None:
-    assert ESTIMATE.fitted([answer(LONG, 10**6)]).text(LONG) == 4 * ESTIMATE.text(LONG)
+    assert ESTIMATE.scale_to_usage([answer(LONG, 10**6)]).count_text(
+        LONG
+    ) == 4 * ESTIMATE.count_text(LONG)
 
 
 @given(st.lists(answers, max_size=5), st.data(), texts)
@@ -476,10 +480,10 @@ def test_leaving_messages_out_never_makes_the_rest_count_more(
     talk: list[AIMessage], data: st.DataObject, text: str
 ) -> None:
     kept = [m for m in talk if data.draw(st.booleans())]
-    fewer = ESTIMATE.fitted(kept)
+    fewer = ESTIMATE.scale_to_usage(kept)
 
-    assert fewer.text(text) <= ESTIMATE.fitted(talk).text(text)
-    assert fewer.text(text) >= ESTIMATE.text(text)
+    assert fewer.count_text(text) <= ESTIMATE.scale_to_usage(talk).count_text(text)
+    assert fewer.count_text(text) >= ESTIMATE.count_text(text)
 
 
 # -- what is remembered
@@ -487,18 +491,22 @@ def test_leaving_messages_out_never_makes_the_rest_count_more(
 
 def exactly(message: BaseMessage) -> int:
     """What a message takes, by a counter that has counted nothing yet."""
-    tokens._loaded.cache_clear()
-    return TokenCounter("o200k_base").message(message)
+    tokens._load_encoding.cache_clear()
+    return TokenCounter("o200k_base").count_message(message)
 
 
 @settings(max_examples=rounds(20))
 @given(messages, texts)
 def test_a_message_changed_in_place_counts_anew(message: BaseMessage, text: str) -> None:
     """Counts are remembered by content; fresh copies count the same."""
-    assert GPT.message(message) == GPT.message(message.model_copy(deep=True)) == exactly(message)
+    assert (
+        GPT.count_message(message)
+        == GPT.count_message(message.model_copy(deep=True))
+        == exactly(message)
+    )
     message.content = text
 
-    assert GPT.message(message) == exactly(message)
+    assert GPT.count_message(message) == exactly(message)
 
 
 def test_a_second_pass_counts_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,9 +518,9 @@ def test_a_second_pass_counts_only_what_is_new(monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.setitem(sys.modules, "bpe_openai", module)
     monkeypatch.setattr(tokens, "_REMEMBERED", 300)
-    tokens._loaded.cache_clear()
+    tokens._load_encoding.cache_clear()
     counter = TokenCounter("o200k_base")
-    tokens._loaded.cache_clear()
+    tokens._load_encoding.cache_clear()
     talk: list[BaseMessage] = [HumanMessage(f"h{i}", id=f"{i}") for i in range(200)]
     total(counter, talk)
     counted.clear()

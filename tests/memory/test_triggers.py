@@ -16,7 +16,7 @@ from perdure.memory.tokens import token_counter
 from tests.memory.summaries import turns
 
 COUNTER = token_counter("approximate")
-EACH = COUNTER.message(HumanMessage("hello"))
+EACH = COUNTER.count_message(HumanMessage("hello"))
 
 
 def node(**options: Any) -> Summarize:
@@ -57,7 +57,14 @@ def test_a_trigger_fires_when_it_is_reached(trigger: Any, fires_at: int) -> None
         (("messages", 4), 3),
         (("messages", 99), 7),
         (("tokens", 1), 1),
-        (("tokens", COUNTER.message(HumanMessage("q4")) + 2 * COUNTER.message(AIMessage("a3"))), 3),
+        (
+            (
+                "tokens",
+                COUNTER.count_message(HumanMessage("q4"))
+                + 2 * COUNTER.count_message(AIMessage("a3")),
+            ),
+            3,
+        ),
         (("fraction", 1.0), 7),
     ],
 )

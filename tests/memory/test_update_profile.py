@@ -281,11 +281,11 @@ def test_a_model_that_knows_nothing_of_strictness_is_asked_without(
 # -- answers that are sent back
 
 SENT_BACK: dict[str, tuple[Reply, str]] = {
-    "invalid JSON": (called("Memories", '{"operations": [{"op"'), "are no JSON"),
+    "invalid JSON": (called("Memories", '{"operations": [{"op"'), "are not valid JSON"),
     "another form": (called("Memories", {"changes": []}), "the answer has none of profile"),
     "an unknown op": (patch({**GHENT, "op": "upsert"}), "not as the schema asks for"),
-    "text": ("I would set the city to Ghent.", "no arguments of the tool"),
-    "nothing": (EMPTY, "no arguments of the tool"),
+    "text": ("I would set the city to Ghent.", "does not call the tool"),
+    "nothing": (EMPTY, "does not call the tool"),
     "cut off": (CUT_OFF, "cut off at the model's limit"),
     "a missing path": (
         patch(operation("replace", "/home/town", "Ghent")),
@@ -628,7 +628,7 @@ def test_who_is_always_overtaken_gives_up(profile: Profile[Person], on_failure: 
     [
         ({"profile": Person}, "expected a Profile"),
         ({"profile": []}, "expected some of .* a profile"),
-        ({"model": RunnableLambda(str)}, "gives no structured answers"),
+        ({"model": RunnableLambda(str)}, "cannot return structured answers"),
         ({"model": None}, "model is None"),
         ({"prompt": " "}, "prompt is ' '"),
         ({"on_failure": "ignore"}, "on_failure is 'ignore'"),

@@ -17,7 +17,7 @@ from perdure.memory.usage import answer_tokens, is_same_model, model_of, request
 
 ESTIMATE = token_counter("approximate")
 LONG = "word " * 100
-BASE = ESTIMATE.text(LONG)
+BASE = ESTIMATE.count_text(LONG)
 
 
 def answer(usage: Any, text: str = LONG, model: str | None = None) -> AIMessage:
@@ -120,27 +120,27 @@ def test_the_model_of_the_newest_answer_scales_an_estimate() -> None:
     """What another model reported for its answers counts no more after a change of the model."""
     talk: list[BaseMessage] = [reported(3, "claude-x"), reported(2, "gpt-x")]
 
-    assert ESTIMATE.fitted(talk).scale == 2
-    assert ESTIMATE.fitted([*talk, HumanMessage("and?")]).scale == 2
-    assert ESTIMATE.fitted(talk[::-1]).scale == 3
-    assert ESTIMATE.fitted([reported(2, None), reported(1, "gpt-x")]).scale == 2
+    assert ESTIMATE.scale_to_usage(talk).scale == 2
+    assert ESTIMATE.scale_to_usage([*talk, HumanMessage("and?")]).scale == 2
+    assert ESTIMATE.scale_to_usage(talk[::-1]).scale == 3
+    assert ESTIMATE.scale_to_usage([reported(2, None), reported(1, "gpt-x")]).scale == 2
 
 
 def test_a_counter_for_a_model_is_scaled_by_its_answers_only() -> None:
     """Only answers of the counter's chat model, or of the request's model, scale its counts."""
     talk: list[BaseMessage] = [reported(3, "claude-x"), reported(2, "gpt-x-2026-01-01")]
 
-    assert ESTIMATE.for_model("claude-x").fitted(talk).scale == 3
-    assert ESTIMATE.for_model("gpt-x").fitted(talk).scale == 2
-    assert ESTIMATE.for_model("other").fitted(talk).scale == 1
-    assert ESTIMATE.for_model("gpt-x").fitted(talk).model == "gpt-x"
+    assert ESTIMATE.for_model("claude-x").scale_to_usage(talk).scale == 3
+    assert ESTIMATE.for_model("gpt-x").scale_to_usage(talk).scale == 2
+    assert ESTIMATE.for_model("other").scale_to_usage(talk).scale == 1
+    assert ESTIMATE.for_model("gpt-x").scale_to_usage(talk).model == "gpt-x"
     assert ESTIMATE.model is None
 
 
 @pytest.mark.parametrize("usage", [None, {}, {"output_tokens": None}, {"output_tokens": -1}])
 def test_an_answer_without_usage_scales_nothing(usage: Any) -> None:
     """Chunks of a stream may have none."""
-    assert ESTIMATE.fitted([answer(usage)]) is ESTIMATE
+    assert ESTIMATE.scale_to_usage([answer(usage)]) is ESTIMATE
 
 
 @pytest.mark.parametrize("kind", [trim, assemble])
@@ -150,7 +150,7 @@ def test_a_budget_holds_by_what_the_model_reported(kind: Any) -> None:
     talk += [HumanMessage("and?")]
     tools = [{"type": "function", "function": {"name": "f", "description": LONG}}]
     sizes = [
-        sum(map(ESTIMATE.message, node.with_tools(tools)(talk))) + ESTIMATE.tools(tools)
+        sum(map(ESTIMATE.count_message, node.with_tools(tools)(talk))) + ESTIMATE.count_tools(tools)
         for node in (kind(2_000), kind(2_000).for_model("x-2026-01-01"), kind(2_000).for_model("y"))
     ]
 
@@ -168,7 +168,7 @@ def test_an_agent_is_scaled_by_the_answers_of_its_model() -> None:
         sizes = []
 
         def handler(request: Any) -> ModelResponse[Any]:
-            sizes.append(sum(map(ESTIMATE.message, request.messages)))
+            sizes.append(sum(map(ESTIMATE.count_message, request.messages)))
             return ModelResponse([AIMessage("yes", response_metadata={"model_name": answered})])
 
         named = ChatOpenAI(model=model, api_key=lambda: "none")

@@ -192,7 +192,7 @@ def test_the_parts_of_a_view(tmp_path: Path) -> None:
         *("instructions", "summary", "memories", "messages", "tool results", "tools")
     }
     assert sum(seen.parts.values()) == whole - counter.request
-    assert seen.parts["tools"] == seen.tools == counter.tools([look])
+    assert seen.parts["tools"] == seen.tools == counter.count_tools([look])
     assert seen.parts["summary"] < 60
     assert seen.parts["instructions"] < 20
 
@@ -211,8 +211,8 @@ def test_sections_of_a_text(tmp_path: Path) -> None:
         [seen] = views(saver, "t")
 
     counter = token_counter()
-    assert seen.parts["profile"] == counter.text(sections["profile"])
-    assert seen.parts["examples"] == counter.text(sections["examples"])
+    assert seen.parts["profile"] == counter.count_text(sections["profile"])
+    assert seen.parts["examples"] == counter.count_text(sections["examples"])
     assert not {"memories", "summary"} & seen.parts.keys()
     assert "left out" in str(seen.messages[0].content)
     assert "xxx" not in str(seen.messages[0])

@@ -39,7 +39,7 @@ from perdure.memory import (
     search_threads,
     use_memories,
 )
-from perdure.memory.run_config import user_of_run
+from perdure.memory.run_config import read_run_user
 from perdure.server.access import ACT, ADMIN
 from perdure.server.api_people import form_of
 from perdure.server.keys import Keys
@@ -103,14 +103,14 @@ class Shop:
             found = [
                 f"{each.order}: {each.goods}"
                 for each in CUSTOMERS
-                if (each.name, each.order) == (user_of_run(config), number)
+                if (each.name, each.order) == (read_run_user(config), number)
             ]
             return found[0] if found else "This customer has no such order."
 
         @tool
         def refund(number: int, config: RunnableConfig) -> str:
             """Refund an order of the customer."""
-            self.refunds.append((user_of_run(config), number))
+            self.refunds.append((read_run_user(config), number))
             return f"Order {number} is refunded."
 
         return [find_order, refund, search_memory(min_score=0)]

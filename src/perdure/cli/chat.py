@@ -179,7 +179,7 @@ class _Talk:
     def _run(self, update: Any, otherwise: str) -> None:
         from openai import OpenAIError
 
-        from perdure.memory.model_call import the_model
+        from perdure.memory.model_call import describe_failed_model
 
         options: Any = {"stream_mode": "messages", "durability": "sync"}
         parts = (
@@ -195,7 +195,9 @@ class _Talk:
             raise
         except (OpenAIError, ValueError) as exc:  # the second is langchain's, of a broken answer
             why = line(str(exc), 300).rstrip(".")
-            raise ModelFailed(f"{the_model(exc)} did not answer: {why}. {otherwise}") from exc
+            raise ModelFailed(
+                f"{describe_failed_model(exc)} did not answer: {why}. {otherwise}"
+            ) from exc
         if self.window:  # the state keeps no more than the next answer is shown
             removals = self.window.invoke(self.graph.get_state(self.config).values)
             if removals:

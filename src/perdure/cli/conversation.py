@@ -12,13 +12,13 @@ from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from perdure.memory.message_forms import Odd as Odd
-from perdure.memory.message_forms import created as created
-from perdure.memory.message_forms import find as find
-from perdure.memory.message_forms import made_up_id as made_up_id
-from perdure.memory.message_forms import seconds as seconds
-from perdure.memory.message_forms import short as short
-from perdure.memory.message_forms import whole as whole
+from perdure.memory.message_forms import MalformedPart as MalformedPart
+from perdure.memory.message_forms import derive_id as derive_id
+from perdure.memory.message_forms import get_by_path as get_by_path
+from perdure.memory.message_forms import get_creation_time as get_creation_time
+from perdure.memory.message_forms import parse_timestamp as parse_timestamp
+from perdure.memory.message_forms import replace_surrogates as replace_surrogates
+from perdure.memory.message_forms import shorten_line as shorten_line
 from perdure.memory.thread_messages import REMEMBER, SEARCHED
 
 _SPACE: Final = re.compile(r"[\s,]*")
@@ -121,10 +121,10 @@ class Conversation:
     ) -> str:
         """Add a message after another; returns its key: its id, but of a `variant` of one."""
         key = str(message.id)
-        at = created(message) if at is None else at
+        at = get_creation_time(message) if at is None else at
         held = self.nodes.get(key)
         if variant and held is not None and held[:2] != (parent, message):
-            key = made_up_id(key, parent, repr(message))  # variants may differ in any field
+            key = derive_id(key, parent, repr(message))  # variants may differ in any field
         node = self.nodes.setdefault(key, MessageNode(parent, message, at))
         if node.message is not message and node.message != message:
             self.problem("the id of another message", key)
@@ -177,14 +177,17 @@ def described(
     """
     about: dict[str, Any] = {}
     for ours, theirs in names.items():
-        time, text = seconds(conversation.get(theirs)), find(conversation, str, theirs)
+        time, text = (
+            parse_timestamp(conversation.get(theirs)),
+            get_by_path(conversation, str, theirs),
+        )
         value = time if ours.endswith("_time") else text if text.strip() else None
         if value is not None:
             about[ours] = value
-    id = name if isinstance(name, str) and name else made_up_id("conversation", *made_of)
+    id = name if isinstance(name, str) and name else derive_id("conversation", *made_of)
     if len(id.encode("utf-8", "replace")) > _LONGEST_ID:
-        id = made_up_id("conversation", id)
-    return Conversation(whole(id), about)
+        id = derive_id("conversation", id)
+    return Conversation(replace_surrogates(id), about)
 
 
 def spoken(
@@ -202,7 +205,7 @@ def spoken(
     if document:
         metadata[SEARCHED] = True
     return kinds.get(role, SystemMessage)(
-        content=whole(text), id=whole(key), response_metadata=metadata
+        content=replace_surrogates(text), id=replace_surrogates(key), response_metadata=metadata
     )
 
 
@@ -211,8 +214,8 @@ def spoken(
 
 def label(noun: object, about: object = "") -> str:
     """What stands for a file, a picture or a call: "[file: dates.pdf]"."""
-    text = short(about)
-    return f"[{short(noun, 40)}: {text}]" if text else f"[{short(noun, 40)}]"
+    text = shorten_line(about)
+    return f"[{shorten_line(noun, 40)}: {text}]" if text else f"[{shorten_line(noun, 40)}]"
 
 
 def fenced(code: str, language: str = "") -> str:
@@ -229,7 +232,7 @@ def fenced(code: str, language: str = "") -> str:
 def values(text: str) -> Iterator[tuple[int, Any]]:
     """The values of a JSON array, or those that stand one after the other, each with its number.
 
-    The number is the place in the array, or the line. What cannot be read comes as an `Odd`.
+    The number is the place in the array, or the line. What cannot be read is a `MalformedPart`.
     """
     decoder = json.JSONDecoder()
     at = _after_space(text, 0)
@@ -246,12 +249,12 @@ def values(text: str) -> Iterator[tuple[int, Any]]:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as exc:
             why = "nested too deeply" if isinstance(exc, RecursionError) else "not JSON"
-            value = Odd("not JSON: the rest" if array and why == "not JSON" else why)
+            value = MalformedPart("not JSON: the rest" if array and why == "not JSON" else why)
             value.__cause__ = exc
             at = len(text) if array else (text.find("\n", at) + 1 or len(text))
         yield number, value
-    if array and not isinstance(value, Odd):
-        yield number + 1, Odd("the file ends within its array")
+    if array and not isinstance(value, MalformedPart):
+        yield number + 1, MalformedPart("the file ends within its array")
 
 
 def _after_space(text: str, at: int) -> int:

@@ -31,7 +31,7 @@ from perdure.errors import ConfigurationError, ImportFailed
 from perdure.settings import check_user, is_dsn
 
 if TYPE_CHECKING:
-    from perdure.cli.conversation import Conversation, Odd, SavedText
+    from perdure.cli.conversation import Conversation, MalformedPart, SavedText
     from perdure.cli.import_agents import Sessions
     from perdure.cli.import_archive import ArchiveLines
     from perdure.cli.import_lines import Lines
@@ -324,7 +324,7 @@ class _Reading:
 
     def _read_text(self, name: str, called: str, text: str, where: str) -> tuple[bool, str]:
         """Read the text of a file. Return whether it has a conversation, and the reason if not."""
-        from perdure.cli.conversation import Odd, Problem, values
+        from perdure.cli.conversation import MalformedPart, Problem, values
         from perdure.cli.import_agents import Sessions
         from perdure.cli.import_archive import ArchiveLines
         from perdure.cli.import_lines import Lines
@@ -334,18 +334,18 @@ class _Reading:
         self._files.append(found)
         for number, value in values(text):
             try:
-                if isinstance(value, Odd):
+                if isinstance(value, MalformedPart):
                     raise value
                 if not _collect(str(number), value, found):
                     raise _explain_unknown(value)
                 is_any = True
-            except Odd as exc:
+            except MalformedPart as exc:
                 why = why or _explain_failure(exc, where)
                 self._report.skipped.append(Problem(str(exc), f"{name}, {number}"))
         return is_any, why
 
 
-def _explain_failure(problem: Odd, where: str) -> str:
+def _explain_failure(problem: MalformedPart, where: str) -> str:
     """Return why a file with this problem contains no conversations, or "" if that is unknown."""
     wrong = problem.__cause__
     if isinstance(wrong, jsonlib.JSONDecodeError):
@@ -356,15 +356,17 @@ def _explain_failure(problem: Odd, where: str) -> str:
     return why if why.startswith(_LINKS) else f"holds no conversations: {where}{why}"
 
 
-def _explain_unknown(value: Any) -> Odd:
+def _explain_unknown(value: Any) -> MalformedPart:
     """Return the error for a value that holds no conversation."""
-    from perdure.cli.conversation import Odd
+    from perdure.cli.conversation import MalformedPart
     from perdure.cli.import_claude import files_of_manifest
 
     zips = files_of_manifest(value) if isinstance(value, dict) else []
     if zips:
-        return Odd(f"{_LINKS}: download {', '.join(zips)} from them, and import these files")
-    return Odd(_UNKNOWN)
+        return MalformedPart(
+            f"{_LINKS}: download {', '.join(zips)} from them, and import these files"
+        )
+    return MalformedPart(_UNKNOWN)
 
 
 def _files(

@@ -12,15 +12,15 @@ from langchain_core.messages import BaseMessage
 
 from perdure.cli.conversation import (
     Conversation,
+    derive_id,
     described,
     fenced,
-    find,
+    get_by_path,
     label,
-    made_up_id,
-    seconds,
-    short,
+    parse_timestamp,
+    replace_surrogates,
+    shorten_line,
     spoken,
-    whole,
 )
 
 _CLAUDE: Final = ("user", "assistant")
@@ -83,23 +83,23 @@ class Sessions:
         return self._sessions.setdefault(known, _Session(known))
 
     def _add_claude(self, line: Mapping[str, Any]) -> None:
-        kind, message = find(line, str, "type"), find(line, dict, "message")
+        kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
         if kind == "summary":  # the summary may be of another session
-            self._summaries[find(line, str, "leafUuid")] = find(line, str, "summary")
+            self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return
         session = self._session(line.get("sessionId"))
         if kind not in _CLAUDE or not message:
             if kind.endswith("title"):
-                titles = (find(line, str, name) for name in _TITLES)
+                titles = (get_by_path(line, str, name) for name in _TITLES)
                 session.title = next(filter(None, titles), session.title)
-            if find(line, str, "uuid"):
-                session.parents[whole(line["uuid"])] = _parent_of(line)
+            if get_by_path(line, str, "uuid"):
+                session.parents[replace_surrogates(line["uuid"])] = _parent_of(line)
             return
-        key = find(line, str, "uuid") or made_up_id(session.id, len(session.parents))
+        key = get_by_path(line, str, "uuid") or derive_id(session.id, len(session.parents))
         session.seen += 1
         session.parents[key] = _parent_of(line)
-        session.model = find(message, str, "model") or session.model
-        at = seconds(line.get("timestamp"))
+        session.model = get_by_path(message, str, "model") or session.model
+        at = parse_timestamp(line.get("timestamp"))
         if line.get("isSidechain") is True:
             session.left_out("sidechain")
             del session.parents[key]
@@ -111,21 +111,21 @@ class Sessions:
 
     def _add_codex(self, kind: str, payload: Mapping[str, Any], time: Any) -> None:
         if kind == "session_meta":
-            if self._codex is None or find(payload, str, "id"):
+            if self._codex is None or get_by_path(payload, str, "id"):
                 self._codex = self._session(payload.get("id"))
             return
         session = self._codex = self._codex or self._session(None)
         if kind == "turn_context":
-            session.model = find(payload, str, "model") or session.model
+            session.model = get_by_path(payload, str, "model") or session.model
         if kind != "response_item":  # events repeat the content of items
             return
         session.seen += 1
-        at, item = seconds(time), find(payload, str, "type")
-        key = made_up_id(session.id, len(session.parents), item, payload.get("content"))
+        at, item = parse_timestamp(time), get_by_path(payload, str, "type")
+        key = derive_id(session.id, len(session.parents), item, payload.get("content"))
         text, is_document = _read_codex(session, item, payload)
         if not text.strip():
             return
-        role = find(payload, str, "role") if item == "message" else "assistant"
+        role = get_by_path(payload, str, "role") if item == "message" else "assistant"
         session.parents[key], session.last = session.last, key
         tool = item != "message"
         session.messages[key] = [
@@ -176,7 +176,7 @@ def _is_codex_beginning(line: Mapping[str, Any]) -> bool:
 
 def _parent_of(line: Mapping[str, Any]) -> str | None:
     above = line.get("parentUuid") or line.get("logicalParentUuid")
-    return whole(above) if isinstance(above, str) else None
+    return replace_surrogates(above) if isinstance(above, str) else None
 
 
 def _read_claude(
@@ -186,8 +186,8 @@ def _read_claude(
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts, calls, is_document = list[str](), list[str](), False
-    for block in find({"c": blocks}, list, "c"):
-        kind, text = find(block, str, "type"), find(block, str, "text")
+    for block in get_by_path({"c": blocks}, list, "c"):
+        kind, text = get_by_path(block, str, "type"), get_by_path(block, str, "text")
         if kind == "text":
             text = _TAGGED.sub("", text)
             if role == "user" and _MACHINE.match(text):
@@ -195,16 +195,18 @@ def _read_claude(
             elif text.strip():
                 texts.append(text)
         elif kind == "tool_use":
-            call, has_text = _show_call(find(block, str, "name"), find(block, dict, "input"))
+            call, has_text = _show_call(
+                get_by_path(block, str, "name"), get_by_path(block, dict, "input")
+            )
             calls.append(call)
             is_document = is_document or has_text
         elif kind in ("image", "document"):
-            calls.append(label(kind, find(block, str, "title")))
+            calls.append(label(kind, get_by_path(block, str, "title")))
         elif kind in ("thinking", "redacted_thinking", "tool_result"):
             session.left_out(kind)
         else:
-            session.problems.append((f"unknown content {short(kind, 40)!r}", key))
-    about: dict[str, Any] = {"create_time": at, "model_name": find(message, str, "model")}
+            session.problems.append((f"unknown content {shorten_line(kind, 40)!r}", key))
+    about: dict[str, Any] = {"create_time": at, "model_name": get_by_path(message, str, "model")}
     said = [spoken(role, "\n\n".join(texts), key, **about)] if texts else []
     if calls:
         id = f"{key}/1" if texts else key
@@ -218,19 +220,19 @@ def _read_codex(
 ) -> tuple[str, bool]:  # fmt: skip
     """Return the text of an item of Codex, and whether it is a document that a tool was given."""
     if item == "message" and payload.get("role") in ("user", "assistant"):
-        parts = find(payload, list, "content")
-        texts = [find(part, str, "text") for part in parts]
+        parts = get_by_path(payload, list, "content")
+        texts = [get_by_path(part, str, "text") for part in parts]
         texts = [text for text in texts if text.strip()]
         kept = [text for text in texts if not _MACHINE.match(text)]
         for _ in range(len(texts) - len(kept)):
             session.left_out("context")
-        pictures = [p for p in parts if find(p, str, "type") == "input_image"]
+        pictures = [p for p in parts if get_by_path(p, str, "type") == "input_image"]
         return "\n\n".join([*(label("image") for _ in pictures), *kept]), False
     if item in ("function_call", "custom_tool_call", "local_shell_call"):
-        name = find(payload, str, "name") or "shell"
+        name = get_by_path(payload, str, "name") or "shell"
         given = payload.get("arguments") or payload.get("input") or payload.get("action")
         return _show_call(name, _arguments(given))
-    session.left_out(item if item != "message" else find(payload, str, "role") or item)
+    session.left_out(item if item != "message" else get_by_path(payload, str, "role") or item)
     return "", False
 
 
@@ -249,9 +251,9 @@ def _show_call(name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
     subjects = ((field, arguments[field]) for field in _ASKED if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)
-    texts = [find(arguments, str, name) for name in _WRITTEN]
+    texts = [get_by_path(arguments, str, name) for name in _WRITTEN]
     texts = [text for text in texts if text.strip()]
     is_code = field in ("command", "cmd") and len(subject) > 0
     body = [fenced(subject, "bash")] if is_code else []
-    head = label(name or "tool", find(arguments, str, "description") if is_code else subject)
+    head = label(name or "tool", get_by_path(arguments, str, "description") if is_code else subject)
     return "\n".join([head, *body, *texts]), bool(body or texts)

@@ -13,15 +13,15 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from perdure.cli.conversation import (
     Conversation,
-    Odd,
+    MalformedPart,
     described,
     fenced,
-    find,
+    get_by_path,
     label,
-    seconds,
-    short,
+    parse_timestamp,
+    replace_surrogates,
+    shorten_line,
     spoken,
-    whole,
 )
 
 _NAMES: Final = {
@@ -48,7 +48,7 @@ _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 def read(conversation: Mapping[str, Any]) -> Conversation:
     """A conversation; what is not as expected in it is left out and noted."""
     tree = _tree_of(conversation)
-    name = find(conversation, str, "conversation_id") or conversation.get("id")
+    name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
     talk = described(name, conversation, _NAMES, sorted(tree))
     if not tree and conversation.get("mapping") != {}:
         talk.problem("'mapping' is missing or not an object")
@@ -66,10 +66,10 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
             elif part.kind not in _SPOKEN or part.plain.strip():
                 kind = part.kind if part.kind in _SILENT else "hidden" if part.silent else part.tool
                 talk.left_out[kind or part.kind] += 1
-        except Odd as exc:
+        except MalformedPart as exc:
             talk.problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
-    talk.fill(parents, _messages(parents, parts), find(conversation, str, "current_node"))
+    talk.fill(parents, _messages(parents, parts), get_by_path(conversation, str, "current_node"))
     talk.former = {
         key: part.former
         for key, part in parts.items()
@@ -81,13 +81,18 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
 def _tree_of(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
     """The parts of the tree: each with the one that it follows, and its message."""
     tree: dict[str, tuple[str | None, Any]] = {}
-    for key, node in find(conversation, dict, "mapping").items():
+    for key, node in get_by_path(conversation, dict, "mapping").items():
         node = node if isinstance(node, dict) else {"message": node}
-        tree[whole(key)] = find(node, str, "parent") or None, node.get("message")
+        tree[replace_surrogates(key)] = (
+            get_by_path(node, str, "parent") or None,
+            node.get("message"),
+        )
     last = None
-    for number, node in enumerate([] if tree else find(conversation, list, "linear_conversation")):
+    for number, node in enumerate(
+        [] if tree else get_by_path(conversation, list, "linear_conversation")
+    ):
         node = node if isinstance(node, dict) else {"message": node}
-        key = find(node, str, "id") or f"message-{number}"
+        key = get_by_path(node, str, "id") or f"message-{number}"
         tree[key] = last, node.get("message")
         last = key
     return tree
@@ -109,7 +114,7 @@ def _messages(
     messages: dict[str, list[BaseMessage]] = {}
     for key, part in parts.items():
         role = "assistant" if part.role == "tool" else part.role
-        metadata = {"create_time": part.at, "model_name": find(part.meta, str, "model_slug")}
+        metadata = {"create_time": part.at, "model_name": get_by_path(part.meta, str, "model_slug")}
         text = _without_markup(part.text, part.meta)
         is_document = part.tool.startswith(_CANVAS)
         message = spoken(role, text, key, tool=bool(part.tool), document=is_document, **metadata)
@@ -143,7 +148,7 @@ class _Part:
 
     def first(self, *names: str) -> str:
         """The first text there is in the content by one of these names."""
-        texts = (find(self.content, str, name) for name in names)
+        texts = (get_by_path(self.content, str, name) for name in names)
         return next((text for text in texts if text.strip()), "")
 
     @property
@@ -153,31 +158,35 @@ class _Part:
         if parts is None:
             return [self.first("text", "result", "content")]
         if not isinstance(parts, list):
-            raise Odd("'parts' is not a list")
+            raise MalformedPart("'parts' is not a list")
         return parts
 
     @property
     def plain(self) -> str:
         """All its text."""
-        return "\n".join(whole(part) for part in self.parts if isinstance(part, str) and part)
+        return "\n".join(
+            replace_surrogates(part) for part in self.parts if isinstance(part, str) and part
+        )
 
 
 def _part(message: Any) -> _Part:
     if not isinstance(message, dict):
-        raise Odd("the message is not an object")
-    role, content = find(message, dict, "author").get("role"), message.get("content")
+        raise MalformedPart("the message is not an object")
+    role, content = get_by_path(message, dict, "author").get("role"), message.get("content")
     if role not in ("user", "assistant", "system", "tool"):
-        raise Odd(f"unknown role {short(role, 40)!r}")
+        raise MalformedPart(f"unknown role {shorten_line(role, 40)!r}")
     if not isinstance(content, dict):
-        raise Odd("no content")
-    kind = find(content, str, "content_type") or "text"
-    to, meta = find(message, str, "recipient"), find(message, dict, "metadata")
+        raise MalformedPart("no content")
+    kind = get_by_path(content, str, "content_type") or "text"
+    to, meta = get_by_path(message, str, "recipient"), get_by_path(message, dict, "metadata")
     tool = to if role == "assistant" and to != "all" else ""
     if role == "tool":
-        tool = find(message, str, "author", "name") or "tool"
+        tool = get_by_path(message, str, "author", "name") or "tool"
     hidden = meta.get("is_visually_hidden_from_conversation") is True
     silent = hidden or kind in _SILENT or message.get("channel") == "analysis"
-    part = _Part(role, tool, kind, content, meta, seconds(message.get("create_time")), silent)
+    part = _Part(
+        role, tool, kind, content, meta, parse_timestamp(message.get("create_time")), silent
+    )
     if role == "tool" and (report := _find_report(part)) is not None:
         return report
     if not silent:
@@ -192,17 +201,17 @@ def _part(message: Any) -> _Part:
 def _said(part: _Part) -> str:
     """What a user or the model said, below the files that came with it."""
     if part.kind not in _SPOKEN:
-        raise Odd(f"unknown content {short(part.kind, 40)!r}")
+        raise MalformedPart(f"unknown content {shorten_line(part.kind, 40)!r}")
     if part.kind == "code":
         language, code = part.first("language"), part.plain
         return fenced(code, "" if language == "unknown" else language) if code.strip() else ""
-    files = find(part.meta, list, "attachments")
+    files = get_by_path(part.meta, list, "attachments")
     names = (  # pictures are among its parts too
-        find(file, str, "name")
+        get_by_path(file, str, "name")
         for file in files
-        if not find(file, str, "mime_type").startswith("image/")
+        if not get_by_path(file, str, "mime_type").startswith("image/")
     )
-    pictures = {find(file, str, "id"): find(file, str, "name") for file in files}
+    pictures = {get_by_path(file, str, "id"): get_by_path(file, str, "name") for file in files}
     pieces = (_piece(piece, pictures) for piece in part.parts)
     lines = [*(label("file", name) for name in names if name), *pieces]
     return "\n".join(line for line in lines if line)
@@ -211,15 +220,15 @@ def _said(part: _Part) -> str:
 def _piece(piece: Any, pictures: Mapping[str, str]) -> str:
     """A text, or what stands for a file; `pictures`: the names of pictures by their ids."""
     if not isinstance(piece, dict):
-        return find(piece, str)
+        return get_by_path(piece, str)
     kind = str(piece.get("content_type", "attachment"))
     if kind == "image_asset_pointer":
-        key = find(piece, str, "asset_pointer").rpartition("/")[2]
-        prompt = find(piece, str, "metadata", "dalle", "prompt")
+        key = get_by_path(piece, str, "asset_pointer").rpartition("/")[2]
+        prompt = get_by_path(piece, str, "metadata", "dalle", "prompt")
         return label("image", prompt or pictures.get(key, ""))
     if _SOUND.search(kind):  # what was said in it is another piece
         return ""
-    return find(piece, str, "text") or label(kind)
+    return get_by_path(piece, str, "text") or label(kind)
 
 
 def _result(part: _Part) -> str:
@@ -237,7 +246,7 @@ def _result(part: _Part) -> str:
 
 def _call(part: _Part) -> str:
     """What was asked of a tool, on a line; code with its lines."""
-    arguments = find(_json(part.plain), dict)
+    arguments = get_by_path(_json(part.plain), dict)
     if part.tool.startswith(_CANVAS):
         return _document(part, arguments)
     request = _asked(part)
@@ -253,14 +262,19 @@ def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
     """Return the text of a canvas document, or of a comment on it."""
     is_new = "create" in part.tool
     noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
-    part.former = label("canvas" if is_new else "canvas changed", find(arguments, str, "name"))
-    kind = find(arguments, str, "type").removeprefix("code/")
-    changes = [*find(arguments, list, "updates"), *find(arguments, list, "comments")]
-    texts = [find(arguments, str, "content") if arguments else part.plain]
-    texts += [find(each, str, "replacement") or find(each, str, "comment") for each in changes]
+    part.former = label(
+        "canvas" if is_new else "canvas changed", get_by_path(arguments, str, "name")
+    )
+    kind = get_by_path(arguments, str, "type").removeprefix("code/")
+    changes = [*get_by_path(arguments, list, "updates"), *get_by_path(arguments, list, "comments")]
+    texts = [get_by_path(arguments, str, "content") if arguments else part.plain]
+    texts += [
+        get_by_path(each, str, "replacement") or get_by_path(each, str, "comment")
+        for each in changes
+    ]
     text = "\n\n".join(text for text in texts if text.strip())
     is_code = kind not in ("", "document") and text
-    name = label(noun, find(arguments, str, "name"))
+    name = label(noun, get_by_path(arguments, str, "name"))
     return "\n".join(filter(None, (name, fenced(text, kind) if is_code else text)))
 
 
@@ -269,13 +283,13 @@ def _find_report(part: _Part) -> _Part | None:
 
     The state is in the metadata of a tool's message, or is the text of a hidden message.
     """
-    state = find(part.meta, dict, "chatgpt_sdk").get("widget_state")
+    state = get_by_path(part.meta, dict, "chatgpt_sdk").get("widget_state")
     if state is None and part.kind == "text" and part.plain.startswith(_WIDGET):
         state = part.plain.removeprefix(_WIDGET)
     state = _json(state) if isinstance(state, str) else state
-    message = find(state, dict, "report_message")
-    content, meta = find(message, dict, "content"), find(message, dict, "metadata")
-    at = seconds(message.get("create_time")) or part.at
+    message = get_by_path(state, dict, "report_message")
+    content, meta = get_by_path(message, dict, "content"), get_by_path(message, dict, "metadata")
+    at = parse_timestamp(message.get("create_time")) or part.at
     meta = {**meta, "model_slug": meta.get("model_slug") or part.meta.get("model_slug")}
     report = _Part("assistant", "", _REPORT, content, meta, at, False)
     if not report.plain.strip():
@@ -287,26 +301,31 @@ def _find_report(part: _Part) -> _Part | None:
 def _sources(meta: Mapping[str, Any], text: str) -> str:
     """Return the sources that the text of a report does not cite, as a list to put below it."""
     lines: dict[str, None] = {}
-    for reference in find(meta, list, "content_references"):
-        matched = find(reference, str, "matched_text")
+    for reference in get_by_path(meta, list, "content_references"):
+        matched = get_by_path(reference, str, "matched_text")
         if matched.strip() and matched in text:
             continue
-        for source in (*find(reference, list, "items"), *find(reference, list, "sources")):
-            if find(source, str, "url"):
-                title = find(source, str, "title")
+        for source in (
+            *get_by_path(reference, list, "items"),
+            *get_by_path(reference, list, "sources"),
+        ):
+            if get_by_path(source, str, "url"):
+                title = get_by_path(source, str, "title")
                 lines[f"- {', '.join(filter(None, (title, source['url'])))}"] = None
     return "\n".join(["\n\nSources:", *lines]) if lines else ""
 
 
 def _asked(part: _Part) -> str:
     """What was asked of a tool, out of its arguments if they are known."""
-    arguments = find(_json(part.plain), dict)
-    first = find(arguments, list, "search_query")[:1]  # what was looked for, of several things
+    arguments = get_by_path(_json(part.plain), dict)
+    first = get_by_path(arguments, list, "search_query")[
+        :1
+    ]  # what was looked for, of several things
     arguments = first[0] if first and isinstance(first[0], dict) else arguments
     request = part.plain
     for name in ("prompt", "q", "query", "queries"):
-        several = ", ".join(map(str, find(arguments, list, name)))
-        request = whole(several) or find(arguments, str, name) or request
+        several = ", ".join(map(str, get_by_path(arguments, list, name)))
+        request = replace_surrogates(several) or get_by_path(arguments, str, name) or request
     return request
 
 
@@ -322,23 +341,27 @@ def _json(text: str) -> Any:
 
 def _without_markup(text: str, meta: Mapping[str, Any]) -> str:
     """Text with the titles and addresses of its sources in the place of glyphs for them."""
-    for source in find(meta, list, "content_references"):
-        matched = find(source, str, "matched_text")
+    for source in get_by_path(meta, list, "content_references"):
+        matched = get_by_path(source, str, "matched_text")
         if "\ue200" in matched or "【" in matched:
-            items = [item for item in find(source, list, "items") if isinstance(item, dict)]
-            alt = find(source, str, "alt")
+            items = [item for item in get_by_path(source, list, "items") if isinstance(item, dict)]
+            alt = get_by_path(source, str, "alt")
             alt = "" if "\ue200" in alt or alt.startswith("![") else alt
             text = text.replace(matched, _source(items[0] if items else source) or alt)
     text = _MARKUP.sub(lambda match: _marked(match[1] or ""), text)
     cited = {
-        str(find(citation, dict, "metadata", "extra").get("cited_message_idx")): citation
-        for citation in find(meta, list, "citations")
+        str(get_by_path(citation, dict, "metadata", "extra").get("cited_message_idx")): citation
+        for citation in get_by_path(meta, list, "citations")
     }
-    return _BRACKET.sub(lambda match: _source(find(cited.get(match[1]), dict, "metadata")), text)
+    return _BRACKET.sub(
+        lambda match: _source(get_by_path(cited.get(match[1]), dict, "metadata")), text
+    )
 
 
 def _source(source: Any) -> str:
-    parts = ", ".join(filter(None, (find(source, str, "title"), find(source, str, "url"))))
+    parts = ", ".join(
+        filter(None, (get_by_path(source, str, "title"), get_by_path(source, str, "url")))
+    )
     return f" ({parts})" if parts else ""
 
 
@@ -347,6 +370,6 @@ def _marked(inner: str) -> str:
     kind, *rest = inner.split("\ue202")
     if kind == "url":
         return f" {' '.join(rest)}"
-    entity = find(_json(rest[0]), list) if kind == "entity" and rest else []
-    name = find(entity[1], str) if len(entity) > 1 else ""
+    entity = get_by_path(_json(rest[0]), list) if kind == "entity" and rest else []
+    name = get_by_path(entity[1], str) if len(entity) > 1 else ""
     return f" {name}" if name else ""

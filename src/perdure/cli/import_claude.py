@@ -12,17 +12,17 @@ from langchain_core.messages import BaseMessage
 
 from perdure.cli.conversation import (
     Conversation,
-    Odd,
+    MalformedPart,
     SavedText,
+    derive_id,
     described,
     fenced,
-    find,
+    get_by_path,
     label,
-    made_up_id,
-    seconds,
-    short,
+    parse_timestamp,
+    replace_surrogates,
+    shorten_line,
     spoken,
-    whole,
 )
 
 _NAMES: Final = {
@@ -56,31 +56,33 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
     by_key: dict[str, list[BaseMessage]] = {}
     parents: dict[str, str | None] = {}
     last: str | None = None
-    for number, message in enumerate(find(messages, list)):
-        key = find(message, str, "uuid") or f"{talk.id}-{number}"
-        above = find(message, dict).get("parent_message_uuid", last)
+    for number, message in enumerate(get_by_path(messages, list)):
+        key = get_by_path(message, str, "uuid") or f"{talk.id}-{number}"
+        above = get_by_path(message, dict).get("parent_message_uuid", last)
         talk.seen += 1
-        parents[key] = whole(above) if isinstance(above, str) and above != _ROOT else None
+        parents[key] = (
+            replace_surrogates(above) if isinstance(above, str) and above != _ROOT else None
+        )
         try:
             by_key[key] = _messages(key, message, talk)
-        except Odd as exc:
+        except MalformedPart as exc:
             talk.problem(str(exc), key)
         last = key
-    talk.fill(parents, by_key, find(conversation, str, "current_leaf_message_uuid"))
+    talk.fill(parents, by_key, get_by_path(conversation, str, "current_leaf_message_uuid"))
     return talk
 
 
 def _messages(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
     """What a message says: its text, and apart from it what tools and files say."""
     if not isinstance(message, dict):
-        raise Odd("the message is not an object")
-    role = _ROLES.get(find(message, str, "sender"))
+        raise MalformedPart("the message is not an object")
+    role = _ROLES.get(get_by_path(message, str, "sender"))
     if role is None:
-        raise Odd(f"unknown sender {short(message.get('sender'), 40)!r}")
+        raise MalformedPart(f"unknown sender {shorten_line(message.get('sender'), 40)!r}")
     pieces = [*_attached(message), *_blocks(message, key, talk)]
     runs = [[*run] for _, run in groupby(pieces, lambda piece: piece.kind)]
     ids = [f"{key}/{number}" for number in range(1, len(runs))] + [key]
-    at = seconds(message.get("created_at"))
+    at = parse_timestamp(message.get("created_at"))
     said = []
     for run, id in zip(runs, ids, strict=False):
         text = "\n\n".join(piece.text for piece in run)
@@ -89,7 +91,7 @@ def _messages(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
         is_tool = run[0].kind == _TOOL
         said.append(spoken(role, text, id, tool=is_tool, document=is_document, create_time=at))
         if former != text or is_document:
-            talk.former[whole(id)] = whole(former)
+            talk.former[replace_surrogates(id)] = replace_surrogates(former)
     return said
 
 
@@ -116,10 +118,13 @@ _TOOL: Final = "tool"  # a file or a call of a tool
 
 def _attached(message: Mapping[str, Any]) -> Iterator[_Piece]:
     """What came with a message: pasted text is the user's own, files are not."""
-    files = [find(message, list, name) for name in ("attachments", "files", "files_v2")]
+    files = [get_by_path(message, list, name) for name in ("attachments", "files", "files_v2")]
     names = set[str]()
     for file in chain.from_iterable(files):
-        name, text = find(file, str, "file_name"), find(file, str, "extracted_content")
+        name, text = (
+            get_by_path(file, str, "file_name"),
+            get_by_path(file, str, "extracted_content"),
+        )
         shown = label("file", name) + (f"\n{fenced(text)}" if text.strip() else "")
         if name and text.strip() and _PASTE.fullmatch(name):
             yield _Piece(_PASTED, text, shown)
@@ -132,23 +137,25 @@ def _attached(message: Mapping[str, Any]) -> Iterator[_Piece]:
 
 def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterator[_Piece]:
     """Yield the content blocks of a message as pieces."""
-    for block in find(message, list, "content") or [message.get("text")]:
+    for block in get_by_path(message, list, "content") or [message.get("text")]:
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
             given = block.get("input")  # a text if the answer was cut off within it
-            given = {"input": given} if isinstance(given, str) else find(block, dict, "input")
-            yield _call(find(block, str, "name") or "tool", given, talk)
+            given = (
+                {"input": given} if isinstance(given, str) else get_by_path(block, dict, "input")
+            )
+            yield _call(get_by_path(block, str, "name") or "tool", given, talk)
         elif kind in _SILENT:
             talk.left_out[str(kind)] += 1
         elif kind in _FILES:
-            source = find(block, dict, "source")
-            name = find(block, str, "title") or find(block, str, "file_name")
-            content = find(source, str, "data") if source.get("type") == "text" else ""
+            source = get_by_path(block, dict, "source")
+            name = get_by_path(block, str, "title") or get_by_path(block, str, "file_name")
+            content = get_by_path(source, str, "data") if source.get("type") == "text" else ""
             shown = label(kind, name) + (f"\n{fenced(content)}" if content.strip() else "")
             yield _Piece(_TOOL, shown, "", bool(content.strip()))
         elif kind not in _SPOKEN or not isinstance(text, str):
-            what = "no content" if kind == "text" else f"unknown content {short(kind, 40)!r}"
+            what = "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
             talk.problem(what, key)
         elif text.strip():
             yield _Piece(_OWN, text, text)
@@ -180,15 +187,17 @@ def _call(name: str, arguments: Mapping[str, Any], talk: Conversation) -> _Piece
 
 def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str:
     """Return the text of an argument of a tool; code is put in a fenced block."""
-    language = find(arguments, str, "language")
-    kind = find(arguments, str, "type")
+    language = get_by_path(arguments, str, "language")
+    kind = get_by_path(arguments, str, "type")
     if field in ("code", "command"):
         return fenced(text, language or ("bash" if field == "command" else "javascript"))
     if language or (kind and kind not in ("text/markdown", "text/plain")):
         return fenced(text, language)
-    names = (find(arguments, str, name) for name in ("path", "file_path", "filename", "file_name"))
+    names = (
+        get_by_path(arguments, str, name) for name in ("path", "file_path", "filename", "file_name")
+    )
     ending = Path(next(filter(None, names), "")).suffix[1:]
-    return text if ending in ("", "md", "txt") else fenced(text, short(ending, 10))
+    return text if ending in ("", "md", "txt") else fenced(text, shorten_line(ending, 10))
 
 
 # -- what else an export has
@@ -197,62 +206,74 @@ def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str
 def read_design(chat: Mapping[str, Any]) -> Conversation:
     """Return a chat of Claude Design, whose messages have text and blocks in an inner object."""
     messages = []
-    for message in find(chat, list, "messages"):
-        content = find(message, dict, "content")
-        role = find(content, str, "role") or find(message, str, "role")
-        texts: list[dict[str, Any]] = [{"type": "text", "text": find(content, str, "content")}]
-        calls = [find(block, dict, "toolCall") for block in find(content, list, "contentBlocks")]
+    for message in get_by_path(chat, list, "messages"):
+        content = get_by_path(message, dict, "content")
+        role = get_by_path(content, str, "role") or get_by_path(message, str, "role")
+        texts: list[dict[str, Any]] = [
+            {"type": "text", "text": get_by_path(content, str, "content")}
+        ]
+        calls = [
+            get_by_path(block, dict, "toolCall")
+            for block in get_by_path(content, list, "contentBlocks")
+        ]
         texts += [
             {"type": "tool_use", **call, "input": call.get("input")} for call in calls if call
         ]
-        files = [{"file_name": find(f, str, "name")} for f in find(content, list, "attachments")]
+        files = [
+            {"file_name": get_by_path(f, str, "name")}
+            for f in get_by_path(content, list, "attachments")
+        ]
         messages.append(
             {
                 **{
-                    "uuid": find(message, str, "uuid"),
-                    "created_at": find(message, str, "created_at"),
+                    "uuid": get_by_path(message, str, "uuid"),
+                    "created_at": get_by_path(message, str, "created_at"),
                 },
                 **{"sender": role, "content": texts, "files": files},
             }
         )
-    name = find(chat, str, "project", "name") or find(chat, str, "title")
+    name = get_by_path(chat, str, "project", "name") or get_by_path(chat, str, "title")
     return read({**chat, "name": name, "chat_messages": messages})
 
 
 def is_design(value: Mapping[str, Any]) -> bool:
     """Return whether an object is a chat of Claude Design."""
-    messages = find(value, list, "messages")
-    return "uuid" in value and any(find(find(m, dict), dict, "content") for m in messages)
+    messages = get_by_path(value, list, "messages")
+    return "uuid" in value and any(
+        get_by_path(get_by_path(m, dict), dict, "content") for m in messages
+    )
 
 
 def read_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
     """Yield the memories that Claude has of the user, one for each paragraph, with its heading."""
-    projects = find(value, dict, "project_memories")
-    texts = [find(value, str, "conversations_memory"), *projects.values()]
-    texts += [find(file, str, "content") for file in find(value, list, "memory_files")]
+    projects = get_by_path(value, dict, "project_memories")
+    texts = [get_by_path(value, str, "conversations_memory"), *projects.values()]
+    texts += [
+        get_by_path(file, str, "content") for file in get_by_path(value, list, "memory_files")
+    ]
     for text in texts:
         heading = ""
         for paragraph in re.split(r"\n\s*\n", text if isinstance(text, str) else ""):
-            paragraph = whole(paragraph.strip())
+            paragraph = replace_surrogates(paragraph.strip())
             if _HEADING.fullmatch(paragraph):
                 heading = paragraph.strip("#* ")
             elif paragraph:
                 said = f"{heading}: {paragraph}" if heading else paragraph
-                yield SavedText(None, f"claude-{made_up_id(said)}", said)
+                yield SavedText(None, f"claude-{derive_id(said)}", said)
 
 
 def read_project(value: Mapping[str, Any]) -> Iterator[SavedText]:
     """Yield the documents of a project, and its instructions, as items of its namespace."""
-    project = find(value, str, "uuid") or made_up_id("project", value.get("name"))
-    about = {"project": find(value, str, "name")}
+    project = get_by_path(value, str, "uuid") or derive_id("project", value.get("name"))
+    about = {"project": get_by_path(value, str, "name")}
     for field in ("description", "prompt_template"):
-        if (text := find(value, str, field)).strip():
+        if (text := get_by_path(value, str, field)).strip():
             title = "instructions" if field == "prompt_template" else field
             yield SavedText(project, title, text, {**about, "title": title})
-    for document in find(value, list, "docs"):
-        title, text = find(document, str, "filename"), find(document, str, "content")
+    for document in get_by_path(value, list, "docs"):
+        title, text = get_by_path(document, str, "filename"), get_by_path(document, str, "content")
         if text.strip():
-            key = find(document, str, "uuid") or made_up_id(title)
+            key = get_by_path(document, str, "uuid") or derive_id(title)
             yield SavedText(project, key, text, {**about, "title": title})
 
 
@@ -268,6 +289,8 @@ def is_project(value: Mapping[str, Any]) -> bool:
 
 def files_of_manifest(value: Mapping[str, Any]) -> list[str]:
     """Return the names of the ZIPs of an export if an object is its list of links, else none."""
-    files = find(value, list, "data_files")
-    links = [file for file in files if find(file, str, "export_url")]
-    return [find(file, str, "filename") or find(file, str, "category") for file in links]
+    files = get_by_path(value, list, "data_files")
+    links = [file for file in files if get_by_path(file, str, "export_url")]
+    return [
+        get_by_path(file, str, "filename") or get_by_path(file, str, "category") for file in links
+    ]

@@ -9,7 +9,15 @@ from typing import Any, Final
 
 from perdure.checkpointers.labels import USER_LABELS
 from perdure.checkpointers.titles import ABOUT
-from perdure.cli.conversation import Conversation, Odd, Unnamed, described, find, seconds, short
+from perdure.cli.conversation import (
+    Conversation,
+    MalformedPart,
+    Unnamed,
+    described,
+    get_by_path,
+    parse_timestamp,
+    shorten_line,
+)
 from perdure.memory.message_forms import read_message, time_of_message
 
 _Path = dict[str, None]  # the ids of the messages that led to the next one
@@ -35,7 +43,7 @@ _READ: Final = frozenset(
 
 def has_messages(value: Mapping[str, Any]) -> bool:
     """Return whether an object is a conversation with its messages, or a state of LangGraph."""
-    return "messages" in value or "messages" in find(value, dict, "values")
+    return "messages" in value or "messages" in get_by_path(value, dict, "values")
 
 
 class Lines:
@@ -74,13 +82,13 @@ class Lines:
         if "messages" not in conversation:
             conversation = {**conversation, "messages": conversation["values"]["messages"]}
         if not isinstance(conversation["messages"], list):
-            raise Odd("'messages' is not a list")
+            raise MalformedPart("'messages' is not a list")
         names = (find_any(conversation, *path) for path in _ID_PATHS)
         name = next((name for name in names if name), None)
         if name is None:
             self._unnamed.append(self._build_provisional(f"{self._stem}-{number}", conversation))
         elif "values" in conversation and ("checkpoint" in conversation or "next" in conversation):
-            at = seconds(conversation.get("created_at"))
+            at = parse_timestamp(conversation.get("created_at"))
             self._states.append((math.inf if at is None else at, conversation, name))
         else:
             self._add_object(name, conversation)
@@ -134,10 +142,10 @@ def _build_empty(name: object, line: Mapping[str, Any]) -> Conversation:
     """Build a conversation without messages, with the metadata that an object has."""
     about = {**line}
     for ours, theirs in _OTHER_NAMES.items():
-        known = (line[each] for each in theirs if seconds(line.get(each)) is not None)
+        known = (line[each] for each in theirs if parse_timestamp(line.get(each)) is not None)
         about[ours] = line.get(ours, next(known, None))
     for key in ("title", *USER_LABELS):
-        value = line.get(key, find(line, dict, "metadata").get(key))
+        value = line.get(key, get_by_path(line, dict, "metadata").get(key))
         about[key] = str(value) if key in USER_LABELS and type(value) is int else value
     return described(str(name), about, {key: key for key in (*ABOUT, *USER_LABELS)})
 
@@ -156,8 +164,8 @@ def _add_messages(
         for message in conversation["messages"]
     ]
     leaf = talk.leaf
-    for branch in find(conversation, list, "branches"):
-        after, messages = find(branch, int, "after"), find(branch, list, "messages")
+    for branch in get_by_path(conversation, list, "branches"):
+        after, messages = get_by_path(branch, int, "after"), get_by_path(branch, list, "messages")
         if not 0 <= after <= len(keys):
             talk.problem("a branch follows no message")
             continue
@@ -193,8 +201,10 @@ def _append_message(
     try:
         time = [time_of_message(line)] if is_timed else []
         message = read_message(line, last, talk.id, len(path), *time)
-    except Odd as exc:
-        talk.problem(str(exc), short(line["id"]) if find(line, dict).get("id") else None)
+    except MalformedPart as exc:
+        talk.problem(
+            str(exc), shorten_line(line["id"]) if get_by_path(line, dict).get("id") else None
+        )
         return above
     own = time_of_message(line)
     path[talk.add(message, above, at if own is None else own, variant=variant)] = None

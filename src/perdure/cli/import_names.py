@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from langchain_core.messages import BaseMessage
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.cli.conversation import Conversation, made_up_id
+from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata key of an imported checkpoint for the id of the message with which it ends."""
@@ -92,7 +92,7 @@ class ThreadNames:
                 break
         talk = talk or draft.unnamed.build(fresh, True)
         number = 2 + self._equal[file, whole]
-        is_numbered = talk.id == made_up_id(whole, number)
+        is_numbered = talk.id == derive_id(whole, number)
         self._taken.add((file, talk.id, whole))
         if is_numbered:
             self._equal[file, whole] += 1
@@ -113,7 +113,7 @@ class ThreadNames:
             yield id, shared, False
         taken = self._equal[draft.unnamed.file, prefixes[-1]] if draft.unnamed else 0
         for number in count(2 + taken):  # for equal conversations in one file
-            yield made_up_id(prefixes[-1], number), len(prefixes), False
+            yield derive_id(prefixes[-1], number), len(prefixes), False
 
     def _prefix_ids(self, draft: Conversation) -> list[str]:
         """Return an id for each beginning of the conversation, the shortest first."""
@@ -121,7 +121,7 @@ class ThreadNames:
         ids = []
         for key in draft.way(draft.leaf):
             node = draft.nodes[key]
-            id = made_up_id(id, _signature(node.message), node.at)
+            id = derive_id(id, _signature(node.message), node.at)
             ids.append(id)
         return ids
 

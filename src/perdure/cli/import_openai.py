@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from perdure.cli.conversation import Odd, Problem, find, short
+from perdure.cli.conversation import MalformedPart, Problem, get_by_path, shorten_line
 
 _PAIR: Final = ("preferred_output", "non_preferred_output")
 _CHATS: Final = ("messages", "input", "prompt")  # fields of requests that are conversations
@@ -24,16 +24,18 @@ def convert_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
     on a second one. An example of a completion has a prompt and a completion.
 
     Raises:
-        Odd: The example lacks a part.
+        MalformedPart: The example lacks a part.
     """
     rest = {k: v for k, v in line.items() if k not in (*_PAIR, "input", "prompt", "completion")}
     if any(name in line for name in _PAIR):
-        given = find(line, dict, "input")
+        given = get_by_path(line, dict, "input")
         if not isinstance(given.get("messages"), list):
-            raise Odd("an example of preference without 'input.messages'")
+            raise MalformedPart("an example of preference without 'input.messages'")
         preferred, other = (line.get(name) for name in _PAIR)
         if not isinstance(preferred, list) or not isinstance(other, list):
-            raise Odd(f"an example of preference without {' and '.join(map(repr, _PAIR))}")
+            raise MalformedPart(
+                f"an example of preference without {' and '.join(map(repr, _PAIR))}"
+            )
         messages = given["messages"]
         branch = {"after": len(messages), "messages": other}
         about = {**rest, **{k: v for k, v in given.items() if k != "messages"}}
@@ -41,7 +43,7 @@ def convert_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if {"prompt", "completion"} <= line.keys() and "messages" not in line:
         prompt, completion = line["prompt"], line["completion"]
         if not isinstance(prompt, str) or not isinstance(completion, str):
-            raise Odd("the prompt or its completion is not text")
+            raise MalformedPart("the prompt or its completion is not text")
         said = ("user", prompt), ("assistant", completion)
         return {**rest, "messages": [{"role": r, "content": text} for r, text in said]}
     return None
@@ -63,16 +65,20 @@ class Batches:
         """Take a line; `add` adds the conversation of a request to its file.
 
         Raises:
-            Odd: The line is a request whose answer is not a message.
+            MalformedPart: The line is a request whose answer is not a message.
         """
         if "response" in line:
             self._answers.append((f"{file}, {number}", line))
             return
-        body = find(line, dict, "body")
+        body = get_by_path(line, dict, "body")
         if not any(name in body for name in _CHATS):
-            raise Odd(f"a batch request to {short(line.get('url'), 40)!r}, which has no messages")
+            raise MalformedPart(
+                f"a batch request to {shorten_line(line.get('url'), 40)!r}, which has no messages"
+            )
         if "/embeddings" in str(line.get("url")) or "/moderations" in str(line.get("url")):
-            raise Odd(f"a batch request to {short(line['url'], 40)!r}, which is not a conversation")
+            raise MalformedPart(
+                f"a batch request to {shorten_line(line['url'], 40)!r}, which is not a conversation"
+            )
         request: dict[str, Any] = {"messages": _read_request(body), "branches": []}
         request |= {name: body[name] for name in ("model", "tools", "functions") if name in body}
         self._requests[str(line["custom_id"])].append((add, number, request))
@@ -83,7 +89,7 @@ class Batches:
         for place, line in self._answers:
             try:
                 self._join(line)
-            except Odd as exc:
+            except MalformedPart as exc:
                 problems.append(Problem(str(exc), place))
         for add, number, request in (each for group in self._requests.values() for each in group):
             add(number, request)
@@ -93,21 +99,27 @@ class Batches:
         """Add an answer to the conversation of its request."""
         name = str(line["custom_id"])
         requests = self._requests.get(name, [])
-        body, error = find(line, dict, "response", "body"), line.get("error")
-        failure = error if isinstance(error, dict) else find(body, dict, "error")
+        body, error = get_by_path(line, dict, "response", "body"), line.get("error")
+        failure = error if isinstance(error, dict) else get_by_path(body, dict, "error")
         if failure or not body:
-            why = find(failure, str, "code") or find(failure, str, "message") or "no answer"
-            raise Odd(f"a batch request failed: {short(why, 80)}")
+            why = (
+                get_by_path(failure, str, "code")
+                or get_by_path(failure, str, "message")
+                or "no answer"
+            )
+            raise MalformedPart(f"a batch request failed: {shorten_line(why, 80)}")
         if not requests:
-            raise Odd(
+            raise MalformedPart(
                 "the answer to a batch request that is in none of the files; import the batch's "
                 "input file in the same command"
             )
         if len(requests) > 1:
-            raise Odd("the answer to one of several batch requests with the same 'custom_id'")
+            raise MalformedPart(
+                "the answer to one of several batch requests with the same 'custom_id'"
+            )
         answers = [*_read_answers(body)]
         if not answers:
-            raise Odd("the answer to a batch request has no message")
+            raise MalformedPart("the answer to a batch request has no message")
         request, at = requests[0][2], body.get("created") or body.get("created_at")
         for answer in answers:
             answer[-1] = {"created_at": at, **answer[-1]} if at else answer[-1]
@@ -122,38 +134,45 @@ def _read_request(body: Mapping[str, Any]) -> list[Any]:
         return [*body["messages"]]
     if isinstance(body.get("prompt"), str):
         return [{"role": "user", "content": body["prompt"]}]
-    instructions, given = find(body, str, "instructions"), body.get("input")
+    instructions, given = get_by_path(body, str, "instructions"), body.get("input")
     first = [{"role": "developer", "content": instructions}] if instructions else []
     if isinstance(given, str):
         return [*first, {"role": "user", "content": given}]
     if not isinstance(given, list):
-        raise Odd("the batch request has no messages")
+        raise MalformedPart("the batch request has no messages")
     return [*first, *map(_read_item, given)]
 
 
 def _read_answers(body: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Yield the messages of each answer to a request."""
-    for choice in find(body, list, "choices"):
-        if isinstance(find(choice, dict).get("message"), dict):
+    for choice in get_by_path(body, list, "choices"):
+        if isinstance(get_by_path(choice, dict).get("message"), dict):
             yield [choice["message"]]
-        elif find(choice, str, "text"):
+        elif get_by_path(choice, str, "text"):
             yield [{"role": "assistant", "content": choice["text"]}]
-    items = [item for item in find(body, list, "output") if find(item, str, "type") != "reasoning"]
+    items = [
+        item
+        for item in get_by_path(body, list, "output")
+        if get_by_path(item, str, "type") != "reasoning"
+    ]
     if items:
         yield [_read_item(item) for item in items]
 
 
 def _read_item(item: Any) -> Any:
     """Return an item of the Responses API as a message; others are named by their type."""
-    kind = find(item, str, "type")
+    kind = get_by_path(item, str, "type")
     if kind == "function_call":
-        function = {"name": find(item, str, "name"), "arguments": find(item, str, "arguments")}
-        call = {"id": find(item, str, "call_id"), "type": "function", "function": function}
+        function = {
+            "name": get_by_path(item, str, "name"),
+            "arguments": get_by_path(item, str, "arguments"),
+        }
+        call = {"id": get_by_path(item, str, "call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
         output = item.get("output")
         text = output if isinstance(output, str) else str(output)
-        return {"role": "tool", "tool_call_id": find(item, str, "call_id"), "content": text}
+        return {"role": "tool", "tool_call_id": get_by_path(item, str, "call_id"), "content": text}
     if isinstance(item, dict) and "role" in item:
         return {k: v for k, v in item.items() if k not in ("type", "status")}
     return {"role": kind or "unknown item", "content": ""}

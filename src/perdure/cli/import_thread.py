@@ -28,7 +28,7 @@ from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
 from perdure.checkpointers.values import Continuation
 from perdure.cli.app import OpenedDatabase
-from perdure.cli.conversation import Conversation, Problem, SavedText, created
+from perdure.cli.conversation import Conversation, Problem, SavedText, get_creation_time
 from perdure.cli.import_names import NODE, ThreadNames
 from perdure.cli.import_report import ConversationsReport
 from perdure.cli.output import at_work, progress_bar
@@ -128,7 +128,7 @@ class Importing:
         from perdure.memory.gate import is_forgotten
 
         adapter, namespace = StoreAdapter(self._file.store), collection.namespace
-        if run(is_forgotten(adapter, namespace.filled(self._file.config), saved.text)):
+        if run(is_forgotten(adapter, namespace.fill(self._file.config), saved.text)):
             self._report.forgotten += 1
             self._report.known_items += 1
             return
@@ -409,7 +409,7 @@ class ThreadImport:
         }
         metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.about}
         metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.about else {})}
-        times = [None if created(node.message) else node.at for node in batch]
+        times = [None if get_creation_time(node.message) else node.at for node in batch]
         metadata |= {TIMES: times} if any(times) else {}
         config = self._saver.put(above, new, metadata, {"messages": version})
         self._newest, new["channel_values"] = new["id"], {}
