@@ -227,8 +227,7 @@ def token_counter(model: Countable | None = None) -> TokenCounter:
             itself, its method is called. A function is called as by langchain's `trim_messages`,
             with a list of messages, or with one message if its parameter is annotated so. The
             tokens that a function adds to every request, such as those of tools, are measured once.
-            `len` counts
-            messages and no tools. A `TokenCounter` is returned unchanged.
+            `len` counts messages and no tools. A `TokenCounter` is returned unchanged.
     """
     model, tools = _unwrap_model(model)
     if model is None or model == "approximate":

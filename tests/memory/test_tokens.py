@@ -406,7 +406,7 @@ def test_what_has_no_window(wrong: Any) -> None:
 
 def test_a_window_that_nobody_knows() -> None:
     for unknown in ("claude", "gpt-4-nope", ChatOpenAI(model="llama", api_key=lambda: "none")):
-        with pytest.raises(UnknownModel, match="pass tokens"):
+        with pytest.raises(UnknownModel, match="pass a number of tokens"):
             context_window(unknown)
 
 
