@@ -82,7 +82,7 @@ def configured_model(chosen: settings.Settings) -> BaseChatModel | None:
     from langchain_openai import ChatOpenAI  # its import takes seconds
 
     return ChatOpenAI(
-        model=chosen.model.removeprefix("openai:"),  # a name as `chat_model` takes it
+        model=chosen.model.removeprefix("openai:"),  # a name that `load_chat_model` accepts
         base_url=chosen.base_url,
         api_key=chosen.api_key or "none",  # type: ignore[arg-type]
     )

@@ -127,8 +127,8 @@ def find_largest(
     if found:
         return found[0]
     raise refused or BudgetExceeded(
-        f"the messages that may not be left out take more than max_tokens={size}, according to "
-        "token_counter=; raise max_tokens, or bind fewer tools"
+        f"the required messages take more tokens than max_tokens={size}, as token_counter= counts "
+        "them; raise max_tokens, or bind fewer tools"
     )
 
 

@@ -1,4 +1,7 @@
-"""Nodes of short-term memory: one object for a graph, for a chain and for plain lists."""
+"""Base classes of the memory nodes, and `view`, which combines nodes.
+
+A node can be a node of a graph, a step of a chain, or a function of a list of messages.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ from perdure.memory.options import check_instance, check_text
 from perdure.memory.system_messages import find_system_messages, join_system_messages
 
 MODEL_INPUT_KEY: Final = "llm_input_messages"
-"""The key of what the model is shown, when that is not what the state keeps."""
+"""The key in an update for the messages to send to the model, if the state keeps other messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """The messages that a model will be shown.
+    """The messages that are sent to a model, while the parts of a view change them.
 
     Attributes:
         system: The system message, in which all system messages are joined, or None.
-        turns: An iterator over the turns, newest first, that can be consumed once.
+        turns: An iterator over the turns, newest first. It can be consumed only once.
         system_parts: The system messages that are joined in `system`, if there are several.
     """
 
@@ -59,11 +62,14 @@ class ModelInput:
 
 
 class Node(Runnable[Any, Any]):
-    """The base of nodes. An argument that a node does not have is a ConfigurationError."""
+    """The base class of all nodes.
+
+    An argument that the node's constructor does not have raises a ConfigurationError.
+    """
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Name the arguments that there are, if these do not fit."""
-        if args or options:  # a copy is made without
+        """Check the arguments, and list the accepted arguments in the error."""
+        if args or options:  # `copy` creates a node without arguments
             expected = signature(cls)
             try:
                 expected.bind(*args, **options)
@@ -71,39 +77,40 @@ class Node(Runnable[Any, Any]):
                 name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
                 arguments = [f"{value!r:.30}" for value in args]
                 arguments += [f"{key}={value!r:.30}" for key, value in options.items()]
-                takes = [
+                accepted = [
                     f"{parameter.name}={parameter.default!r:.30}"
                     if parameter.default is not parameter.empty
                     else parameter.name
                     for parameter in expected.parameters.values()
                 ]
                 raise ConfigurationError(
-                    f"{name}({', '.join(arguments)}): {exc}; it takes {', '.join(takes)}"
+                    f"{name}({', '.join(arguments)}): {exc}; expected {', '.join(accepted)}"
                 ) from None
         return super().__new__(cls)
 
     def __init__(self, messages_key: str = "messages") -> None:
-        self.messages_key = check_text("messages_key", messages_key, "a channel's name")
+        self.messages_key = check_text("messages_key", messages_key, "the name of a channel")
 
 
 class MessagesNode(Node):
-    """A node over the messages of a state.
+    """A node that selects or changes the messages that are sent to a model.
 
-    In a graph, `node.invoke(state)` gives an update, which changes the state if the node is `trim`,
-    `clear_tool_outputs` or `summarize`, and else is what the model is shown. `node(state)` and
-    `node(messages)` give the messages to show the model, also in a chain, `node | model`.
+    In a graph, `node.invoke(state)` returns an update. The update of `trim`, `clear_tool_outputs`
+    and `summarize` changes the messages in the state. The update of another node has the messages
+    for the model under `MODEL_INPUT_KEY`, and leaves the state as it is. `node(state)` and
+    `node(messages)` return the messages for the model, and so does a chain, `node | model`.
     """
 
     @abstractmethod
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """What this part makes of what is shown."""
+        """Return the model input after the change that this node makes."""
 
     async def atransform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """See `through`; a part that waits for something overrides it."""
+        """Return the result of `transform_input`. A node that waits for I/O overrides this."""
         return self.transform_input(model_input, state, config)
 
     def with_tools(
@@ -125,28 +132,34 @@ class MessagesNode(Node):
         return self
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """The same before these parts of a view, if it has to know what they leave."""
+        """Return this node, or a copy of it, for a view in which `parts` follow it.
+
+        A node whose result depends on the messages that the later parts leave overrides this.
+        """
         return self
 
-    async def _call(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """The messages to show the model, of a state or of a list of messages."""
-        given = given.to_messages() if isinstance(given, PromptValue) else given
-        messages = read_messages(given, self.messages_key)
-        if is_message_list(given):
+    async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+        """Return the messages for the model, for a state, a prompt or a list of messages."""
+        input = input.to_messages() if isinstance(input, PromptValue) else input
+        messages = read_messages(input, self.messages_key)
+        if is_message_list(input):
             return await self._call_with_messages(messages, config)
-        return await self._select_messages(messages, given, config)
+        return await self._select_messages(messages, input, config)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
-        """The update for a state; for messages or a prompt, messages."""
-        given = input.to_messages() if isinstance(input, PromptValue) else input
-        if is_message_list(given):
-            return await self._call(given, config)
-        return await self._build_update(given, config)
+        """Return an update for a state, or the messages for the model for a list or a prompt."""
+        input = input.to_messages() if isinstance(input, PromptValue) else input
+        if is_message_list(input):
+            return await self._call(input, config)
+        return await self._build_update(input, config)
 
     async def _select_messages(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> list[BaseMessage]:
-        """The messages to show the model: a valid sequence."""
+        """Return the messages for the model, in a sequence that providers accept.
+
+        `state` is the state that contains the messages, or None for a plain list.
+        """
         model_input: ModelInput = await calling(
             self, "transform_input", ModelInput.from_messages(messages), state, config
         )
@@ -155,11 +168,13 @@ class MessagesNode(Node):
     async def _call_with_messages(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
+        """Return the messages for the model, for a plain list of messages."""
         return await self._select_messages(messages, None, config)
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        """Return the update of a state."""
         messages = read_messages(state, self.messages_key)
-        return {MODEL_INPUT_KEY: (await self._select_messages(messages, state, config))}
+        return {MODEL_INPUT_KEY: await self._select_messages(messages, state, config)}
 
     __call__, acall = blocking(_call), awaiting(_call)
     invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
@@ -167,22 +182,25 @@ class MessagesNode(Node):
 
 
 class Learner(Node):
-    """A node that learns, like `update_instructions(…)`: it changes nothing in the state."""
+    """A node that learns from messages, such as `update_instructions(…)`.
+
+    It does not change the state.
+    """
 
     @abstractmethod
     async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> object:
-        """Learn from messages; `state` is the one that has them, None if they came alone."""
+        """Learn from messages. `state` is the state with them, or None for a plain list."""
 
-    async def _call(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """The messages of a state, or of a list, as they are, after learning from them."""
-        messages = read_messages(given, self.messages_key)
-        await self.learn_from_messages(messages, None if is_message_list(given) else given, config)
+    async def _call(self, input: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+        """Learn from the messages of a state or a list, and return them unchanged."""
+        messages = read_messages(input, self.messages_key)
+        await self.learn_from_messages(messages, None if is_message_list(input) else input, config)
         return list(messages)
 
     async def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:
-        """The update for a state, which changes nothing in it; or for messages, the messages."""
+        """Learn from messages. Return an empty update for a state, or the messages of a list."""
         messages = await self._call(input, config)
         return messages if is_message_list(input) else {}
 
@@ -191,11 +209,11 @@ class Learner(Node):
 
 
 class View(MessagesNode):
-    """A node that shows the model what each part in turn leaves; the state stays as it is.
+    """A node that passes the messages for the model through several parts, in their order.
 
-    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that are
-    left and the memories that answer the newest, cut to 4,000 tokens. The part that cuts comes
-    last. No part asks a model.
+    `view(summary, use_memories(), trim(max_tokens=4_000))` sends the summary, the messages after it
+    and the memories that are relevant to the newest message, trimmed to 4,000 tokens. The part that
+    trims comes last. The state is not changed, and no part calls a model.
     """
 
     def __init__(self, *parts: MessagesNode) -> None:
@@ -206,13 +224,13 @@ class View(MessagesNode):
         keys = sorted({part.messages_key for part in parts})
         if len(keys) > 1:
             raise ConfigurationError(
-                f"the parts of the view read the channels {keys}; expected one"
+                f"the parts of the view have the messages_key {keys}; expected the same key for all"
             )
         super().__init__(keys[0])
-        each = (part.parts if isinstance(part, View) else [part] for part in parts)
-        every = list(chain.from_iterable(each))
+        nested = (part.parts if isinstance(part, View) else [part] for part in parts)
+        flat = list(chain.from_iterable(nested))
         self.parts: list[MessagesNode] = [
-            part.with_following_parts(every[number:]) for number, part in enumerate(every, 1)
+            part.with_following_parts(flat[number:]) for number, part in enumerate(flat, 1)
         ]
 
     def with_tools(
@@ -229,7 +247,7 @@ class View(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """What the parts leave, one after the other."""
+        """Return the model input after the changes of all parts, in their order."""
         for part in self.parts:
             model_input = await calling(part, "transform_input", model_input, state, config)
         return model_input
@@ -241,31 +259,39 @@ view = View
 
 
 def append_text(content: Any, text: str) -> Any:
-    """The content of a message with a text after it."""
-    if isinstance(content, list):  # its blocks stay, so that a provider's cache of them holds
+    """Return the content of a message with `text` after it."""
+    if isinstance(content, list):  # blocks are not changed, so a provider's cache stays valid
         return [*content, {"type": "text", "text": text}]
     return f"{content}\n\n{text}" if content else text
 
 
-def read_messages(given: Any, key: str) -> Messages:
-    """The messages of a list, or of a state's channel; InvalidMessages if they are none."""
-    if is_message_list(given):
-        return to_messages(given, "the messages")
-    messages = read_channel(given, key)
+def read_messages(input: Any, key: str) -> Messages:
+    """Return the messages of a list, or of the channel `key` of a state.
+
+    Raises:
+        InvalidMessages: The state has no such channel, or a value is not a message.
+    """
+    if is_message_list(input):
+        return to_messages(input, "the messages")
+    messages = read_channel(input, key)
     if messages is None:
         raise InvalidMessages(
-            f"the state has no channel {key!r}; expected one of messages (`messages_key=` names it)"
+            f"the state has no channel {key!r}; pass the name of the channel with the messages as "
+            "messages_key="
         )
     return check_messages(messages, f"the channel {key!r}")
 
 
 def is_message_list(value: Any) -> bool:
-    """Whether a value is a list, and not a state."""
+    """Return whether an input is a list of messages. Otherwise it is a state."""
     return isinstance(value, list | tuple)
 
 
 def read_channel(state: Any, name: str) -> Any:
-    """A channel of a state, which is a dict, a dataclass or a model; None if it is not there."""
+    """Return the value of a channel, or None if the state does not have it.
+
+    The state is a dict, a dataclass or a pydantic model.
+    """
     return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
 
 
@@ -283,7 +309,11 @@ def to_messages(values: Any, what: str) -> Messages:
 
 
 def check_messages(messages: Any, what: str) -> Messages:
-    """The messages; InvalidMessages if they are something else."""
+    """Return the messages. `what` names them in the error.
+
+    Raises:
+        InvalidMessages: The value is not a list, or an element is not a message.
+    """
     if not is_message_list(messages):
         raise InvalidMessages(
             f"{what}: {messages!r:.80} is a {type(messages).__name__}; expected a list of "

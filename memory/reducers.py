@@ -1,4 +1,4 @@
-"""Reducers of a state's lists, which take one more kind of update: a *keep* names what stays."""
+"""Reducers of list channels that also accept a `Keep`, which keeps a slice of the list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Reducer = Callable[[Any, Any], Any]
 class Keep(dict[str, Any]):
     """An update that keeps the slice `start:end` of a list and drops the rest.
 
-    It is a plain JSON object, `{"type": "keep", "from": -5, "to": null}`, and is read back as one.
+    It is a dict with the JSON form `{"type": "keep", "from": -5, "to": null}`. The reducers accept
+    this form, too.
 
     >>> Keep(start=-5)
     Keep(start=-5, end=None)
@@ -30,14 +31,14 @@ class Keep(dict[str, Any]):
 
     def __init__(self, start: int | None = None, end: int | None = None) -> None:
         super().__init__({"type": "keep", "from": start, "to": end})
-        _check(self)
+        _check_keep(self)
 
     def __repr__(self) -> str:
         return f"Keep(start={self['from']!r}, end={self['to']!r})"
 
 
 def messages(left: Any, right: Any) -> Any:
-    """Reducer for a list of messages: `Annotated[list[AnyMessage], messages]`.
+    """Merge an update into a list of messages. Use it as `Annotated[list[AnyMessage], messages]`.
 
     The update may be everything that `add_messages` accepts (messages in any form,
     `RemoveMessage`, `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or in a list.
@@ -51,9 +52,9 @@ def messages(left: Any, right: Any) -> Any:
     if not _has_keep(right):
         return _merge_messages(value, right)
     value = _merge_messages(value, [])
-    for part in _parts(right):
+    for part in _split_update(right):
         if isinstance(part, Mapping):
-            value = _cut_messages(list(value), part)
+            value = _keep_messages(list(value), part)
         else:
             value = _merge_messages(value, part)
     return value
@@ -74,21 +75,23 @@ def _merge_messages(left: Any, right: Any) -> Any:
 
 
 def keepable(reducer: Reducer = operator.add) -> Reducer:
-    """Add keeps to the reducer of any list channel.
+    """Return a reducer for a list channel that also accepts `Keep` in updates.
 
     >>> keepable()(["a", "b", "c"], [Keep(start=-1), "d"])
     ['c', 'd']
     """
 
-    def reduce(left: Any, right: Any) -> Any:
+    def reduce_with_keeps(left: Any, right: Any) -> Any:
         value = [] if left is None else left
         if not _has_keep(right):
             return reducer(value, right)
-        for part in _parts(right):
-            value = list(value)[_slice(part)] if isinstance(part, Mapping) else reducer(value, part)
+        for part in _split_update(right):
+            value = (
+                list(value)[_to_slice(part)] if isinstance(part, Mapping) else reducer(value, part)
+            )
         return value
 
-    return reduce
+    return reduce_with_keeps
 
 
 def append_new(left: Any, right: Any) -> list[Any]:
@@ -113,7 +116,11 @@ def append_new(left: Any, right: Any) -> list[Any]:
 
 
 class ChatState(TypedDict):
-    """The smallest state of a chat; what only the model is shown is in no checkpoint."""
+    """The state of a chat.
+
+    Messages for the model that the state does not keep are in `llm_input_messages`, which no
+    checkpoint stores.
+    """
 
     messages: Annotated[list[AnyMessage], messages]
     llm_input_messages: NotRequired[Annotated[list[AnyMessage], UntrackedValue]]
@@ -127,12 +134,15 @@ def _has_keep(update: Any) -> bool:
     return _is_keep(update) or (isinstance(update, list) and any(map(_is_keep, update)))
 
 
-def _parts(update: Any) -> list[Any]:
-    """An update as runs of ordinary elements and single keeps, in order; keeps checked first."""
+def _split_update(update: Any) -> list[Any]:
+    """Return the parts of an update in order: lists of ordinary elements, and single keeps.
+
+    All keeps are checked before the first part is applied.
+    """
     parts: list[Any] = []
     for element in update if isinstance(update, list) else [update]:
         if _is_keep(element):
-            parts.append(_check(element))
+            parts.append(_check_keep(element))
         elif parts and isinstance(parts[-1], list):
             parts[-1].append(element)
         else:
@@ -140,31 +150,37 @@ def _parts(update: Any) -> list[Any]:
     return parts
 
 
-def _check(keep: Mapping[str, Any]) -> Mapping[str, Any]:
-    whole = all(keep.get(key) is None or type(keep[key]) is int for key in ("from", "to"))
-    if set(keep) - {"type", "from", "to"} or not whole:
+def _check_keep(keep: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a keep, or raise InvalidUpdate if it does not have the JSON form of `Keep`."""
+    has_ints = all(keep.get(key) is None or type(keep[key]) is int for key in ("from", "to"))
+    if set(keep) - {"type", "from", "to"} or not has_ints:
         raise InvalidUpdate(
-            f"{dict(keep)!r} is no keep; expected "
+            f"the update {dict(keep)!r} is not a valid Keep; expected "
             '{"type": "keep", "from": int or null, "to": int or null}'
         )
     return keep
 
 
-def _slice(keep: Mapping[str, Any]) -> slice:
+def _to_slice(keep: Mapping[str, Any]) -> slice:
     return slice(keep.get("from"), keep.get("to"))
 
 
-def _cut_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:
-    start, stop, _ = _slice(keep).indices(len(value))
-    called: dict[str | None, int] = {}
+def _keep_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:
+    """Return the messages that a keep selects.
+
+    Raises:
+        InvalidUpdate: A tool call would be separated from its result.
+    """
+    start, stop, _ = _to_slice(keep).indices(len(value))
+    call_positions: dict[str | None, int] = {}
     for index, message in enumerate(value):
         if isinstance(message, AIMessage):
-            called |= dict.fromkeys(filter(None, call_ids(message)), index)
-        elif isinstance(message, ToolMessage) and message.tool_call_id in called:
-            call = called[message.tool_call_id]
+            call_positions |= dict.fromkeys(filter(None, call_ids(message)), index)
+        elif isinstance(message, ToolMessage) and message.tool_call_id in call_positions:
+            call = call_positions[message.tool_call_id]
             if (start <= call < stop) != (start <= index < stop):
                 raise InvalidUpdate(
-                    f"keeping messages {start} to {stop} would part tool call "
+                    f"keeping messages {start} to {stop} would separate tool call "
                     f"{message.tool_call_id!r} (message {call}) from its result (message {index}); "
                     "keep both or neither"
                 )

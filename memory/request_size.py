@@ -41,10 +41,10 @@ class RequestParts:
     def total(self, system_messages: int, fixed_part: float) -> int:
         """Return the tokens of these parts and of the system messages in the state.
 
-        `fixed_part` is the number of tokens that a counting function adds to each request. It is
+        `fixed_tokens` is the number of tokens that a counting function adds to each request. It is
         assumed to include the tools, so the larger of both numbers is used.
         """
-        tools = max(self.tools, ceil(fixed_part))
+        tools = max(self.tools, ceil(fixed_tokens))
         return max(tools + self.system + system_messages, self.other)
 
     def is_answer(self, message: BaseMessage) -> bool:

@@ -1,4 +1,4 @@
-"""What the config of a run says: its store, thread, checkpoint, labels, teams, moments in it."""
+"""Read the store, thread, user, teams and namespace labels of a run from its config."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import check_instance, check_whole_number
 
 Clock = Callable[[RunnableConfig | None], datetime | None]
-"""A function of a run's config that gives a moment, or None."""
+"""A function that returns the point in time for a run with this config, or None for now."""
 TEAMS: Final = "teams"
 """The first label of namespaces that teams share, whose second label is the name of a team."""
 TEAM: Final = "{team}"
 """The label of a template that stands for each team of a run."""
 CHOSEN_TEAM: Final = "__perdure_team"
-"""The key in `configurable` for the one of a run's teams that a tool has chosen."""
+"""The key in `configurable` for the team that a tool has chosen among the teams of the run."""
 
 
 @runtime_checkable
 class Versioned(Protocol):
-    """A store that keeps versions and swaps by comparing them, as perdure's do."""
+    """A store or checkpointer that keeps earlier versions, as those of perdure do."""
 
     history: Callable[..., Any]
     ahistory: Callable[..., Any]
 
 
-def get_graph_store(what: str) -> Any:
-    """The store that the graph in which this runs was compiled with; `what` needs one."""
-    from langgraph.config import get_store  # half a second, and a store is mostly given
+def get_graph_store(component: str) -> Any:
+    """Return the store with which the running graph was compiled.
+
+    `component` names the object that needs a store, in the error.
+
+    Raises:
+        ConfigurationError: No graph is running, or it has no store.
+    """
+    from langgraph.config import get_store  # takes half a second, and is rarely needed
 
     try:
         store: Any = get_store()
@@ -41,20 +47,21 @@ def get_graph_store(what: str) -> Any:
         store = None
     if store is None:
         raise ConfigurationError(
-            f"{what} have no store: pass store=, or compile the graph with one"
+            f"{component} have no store; pass store=, or compile the graph with a store"
         )
     return store
 
 
 def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict[str, Any]:
-    """The values of a run for some names: its context's, else those of its `configurable`.
+    """Return the values of these names in a run's context, or else in its `configurable`.
 
-    Its checkpointer is told which are the context's, of which langgraph stores nothing.
+    langgraph does not store values of the context, so they are passed to the run's checkpointer,
+    which stores them with the thread.
     """
     config = ensure_config(config)
     configurable, values = config["configurable"], context_values(config, names)
     if values and configurable.get("thread_id") is not None:
-        from perdure.checkpointers.checkpointer import Checkpointer  # a run has it imported
+        from perdure.checkpointers.checkpointer import Checkpointer  # imported already in a run
 
         for saver in configurable.values():
             if isinstance(saver, Checkpointer):
@@ -65,8 +72,8 @@ def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict
 def read_run_user(config: RunnableConfig | None) -> str | None:
     """Return the `user_id` of a run, or None if the run has none."""
     config = ensure_config(config)
-    named = {**config["configurable"], **context_values(config, ("user_id",))}.get("user_id")
-    return named if isinstance(named, str) and named.strip() else None
+    user_id = {**config["configurable"], **context_values(config, ("user_id",))}.get("user_id")
+    return user_id if isinstance(user_id, str) and user_id.strip() else None
 
 
 def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
@@ -83,9 +90,9 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
     if configurable.get(WITHOUT_MEMORY_KEY) is True:
         return ()
     names = ("team", "teams")
-    named = {**{name: configurable.get(name) for name in names}, **context_values(config, names)}
+    values = {**{name: configurable.get(name) for name in names}, **context_values(config, names)}
     picked, allowed = configurable.get(CHOSEN_TEAM), allowed_teams(config)
-    chosen = parse_teams(named["team"], named["teams"]) if picked is None else (picked,)
+    chosen = parse_teams(values["team"], values["teams"]) if picked is None else (picked,)
     if allowed is not None:
         chosen = tuple(team for team in (allowed if chosen is None else chosen) if team in allowed)
     return tuple(dict.fromkeys(chosen or ()))
@@ -95,12 +102,12 @@ def parse_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
     """Return the teams that the values `team` and `teams` name, or None if both are None.
 
     Raises:
-        InvalidConfig: `team` is not one of `teams`, or one of them is no name.
+        InvalidConfig: `team` is not one of `teams`, or a name is blank or not text.
     """
     if teams is not None and (isinstance(teams, str) or not isinstance(teams, Collection)):
         raise InvalidConfig(f"'teams' of the run is {teams!r:.80}; expected a list of names")
-    named = [*(teams or ())] if team is None else [team]
-    for name in named:
+    chosen = [*(teams or ())] if team is None else [team]
+    for name in chosen:
         if not isinstance(name, str) or not name.strip() or "\0" in name:
             raise InvalidConfig(
                 f"the run names the team {name!r:.80}; expected text that is not blank and has no "
@@ -108,7 +115,7 @@ def parse_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
             )
     if team is not None and teams is not None and team not in teams:
         raise InvalidConfig(f"'team' of the run is {team!r:.80}, which is not one of its 'teams'")
-    return None if team is None and teams is None else tuple(named)
+    return None if team is None and teams is None else tuple(chosen)
 
 
 def with_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
@@ -124,9 +131,13 @@ def allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
 
 
 def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
-    """The thread of a run and, within a node, the checkpoint from which the (sub)graph goes on."""
-    given = ensure_config(config)["configurable"]
-    thread = given.get("thread_id")
+    """Return the thread id of a run, and the id of the checkpoint from which it continues.
+
+    Both are None if the run has no thread. Within a node, the checkpoint is that of the graph or
+    subgraph of the node.
+    """
+    configurable = ensure_config(config)["configurable"]
+    thread = configurable.get("thread_id")
     if thread is None:
         return None, None
     from langgraph.runtime import get_runtime
@@ -135,44 +146,50 @@ def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | No
         runtime: Any = get_runtime()
     except (RuntimeError, KeyError):  # not within a run
         runtime = None
-    running = getattr(runtime, "execution_info", None)  # None: a chain's run, not a graph's
-    if running is not None and running.thread_id == thread:
-        return str(thread), running.checkpoint_id
-    return str(thread), given.get("checkpoint_id")
+    info = getattr(runtime, "execution_info", None)  # None in the run of a chain
+    if info is not None and info.thread_id == thread:
+        return str(thread), info.checkpoint_id
+    return str(thread), configurable.get("checkpoint_id")
 
 
-def make_clock(name: str, given: Clock | str | None) -> Clock:
-    """The clock for the option `name`: a function, or the name of a moment in `configurable`."""
-    if given is None:
+def make_clock(name: str, value: Clock | str | None) -> Clock:
+    """Return the clock for the option `name`.
+
+    Args:
+        name: The name of the option, for errors.
+        value: A clock, the key of a point in time in `configurable`, or None for the present time.
+    """
+    if value is None:
         return lambda config: None
-    if not isinstance(given, str):
-        expected = "a function of a run's config, or the name of a moment in it"
-        return check_instance(name, given, Callable, expected)  # type: ignore[arg-type, no-any-return]
+    if not isinstance(value, str):
+        expected = "a function of a run's config, or a key of its configurable"
+        return check_instance(name, value, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
-    def clock(config: RunnableConfig | None) -> datetime | None:
-        value = ensure_config(config)["configurable"].get(given)
+    def read_time(config: RunnableConfig | None) -> datetime | None:
+        time = ensure_config(config)["configurable"].get(value)
         try:
-            return datetime.fromisoformat(value) if isinstance(value, str) else value
+            return datetime.fromisoformat(time) if isinstance(time, str) else time
         except ValueError as exc:
             raise InvalidConfig(
-                f"configurable[{given!r}] is {value!r:.80}; expected a moment in ISO 8601, like "
+                f"configurable[{value!r}] is {time!r:.80}; expected a time in ISO 8601, such as "
                 "'2026-05-01T12:00:00+00:00'"
             ) from exc
 
-    return clock
+    return read_time
 
 
 _LABEL: Final = re.compile(r"([^{}]*)(?:\{([^\W\d]\w*)\}([^{}]*))?")
 
 
 class Template:
-    """Labels of a namespace, outermost first, like `("notes", "{user_id}")`.
+    """The labels of a namespace with placeholders, outermost first: `("notes", "{user_id}")`.
 
-    `{user_id}` stands for `user_id` in the run's `context`, which may be a dict, a dataclass or a
-    pydantic model, else for `configurable["user_id"]` of its config. A label has one placeholder at
-    most: with two, the values `"a-b", "c"` and `"a", "b-c"` would fill `"{x}-{y}"` alike.
+    `{user_id}` is replaced by `user_id` in the run's `context`, which may be a dict, a dataclass or
+    a pydantic model. If the context does not have it, `configurable["user_id"]` of the run's config
+    is used. A label has at most one placeholder. With two, the values `"a-b"` and `"c"` would give
+    the same label for `"{x}-{y}"` as the values `"a"` and `"b-c"`.
 
-    In `("teams", "{team}")`, `{team}` stands for each team of the run; see `teams_of_run`.
+    In `("teams", "{team}")`, `{team}` is replaced by each team of the run, see `read_run_teams`.
 
     Args:
         labels: The labels.
@@ -190,13 +207,13 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in a run's context or `configurable` that fill it in."""
+        """The names of the placeholders, which are keys in a run's context or `configurable`."""
         return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
     def fill(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
-        """The labels for a run; None: for the run in which it is called.
+        """Return the labels for a run. With None, the run in which this is called is used.
 
-        Of a team's template, the run must have exactly one team.
+        If the template is for teams, the run must have exactly one team.
 
         >>> Template(["notes", "{user_id}"]).filled({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
@@ -204,18 +221,18 @@ class Template:
         if self.is_team:
             filled = self.fill_for_teams(config)
             if len(filled) != 1:
-                known = ", ".join(map(repr, sorted(read_run_teams(config)))) or "no team"
+                teams = ", ".join(map(repr, sorted(read_run_teams(config)))) or "no team"
                 raise InvalidConfig(
-                    f"the run has {known}, and {self.labels!r} needs exactly one: pass "
+                    f"the run has {teams}, and {self.labels!r} needs exactly one team; pass "
                     'context={"team": "…"} or config={"configurable": {"team": "…"}}'
                 )
             return filled[0]
         return self._fill_labels(config)
 
     def fill_for_teams(self, config: RunnableConfig | None = None) -> list[tuple[str, ...]]:
-        """Return the labels for each team of a run, none if it has no team.
+        """Return the labels for each team of a run. The list is empty if the run has no team.
 
-        A template without a team is filled once.
+        A template that is not for teams gives one result.
         """
         if not self.is_team:
             return [self._fill_labels(config)]
@@ -229,17 +246,18 @@ class Template:
     def _fill_labels(
         self, config: RunnableConfig | None, team: str | None = None
     ) -> tuple[str, ...]:
+        """Return the labels for a run, and for a team of it if `team` is not None."""
         if self.lacks_memory(config):
             raise InvalidConfig(
                 f"the run has no memory, so {self.labels!r} cannot be filled in: its message is "
                 "not from the person of the thread, and its sender may not act for that person"
             )
         names = [name for name in self.names if team is None or name != "team"]
-        given = read_run_values(names, config) if names else {}
+        values = read_run_values(names, config) if names else {}
         if team is not None:
-            given["team"] = team
+            values["team"] = team
         return tuple(
-            before + self._get_value(name, given) + after if name else before
+            before + self._get_value(name, values) + after if name else before
             for before, name, after in self._parsed
         )
 
@@ -252,11 +270,12 @@ class Template:
         return is_personal and ensure_config(config)["configurable"].get(WITHOUT_MEMORY_KEY) is True
 
     def _check_team(self, shared: bool) -> None:
+        """Raise ConfigurationError unless the template is allowed and names a team."""
         name = self.labels[1] if len(self.labels) > 1 else ""
         if not shared:
             raise ConfigurationError(
-                f"the template {self.labels!r} begins with {TEAMS!r}, which use_memories, recall, "
-                "Collection and the tools for memories may use; expected another first label"
+                f"the template {self.labels!r} begins with {TEAMS!r}, which only use_memories, "
+                "recall, Collection and the memory tools accept; expected another first label"
             )
         if name != TEAM and (not name or "{" in name):
             raise ConfigurationError(
@@ -264,25 +283,29 @@ class Template:
                 "name of a team as second label"
             )
 
-    def _get_value(self, name: str, given: dict[str, Any]) -> str:
-        if name not in given:
+    def _get_value(self, name: str, values: dict[str, Any]) -> str:
+        """Return the value of a placeholder, or raise InvalidConfig if it is not a label."""
+        if name not in values:
             raise InvalidConfig(
-                f"the run has no {name!r}, which fills in {self.labels!r}; pass "
+                f"the run has no {name!r}, which {self.labels!r} needs; pass "
                 f'context={{{name!r}: "…"}} or config={{"configurable": {{{name!r}: "…"}}}}'
             )
-        value = given[name]
+        value = values[name]
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise InvalidConfig(
-                f"{name!r} of the run is {value!r:.80}, with which {self.labels!r} cannot be "
-                "filled; expected text that is not blank and has no NUL"
+                f"{name!r} of the run is {value!r:.80}, which cannot be a label in "
+                f"{self.labels!r}; expected text that is not blank and has no NUL"
             )
-        return str.__str__(value)  # an enum's own text, not its name
+        return str.__str__(value)  # for a str enum, its value and not its name
 
 
 def _parse_label(label: Any) -> tuple[str, str, str]:
-    """The text before the placeholder, its name, the text after it; "" for what is not there."""
+    """Return the text before the placeholder, the placeholder's name, and the text after it.
+
+    A part that the label does not have is "".
+    """
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:
-        expected = "text that is not empty, with one placeholder at most, like '{user_id}'"
+        expected = "text that is not empty, with at most one placeholder, such as '{user_id}'"
         raise ConfigurationError(f"the template has the label {label!r}; expected {expected}")
     return match[1], match[2] or "", match[3] or ""

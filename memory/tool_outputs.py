@@ -32,8 +32,8 @@ from perdure.memory.tool_calls import REQUEST_ONLY, call_ids, requires_result_bl
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
 _READ_AGAIN: Final = "To read it, call {tool} with tool_call_id {call_id}."
-_LEAST: Final = 40  # smallest `min_tokens`, so that the placeholder is shorter than the result
-_AT: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
+_MIN_TOKENS: Final = 40  # smallest `min_tokens`; a placeholder is shorter than such a result
+_ADDRESS_KEYS: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
 class ToolOutputReader:
@@ -73,7 +73,7 @@ class ClearToolOutputs(MessagesNode):
         check_instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
         self.keep, self.min_tokens = (
             check_whole_number("keep", keep, 0),
-            check_whole_number("min_tokens", min_tokens, _LEAST),
+            check_whole_number("min_tokens", min_tokens, _MIN_TOKENS),
         )
         self.exclude, self.counter = frozenset(exclude_tools), counter_of(token_counter)
         name = read_tool.name if isinstance(read_tool, BaseTool) else read_tool
@@ -88,26 +88,26 @@ class ClearToolOutputs(MessagesNode):
 
         Placeholders name `read_tool` only if it is one of the tools.
         """
-        made = copy(self)
-        own = (_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
-        named = self.read_tool if self.read_tool in map(_tool_name, tools) else None
-        made.read_tool = named or next(own, None)
-        return made
+        node = copy(self)
+        readers = (_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
+        present = self.read_tool if self.read_tool in map(_tool_name, tools) else None
+        node.read_tool = present or next(readers, None)
+        return node
 
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """The turns, with old bulky results replaced."""
-        return replace(model_input, turns=self._cleared(model_input.turns))
+        """Return the model input with placeholders for old, large results."""
+        return replace(model_input, turns=self._clear_results(model_input.turns))
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:
             cleared = self._cleared(ModelInput.from_messages(messages, purpose="state").turns)
-            left = (message for turn in cleared for unit in turn.units for message in unit)
+            result = (message for turn in cleared for unit in turn.units for message in unit)
             present = set(map(id, messages))
-            lines = [message for message in left if id(message) not in present]
+            lines = [message for message in result if id(message) not in present]
             merged = merge_duplicates(messages)
             if merged is messages:
                 check_message_ids(lines, self.messages_key)
@@ -119,8 +119,9 @@ class ClearToolOutputs(MessagesNode):
         update = await computed(build_update)
         return {self.messages_key: update} if update else {}
 
-    def _cleared(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        seen = 0
+    def _clear_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
+        """Yield the turns, newest first, with placeholders for old, large results."""
+        result_count = 0
         newest = list(islice(turns, 1))
         # if results of the last exchange are missing, the exchange before it is not cleared either
         count = 2 if newest and _lacks_results(newest[0].units[-1]) else 1
@@ -128,17 +129,18 @@ class ClearToolOutputs(MessagesNode):
         for turn in chain(newest, turns):
             units = []
             for unit in reversed(turn.units):
-                made = []
+                messages = []
                 for message in reversed(unit):
-                    seen += isinstance(message, ToolMessage)
-                    stays = seen <= self.keep or id(message) in unread
-                    made.append(message if stays else self._short(message))
-                units.append(tuple(reversed(made)))
+                    result_count += isinstance(message, ToolMessage)
+                    stays = result_count <= self.keep or id(message) in unread
+                    messages.append(message if stays else self._clear_result(message))
+                units.append(tuple(reversed(messages)))
             yield turn._replace(units=units[::-1])
 
-    def _short(self, message: BaseMessage) -> BaseMessage:
-        cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
-        if not isinstance(message, ToolMessage) or cleared or message.name in self.exclude:
+    def _clear_result(self, message: BaseMessage) -> BaseMessage:
+        """Return a copy of a large result with the placeholder. Return other messages unchanged."""
+        is_cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
+        if not isinstance(message, ToolMessage) or is_cleared or message.name in self.exclude:
             return message
         if requires_result_block(message):  # OpenAI would refuse the placeholder
             return message
@@ -180,25 +182,36 @@ async def _expand(
     *,
     messages_key: str = "messages",
 ) -> list[BaseMessage]:
-    """The messages that a thread's summary stands for, in their order.
+    """Return the original messages that the summary of a thread replaced, in their order.
 
-    Of a message that was changed, the last form that `trim` and `clear_tool_outputs` have not
-    shortened. Messages that were erased since are left out. The checkpointer is one of perdure's.
+    If a message was changed, its last form that `trim` and `clear_tool_outputs` have not shortened
+    is returned. Messages that have been erased since are left out.
+
+    Args:
+        checkpointer: A perdure checkpointer.
+        config: The config of the thread, or of one of its checkpoints.
+        messages_key: The name of the channel with the messages.
+
+    Raises:
+        UnknownThread: There is no such thread.
+        UnknownCheckpoint: The thread has no such checkpoint.
     """
     expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
     saver: Any = check_instance("checkpointer", checkpointer, Versioned, expected)
     head: CheckpointTuple | None = await calling(saver, "get_tuple", config)
     if head is None:
-        thread, at = (config["configurable"].get(name) for name in ("thread_id", "checkpoint_id"))
-        if at:
-            raise UnknownCheckpoint(f"thread {thread!r} has no checkpoint {at!r}")
+        configurable = config["configurable"]
+        thread, checkpoint_id = (configurable.get(n) for n in ("thread_id", "checkpoint_id"))
+        if checkpoint_id:
+            raise UnknownCheckpoint(f"thread {thread!r} has no checkpoint {checkpoint_id!r}")
         raise UnknownThread(f"there is no thread {thread!r}; threads() lists them")
     values = head.checkpoint["channel_values"]
     ids: Sequence[str] = values.get("summarized") or []
     if not ids:
         return []
-    place = {name: value for name, value in head.config["configurable"].items() if name in _AT}
-    history = await calling(saver, "history", channel=messages_key, **place)
+    configurable = head.config["configurable"]
+    address = {name: value for name, value in configurable.items() if name in _ADDRESS_KEYS}
+    history = await calling(saver, "history", channel=messages_key, **address)
     summarized, originals = set(ids), dict[str, BaseMessage]()
     for item in history:
         message = item.value

@@ -1,4 +1,4 @@
-"""Trim a conversation to a budget, so that a valid sequence of messages remains."""
+"""Trim a conversation to a budget of tokens, in a sequence of messages that providers accept."""
 
 from __future__ import annotations
 
@@ -54,11 +54,12 @@ _EXPECTED_ENDS: Final = "'human', 'ai', 'tool', a class of messages, or a list o
 
 
 class Trim(MessagesNode):
-    """A node that keeps what fits: `trim(4_000)`.
+    """A node that removes old messages until the rest fits into a budget: `trim(4_000)`.
 
-    The parameters are those of langchain's `trim_messages`. In a graph, what does not fit leaves
-    the state and stays in history; in a `view` it is not shown. The rest is a valid sequence. The
-    newest human message and the last after it stay, and so do all system messages.
+    The parameters are those of langchain's `trim_messages`. In a graph, the node removes messages
+    from the state, and the thread's history keeps them. In a `view`, the state is not changed. The
+    remaining messages are a sequence that providers accept. The newest human message, the last
+    message after it and all system messages are always included.
 
     Args:
         max_tokens: The maximum number of tokens of the request. A float above 0 and up to 1.0 is a
@@ -70,9 +71,9 @@ class Trim(MessagesNode):
         start_on: The type of the first message. With `"human"` or `HumanMessage`, turns are kept or
             removed as a whole. With None, or if AI messages are among the types, the oldest turn
             that is kept may lose its beginning.
-        include_system: Whether the system messages are shown.
-        end_on: The types of the last message to show. Later messages are not shown, and a state
-            keeps them.
+        include_system: Whether the system messages are included.
+        end_on: The types of the last message. Later messages are not sent to the model, and are not
+            removed from the state.
         allow_partial: Whether to shorten messages that must be included and are too long. Otherwise
             `BudgetExceeded` is raised.
     """
@@ -113,20 +114,18 @@ class Trim(MessagesNode):
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
         """Return a copy of this node for requests with these tools and this system prompt."""
-        made, counter = copy(self), self.counter
-        made._tools, made._prompt = (
-            counter.count_tools(tools),
-            counter.count_system_prompt(system_prompt),
-        )
-        return made
+        node, counter = copy(self), self.counter
+        node._tools = counter.count_tools(tools)
+        node._prompt = counter.count_system_prompt(system_prompt)
+        return node
 
     def for_model(self, model: str | None) -> Self:
         """Return this node, or a copy of it, for requests to this model."""
         if self.counter.model is not None or model is None:
             return self
-        made = copy(self)
-        made.counter = self.counter.for_model(model)
-        return made
+        node = copy(self)
+        node.counter = self.counter.for_model(model)
+        return node
 
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
@@ -137,7 +136,10 @@ class Trim(MessagesNode):
     async def atransform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
-        """Run `through` in an OS thread, because counting long messages takes long."""
+        """Return the result of `transform_input`, which runs in an OS thread.
+
+        Counting the tokens of long messages would block the event loop.
+        """
         return await asyncio.to_thread(self.transform_input, model_input, state, config)
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
@@ -147,27 +149,25 @@ class Trim(MessagesNode):
             node = copy(self)
             node._adds_left_out_line = False  # the messages in the state are not changed
             fits = node._fit(ModelInput.from_messages(messages, purpose="state"))
-            kept = [each for turn in fits.turns for unit in turn.units for each in unit]
+            rest = [message for turn in fits.turns for unit in turn.units for message in unit]
             if self.include_system:
-                kept += [message for message in messages if role(message) == "system"]
+                rest += [message for message in messages if role(message) == "system"]
             update = build_messages_update(
-                _sort_as_in_state(kept, messages), messages, self.messages_key
+                _sort_as_in_state(rest, messages), messages, self.messages_key
             )
             return {self.messages_key: update} if update else {}
 
         return await computed(build_update)
 
     def _fit(self, model_input: ModelInput) -> ModelInput:
+        """Return the part of `model_input` that fits into the budget."""
         if not self.include_system:
             model_input = replace(model_input, system=None)
-        return (
-            self._fit_scaled(model_input)
-            if self.counter.is_additive
-            else self._fit_whole(model_input)
-        )
+        fit = self._fit_scaled if self.counter.is_additive else self._fit_whole
+        return fit(model_input)
 
     def _fit_scaled(self, model_input: ModelInput) -> ModelInput:
-        """Return the part that fits if estimates are scaled by the usage of the shown answers."""
+        """Return the part that fits if estimates are scaled by the remaining answers' usage."""
         counter = self.counter
         fits = self._trim_to_budget(model_input, counter)
         while True:
@@ -186,7 +186,7 @@ class Trim(MessagesNode):
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
         costs: dict[int, float | None] = dict.fromkeys(map(id, messages_of_turns))
 
-        def measure(message: BaseMessage) -> float:
+        def measure_cached(message: BaseMessage) -> float:
             cost = costs.get(id(message))
             if cost is None:
                 cost = self.counter.message_counter(message)
@@ -194,19 +194,19 @@ class Trim(MessagesNode):
                     costs[id(message)] = cost
             return cost
 
-        def pack(reserve: float) -> tuple[ModelInput, list[Turn]]:
+        def pack_turns(reserve: float) -> tuple[ModelInput, list[Turn]]:
             whole = replace(model_input, turns=iter(turns))
-            fits = self._trim_to_budget(whole, self.counter, reserve, measure)
+            fits = self._trim_to_budget(whole, self.counter, reserve, measure_cached)
             return fits, list(fits.turns)
 
-        def excess(packed: tuple[ModelInput, list[Turn]]) -> float:
+        def count_excess(packed: tuple[ModelInput, list[Turn]]) -> float:
             messages = replace(packed[0], turns=iter(packed[1])).to_messages()
             return self.counter.count_request(messages, self._tools) + self._prompt - self.size
 
-        if excess((model_input, turns)) <= 0:
+        if count_excess((model_input, turns)) <= 0:
             return replace(model_input, turns=iter(turns))
-        fits, kept = find_largest(pack, excess, self.counter.fixed_tokens, self.size)
-        return replace(fits, turns=iter(kept))
+        fits, fitting = find_largest(pack_turns, count_excess, self.counter.fixed_tokens, self.size)
+        return replace(fits, turns=iter(fitting))
 
     def _trim_to_budget(
         self,
@@ -217,7 +217,7 @@ class Trim(MessagesNode):
     ) -> ModelInput:
         """Return the part that fits if `reserve` tokens of the budget are not used.
 
-        `measure` returns the tokens of a message, and is `counter.measure` by default.
+        `measure` returns the tokens of a message. The default is `counter.message_counter`.
         """
         measure = measure or counter.message_counter
         fixed = (counter.count_fixed_tokens(self._tools) + self._prompt) * counter.scale + reserve
@@ -227,20 +227,20 @@ class Trim(MessagesNode):
         if window.over <= 0 and not shortens_for_line:
             return replace(model_input, turns=iter(window.turns))
         needed = [message for unit in window.needed for message in unit]
-        left = sum(map(measure, needed)) - max(0, window.over)
+        room = sum(map(measure, needed)) - max(0, window.over)
         cut = None
         if shortens_for_line:
             line = measure(add_left_out_line(needed[0], window.left_out)) - measure(needed[0])
-            cut = _shorten_to_fit(needed, left - line, measure)
+            cut = _shorten_to_fit(needed, room - line, measure)
             cut = cut and [add_left_out_line(cut[0], window.left_out), *cut[1:]]
         if cut is None and window.over <= 0:
             return replace(model_input, turns=iter(window.turns))
         if cut is None and self.allow_partial:
-            cut = _shorten_to_fit(needed, left, measure)
+            cut = _shorten_to_fit(needed, room, measure)
         if cut is None:
             parts = [*iter_system_costs(model_input, measure)]
-            parts += [(f"{each.type} message", measure(each)) for each in needed]
-            parts.append(("the request itself, its tools included,", fixed))
+            parts += [(f"{message.type} message", measure(message)) for message in needed]
+            parts.append(("fixed part of the request with its tools", fixed))
             raise build_budget_error(
                 self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL
             )
@@ -260,10 +260,10 @@ def build_budget_error(
 
     `parts` has a name and a number of tokens for each part. `remedy` is advice to the user.
     """
-    listed = ", ".join(f"{name} {ceil(tokens)}" for name, tokens in parts)
+    part_sizes = ", ".join(f"{name} {ceil(tokens)}" for name, tokens in parts)
     total = ceil(sum(tokens for _, tokens in parts))
     return BudgetExceeded(
-        f"the parts that may not be left out take {total}, but max_tokens is {size} ({listed}); "
+        f"the required parts take {total} tokens, but max_tokens is {size} ({part_sizes}); "
         f"raise max_tokens, bind fewer tools, or {remedy}"
     )
 
@@ -274,8 +274,8 @@ def _read_types(name: str, value: Any, expected: str) -> frozenset[str]:
     The value is a type, a message class, or a list of them. `BaseMessage` means all types. A chunk
     class has the type of its message class.
     """
-    several = isinstance(value, list | tuple | set | frozenset)
-    types = [_read_type(each) for each in (value if several else [value] if value else [])]
+    is_several = isinstance(value, list | tuple | set | frozenset)
+    types = [_read_type(item) for item in (value if is_several else [value] if value else [])]
     if not all(types):
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
     return frozenset().union(*types)
@@ -302,21 +302,21 @@ def iter_system_costs(model_input: ModelInput, measure: Measure) -> Iterator[tup
     for part in model_input.system_parts:
         cost = min(total, measure(part))
         total -= cost
-        begin = " ".join(part.text.split())[:60]
-        yield f'system message "{begin}"', cost
+        beginning = " ".join(part.text.split())[:60]
+        yield f'system message "{beginning}"', cost
     if total:
         yield "additions to the system messages", total
 
 
-def _sort_as_in_state(kept: list[BaseMessage], messages: Messages) -> list[BaseMessage]:
-    """Return the kept messages in the order of the state.
+def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[BaseMessage]:
+    """Return the selected messages in the order of the state.
 
     A changed copy has the position of its original.
     """
-    present, kept_ids = set(map(id, messages)), set(map(id, kept))
-    copies = {message.id: message for message in kept if id(message) not in present}
-    placed = (m if id(m) in kept_ids else copies.get(m.id) for m in merge_duplicates(messages))
-    return [message for message in placed if message is not None]
+    present, selected_ids = set(map(id, messages)), set(map(id, selected))
+    copies = {message.id: message for message in selected if id(message) not in present}
+    ordered = (m if id(m) in selected_ids else copies.get(m.id) for m in merge_duplicates(messages))
+    return [message for message in ordered if message is not None]
 
 
 def _cut_end(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
@@ -342,8 +342,8 @@ class Window(NamedTuple):
         needed: The units that must be included, which are the newest human message and the last
             unit after it.
         over: The number of tokens by which these units and the system message exceed the limit.
-        left_out: The number of steps of the newest turn that are left out without a line that says
-            so.
+        left_out: The number of steps of the newest turn that are left out, if the turns do not
+            contain a line with this number. Otherwise 0.
     """
 
     turns: list[Turn]
@@ -366,109 +366,120 @@ def select_turns(
     the oldest turns are selected. With `adds_left_out_line`, a line in the question of the newest
     turn says how many steps of the turn are left out, if any are.
     """
-    left = limit - (0 if model_input.system is None else measure(model_input.system))
+    remaining = limit - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
     if newest is None:
-        return Window([], [], max(0, -left))
-    begin, middle = newest.units[:1], newest.units[1:]
-    if middle and len(begin[0]) > 1 and role(begin[0][0]) != "human":
-        begin, middle = [], newest.units[:]  # the turn begins with an exchange, not a question
-    needed = [*begin, middle.pop()] if middle else begin
-    left -= _cost(needed, measure)
-    if left < 0:
-        left_out = len(middle) if _has_question(begin) else 0
-        return Window([Turn(needed, newest.messages)], needed, -left, left_out)
-    parts, older, room = [Turn([unit], ()) for unit in middle], list[Turn](), left
+        return Window([], [], max(0, -remaining))
+    opening, later_units = newest.units[:1], newest.units[1:]
+    if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
+        opening, later_units = (
+            [],
+            newest.units[:],
+        )  # the turn begins with an exchange, not a question
+    needed = [*opening, later_units.pop()] if later_units else opening
+    remaining -= _count_units(needed, measure)
+    if remaining < 0:
+        left_out = len(later_units) if _has_question(opening) else 0
+        return Window([Turn(needed, newest.messages)], needed, -remaining, left_out)
+    middle_steps, older, room = [Turn([unit], ()) for unit in later_units], list[Turn](), remaining
     if strategy == "first":
-        older, left = _take_fitting(reversed([*model_input.turns]), left, measure)
-        room -= sum(_cost(turn.units, measure) for turn in older)
-    kept, left = _take_fitting(parts if strategy == "first" else reversed(parts), left, measure)
-    stated, left_out = begin, len(parts) - len(kept)
+        older, remaining = _take_fitting(reversed([*model_input.turns]), remaining, measure)
+        room -= sum(_count_units(turn.units, measure) for turn in older)
+    steps, remaining = _take_fitting(
+        middle_steps if strategy == "first" else reversed(middle_steps), remaining, measure
+    )
+    first_units, left_out = opening, len(middle_steps) - len(steps)
     if adds_left_out_line and left_out:
-        stated, kept = _fit_left_out_line(begin, kept, len(parts), room, measure)
-        left_out = left_out if stated is begin and _has_question(begin) else 0
+        first_units, steps = _fit_left_out_line(opening, steps, len(middle_steps), room, measure)
+        left_out = left_out if first_units is opening and _has_question(opening) else 0
     if strategy == "first":
         older.reverse()
     else:
-        older, left = _take_fitting(model_input.turns, left, measure, start_on)
-        kept.reverse()
-    units = [*stated, *(part.units[0] for part in kept), *needed[len(begin) :]]
+        older, remaining = _take_fitting(model_input.turns, remaining, measure, start_on)
+        steps.reverse()
+    units = [*first_units, *(part.units[0] for part in steps), *needed[len(opening) :]]
     return Window([Turn(units, newest.messages), *older], needed, 0, left_out)
 
 
 def _fit_left_out_line(
-    begin: list[Unit], kept: list[Turn], count: int, room: float, measure: Measure
+    opening: list[Unit], steps: list[Turn], count: int, room: float, measure: Measure
 ) -> tuple[list[Unit], list[Turn]]:
     """Return the beginning of a turn with the line about left-out steps, and the steps to keep.
 
     Args:
-        begin: The units at the beginning of the turn, which contain the question if there is one.
-        kept: The steps that fit without the line, in the order of their selection.
-        count: The number of all steps in the middle of the turn.
-        room: The number of tokens for the line and the kept steps.
-        measure: Returns the number of tokens of a message.
+        opening: The units at the beginning of the turn, with the question if there is one.
+        steps: The steps that fit without the line, in the order of their selection.
+        count: The number of all steps between `opening` and the last unit of the turn.
+        room: The number of tokens for the line and the steps.
+        measure: The function that returns the number of tokens of a message.
 
-    If there is no room for the line, `begin` and `kept` are returned unchanged.
+    If there is no room for the line, `opening` and `steps` are returned unchanged.
     """
-    question = begin[0][0] if _has_question(begin) else None
-    before = 0 if question is None else measure(question)
-    for length in range(len(kept), -1, -1):
-        spare = room - sum(_cost(part.units, measure) for part in kept[:length])
+    question = opening[0][0] if _has_question(opening) else None
+    question_tokens = 0 if question is None else measure(question)
+    for length in range(len(steps), -1, -1):
+        spare = room - sum(_count_units(part.units, measure) for part in steps[:length])
         line = add_left_out_line(question, count - length)
-        if measure(line) - before <= spare:
-            rest = begin if question is None else begin[1:]
-            return [(line,), *rest], kept[:length]
-    return begin, kept
+        if measure(line) - question_tokens <= spare:
+            rest = opening if question is None else opening[1:]
+            return [(line,), *rest], steps[:length]
+    return opening, steps
 
 
 def _has_question(units: list[Unit]) -> bool:
+    """Return whether the first of the units is a human message."""
     return bool(units) and role(units[0][0]) == "human"
 
 
 def _take_fitting(
-    turns: Iterable[Turn], left: float, measure: Measure, start_on: Start = "human"
+    turns: Iterable[Turn], remaining: float, measure: Measure, start_on: Start = "human"
 ) -> tuple[list[Turn], float]:
-    """Return the first turns that fit into `left` tokens, and the number of unused tokens.
+    """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
 
     The number is negative if a turn did not fit.
     """
-    taken: list[Turn] = []
-    for turn in turns if left >= 0 else ():
-        cost = _cost(turn.units, measure)
-        if cost > left:
+    selected: list[Turn] = []
+    for turn in turns if remaining >= 0 else ():
+        cost = _count_units(turn.units, measure)
+        if cost > remaining:
             if start_on is None:
-                costs = accumulate(_cost([unit], measure) for unit in reversed(turn.units))
-                end = bisect_right(list(costs), left)
-                taken += [turn._replace(units=turn.units[-end:])] if end else []
-            return taken, -1
-        left -= cost
-        taken.append(turn)
-    return taken, left
+                costs = accumulate(_count_units([unit], measure) for unit in reversed(turn.units))
+                end = bisect_right(list(costs), remaining)
+                selected += [turn._replace(units=turn.units[-end:])] if end else []
+            return selected, -1
+        remaining -= cost
+        selected.append(turn)
+    return selected, remaining
 
 
-def _cost(units: list[Unit], measure: Measure) -> float:
+def _count_units(units: list[Unit], measure: Measure) -> float:
+    """Return the number of tokens of several units."""
     return sum(measure(message) for unit in units for message in unit)
 
 
 def _shorten_to_fit(
-    messages: list[BaseMessage], left: float, measure: Measure, stiff: frozenset[int] = frozenset()
+    messages: list[BaseMessage],
+    remaining: float,
+    measure: Measure,
+    fixed: frozenset[int] = frozenset(),
 ) -> list[BaseMessage] | None:
-    """Return the messages, shortened to `left` tokens in total, or None if that is impossible.
+    """Return the messages, shortened to `remaining` tokens in total, or None if that is impossible.
 
-    Each message that takes more than an equal share is shortened. `stiff` are the positions of
+    Each message that takes more than an equal share is shortened. `fixed` has the positions of
     messages that cannot be shortened.
     """
-    made, room = list(messages), left
-    places = sorted(range(len(made)), key=lambda place: (place not in stiff, measure(made[place])))
-    for done, place in enumerate(places):
-        share = room // (len(places) - done)
-        if measure(made[place]) > share and place not in stiff:
-            shorter = _shorten_message(made[place], share, measure)
+    result, room = list(messages), remaining
+    # messages that stay as they are first, then the shortest, so that long ones share the rest
+    order = sorted(range(len(result)), key=lambda i: (i not in fixed, measure(result[i])))
+    for finished, position in enumerate(order):
+        share = room // (len(order) - finished)
+        if measure(result[position]) > share and position not in fixed:
+            shorter = _shorten_message(result[position], share, measure)
             if shorter is None:
-                return _shorten_to_fit(messages, left, measure, stiff | {place})
-            made[place] = shorter
-        room -= measure(made[place])
-    return made if room >= 0 else None
+                return _shorten_to_fit(messages, remaining, measure, fixed | {position})
+            result[position] = shorter
+        room -= measure(result[position])
+    return result if room >= 0 else None
 
 
 def _shorten_message(message: BaseMessage, limit: float, measure: Measure) -> BaseMessage | None:
@@ -480,21 +491,25 @@ def _shorten_message(message: BaseMessage, limit: float, measure: Measure) -> Ba
         return None
     content: Any = message.content
     blocks: list[Any] = [content] if isinstance(content, str) else list(content)
-    longest = max(range(len(blocks)), key=lambda place: len(_text(blocks[place])), default=0)
-    text = _text(blocks[longest]) if blocks else ""
+    longest = max(range(len(blocks)), key=lambda i: len(_get_block_text(blocks[i])), default=0)
+    text = _get_block_text(blocks[longest]) if blocks else ""
     kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
 
-    def cut(keep: int) -> BaseMessage:
-        made: Any = middle_out(text, keep)
+    def keep_chars(count: int) -> BaseMessage:
+        short: Any = middle_out(text, count)
+        changed = short
         if not isinstance(content, str):
-            block = made if isinstance(blocks[longest], str) else {**blocks[longest], "text": made}
-            made = [*blocks[:longest], block, *blocks[longest + 1 :]]
-        return message.model_copy(update={"content": made, "additional_kwargs": kwargs})
+            block = (
+                short if isinstance(blocks[longest], str) else {**blocks[longest], "text": short}
+            )
+            changed = [*blocks[:longest], block, *blocks[longest + 1 :]]
+        return message.model_copy(update={"content": changed, "additional_kwargs": kwargs})
 
-    keep = bisect_right(range(len(text)), limit, key=lambda keep: measure(cut(keep))) - 1
-    return cut(keep) if keep >= 0 else None
+    count = bisect_right(range(len(text)), limit, key=lambda count: measure(keep_chars(count))) - 1
+    return keep_chars(count) if count >= 0 else None
 
 
-def _text(block: Any) -> str:
+def _get_block_text(block: Any) -> str:
+    """Return the text of a content block, or "" if it has none."""
     text = block if isinstance(block, str) else block.get("text")
     return text if isinstance(text, str) else ""

@@ -175,7 +175,7 @@ def test_an_old_message_is_not_of_today(time: Any, form: Any, tmp_path: Path) ->
         ('{"role": "user", "content": 5}', "content is neither text nor a list of parts"),
         ('{"role": "user", "content": ["x", 5]}', "content is neither text nor a list of parts"),
         ('{"role": "tool", "content": "x"}', "malformed message (tool)"),
-        ('{"role": "function", "name": "f", "content": "x"}', "the answer of a function"),
+        ('{"role": "function", "name": "f", "content": "x"}', "the result of a function"),
         ('{"role": "assistant", "content": "", "tool_calls": [{}]}', "malformed message (tool_"),
         ('{"thread_id": "t", "role": "user", "content": "other", "id": "u"}', "the id of another"),
         ('{"thread_id": "n", "messages": 5}', "'messages' is not a list"),

@@ -442,5 +442,5 @@ def test_a_client_call_within_a_server_call() -> None:
 def test_a_keep_does_not_part_a_call_in_a_block_from_its_output() -> None:
     """As for other calls."""
     talk = asked(*exchange("computer"))
-    with pytest.raises(InvalidUpdate, match="would part tool call '1'"):
+    with pytest.raises(InvalidUpdate, match="would separate tool call '1'"):
         messages(talk, Keep(2))

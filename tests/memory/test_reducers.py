@@ -90,7 +90,7 @@ def test_a_keep_parts_no_pair(start: int, end: int | None) -> None:
     asked = ids(TALK[start:end])
     pairs = ({"a1", "t2"}, {"a1", "t3"}, {"a6", "t7"})
     if any(len(pair & set(asked)) == 1 for pair in pairs):
-        with pytest.raises(InvalidUpdate, match="would part tool call"):
+        with pytest.raises(InvalidUpdate, match="would separate tool call"):
             messages(TALK, Keep(start, end))
     else:
         assert ids(messages(TALK, Keep(start, end))) == asked
@@ -144,7 +144,7 @@ def test_malformed_keeps_change_nothing(bad: dict[str, Any]) -> None:
     """A keep of another form names the value and what was expected, before anything changes."""
     value = [human(0)]
 
-    with pytest.raises(InvalidUpdate, match="is no keep"):
+    with pytest.raises(InvalidUpdate, match="is not a valid Keep"):
         messages(value, [human(1), bad])
     with pytest.raises(InvalidUpdate):
         keepable()([1], [2, bad])

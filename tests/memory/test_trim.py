@@ -439,7 +439,7 @@ def test_the_same_in_both_colours_in_a_chain_and_as_a_node() -> None:
         ({"max_tokens": True}, "max_tokens is True"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5"),
         ({"max_tokens": 0.5}, "the model is None"),
-        ({"max_tokens": 0.5, "token_counter": len}, "expected a chat model or the name"),
+        ({"max_tokens": 0.5, "token_counter": len}, "expected a chat model, or the name"),
         ({"max_tokens": 5, "strategy": "middle"}, "strategy is 'middle'"),
         ({"max_tokens": 5, "start_on": "ai"}, "start_on is 'ai'; expected one of 'human', None"),
         ({"max_tokens": 5, "end_on": "system"}, "end_on is 'system'"),

@@ -283,7 +283,7 @@ def test_a_model_that_knows_nothing_of_strictness_is_asked_without(
 SENT_BACK: dict[str, tuple[Reply, str]] = {
     "invalid JSON": (called("Memories", '{"operations": [{"op"'), "are not valid JSON"),
     "another form": (called("Memories", {"changes": []}), "the answer has none of profile"),
-    "an unknown op": (patch({**GHENT, "op": "upsert"}), "not as the schema asks for"),
+    "an unknown op": (patch({**GHENT, "op": "upsert"}), "does not fit the schema"),
     "text": ("I would set the city to Ghent.", "does not call the tool"),
     "nothing": (EMPTY, "does not call the tool"),
     "cut off": (CUT_OFF, "cut off at the model's limit"),
@@ -293,7 +293,7 @@ SENT_BACK: dict[str, tuple[Reply, str]] = {
     ),
     "a missing parent": (patch(operation("add", "/work/city", "Ghent")), "it does not fit"),
     "no first slash": (patch({**GHENT, "path": "home/city"}), "must start with /"),
-    "a value that is not JSON text": (patch({**GHENT, "value": 40}), "not as the schema asks for"),
+    "a value that is not JSON text": (patch({**GHENT, "value": 40}), "does not fit the schema"),
     "an unknown field": (patch(operation("add", "/pets", [])), "'/pets' is an unknown field"),
     "another type": (patch(operation("replace", "/age", "forty")), "'/age': Input should be"),
     "no value": (patch({**GHENT, "value": None}), "does not contain a 'value'"),

@@ -154,12 +154,12 @@ def test_the_budget_may_be_the_first_argument() -> None:
         (summarize, ["m"], {"max_tokens": 9}, r"max_tokens=9\): .* trigger=\('messages', 40\)"),
         (trim, [9, "last"], {}, r"trim\(9, 'last'\): too many positional .* strategy='last'"),
         (trim, [], {"strategy": "last"}, "missing a required argument: 'max_tokens'"),
-        (assemble, [9], {"memory": "tea"}, r"'memory'; it takes max_tokens, .* memories=\(\)"),
+        (assemble, [9], {"memory": "tea"}, r"'memory'; expected max_tokens, .* memories=\(\)"),
         (clear_tool_outputs, [], {"last": 3}, r"clear_tool_outputs\(last=3\): .* keep=3"),
-        (use_memories, [], {"top_k": 5}, "'top_k'; it takes store=None, .* limit=20"),
-        (update_instructions, ["m"], {}, "missing .* 'instructions'; it takes model, instructions"),
-        (remember_turns, [], {"user": "ann"}, "'user'; it takes store=None, namespace="),
-        (view, [trim(9)], {"max_tokens": 3}, "'max_tokens'; it takes parts"),
+        (use_memories, [], {"top_k": 5}, "'top_k'; expected store=None, .* limit=20"),
+        (update_instructions, ["m"], {}, "missing .* 'instructions'; expected model, instructions"),
+        (remember_turns, [], {"user": "ann"}, "'user'; expected store=None, namespace="),
+        (view, [trim(9)], {"max_tokens": 3}, "'max_tokens'; expected parts"),
     ],
 )
 def test_arguments_that_a_node_does_not_have(
