@@ -46,7 +46,7 @@ from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import ModelInput
 from perdure.memory.options import check_instance, check_number, check_whole_number
 from perdure.memory.records import StoreAdapter
-from perdure.memory.run_config import Template, user_of_run
+from perdure.memory.run_config import Template, read_run_user
 from perdure.memory.tokens import Countable, count_tokens, token_counter
 from perdure.stores.base import Provenance, PutItem
 from perdure.stores.values import to_prompt_json
@@ -397,7 +397,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         shown, others = self.shown(id, request), _others(request)
         new = others[next(iter_turn_ranges(others), range(len(others))).start :]
 
-        author = user_of_run(config)
+        author = read_run_user(config)
 
         def keep(answer: Any) -> None:
             self.remember(id, [*new, _answer(answer)], author)

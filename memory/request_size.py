@@ -38,7 +38,7 @@ class RequestParts:
     model: str | None = None
     agent: Any = _ANY_AGENT
 
-    def total(self, system_messages: int, fixed_part: float) -> int:
+    def total(self, system_messages: int, fixed_tokens: float) -> int:
         """Return the tokens of these parts and of the system messages in the state.
 
         `fixed_tokens` is the number of tokens that a counting function adds to each request. It is

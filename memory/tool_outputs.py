@@ -104,7 +104,7 @@ class ClearToolOutputs(MessagesNode):
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:
-            cleared = self._cleared(ModelInput.from_messages(messages, purpose="state").turns)
+            cleared = self._clear_results(ModelInput.from_messages(messages, purpose="state").turns)
             result = (message for turn in cleared for unit in turn.units for message in unit)
             present = set(map(id, messages))
             lines = [message for message in result if id(message) not in present]

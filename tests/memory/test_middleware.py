@@ -168,7 +168,7 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
         count, tokens = sent(some, 1_800)
         assert 1_700 < tokens <= 1_800
         assert count < len(talk)
-    with pytest.raises(BudgetExceeded, match=r"max_tokens is 500 .*its tools included"):
+    with pytest.raises(BudgetExceeded, match=r"max_tokens is 500 .*with its tools"):
         sent(tools, 500)
 
 
