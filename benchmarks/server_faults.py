@@ -211,8 +211,8 @@ def come(db: str) -> None:
     async def advance() -> None:
         async with open_checkpointer(db) as saver:
             table = CronTable(saver)
-            for cron in await table.all():
-                await table.advance(cron, time.time() + random.uniform(-0.2, 0.3))
+            for cron in await table.list_crons():
+                await table.advance_next_time(cron, time.time() + random.uniform(-0.2, 0.3))
 
     asyncio.run(advance())
 
@@ -275,7 +275,7 @@ def owners(db: str) -> set[str]:
 
     async def read() -> set[str]:
         async with open_checkpointer(db) as saver:
-            return {run.owner for run in await RunTable(saver).live()}
+            return {run.owner for run in await RunTable(saver).list_live_runs()}
 
     return asyncio.run(read())
 

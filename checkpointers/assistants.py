@@ -1,6 +1,7 @@
-"""Assistants of the server as rows of the saver's database, in versions.
+"""Store the server's assistants, with their versions, in the checkpointer's database.
 
-What clients gave a version is sealed. A version never changes.
+The content of a version, which clients supplied, is encrypted if the database has a key. A stored
+version never changes. An update adds a version.
 """
 
 from __future__ import annotations
@@ -19,83 +20,94 @@ class AssistantRow(NamedTuple):
     """A version of an assistant.
 
     Attributes:
-        created_at: When it was made; of the latest version, when the assistant was.
-        since: When it became the latest version; None: it is not.
-        content: What clients gave it.
+        created_at: The time at which the version was created, in seconds since 1970. In the latest
+            version, the time at which the assistant was created.
+        latest_since: The time at which the version became the latest one, in seconds since 1970, or
+            None if it is not the latest version.
+        content: The fields that a client supplied, such as graph, config and metadata.
     """
 
     assistant_id: str
     version: int
     created_at: float
-    since: float | None
+    latest_since: float | None
     content: dict[str, Any]
 
 
 def assistant_place(assistant_id: str, version: int) -> Place:
-    """The data that binds a version to its row."""
+    """Return the associated data that binds the encrypted content of a version to its row."""
     return ("assistant", assistant_id, version)
 
 
 class AssistantTable(ServerTable):
-    """The assistants in a checkpointer's database."""
+    """The table of assistants in a checkpointer's database."""
 
     async def get(self, assistant_id: str) -> AssistantRow | None:
-        """The latest version of an assistant; None: there is none."""
-        found = await self._read("latest_version", assistant_id)
-        return found[0] if found else None
+        """Return the latest version of an assistant, or None if the assistant does not exist."""
+        rows = await self._read_versions("latest_version", assistant_id)
+        return rows[0] if rows else None
 
-    async def all(self) -> list[AssistantRow]:
-        """The latest version of each, the newest assistant first."""
-        return await self._read("latest_versions")
+    async def list_assistants(self) -> list[AssistantRow]:
+        """Return the latest version of each assistant, the newest assistant first."""
+        return await self._read_versions("latest_versions")
 
-    async def versions(self, assistant_id: str) -> list[AssistantRow]:
-        """All versions of an assistant, newest first."""
-        return await self._read("versions_of", assistant_id)
+    async def list_versions(self, assistant_id: str) -> list[AssistantRow]:
+        """Return all versions of an assistant, newest first."""
+        return await self._read_versions("versions_of", assistant_id)
 
     async def create(self, assistant_id: str, content: Mapping[str, Any]) -> bool:
-        """Store the first version of an assistant, unless there is one of this id."""
+        """Store the first version of an assistant, unless the assistant exists.
+
+        Returns:
+            Whether the assistant was created.
+        """
 
         def flow() -> Flow[bool]:
             if (yield self._sql("latest_version", assistant_id)):
                 return False
-            yield Last(self._added(assistant_id, 1, content, time.time()))
+            yield Last(self._build_version_insert(assistant_id, 1, content, time.time()))
             return True
 
         return await self._database.awrite(flow, exclusive=(assistant_id,))
 
-    async def change(
-        self, assistant_id: str, change: Callable[[AssistantRow], dict[str, Any]]
+    async def add_version(
+        self, assistant_id: str, build_content: Callable[[AssistantRow], dict[str, Any]]
     ) -> AssistantRow | None:
-        """Make a new version of an assistant, which is the latest; None: there is none.
+        """Add a version to an assistant and make it the latest one.
 
         Args:
-            assistant_id: Whose.
-            change: Its content, of the version that is the latest now; what it raises ends this.
+            assistant_id: The assistant.
+            build_content: A function that returns the content of the new version, given the version
+                that is the latest in the transaction. If it raises an exception, nothing is stored.
+
+        Returns:
+            The new version, or None if the assistant does not exist.
         """
 
         def flow() -> Flow[AssistantRow | None]:
             rows = yield self._sql("latest_version", assistant_id)
             if not rows:
                 return None
-            before, version, now = self._opened(rows[0]), rows[0][-1] + 1, time.time()
-            content = change(before)
-            yield Last(self._added(assistant_id, version, content, now))
-            return before._replace(version=version, since=now, content=content)
+            previous, version, now = self._decrypt_row(rows[0]), rows[0][-1] + 1, time.time()
+            content = build_content(previous)
+            yield Last(self._build_version_insert(assistant_id, version, content, now))
+            return previous._replace(version=version, latest_since=now, content=content)
 
         return await self._database.awrite(flow, exclusive=(assistant_id,))
 
-    async def set_latest(self, assistant_id: str, version: int) -> None:
-        """Have another version be the latest."""
+    async def set_latest_version(self, assistant_id: str, version: int) -> None:
+        """Make an existing version of an assistant the latest one."""
         latest = self._sql("set_latest", version, time.time(), assistant_id)
-        await self._write([latest], (assistant_id,))
+        await self._write_statements([latest], (assistant_id,))
 
     async def delete(self, assistant_id: str) -> None:
         """Delete an assistant with all its versions."""
-        await self._write([self._sql("drop_assistant", assistant_id)], (assistant_id,))
+        await self._write_statements([self._sql("drop_assistant", assistant_id)], (assistant_id,))
 
-    def _added(
+    def _build_version_insert(
         self, assistant_id: str, version: int, content: Mapping[str, Any], now: float
     ) -> list[Statement]:
+        """Build the statements that insert a version and make it the latest one."""
         place = assistant_place(assistant_id, version)
         sealed = self._seal.seal(json.dumps(content).encode(), place)
         return [
@@ -103,10 +115,10 @@ class AssistantTable(ServerTable):
             self._sql("set_latest", version, now, assistant_id),
         ]
 
-    async def _read(self, name: str, *params: Any) -> list[AssistantRow]:
-        return [self._opened(row) for row in await self._rows(name, *params)]
+    async def _read_versions(self, name: str, *params: Any) -> list[AssistantRow]:
+        return [self._decrypt_row(row) for row in await self._read_rows(name, *params)]
 
-    def _opened(self, row: Row) -> AssistantRow:
-        assistant_id, version, created_at, since, content, *_ = row
-        given = json.loads(self._seal.open(content, assistant_place(assistant_id, version)))
-        return AssistantRow(assistant_id, version, created_at, since, given)
+    def _decrypt_row(self, row: Row) -> AssistantRow:
+        assistant_id, version, created_at, latest_since, sealed, *_ = row
+        content = json.loads(self._seal.open(sealed, assistant_place(assistant_id, version)))
+        return AssistantRow(assistant_id, version, created_at, latest_since, content)

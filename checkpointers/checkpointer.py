@@ -27,7 +27,7 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.differences import Differences
-from perdure.checkpointers.import_langgraph import Importer, source_of
+from perdure.checkpointers.import_langgraph import Importer, open_source
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.reports import (
     CheckpointInfo,
@@ -602,5 +602,5 @@ class Checkpointer(CheckpointSaver):
         if names:
             raise ConfigurationError("names are for an open checkpointer; a file keeps its own ids")
         codec = Codec(serde or self.serde, self.types)
-        other = source_of(source, codec, max_value_bytes)
+        other = open_source(source, codec, max_value_bytes)
         return Importer(other, self._reader, self._read, self._write)

@@ -1,6 +1,7 @@
-"""Crons of the server as rows of the saver's database: what is run on a schedule.
+"""Store the server's crons, which are runs on a schedule, in the checkpointer's database.
 
-What clients gave a cron, its schedule and whose it is are sealed.
+The schedule of a cron, its user and the fields that clients supplied are encrypted if the database
+has a key.
 """
 
 from __future__ import annotations
@@ -16,67 +17,82 @@ from perdure.storage.flow import Row
 
 
 class CronTable(ServerTable):
-    """The crons in a checkpointer's database."""
+    """The table of crons in a checkpointer's database."""
 
     async def get(self, cron_id: str) -> CronRow | None:
-        """A cron; None: there is none."""
-        found = await self._read("one_cron", cron_id)
-        return found[0] if found else None
+        """Return a cron, or None if it does not exist."""
+        crons = await self._read_crons("one_cron", cron_id)
+        return crons[0] if crons else None
 
-    async def all(self) -> list[CronRow]:
-        """All of them."""
-        return await self._read("all_crons")
+    async def list_crons(self) -> list[CronRow]:
+        """Return all crons."""
+        return await self._read_crons("all_crons")
 
-    async def due(self) -> list[str]:
-        """The ids of those whose time has come, the longest due first."""
-        return [cron_id for (cron_id,) in await self._rows("due_crons", time.time())]
+    async def list_due_ids(self) -> list[str]:
+        """Return the ids of the crons that are due now, the one that has been due longest first."""
+        return [cron_id for (cron_id,) in await self._read_rows("due_crons", time.time())]
 
     async def create(self, cron: CronRow) -> bool:
-        """Store a cron, unless there is no such thread any more."""
+        """Store a new cron, unless its thread was deleted.
+
+        Returns:
+            Whether the cron was stored.
+        """
         sealed = encrypt_cron(self._seal, cron)
-        of = cron.cron_id, cron.thread_id, cron.next_at, cron.created_at
-        return bool(await self._changed(cron, "add_cron", *of, sealed))
+        columns = cron.cron_id, cron.thread_id, cron.next_at, cron.created_at
+        return bool(await self._write_cron(cron, "add_cron", *columns, sealed))
 
-    async def change(self, cron: CronRow, *, timed: bool) -> CronRow | None:
-        """Store what a cron is now, and, if it is `timed` anew, when it is due.
+    async def update(self, cron: CronRow, *, sets_next_time: bool) -> CronRow | None:
+        """Store changed fields of a cron.
 
-        None: there is none any more.
+        Args:
+            cron: The cron with its new fields.
+            sets_next_time: Whether to store `cron.next_at` as well. Otherwise the stored time is
+                kept.
+
+        Returns:
+            The cron as it is stored now, or None if it was deleted.
         """
         now, sealed = time.time(), encrypt_cron(self._seal, cron)
-        changed = await self._changed(
-            cron, "set_cron", sealed, now, int(timed), cron.next_at, cron.cron_id
+        rows = await self._write_cron(
+            cron, "set_cron", sealed, now, int(sets_next_time), cron.next_at, cron.cron_id
         )
-        return cron._replace(updated_at=now, next_at=changed[0][0]) if changed else None
+        return cron._replace(updated_at=now, next_at=rows[0][0]) if rows else None
 
-    async def advance(self, cron: CronRow, next_at: float | None) -> None:
-        """Have a cron be due at another time, unless another process has begun its run."""
-        await self._changed(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
+    async def advance_next_time(self, cron: CronRow, next_at: float | None) -> None:
+        """Set the time of a cron's next run, unless another process has started the due run."""
+        await self._write_cron(cron, "advance_cron", next_at, cron.cron_id, cron.next_at)
 
-    async def find_not_due_before(self, at: float) -> list[CronRow]:
-        """Return the crons that are due after a time or never. Damaged rows are left out."""
+    async def list_not_due_before(self, moment: float) -> list[CronRow]:
+        """Return the crons that are due after a moment, or never. Damaged rows are left out.
+
+        Args:
+            moment: The moment, in seconds since 1970.
+        """
         crons = list[CronRow]()
-        for row in await self._rows("crons_not_due_before", at):
+        for row in await self._read_rows("crons_not_due_before", moment):
             with suppress(CorruptRecord):
                 crons.append(decrypt_cron(self._seal, row))
         return crons
 
-    async def reset(self, cron: CronRow, next_at: float) -> bool:
-        """Set the time at which a cron is due, unless the cron has changed since it was read.
+    async def reset_next_time(self, cron: CronRow, next_at: float) -> bool:
+        """Set the time of a cron's next run, unless the cron has changed since it was read.
 
         Returns:
             Whether the time was set.
         """
-        of = cron.cron_id, cron.updated_at, cron.next_at
-        return bool(await self._changed(cron, "reset_cron", next_at, *of))
+        expected = cron.cron_id, cron.updated_at, cron.next_at
+        return bool(await self._write_cron(cron, "reset_cron", next_at, *expected))
 
     async def delete(self, cron: CronRow) -> None:
         """Delete a cron."""
-        await self._changed(cron, "drop_cron", cron.cron_id)
+        await self._write_cron(cron, "drop_cron", cron.cron_id)
 
-    async def _read(self, name: str, *params: Any) -> list[CronRow]:
-        return [decrypt_cron(self._seal, row) for row in await self._rows(name, *params)]
+    async def _read_crons(self, name: str, *params: Any) -> list[CronRow]:
+        return [decrypt_cron(self._seal, row) for row in await self._read_rows(name, *params)]
 
-    async def _changed(self, cron: CronRow, name: str, *params: Any) -> list[Row]:
-        about = cron.thread_id or cron.cron_id
-        [rows] = await self._write([self._sql(name, *params)], (about,))
+    async def _write_cron(self, cron: CronRow, name: str, *params: Any) -> list[Row]:
+        """Execute a statement that changes a cron, and return its rows."""
+        lock_id = cron.thread_id or cron.cron_id
+        [rows] = await self._write_statements([self._sql(name, *params)], (lock_id,))
         return rows

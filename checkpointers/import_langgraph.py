@@ -1,4 +1,7 @@
-"""Import of langgraph's own databases, SQLite files and Postgres, a checkpoint at a time."""
+"""Import threads from the databases of langgraph's own savers, from SQLite files and from Postgres.
+
+One checkpoint is read and stored at a time.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_PAGE: Final = 64  # ids of checkpoints that are read at once; a checkpoint may be large
+_PAGE: Final = 64  # ids of checkpoints that one statement reads; the checkpoints follow one by one
+# The SQL below reads the tables of langgraph's savers, whose columns are not perdure's.
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
 _THREADS: Final = (
     "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT 256"
@@ -40,7 +44,8 @@ _CHECKPOINT: Final = """
 SELECT parent_checkpoint_id, type, checkpoint, metadata FROM checkpoints
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ? LIMIT 1
 """
-# the special ones, numbered below zero, come last: put_writes numbers the others from zero on
+# Writes of special channels have negative numbers and come last, as put_writes expects: it numbers
+# the other writes by their position.
 _WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
@@ -51,13 +56,11 @@ _PATHS: Final = """
 SELECT DISTINCT task_id, {path} FROM checkpoint_writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
 """
-
-
 Write = Callable[[CheckpointPut | TaskWrites], None]
 
 
 class Task(NamedTuple):
-    """The writes of one task."""
+    """The pending writes of one task."""
 
     task_id: str
     path: str
@@ -65,26 +68,40 @@ class Task(NamedTuple):
 
 
 class SourceCheckpoint(NamedTuple):
-    """A checkpoint of a source, and where it was found."""
+    """A checkpoint that was read from a source.
 
-    where: str
-    upon: Address  # its parent
+    Attributes:
+        label: The path of the source, the thread and the checkpoint, for error messages.
+        parent: The address of the parent, whose `checkpoint_id` may be None.
+        checkpoint: The checkpoint, as langgraph returns it.
+        metadata: The metadata of the checkpoint.
+        tasks: The pending writes, by task.
+    """
+
+    label: str
+    parent: Address
     checkpoint: Any
     metadata: dict[str, Any]
     tasks: list[Task]
 
 
-def source_of(
+def open_source(
     source: str | os.PathLike[str], codec: Codec, max_value_bytes: int = IMPORT_VALUE_BYTES
 ) -> _SQLiteFile | _PostgresTables:
-    """The source at a path or a Postgres DSN; `codec` reads its values."""
+    """Open a SQLite file or a Postgres database of langgraph's saver for an import.
+
+    Args:
+        source: The path of the file, or the DSN of the database.
+        codec: The codec that decodes the values.
+        max_value_bytes: The size in bytes of the largest value that is read from a file.
+    """
     if isinstance(source, str) and is_dsn(source):
         return _PostgresTables(source, codec)
     return _SQLiteFile(source, codec, max_value_bytes)
 
 
 class _SQLiteFile:
-    """What langgraph-checkpoint-sqlite wrote, read a page at a time."""
+    """A SQLite file of langgraph-checkpoint-sqlite, which is read page by page."""
 
     def __init__(self, path: str | os.PathLike[str], codec: Codec, max_value_bytes: int) -> None:
         self._file = SQLiteDatabase(
@@ -93,15 +110,21 @@ class _SQLiteFile:
         self._codec = codec
         self.path, self.close = self._file.path, self._file.close
 
-    def rows(self, sql: str, *params: Any) -> list[Row]:
+    def read_rows(self, sql: str, *params: Any) -> list[Row]:
         return self._file.read(partial(rows_of, sql, *params))
 
-    def threads(self) -> Iterator[str]:
-        self._file.read(self._writes_statement)
-        return _thread_ids(self.rows)
+    def iter_thread_ids(self) -> Iterator[str]:
+        self._file.read(self._build_writes_sql)
+        return _iter_thread_ids(self.read_rows)
 
-    def _writes_statement(self) -> Flow[str]:
-        """The statement that reads writes; files from before langgraph had task paths lack them."""
+    def _build_writes_sql(self) -> Flow[str]:
+        """Return the SQL statement that reads pending writes.
+
+        Files of older langgraph versions have no column for task paths.
+
+        Raises:
+            NotADatabase: The file lacks the tables or columns of langgraph's saver.
+        """
         columns = {}
         for table in ("checkpoints", "writes"):
             columns[table] = {name for (name,) in (yield Statement(_COLUMNS, (table,)))}
@@ -115,135 +138,167 @@ class _SQLiteFile:
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
 
-    def checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
-        writes = self._file.read(self._writes_statement)
-        last = ("", "")
-        while page := self.rows(_NEXT_ADDRESSES, thread_id, *last, _PAGE):
+    def iter_checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
+        """Yield the checkpoints of a thread, in the order of their ids."""
+        writes = self._file.read(self._build_writes_sql)
+        last_key = ("", "")
+        while page := self.read_rows(_NEXT_ADDRESSES, thread_id, *last_key, _PAGE):
             for ns, uid in page:
-                where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
+                label = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
                 if not isinstance(ns, str) or not isinstance(uid, str):
-                    raise CorruptRecord(f"{where}: its ids are not text")
-                for row in self.rows(_CHECKPOINT, thread_id, ns, uid):  # none if it was deleted
-                    at = Address(thread_id, ns, uid)
-                    yield self._checkpoint(where, at, row, self.rows(writes, *at))
-            last = uid, ns
+                    raise CorruptRecord(
+                        f"{label}: the namespace or the id of the checkpoint is not text; the file "
+                        "was damaged"
+                    )
+                key = Address(thread_id, ns, uid)
+                for row in self.read_rows(_CHECKPOINT, *key):  # no row if it was deleted meanwhile
+                    yield self._decode_checkpoint(label, key, row, self.read_rows(writes, *key))
+            last_key = uid, ns
 
-    def _checkpoint(
-        self, where: str, at: Address, row: Row, written: list[Row]
+    def _decode_checkpoint(
+        self, label: str, address: Address, row: Row, write_rows: list[Row]
     ) -> SourceCheckpoint:
-        """Decode the row of a checkpoint, and the rows of its writes."""
+        """Decode the row of a checkpoint and the rows of its pending writes.
+
+        Raises:
+            CorruptRecord: A value has another type than langgraph's saver writes.
+        """
         parent, name, blob, metadata = row
         if not isinstance(parent, str | None):
-            raise CorruptRecord(f"{where}: the id of its parent is not text")
+            raise CorruptRecord(f"{label}: the id of the parent is not text; the file was damaged")
         rows = []
-        for task, path, channel, kind, value in written:
+        for task, path, channel, kind, value in write_rows:
             if not all(isinstance(text, str) for text in (task, path, channel)):
-                raise CorruptRecord(f"{where}: the ids of a write are not text")
-            rows.append((task, path, channel, self._load(where, kind, value)))
-        checkpoint = self._load(where, name, blob)
+                raise CorruptRecord(
+                    f"{label}: the task, path or channel of a write is not text; the file was "
+                    "damaged"
+                )
+            rows.append((task, path, channel, self._decode_value(label, kind, value)))
+        checkpoint = self._decode_value(label, name, blob)
         try:
-            about = json.loads(metadata) if metadata is not None else {}
+            decoded_metadata = json.loads(metadata) if metadata is not None else {}
         except (TypeError, ValueError, RecursionError) as exc:
-            raise CorruptRecord(f"{where}: its metadata is not JSON: {exc}") from exc
-        if not isinstance(checkpoint, dict) or not isinstance(about, dict):
-            raise CorruptRecord(f"{where}: it or its metadata is not a mapping: it was damaged")
-        upon = at._replace(checkpoint_id=parent or None)
+            raise CorruptRecord(f"{label}: the metadata is not JSON ({exc})") from exc
+        if not isinstance(checkpoint, dict) or not isinstance(decoded_metadata, dict):
+            raise CorruptRecord(
+                f"{label}: the checkpoint or its metadata is not a mapping; it was damaged"
+            )
+        parent_address = address._replace(checkpoint_id=parent or None)
         return SourceCheckpoint(
-            where, upon, {**checkpoint, "id": at.checkpoint_id}, about, _by_task(rows)
+            label,
+            parent_address,
+            {**checkpoint, "id": address.checkpoint_id},
+            decoded_metadata,
+            _group_by_task(rows),
         )
 
-    def _load(self, where: str, name: Any, data: Any) -> Any:
+    def _decode_value(self, label: str, name: Any, data: Any) -> Any:
+        """Decode a value. Name its position in the source if that fails."""
         if not isinstance(name, str) or not isinstance(data, bytes):
             raise CorruptRecord(
-                f"{where}: a value is a {type(data).__name__} of type {name!r:.40}; expected bytes "
-                "of a named type: it was damaged"
+                f"{label}: a value is a {type(data).__name__} with the type name {name!r:.40}; "
+                "expected bytes with a type name; the file was damaged"
             )
         try:
             return self._codec.load(name, data)
         except (ForbiddenType, CorruptRecord) as exc:
-            raise type(exc)(f"{where}: {exc}") from exc
+            raise type(exc)(f"{label}: {exc}") from exc
 
 
 class _PostgresTables:
-    """What langgraph-checkpoint-postgres wrote, each checkpoint as its own saver reads it."""
+    """The tables of langgraph-checkpoint-postgres, read with langgraph's own saver."""
 
     def __init__(self, dsn: str, codec: Codec) -> None:
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         self._tables = ForeignPostgres(dsn)
-        dumps = codec.serde.dumps_typed  # not called
+        dumps = codec.serde.dumps_typed  # required by the saver, which does not call it here
         self._saver = self._tables.saver(
             SimpleNamespace(dumps_typed=dumps, loads_typed=lambda typed: codec.load(*typed))
         )
         self.path, self.close = self._tables.path, self._tables.close
         self._paths = _PATHS.format(path="task_path")
 
-    def rows(self, sql: str, *params: Any) -> list[Row]:
+    def read_rows(self, sql: str, *params: Any) -> list[Row]:
         return self._tables.rows(sql.replace("?", "%s"), *params)
 
-    def threads(self) -> Iterator[str]:
+    def iter_thread_ids(self) -> Iterator[str]:
+        """Check the tables, and yield the ids of all threads.
+
+        Raises:
+            NotADatabase: The database lacks the tables of langgraph's saver.
+        """
         if self._tables.lacks("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
             raise NotADatabase(
-                f"{self.path} has no tables of langgraph-checkpoint-postgres where this user finds "
-                "tables; 'perdure copy' copies a database of perdure's own"
+                f"{self.path} has no tables of langgraph-checkpoint-postgres in this user's "
+                "search path; to copy a database of perdure, use 'perdure copy'"
             )
-        if "task_path" not in self._tables.columns("checkpoint_writes"):  # an older version's
+        if "task_path" not in self._tables.columns("checkpoint_writes"):  # of an older version
             self._paths = _PATHS.format(path="''")
             for name, path in (
                 ("SELECT_SQL", "cw.task_path"),
                 ("SELECT_PENDING_SENDS_SQL", "task_path"),
             ):
                 setattr(self._saver, name, getattr(self._saver, name).replace(path, "''"))
-        return _thread_ids(self.rows)
+        return _iter_thread_ids(self.read_rows)
 
-    def checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
-        for ns, uid in sorted(self.rows(_ADDRESSES, thread_id), key=lambda row: row[::-1]):
-            where = f"{self.path}, thread {thread_id!r}, checkpoint {uid!r}"
+    def iter_checkpoints(self, thread_id: str) -> Iterator[SourceCheckpoint]:
+        """Yield the checkpoints of a thread, in the order of their ids."""
+        for ns, uid in sorted(self.read_rows(_ADDRESSES, thread_id), key=lambda row: row[::-1]):
+            label = f"{self.path}, thread {thread_id!r}, checkpoint {uid!r}"
             config = Address(thread_id, ns, None).config(uid)
             try:
                 stored = self._tables.call(partial(self._saver.get_tuple, config))
             except (ForbiddenType, CorruptRecord) as exc:
-                raise type(exc)(f"{where}: {exc}") from exc
-            except (LookupError, TypeError, ValueError, AttributeError) as exc:  # of their saver
-                raise CorruptRecord(f"{where}: it was damaged: {exc!r}") from exc
-            if stored is None:  # it was deleted just now
+                raise type(exc)(f"{label}: {exc}") from exc
+            except (LookupError, TypeError, ValueError, AttributeError) as exc:  # from their saver
+                raise CorruptRecord(f"{label}: the checkpoint was damaged ({exc!r})") from exc
+            if stored is None:  # the checkpoint was deleted meanwhile
                 continue
             writes = stored.pending_writes or ()
             paths: dict[str, str] = dict(
-                self.rows(self._paths, thread_id, ns, uid) if writes else ()
+                self.read_rows(self._paths, thread_id, ns, uid) if writes else ()
             )
-            tasks = _by_task(
+            tasks = _group_by_task(
                 (task, paths.get(task, ""), channel, value) for task, channel, value in writes
             )
             for of_task in tasks:
                 of_task.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)  # see _WRITES
-            parent = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
-            upon = Address(thread_id, ns, parent)
-            yield SourceCheckpoint(where, upon, stored.checkpoint, stored.metadata, tasks)
+            parent_id = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+            parent_address = Address(thread_id, ns, parent_id)
+            yield SourceCheckpoint(label, parent_address, stored.checkpoint, stored.metadata, tasks)
 
 
-def _by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
-    """Writes, each with its task and path, as tasks in their order."""
+def _group_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
+    """Group writes `(task_id, path, channel, value)` by task, in the order of the first write."""
     tasks: dict[str, Task] = {}
     for task, path, channel, value in writes:
         tasks.setdefault(task, Task(task, path, [])).writes.append((channel, value))
     return [*tasks.values()]
 
 
-def _thread_ids(rows: Callable[..., list[Row]]) -> Iterator[str]:
+def _iter_thread_ids(rows: Callable[..., list[Row]]) -> Iterator[str]:
+    """Yield the ids of all threads, read page by page with the function `rows`."""
     last = ""
     while page := rows(_THREADS, last):
         for (last,) in page:
             if not isinstance(last, str):
-                raise CorruptRecord(f"the id of a thread is {last!r:.80}; expected text")
+                raise CorruptRecord(
+                    f"the id of a thread is {last!r:.80}; expected text, so the source was damaged"
+                )
             yield last
 
 
 class Importer:
-    """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
+    """Imports all threads of a source with their namespaces, checkpoints and writes.
 
-    `source` is closed at the end, `read` runs a flow of the reader's, and `write` stores a put.
-    Once `stopped` is set, no further checkpoint is taken over.
+    The ids stay the same. If `stopped` is set, the import stops before the next checkpoint.
+
+    Args:
+        source: The source, which `run` closes.
+        reader: The reader of the target database.
+        read: A function that executes a flow of the reader.
+        write: A function that stores a checkpoint or writes.
     """
 
     def __init__(
@@ -255,104 +310,135 @@ class Importer:
     ) -> None:
         self.source, self.reader, self.read, self.write = source, reader, read, write
         self.stopped = threading.Event()
-        self._done: Counter[str] = Counter()
-        self._removals = 0  # number of the thread's newest removal record when its import began
+        self._counts: Counter[str] = Counter()
+        self._removal_number = 0  # newest removal record of the thread when its import began
 
     def run(self) -> ImportReport:
-        """Import everything."""
+        """Import all threads of the source.
+
+        Returns:
+            The number of imported objects.
+
+        Raises:
+            ImportFailed: A thread or checkpoint differs from the one here, or the import was
+                cancelled.
+            CorruptRecord: A row of the source is damaged.
+        """
         with closing(self.source) as source:
-            for thread_id in source.threads():
-                last = partial(self.reader.removals.read_newest_number, thread_id)
-                self._removals = self.read(last)
-                there = set(source.rows(_ADDRESSES, thread_id))
-                self.read(partial(self._check_unforked, thread_id, there))
-                before = self._new()
-                for checkpoint in source.checkpoints(thread_id):
+            for thread_id in source.iter_thread_ids():
+                read_number = partial(self.reader.removals.read_newest_number, thread_id)
+                self._removal_number = self.read(read_number)
+                source_keys = set(source.read_rows(_ADDRESSES, thread_id))
+                self.read(partial(self._check_not_forked, thread_id, source_keys))
+                added_before = self._count_added()
+                for checkpoint in source.iter_checkpoints(thread_id):
                     if self.stopped.is_set():
                         raise ImportFailed(f"the import of {source.path!r} was cancelled")
-                    self._checkpoint(checkpoint)
-                self._done["threads"] += 1
-                self._done["unchanged"] += self._new() == before
-        return ImportReport(**self._done)
+                    self._import_checkpoint(checkpoint)
+                self._counts["threads"] += 1
+                self._counts["unchanged"] += self._count_added() == added_before
+        return ImportReport(**self._counts)
 
-    def _new(self) -> int:
-        return self._done["checkpoints"] + self._done["writes"]
+    def _count_added(self) -> int:
+        """Return the number of checkpoints and writes that were added."""
+        return self._counts["checkpoints"] + self._counts["writes"]
 
-    def _check_unforked(self, thread_id: str, there: set[Row]) -> Flow[None]:
-        """Refuse a thread that has checkpoints here that the source lacks, and the reverse."""
-        sql, here = self.reader.sql, set()
+    def _check_not_forked(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
+        """Refuse a thread if the source and the target each have checkpoints that the other lacks.
+
+        Args:
+            thread_id: The thread.
+            source_keys: The namespace and the id of each checkpoint in the source.
+        """
+        sql, stored_keys = self.reader.sql, set()
         for thread, *_ in (yield sql("find_thread", thread_id)):
             for namespace, ns, _ in (yield sql("thread_namespaces", thread)):
                 rows = yield sql("checkpoint_keys", *key_range(namespace))
-                here |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
-        if here - there and there - here:
+                stored_keys |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
+        if stored_keys - source_keys and source_keys - stored_keys:
             raise ImportFailed(
-                f"thread {thread_id!r} has {len(here - there)} checkpoints here that "
-                f"{self.source.path!r} lacks, and {len(there - here)} there that are not here; "
-                "import into a new file, or delete the thread here first"
+                f"thread {thread_id!r} has {len(stored_keys - source_keys)} checkpoints here that "
+                f"{self.source.path!r} lacks, and {len(source_keys - stored_keys)} checkpoints "
+                "there that are not here; import into a new file, or delete the thread here first"
             )
 
-    def _checkpoint(self, source: SourceCheckpoint) -> None:
-        """Store a checkpoint and its writes, as far as they are not here, and read them back."""
-        where, upon, checkpoint, metadata, tasks = source
+    def _import_checkpoint(self, source: SourceCheckpoint) -> None:
+        """Store a checkpoint and its writes unless they are here, and check them by reading."""
+        label, parent, checkpoint, metadata, tasks = source
         if not {"id", "channel_versions"} <= checkpoint.keys():
-            raise CorruptRecord(f"{where}: it lacks its id or its versions: it was damaged")
+            raise CorruptRecord(
+                f"{label}: the checkpoint has no id or no channel_versions; it was damaged"
+            )
         seen = checkpoint.get("versions_seen", {})
         maps = [checkpoint["channel_versions"], checkpoint.get("channel_values", {}), seen]
         if not all(isinstance(part, dict) for part in maps) or not all(
             isinstance(versions, dict) for versions in seen.values()
         ):
             raise CorruptRecord(
-                f"{where}: its values or versions are not a mapping: it was damaged"
+                f"{label}: the values or the versions of the checkpoint are not a mapping; it was "
+                "damaged"
             )
-        at = upon._replace(checkpoint_id=checkpoint["id"])
-        there = [upon.checkpoint_id, checkpoint, metadata]
-        here = self.read(lambda: self.reader.get(at))
-        new = here is None
-        if new:
+        address = parent._replace(checkpoint_id=checkpoint["id"])
+        expected = [parent.checkpoint_id, checkpoint, metadata]
+        stored = self.read(lambda: self.reader.get(address))
+        is_new = stored is None
+        if is_new:
             versions = checkpoint["channel_versions"]
-            parts = upon, checkpoint, dict(metadata), versions
-            self.write(CheckpointPut(*parts, removals=self._removals))
-        elif not self._is_same(there, here):
-            raise ImportFailed(f"{where} is another one here")
-        lacking = tasks if new else self._lacking(tasks, here)
-        for task_id, path, writes in lacking:
-            self.write(TaskWrites(at, task_id, path, writes, removals=self._removals))
-        if new or lacking:
-            here = self.read(lambda: self.reader.get(at))
-        if not self._is_same(there, here) or self._lacking(tasks, here):
-            raise ImportFailed(f"{where} is not the same when read back")
-        self._done["checkpoints" if new else "skipped"] += 1
-        self._done["writes"] += sum(len(task.writes) for task in lacking)
+            parts = parent, checkpoint, dict(metadata), versions
+            self.write(CheckpointPut(*parts, removals=self._removal_number))
+        elif not self._is_same(expected, stored):
+            raise ImportFailed(
+                f"{label} differs from the checkpoint with this id here; import into a new file, "
+                "or delete the thread here first"
+            )
+        missing_tasks = tasks if is_new else self._find_missing_tasks(tasks, stored)
+        for task_id, path, writes in missing_tasks:
+            self.write(TaskWrites(address, task_id, path, writes, removals=self._removal_number))
+        if is_new or missing_tasks:
+            stored = self.read(lambda: self.reader.get(address))
+        if not self._is_same(expected, stored) or self._find_missing_tasks(tasks, stored):
+            raise ImportFailed(
+                f"{label} is not equal when it is read back; please report this as a bug"
+            )
+        self._counts["checkpoints" if is_new else "skipped"] += 1
+        self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)
 
-    def _is_same(self, there: list[Any], here: CheckpointTuple | None) -> bool:
-        """Whether what is stored is what the source holds, value for value, writes apart."""
-        if here is None:
+    def _is_same(self, expected: list[Any], stored: CheckpointTuple | None) -> bool:
+        """Return whether a stored checkpoint equals that of the source, apart from its writes."""
+        if stored is None:
             return False
-        upon = here.parent_config["configurable"]["checkpoint_id"] if here.parent_config else None
-        return self._equal([upon, here.checkpoint, here.metadata], there)
+        parent_id = (
+            stored.parent_config["configurable"]["checkpoint_id"] if stored.parent_config else None
+        )
+        return self._are_equal([parent_id, stored.checkpoint, stored.metadata], expected)
 
-    def _lacking(self, tasks: list[Task], here: CheckpointTuple) -> list[Task]:
-        """The tasks whose writes are not all stored; there may be others since."""
-        stored = [[*row] for row in here.pending_writes or []]
+    def _find_missing_tasks(self, tasks: list[Task], stored: CheckpointTuple) -> list[Task]:
+        """Return the tasks of the source whose writes are not all stored.
+
+        Further stored writes are no difference, because the thread may have continued here.
+        """
+        stored_writes = [[*row] for row in stored.pending_writes or []]
         return [
             task
             for task in tasks
             if not all(
-                any(self._equal(row, [task.task_id, *write]) for row in stored)
+                any(self._are_equal(row, [task.task_id, *write]) for row in stored_writes)
                 for write in task.writes
             )
         ]
 
-    def _equal(self, one: Any, other: Any) -> bool:
-        if one == other:
+    def _are_equal(self, first: Any, second: Any) -> bool:
+        """Return whether two values are equal, or else whether they have the same serialised bytes.
+
+        Values such as NaN, and objects without `__eq__`, are equal only by their bytes.
+        """
+        if first == second:
             return True
-        if isinstance(one, dict) and isinstance(other, dict):
-            return one.keys() == other.keys() and all(
-                self._equal(value, other[key]) for key, value in one.items()
+        if isinstance(first, dict) and isinstance(second, dict):
+            return first.keys() == second.keys() and all(
+                self._are_equal(value, second[key]) for key, value in first.items()
             )
-        if isinstance(one, list) and isinstance(other, list):
-            return len(one) == len(other) and all(map(self._equal, one, other))
-        # as bytes what has no equality of its own: NaN, objects without __eq__
+        if isinstance(first, list) and isinstance(second, list):
+            return len(first) == len(second) and all(map(self._are_equal, first, second))
         dumps = self.reader.codec.serde.dumps_typed
-        return bool(dumps(one) == dumps(other))
+        return bool(dumps(first) == dumps(second))

@@ -1,8 +1,8 @@
-"""The rows of a person in a checkpointer's database: threads, runs, crons and webhooks.
+"""Find, cancel and erase the rows of a person in a checkpointer's database.
 
-The person of a thread is the `user_id` of its head, or else its `owner`. The person of a run is
-that of its thread; of a run or a cron without a thread of its own it is the user who made it, or
-for whom it was made.
+These are the person's threads, runs, crons and webhooks. The person of a thread is the `user_id` of
+its head, or else its `owner`. The person of a run is the person of its thread. A run or cron
+without a thread belongs to the user for whom it was made, or else to the user who made it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from perdure.checkpointers.assistants import assistant_place
@@ -25,13 +26,14 @@ from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQu
 from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
 from perdure.storage.flow import Flow, Row, rows_of
 
-_PAGE: Final = 1_000  # runs that are read at once
+_PAGE: Final = 1_000  # rows of runs that one statement reads
 _END_OF_TIME: Final = 1e18  # seconds since 1970, so that all delayed runs count as due
-_LIVES: Final = "perdure.server/"  # with the name of a process: the lock that it holds
+_SERVER_LOCK_PREFIX: Final = "perdure.server/"
+"""The prefix of the name of the lock that a server process holds while it lives."""
 
 
 class PersonRows:
-    """Reads, cancels and erases the rows of a person.
+    """The rows of one person in a checkpointer's database.
 
     Args:
         saver: The checkpointer.
@@ -55,174 +57,199 @@ class PersonRows:
 
     # -- reading
 
-    def threads(self) -> list[str]:
-        """Return the ids of the person's threads."""
-        found = {*ThreadList(self.saver).search(self._query(), self._match, sys.maxsize)}
-        found |= {*self._unbegun_threads()}
-        return self._limit(found)
+    def list_threads(self) -> list[str]:
+        """Return the ids of the person's threads, sorted."""
+        query, threads = self._build_query(), ThreadList(self.saver)
+        thread_ids = {*threads.search(query, self._match_own_thread, sys.maxsize)}
+        return self._sort_permitted(thread_ids | {*self._iter_threads_without_checkpoint()})
 
-    def threads_by_owner(self) -> list[str]:
-        """Return the ids of threads without a user whose `owner` has the person's name."""
+    def list_threads_by_owner(self) -> list[str]:
+        """Return the ids of threads without a user whose `owner` has the person's name, sorted."""
 
         def match(thread: ListedThread) -> str | None:
-            has_user = (thread.told or {}).get("user_id") not in (None, "")
+            has_user = (thread.head_metadata or {}).get("user_id") not in (None, "")
             is_owned = not has_user and self._is_name(_find_owner(thread))
             return thread.thread_id if is_owned else None
 
-        return self._limit({*ThreadList(self.saver).search(self._query(), match, sys.maxsize)})
+        query, threads = self._build_query(), ThreadList(self.saver)
+        return self._sort_permitted({*threads.search(query, match, sys.maxsize)})
 
-    def _limit(self, thread_ids: set[str]) -> list[str]:
-        """Return those of the ids that the limit of this object includes, in order."""
-        return sorted(each for each in thread_ids if self._only is None or each in self._only)
+    def _sort_permitted(self, thread_ids: set[str]) -> list[str]:
+        """Sort thread ids, and leave out those that are not in the limit `only`."""
+        return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
-    def _query(self) -> ThreadQuery:
+    def _build_query(self) -> ThreadQuery:
         """Return a query for a superset of the threads that name the person."""
         if self.user.removeprefix("-").isdecimal():
             return ThreadQuery()  # the name may be stored as a number, which has another tag
         return ThreadQuery(metadata={"owner": self.user})
 
-    def _unbegun_threads(self) -> Iterator[str]:
-        """Yield the threads without a checkpoint that name nobody and have a run of the person."""
-        for (thread_id,) in self._rows("unbegun_threads"):
+    def _iter_threads_without_checkpoint(self) -> Iterator[str]:
+        """Yield the ids of threads without checkpoints whose runs show that the person owns them.
+
+        A thread without a checkpoint has no head that could name its person.
+        """
+        for (thread_id,) in self._read_rows("unbegun_threads"):
             thread = ThreadList(self.saver).get(thread_id)
-            users = {self._find_user(run) for run in self.runs(thread_id)}
+            users = {self._find_user(run) for run in self.list_runs(thread_id)}
             if self.user in users and thread is not None and not self._find_person(thread):
                 yield thread_id
 
-    def other_threads(self, own: frozenset[str]) -> Iterator[str]:
-        """Yield the ids of all other threads."""
-        ids = ThreadList(self.saver).search(ThreadQuery(), lambda each: each.thread_id, sys.maxsize)
-        yield from (thread_id for thread_id in ids if thread_id not in own)
+    def iter_other_threads(self, own: frozenset[str]) -> Iterator[str]:
+        """Yield the ids of all threads that are not in `own`."""
+        get_id = attrgetter("thread_id")
+        thread_ids = ThreadList(self.saver).search(ThreadQuery(), get_id, sys.maxsize)
+        yield from (thread_id for thread_id in thread_ids if thread_id not in own)
 
-    def _match(self, thread: ListedThread) -> str | None:
+    def _match_own_thread(self, thread: ListedThread) -> str | None:
+        """Return the id of a thread if it belongs to the person, else None."""
         return thread.thread_id if self._is_name(self._find_person(thread)) else None
 
     def _is_name(self, value: Any) -> bool:
+        """Return whether a metadata value is the person's name, perhaps stored as a number."""
         return type(value) in (str, int) and str(value) == self.user
 
     def _find_person(self, thread: ListedThread) -> Any:
-        user = (thread.told or {}).get("user_id")
+        """Return the name of the person to whom a thread belongs, or None."""
+        user = (thread.head_metadata or {}).get("user_id")
         return user if user not in (None, "") or not self.owners_are_people else _find_owner(thread)
 
-    def runs(self, thread_id: str) -> list[RunRow]:
-        """Return the runs of a thread that are kept, newest first."""
-        return self._open_runs(self._rows("runs_of", thread_id, ""))
+    def list_runs(self, thread_id: str) -> list[RunRow]:
+        """Return the stored runs of a thread, newest first."""
+        return self._decrypt_runs(self._read_rows("runs_of", thread_id, ""))
 
-    def runs_elsewhere(self, own: frozenset[str]) -> list[RunRow]:
+    def list_runs_on_other_threads(self, own: frozenset[str]) -> list[RunRow]:
         """Return the runs that the person sent on other people's threads."""
-        found, start = list[RunRow](), 0
+        sent_runs, start = list[RunRow](), 0
         sql = f"{self._sql['newest_runs']} ORDER BY r.created_at, r.thread, r.seq LIMIT ? OFFSET ?"
         while True:
             rows = self._database.read(partial(rows_of, sql, _PAGE, start))
-            runs = self._open_runs([row[:-1] for row in rows if row[0] not in own])
-            found += [run for run in runs if self._is_own(run)]
+            runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own])
+            sent_runs += [run for run in runs if self._is_own(run)]
             if len(rows) < _PAGE:
-                return found
+                return sent_runs
             start += _PAGE
 
-    def threads_with_name(self, own: frozenset[str]) -> list[str]:
-        """Return the ids of other people's threads whose checkpoints name the person as caller."""
-        named = self.saver._listing.addresses(None, {CALLER: self.user}, None)
-        ids = dict.fromkeys(at.thread_id for at, _ in named)
-        return [each for each in ids if each not in own]
+    def list_other_threads_naming_person(self, own: frozenset[str]) -> list[str]:
+        """Return the ids of other people's threads in which the person is named as caller."""
+        addresses = self.saver._listing.addresses(None, {CALLER: self.user}, None)
+        ids = dict.fromkeys(at.thread_id for at, _ in addresses)
+        return [thread_id for thread_id in ids if thread_id not in own]
 
-    def crons(self, own: frozenset[str]) -> tuple[list[CronRow], list[CronRow]]:
-        """Return the person's crons, and those that the person made on other people's threads."""
-        crons, elsewhere = list[CronRow](), list[CronRow]()
-        for row in self._rows("all_crons"):
+    def list_crons(self, own: frozenset[str]) -> tuple[list[CronRow], list[CronRow]]:
+        """Return the person's crons.
+
+        Args:
+            own: The ids of the person's threads.
+
+        Returns:
+            The crons of the person, and the crons that the person made on other people's threads.
+        """
+        crons, on_other_threads = list[CronRow](), list[CronRow]()
+        for row in self._read_rows("all_crons"):
             with suppress(CorruptRecord):
                 cron = decrypt_cron(self._seal, row)
-                whose = cron.content.get("acting_for") or cron.content.get("user")
-                if cron.thread_id in own or (cron.thread_id is None and whose == self.user):
+                person = cron.content.get("acting_for") or cron.content.get("user")
+                if cron.thread_id in own or (cron.thread_id is None and person == self.user):
                     crons.append(cron)
-                elif self.user in (whose, cron.content.get("user")):
-                    elsewhere.append(cron)
-        return crons, elsewhere
+                elif self.user in (person, cron.content.get("user")):
+                    on_other_threads.append(cron)
+        return crons, on_other_threads
 
-    def assistants(self) -> list[str]:
+    def list_assistants(self) -> list[str]:
         """Return the ids of the assistants whose metadata names the person as owner."""
-        found = []
-        for assistant_id, version, _, _, content, *_ in self._rows("latest_versions"):
+        assistant_ids = []
+        for assistant_id, version, _, _, content, *_ in self._read_rows("latest_versions"):
             with suppress(CorruptRecord):
-                at = assistant_place(assistant_id, version)
-                given = json.loads(self._seal.open(content, at))
-                if (given.get("metadata") or {}).get("owner") == self.user:
-                    found.append(str(assistant_id))
-        return found
+                row_place = assistant_place(assistant_id, version)
+                fields = json.loads(self._seal.open(content, row_place))
+                if (fields.get("metadata") or {}).get("owner") == self.user:
+                    assistant_ids.append(str(assistant_id))
+        return assistant_ids
 
-    def webhooks(self) -> list[str]:
-        """Return the ids of the person's runs without a thread whose webhook is not sent yet."""
-        found = []
-        for run_id, content in self._rows("loose_webhooks"):
+    def list_webhook_run_ids(self) -> list[str]:
+        """Return the ids of the person's runs without a thread that have an unsent webhook."""
+        run_ids = []
+        for run_id, content in self._read_rows("loose_webhooks"):
             with suppress(CorruptRecord):
-                told = json.loads(self._seal.open(content, ("webhook", run_id)))
-                if (told.get("person") or told.get("user")) == self.user:
-                    found.append(str(run_id))
-        return found
+                webhook = json.loads(self._seal.open(content, ("webhook", run_id)))
+                if (webhook.get("person") or webhook.get("user")) == self.user:
+                    run_ids.append(str(run_id))
+        return run_ids
 
-    def live_runs(self, own: frozenset[str]) -> list[LiveRun]:
-        """Return the runs of the person that have not ended, also delayed ones."""
-        live = [LiveRun(*row) for row in self._rows("live_runs", _END_OF_TIME)]
-        others = {run.thread_id for run in live} - own
-        sent = {
+    def list_live_runs(self, own: frozenset[str]) -> list[LiveRun]:
+        """Return the runs of the person that have not ended, including delayed ones."""
+        live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
+        other_thread_ids = {run.thread_id for run in live} - own
+        sent_ids = {
             run.live.run_id
-            for thread_id in others
-            for run in self.runs(thread_id)
+            for thread_id in other_thread_ids
+            for run in self.list_runs(thread_id)
             if self._find_user(run) == self.user
         }
-        return [run for run in live if run.thread_id in own or run.run_id in sent]
+        return [run for run in live if run.thread_id in own or run.run_id in sent_ids]
 
     def _is_own(self, run: RunRow) -> bool:
-        """Return whether the person sent a run, or is the one whose memories it uses."""
+        """Return whether the person sent a run, or is the person whose memories it uses."""
         return self.user in (run.about.get("person"), run.about.get("user"))
 
     @staticmethod
     def _find_user(run: RunRow) -> Any:
-        """Return the person whose memories a run uses, as far as its row tells."""
+        """Return the person whose memories a run uses, or else the user who sent it, or None."""
         return run.about.get("person") or run.about.get("user")
 
-    def _open_runs(self, rows: list[Row]) -> list[RunRow]:
-        found = list[RunRow]()
+    def _decrypt_runs(self, rows: list[Row]) -> list[RunRow]:
+        """Decrypt rows of runs. Damaged rows are left out."""
+        runs = list[RunRow]()
         for row in rows:
             with suppress(CorruptRecord):
-                found.append(decrypt_run(self._seal, row))
-        return found
+                runs.append(decrypt_run(self._seal, row))
+        return runs
 
-    def _rows(self, name: str, *params: Any) -> list[Row]:
+    def _read_rows(self, name: str, *params: Any) -> list[Row]:
+        """Execute the statement with this name and return its rows."""
         sql = self._sql[name]
         return self._database.read(lambda: rows_of(sql, *params))
 
     # -- writing
 
-    def drop_cron(self, cron: CronRow) -> None:
-        """Delete a cron, also from the bytes of the file once they are scrubbed."""
-        self._remove(cron.thread_id or cron.cron_id, "drop_cron", cron.cron_id)
+    def delete_cron(self, cron: CronRow) -> None:
+        """Delete a cron. The next scrub also removes its bytes from the file."""
+        self._delete_row(cron.thread_id or cron.cron_id, "drop_cron", cron.cron_id)
 
-    def drop_webhook(self, run_id: str) -> None:
-        """Delete the webhook of a run, as `drop_cron` does with a cron."""
-        self._remove(run_id, "drop_webhook", run_id)
+    def delete_webhook(self, run_id: str) -> None:
+        """Delete the webhook of a run. The next scrub also removes its bytes from the file."""
+        self._delete_row(run_id, "drop_webhook", run_id)
 
-    def _remove(self, about: str, name: str, *params: Any) -> None:
+    def _delete_row(self, lock_id: str, name: str, *params: Any) -> None:
+        """Execute a statement that deletes a row, and request a scrub of the file.
+
+        Args:
+            lock_id: The id that the transaction locks.
+            name: The name of the statement.
+            params: The parameters of the statement.
+        """
+
         def flow() -> Flow[None]:
             yield self._sql(name, *params)
             yield from self._database.scrub_wanted()
 
-        self._database.write(flow, exclusive=(about,), removes=True)
+        self._database.write(flow, exclusive=(lock_id,), removes=True)
 
-    def cancel(self, run: LiveRun) -> None:
-        """Cancel a run. One that waits or is delayed has ended then."""
+    def cancel_run(self, run: LiveRun) -> None:
+        """Cancel a run. A pending or delayed run ends at once."""
         sql = self._sql["cancel_runs"]
         params = run.thread_id, run.run_id, 1, "interrupt", time.time()
         self._database.write(lambda: rows_of(sql, *params), exclusive=(run.thread_id,))
 
     def is_executing(self, run: LiveRun) -> bool:
-        """Return whether a process that lives executes a run, or has not ended it yet."""
-        if run.run_id not in {run_id for (run_id,) in self._rows("live_of", run.thread_id)}:
+        """Return whether a live process still executes a run."""
+        if run.run_id not in {run_id for (run_id,) in self._read_rows("live_of", run.thread_id)}:
             return False
         if not run.owner:
             return False
         try:
-            with self._database.lock(f"{_LIVES}{run.owner}", timeout_s=0):
+            with self._database.lock(f"{_SERVER_LOCK_PREFIX}{run.owner}", timeout_s=0):
                 return False  # the process is gone
         except AlreadyLocked:
             return True
@@ -232,7 +259,7 @@ class PersonRows:
             return True
 
     def erase_thread(self, thread_id: str) -> ErasureReport:
-        """Erase a whole thread; its bytes are overwritten by the next scrub of the database."""
+        """Erase a whole thread. The next scrub of the database overwrites its bytes."""
         maintenance, reader = self.saver._maintenance, self.saver._reader
         return maintenance.write(
             thread_id, lambda: erase_from_thread(reader, maintenance, thread_id, None)
@@ -241,5 +268,5 @@ class PersonRows:
 
 def _find_owner(thread: ListedThread) -> Any:
     """Return the `owner` of a thread, from its head or else from what a client gave."""
-    client = thread.client if thread.counts and thread.client else None
-    return (thread.told or {}).get("owner") or (client and client.metadata.get("owner"))
+    client = thread.client if thread.uses_client_metadata and thread.client else None
+    return (thread.head_metadata or {}).get("owner") or (client and client.metadata.get("owner"))

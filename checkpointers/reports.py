@@ -1,4 +1,4 @@
-"""What checkpointers report, and the rule of retention."""
+"""Data classes that the methods of checkpointers return, and the retention rule."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True)
 class ThreadInfo:
-    """One thread, as `threads()` returns it.
+    """The size, the times and the namespaces of a thread, as `threads()` returns them.
 
     Attributes:
-        checkpoints: How many checkpoints it has, over all its namespaces.
-        items: How many items its log holds (messages and other elements), each counted once.
-        size_bytes: Bytes of its checkpoints, items and pending writes, without index overhead.
-        created_at: When its first checkpoint or write came (UTC).
-        updated_at: When its last one came (UTC), to a tenth of a second.
-        namespaces: Its checkpoint namespaces; `""` is the root graph.
-        active_at: When its conversation was last active (UTC): the `ts` of its head, which for an
-            imported thread is the conversation's own time.
-        messages: How many messages were said on the way to its head; `history` has them.
+        checkpoints: The number of checkpoints in all namespaces.
+        items: The number of items in the logs (messages and other elements), each counted once.
+        size_bytes: The bytes of the checkpoints, items and pending writes, without index overhead.
+        created_at: The time (UTC) at which the first checkpoint or write was stored.
+        updated_at: The time (UTC) at which the last checkpoint or write was stored, to a tenth of a
+            second.
+        namespaces: The checkpoint namespaces; `""` is the root graph.
+        active_at: The time (UTC) of the last activity in the conversation, which is the `ts` of the
+            head. For an imported thread, this is the conversation's own time.
+        messages: The number of messages in the transcript up to the head; see `history`.
     """
 
     thread_id: str
@@ -67,13 +68,14 @@ class ThreadTask:
     """A task of the superstep that follows a checkpoint.
 
     Attributes:
-        id: None: it has stored nothing yet.
-        node: The node that it runs; `""`: another program stored what it wrote without saying that.
-        path: As langgraph has it: `("__pregel_pull", node)`, or `("__pregel_push", place, False)`
-            of the `Send` at a place.
-        done: Whether it has ended; the superstep has not.
-        error: What it raised, as text.
-        interrupts: What it asked last: langgraph's `Interrupt`s.
+        id: The id of the task, or None if the task has stored nothing yet.
+        node: The node that the task runs. `""` if another program stored the writes of the task
+            without naming the node.
+        path: The path of the task in langgraph's form: `("__pregel_pull", node)`, or
+            `("__pregel_push", index, False)` for the `Send` at an index.
+        done: Whether the task has ended, although its superstep has not.
+        error: The text of the exception that the task raised, or None.
+        interrupts: langgraph's `Interrupt`s that the task raised last.
     """
 
     id: str | None
@@ -86,10 +88,10 @@ class ThreadTask:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStatus:
-    """Where a thread stands, told by a checkpoint and its pending writes.
+    """The status of a thread, derived from a checkpoint and its pending writes.
 
     Attributes:
-        tasks: Those of the superstep that follows; none: the run has ended.
+        tasks: The tasks of the superstep that follows the checkpoint, or `()` if the run has ended.
     """
 
     tasks: tuple[ThreadTask, ...] = ()
@@ -99,24 +101,24 @@ class ThreadStatus:
 
     @property
     def state(self) -> ThreadState:
-        """`"waiting"` for an answer, `"unfinished"` (under way, cut off, stopped), or `"idle"`."""
+        """`"waiting"` for an answer, `"unfinished"` (running, failed or stopped), or `"idle"`."""
         if self.interrupts:
             return "waiting"
         return "unfinished" if self.tasks else "idle"
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The nodes that are still to run, each once a task."""
+        """The node of each task that has not ended. A node occurs once for each of its tasks."""
         return tuple(task.node for task in self.tasks if not task.done)
 
     @property
     def interrupts(self) -> tuple[Any, ...]:
-        """The questions that wait for an answer: langgraph's `Interrupt`s."""
+        """The `Interrupt`s of langgraph that wait for an answer."""
         return tuple(one for task in self.tasks if not task.done for one in task.interrupts)
 
     @property
     def questions(self) -> tuple[tuple[str, Any], ...]:
-        """What `interrupts` ask, each with the node that asks."""
+        """The node and the value of each interrupt that waits for an answer."""
         open_tasks = [task for task in self.tasks if not task.done]
         return tuple((task.node, _question(one)) for task in open_tasks for one in task.interrupts)
 
@@ -126,13 +128,15 @@ class ThreadHead:
     """The head of a thread: the checkpoint from which the next run of the root graph starts.
 
     Attributes:
-        checkpoint_id: The head's; None: it has none, only writes or subgraphs.
+        checkpoint_id: The id of the head, or None if the thread has only pending writes or
+            checkpoints of subgraphs.
         metadata: The metadata as put, with the `user_id` and `owner` that the checkpoint inherited
             from its parent. langgraph copies the values of a run's `configurable` to the metadata.
-        updated_at: When the thread was written to last (UTC), to a tenth of a second.
-        created_at: When its first checkpoint or write came (UTC).
-        status: Whether it waits for an answer, was cut off, or is idle.
-        title: What the metadata says, else the first message of a human: 80 characters of it.
+        updated_at: The time (UTC) at which the thread was last written to, to a tenth of a second.
+        created_at: The time (UTC) at which the first checkpoint or write was stored.
+        status: Whether the thread waits for an answer, is unfinished, or is idle.
+        title: The `title` in the metadata, or else the first 80 characters of the first human
+            message.
     """
 
     thread_id: str
@@ -145,7 +149,7 @@ class ThreadHead:
 
     @property
     def owner(self) -> str | None:
-        """Whose the thread is: the `owner` in its metadata, else the `user_id`; None: nobody's."""
+        """The user of the thread: the `owner` in the metadata, else the `user_id`, else None."""
         owner: str | None = self.metadata.get("owner", self.metadata.get("user_id"))
         return owner
 
@@ -155,14 +159,16 @@ class CheckpointInfo:
     """A checkpoint without its values.
 
     Attributes:
-        parent_id: The id of the checkpoint it was made from, if any. The parent may be pruned.
-        order: Its place in the order in which the thread's checkpoints were put.
-        is_head: Whether a run that names no `checkpoint_id` starts from it.
-        is_branch: Whether it does not lead to the head of its namespace.
-        ts: Its timestamp, as put (ISO 8601).
+        parent_id: The id of the checkpoint from which this one was made, or None. The parent may be
+            pruned.
+        order: The sequence number of the put. Later checkpoints of the thread have higher numbers.
+        is_head: Whether a run that names no `checkpoint_id` starts from this checkpoint.
+        is_branch: Whether the checkpoint does not lead to the head of its namespace.
+        ts: The timestamp as put (ISO 8601).
         counts: The number of items at this checkpoint for each channel with a list or dict. A
             `DeltaChannel` with an unknown value is left out; see `HistoryItem.seen`.
-        next: The nodes that were to run when it was put, each once a task.
+        next: The nodes that were to run when the checkpoint was put. A node occurs once for each of
+            its tasks.
     """
 
     checkpoint_id: str
@@ -179,15 +185,17 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class ChannelDifference:
-    """What changed in the value of a channel.
+    """The difference between the values of a channel at two checkpoints.
 
     Attributes:
-        added: The elements that only the later value has, by their position in `history`; those of
-            a dict are `[key, value]`. At most the last ones. Of a channel stored whole, its value.
-        removed: Likewise, the elements that only the earlier value has.
-        added_count: How many elements were added in all.
-        removed_count: How many elements were removed in all. If both are 0, the order changed.
-        whole: Whether the channel is stored whole.
+        added: The elements that only the later value has, by their position in `history`. An
+            element of a dict is `[key, value]`. If there are more than the requested number, only
+            the last ones are included. If the channel is stored whole, the later value.
+        removed: The elements that only the earlier value has, in the same form.
+        added_count: The number of all added elements.
+        removed_count: The number of all removed elements. If both counts are 0, only the order
+            changed.
+        whole: Whether the channel is stored as one value, and not split into elements.
     """
 
     added: Mapping[int, Any]
@@ -199,11 +207,12 @@ class ChannelDifference:
 
 @dataclass(frozen=True, slots=True)
 class StateDifference:
-    """What changed from one checkpoint to another.
+    """The difference between the states at two checkpoints.
 
     Attributes:
-        ran: The nodes that ran between them, in order; none if the earlier one is not there.
-        channels: The channels whose values differ.
+        ran: The nodes that ran between the checkpoints, in order. Empty if the earlier checkpoint
+            does not exist any more.
+        channels: The difference of each channel whose value changed, by channel.
     """
 
     ran: tuple[str, ...]
@@ -212,23 +221,24 @@ class StateDifference:
 
 @dataclass(frozen=True, slots=True)
 class ThreadUsage:
-    """The largest threads, and in which months threads were begun."""
+    """The largest threads, and the number of threads by the month in which they were created."""
 
-    largest: tuple[ThreadInfo, ...]  # the threads with the most bytes
-    by_month: Mapping[str, int]  # how many of the present threads were begun in each: `"2026-11"`
+    largest: tuple[ThreadInfo, ...]  # the threads with the most bytes, largest first
+    by_month: Mapping[str, int]  # the number of existing threads by month, such as `"2026-11"`
 
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What a prune, retention run or delete removed, or would remove.
+    """The number of objects that a prune, a retention rule or a deletion removed, or would remove.
 
     Attributes:
-        items: How many items of logs (messages and other elements).
-        threads: How many threads lost a checkpoint, or are gone.
-        size_bytes: Bytes of all that and of pending writes, without index overhead.
-        runs: How many runs of the server, with what they were asked.
-        events: How many batches of what they told.
-        crons: How many crons of the server.
+        items: The number of log items (messages and other elements).
+        threads: The number of threads that lost a checkpoint or were deleted.
+        size_bytes: The bytes of the removed checkpoints, items and pending writes, without index
+            overhead.
+        runs: The number of runs of the server, with their requests.
+        events: The number of batches of run events.
+        crons: The number of crons of the server.
     """
 
     checkpoints: int = 0
@@ -240,7 +250,7 @@ class PruneReport:
     crons: int = 0
 
     def __add__(self, other: PruneReport) -> PruneReport:
-        """Both together."""
+        """Return the sum of two reports."""
         return PruneReport(*map(add, astuple(self), astuple(other)))
 
 
@@ -249,21 +259,25 @@ class ErasureReport:
     """The result of `erase`.
 
     Attributes:
-        checkpoints: How many checkpoints were rewritten, or deleted.
-        items: How many items of the log were removed: messages in each version, and values that
-            held one.
-        hashes: BLAKE2b-256 of each distinct message removed, in hexadecimal, sorted; keyed with the
-            database's key if it has one.
-        cancelled: The tasks that quoted a message and will not run, sorted, as
-            `namespace|node:task_id`; the root's have no namespace, those that stored nothing no id.
-        scrubbed: Whether the bytes of the file and its WAL hold none of them. False while another
-            process still reads the previous state, or the disk has no room for another copy of the
-            file; then call `erase` again, or reopen the file.
-            False on Postgres, which overwrites no bytes of a page.
-        runs: How many runs of the server were asked, or told, what quoted one: they have it no
-            longer, and those that had not ended are cancelled; or were deleted with their thread.
-        events: How many batches of what runs of the thread told: all that were stored are removed.
-        crons: How many crons of the thread quoted one, and were deleted; or went with their thread.
+        checkpoints: The number of checkpoints that were rewritten or deleted.
+        items: The number of log items that were removed: messages in each version, and values that
+            contained one.
+        hashes: The BLAKE2b-256 hash of each distinct message that was removed, in hexadecimal,
+            sorted. The hash is keyed with the database's key if it has one.
+        cancelled: The tasks that quoted an erased message and will not run, sorted, in the form
+            `namespace|node:task_id`. Tasks of the root graph have no namespace. Tasks that stored
+            nothing have no id.
+        scrubbed: Whether no erased data is left in the bytes of the file and its WAL. False while
+            another process still reads the previous state, or if the disk has no room for a second
+            copy of the file. Then call `erase` again, or reopen the file. Always False on Postgres,
+            which does not overwrite the bytes of a page.
+        runs: The number of runs of the server whose request, metadata or error quoted an erased
+            message. The quotation was removed, and runs that had not ended were cancelled. If the
+            thread was deleted, the number of its deleted runs.
+        events: The number of deleted batches of run events. All stored events of the thread are
+            deleted.
+        crons: The number of deleted crons: those that quoted an erased message, or all crons of a
+            deleted thread.
     """
 
     checkpoints: int = 0
@@ -278,19 +292,21 @@ class ErasureReport:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Which checkpoints of a thread to keep; the head of each namespace always stays.
+    """A rule that says which checkpoints of a thread are kept.
 
-    If the head is an update of the state that is less than a day old, the checkpoint that was
-    updated stays too, because a run may still continue from it. A checkpoint stays if any rule
-    given keeps it.
-    Without `history`, items that are part of no kept checkpoint are removed too.
+    A checkpoint is kept if one of the rules `last`, `days` and `turns` keeps it. The head of each
+    namespace is always kept. If the head is an update of the state that is less than a day old, the
+    checkpoint that was updated is kept too, because a run may still continue from it.
 
     Attributes:
-        last: The newest so many of each namespace.
-        days: Those whose `ts` is within so many days: of an import, the conversation's own time.
-        turns: Those at which a turn ended (the last before the next input, and each branch's tip).
-        history: Whether everything said on the way to a kept checkpoint stays readable through
-            `history()`. What was said only on branches of which nothing is kept goes either way.
+        last: The number of newest checkpoints of each namespace that are kept.
+        days: Checkpoints whose `ts` is less than this number of days old are kept. The `ts` of an
+            imported checkpoint is the conversation's own time.
+        turns: Whether to keep the checkpoints at which a turn ended, which are the last one before
+            the next input and the last one of each branch.
+        history: Whether the whole transcript up to each kept checkpoint stays readable through
+            `history()`. If False, items that are part of no kept checkpoint are deleted. Items of
+            branches without a kept checkpoint are always deleted.
     """
 
     last: int | None = None
@@ -301,9 +317,14 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The counts of `import_from`; `skipped` checkpoints were already there, with equal values.
+    """The number of objects that `import_from` has imported.
 
-    Of a thread that is `unchanged` all checkpoints and writes were there.
+    Attributes:
+        threads: The number of threads that were read.
+        unchanged: The number of these threads of which everything was here already.
+        checkpoints: The number of checkpoints that were added.
+        writes: The number of pending writes that were added.
+        skipped: The number of checkpoints that were here already, with equal values.
     """
 
     threads: int = 0
@@ -313,11 +334,12 @@ class ImportReport:
     skipped: int = 0
 
     def __add__(self, other: ImportReport) -> ImportReport:
-        """The counts of both."""
+        """Return the sum of two reports."""
         return ImportReport(*map(add, astuple(self), astuple(other)))
 
 
 def _question(interrupt: Any) -> Any:
+    """Return the value of an interrupt."""
     if isinstance(interrupt, Mapping):  # as another program may have stored it
         return interrupt.get("value", interrupt)
     return getattr(interrupt, "value", interrupt)

@@ -1,8 +1,9 @@
-"""Runs as rows of the saver's database: accepted, claimed, ended, cancelled.
+"""Store the server's runs and their events in the checkpointer's database.
 
-What a run was asked (`request`, until it has ended, or could be sent again), what is told of it
-(`about`), its error and its events are sealed. What it returned is not stored again: its last
-checkpoint has it.
+A run is accepted, claimed by a process, and ended or cancelled. The columns `request`, `about` and
+`error` and the events are encrypted if the database has a key. The request is deleted when the run
+has ended, unless a client may send it again. The result of a run is not stored here, because its
+last checkpoint contains it.
 """
 
 from __future__ import annotations
@@ -24,106 +25,116 @@ from perdure.checkpointers.records import (
     encrypt_run,
 )
 from perdure.checkpointers.server_table import ServerTable
-from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, joined
+from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, append_conditions
 from perdure.errors import UnknownThread
 from perdure.storage.flow import ALL, Flow, Last, Statement, rows_of
 
 RunState = Literal["delayed", "pending", "running", "success", "error", "interrupted"]
-LIVE: Final[tuple[RunState, ...]] = ("delayed", "pending", "running")
-KEPT: Final = 100
-"""How many runs of a thread are known, besides those that are under way."""
+LIVE_STATES: Final[tuple[RunState, ...]] = ("delayed", "pending", "running")
+MAX_ENDED_RUNS: Final = 100
+"""The number of runs, counted back from the newest one, whose rows a thread keeps. Older runs are
+deleted when they have ended."""
 ALL_RUNS: Final = (0, ALL)
-"""Of a thread, from a `seq` to one."""
-EVENTS_S: Final = 3600
-"""How long what a run told is stored after its end."""
-BEGUN_BITS: Final = 22
-"""Of an event's number: each time that a run begins, in another process, leaves so many free."""
-_BATCHES: Final = 100  # of events that are read at once
-_BATCHES_BYTES: Final = 1_000_000  # of batches that one read returns; a single batch may be larger
-_RUNS: Final = 20  # whose events are removed at once
+"""The range of run numbers that contains all runs of a thread."""
+EVENT_RETENTION_S: Final = 3600
+"""The number of seconds after the end of a run during which its events are stored."""
+EVENT_NUMBER_BITS: Final = 22
+"""The low bits of an event's number that count the events of one attempt. The number of the next
+attempt of the run differs in a higher bit, so that it has no number that was used before."""
+_BATCH_LIMIT: Final = 100  # maximum batches of events that one read returns
+_READ_BYTES: Final = 1_000_000  # bytes of batches that one read returns; one batch may be larger
+_CLEANUP_RUNS: Final = 20  # maximum runs whose old events one transaction deletes
 
 
 class EventBatch(NamedTuple):
-    """Some events of a run.
+    """A batch of consecutive events of a run.
 
     Attributes:
-        since, until: The numbers of the event before them, and of the last one.
-        events: For whom each of them is, and its bytes.
-        dropped: Up to which event earlier ones are to be removed.
+        previous_number: The number of the event before the batch.
+        last_number: The number of the last event in the batch.
+        events: The kind and the encoded bytes of each event, in order.
+        delete_until: The number of the last event that is to be deleted, because the stored events
+            of the run exceed their limit. 0 deletes none.
     """
 
-    since: int
-    until: int
+    previous_number: int
+    last_number: int
     events: Sequence[tuple[Any, bytes]]
-    dropped: int = 0
+    delete_until: int = 0
 
 
 class RunTable(ServerTable):
-    """The runs of a checkpointer's threads."""
+    """The table of runs in a checkpointer's database, with the events of the runs."""
 
     def __init__(self, saver: Checkpointer) -> None:
         super().__init__(saver)
         self._threads = ThreadList(saver)
 
-    async def accept(
+    async def accept_run(
         self,
         run: RunRow,
         *,
-        rejects: bool,
-        cancels: str | None,
-        events: bool = False,
-        due: DueCron | None = None,
+        reject_if_busy: bool,
+        cancel_action: str | None,
+        stores_events: bool = False,
+        due_cron: DueCron | None = None,
     ) -> tuple[LiveRun | None, list[str]]:
-        """Store a run; and the ids of all that are live of its thread then.
+        """Store a new run.
 
-        It runs at once if no other run of the thread is live, and waits otherwise. One that is
-        delayed (`not_before`) counts for nothing until it is due: see `begin_due`.
+        The run starts at once if no other run of its thread is live. Otherwise it waits. A delayed
+        run (with `not_before`) is not live until `start_delayed_run` starts it.
 
         Args:
-            run: Its ids, owner, graph, and what it is asked.
-            rejects: Whether it is none if it had to wait. It is none either if there is no thread.
-            cancels: How those before it are cancelled; None: they are not.
-            events: Whether what it tells is stored.
-            due: The cron that it is of, which moves to its next time; if another process has moved
-                it, there is no run.
+            run: The ids, the owner, the graph and the request of the run.
+            reject_if_busy: Whether to reject the run if it would have to wait. A run is also
+                rejected if its thread does not exist.
+            cancel_action: How to cancel the earlier runs of the thread, or None to let them
+                continue.
+            stores_events: Whether the events of the run are stored.
+            due_cron: The cron that starts the run, with the time of its next run. If another
+                process has already advanced the cron, the run is rejected.
+
+        Returns:
+            The run as it was stored, or None if it was rejected. And the ids of the live runs of
+            the thread.
         """
-        live, at = run.live, run.created_at
+        live = run.live
         about, _, request = encrypt_run(self._seal, live, run[3:6])
-        of = at, about, request, live.thread_id, int(rejects), run.not_before, int(events)
-        cancel = self._cancelling(live.thread_id, "", cancels) if cancels else []
-        accept = self._sql("accept_run", live.run_id, live.owner, live.graph, *of)
-        then = self._sql("live_of", live.thread_id)
+        columns = run.created_at, about, request, live.thread_id
+        options = int(reject_if_busy), run.not_before, int(stores_events)
+        cancel = self._build_cancel(live.thread_id, "", cancel_action) if cancel_action else []
+        accept = self._sql("accept_run", live.run_id, live.owner, live.graph, *columns, *options)
+        list_live = self._sql("live_of", live.thread_id)
 
         def flow() -> Flow[Any]:
-            if due is not None:
-                cron, next_at = due
+            if due_cron is not None:
+                cron, next_at = due_cron  # the transaction of the run also advances its cron
                 if not (yield self._sql("advance_cron", next_at, cron.cron_id, cron.next_at)):
                     return [], []
-            return (yield Last([*cancel, accept, then]))
+            return (yield Last([*cancel, accept, list_live]))
 
-        *_, made, ids = await self._database.awrite(flow, exclusive=(live.thread_id,))
-        if made:
-            thread, seq, status = made[0]
+        *_, inserted, ids = await self._database.awrite(flow, exclusive=(live.thread_id,))
+        if inserted:
+            thread, seq, status = inserted[0]
             live = live._replace(thread_key=thread, seq=seq, status=status)
-        return live if made else None, [run_id for (run_id,) in ids]
+        return live if inserted else None, [run_id for (run_id,) in ids]
 
-    async def end(
+    async def end_run(
         self,
         run: LiveRun,
         status: RunState | Literal["rolled back"],
         error: Any = None,
         request: Any = None,
-        last: EventBatch | None = None,
+        unstored_events: EventBatch | None = None,
         *,
         known_cancel: str | None = None,
         webhook: Statement | None = None,
     ) -> list[str] | None:
-        """End a run, claim the next of its thread, and return the id of the claimed run.
+        """End a run, and claim the next run of its thread.
 
-        Nothing is left of a run that was rolled back.
-
-        None is returned, and nothing is stored, if the run belongs to another process by now, if
-        its thread was deleted, or if it was cancelled in a way that the caller does not know.
+        A run that was rolled back is deleted. Nothing is stored if another process has taken over
+        the run, if the thread was deleted, or if the run was cancelled in a way that the caller
+        does not know.
 
         Args:
             run: The run to end.
@@ -131,34 +142,40 @@ class RunTable(ServerTable):
             error: The error with which the run failed, or None.
             request: The request of the run, if a client may send it again. It is not stored if the
                 run was cancelled.
-            last: The events of the run that are not stored yet.
+            unstored_events: The events of the run that are not stored yet.
             known_cancel: The cancellation that the caller has carried out, or None. After a
                 `rollback` the run ends, whichever cancellation its row has.
             webhook: The statement that stores the webhook of the run, from
                 `WebhookTable.build_insert`.
+
+        Returns:
+            A list with the id of the claimed run, or an empty list if no run waits. None if nothing
+            was stored.
         """
-        now, of = time.time(), (run.thread_key, run.seq)
+        now, key = time.time(), (run.thread_key, run.seq)
         _, *sealed = encrypt_run(self._seal, run, (None, error, request))
         if status == "rolled back":
-            end = [self._sql("drop_run", *of, run.owner), *self._left(run)]
+            end = [self._sql("drop_run", *key, run.owner), *self._build_cleanup(run)]
         else:
-            told = [] if last is None else self._told(run, last, known_cancel)
-            row = status, *sealed, now, *of, run.owner, known_cancel or ""
-            end = [*told, *([] if webhook is None else [webhook]), self._sql("end_run", *row)]
-        after = [
+            end = [] if webhook is None else [webhook]
+            if unstored_events is not None:
+                end = [*self._build_event_insert(run, unstored_events, known_cancel), *end]
+            row = status, *sealed, now, *key, run.owner, known_cancel or ""
+            end.append(self._sql("end_run", *row))
+        follow_up = [
             self._sql("claim_next", now, run.owner, run.thread_key),
-            self._sql("drop_old_runs", run.thread_key, run.seq - KEPT),
-            self._sql("drop_events", run.thread_key, 0, run.seq - KEPT, ALL),
+            self._sql("drop_old_runs", run.thread_key, run.seq - MAX_ENDED_RUNS),
+            self._sql("drop_events", run.thread_key, 0, run.seq - MAX_ENDED_RUNS, ALL),
         ]
-        results = await self._write([*end, *after], (run.thread_id,))
-        place = 0 if status == "rolled back" else len(end) - 1
-        ended, claimed = results[place], results[len(end)]
-        return [run_id for (run_id,) in claimed] if ended else None
+        results = await self._write_statements([*end, *follow_up], (run.thread_id,))
+        ended_rows = results[0 if status == "rolled back" else len(end) - 1]
+        return [run_id for (run_id,) in results[len(end)]] if ended_rows else None
 
     async def set_person(self, run: LiveRun, person: str) -> None:
         """Store the person whose memories a run uses, which is known once the run starts.
 
-        What else is told of the run is read again, since messages may be erased meanwhile.
+        The column `about` is read again in the transaction, because messages may have been erased
+        from it.
         """
 
         def flow() -> Flow[None]:
@@ -171,168 +188,228 @@ class RunTable(ServerTable):
 
         await self._database.awrite(flow, exclusive=(run.thread_id,))
 
-    async def begin_due(self, run: LiveRun, owner: str, cancels: str | None) -> None:
-        """Have a delayed run whose time has come take its turn, unless another process was first.
+    async def start_delayed_run(self, run: LiveRun, owner: str, cancel_action: str | None) -> None:
+        """Queue a delayed run whose time has come, unless another process has done so.
 
-        It comes after all that are live of its thread then, or cancels them.
+        The run is queued behind all live runs of its thread, or cancels them.
+
+        Args:
+            run: The delayed run.
+            owner: The process that is to execute the run.
+            cancel_action: How to cancel the live runs of the thread, or None to let them continue.
         """
-        of = run.thread_id, run.thread_key, run.run_id
+        key = run.thread_key, run.run_id
+        cancel = self._build_cancel(run.thread_id, "", cancel_action) if cancel_action else []
 
         def flow() -> Flow[None]:
-            for (status,) in (yield self._sql("status_of", *of[1:])):
+            for (status,) in (yield self._sql("status_of", *key)):
                 if status == "delayed":
-                    cancel = self._cancelling(run.thread_id, "", cancels) if cancels else []
-                    yield [*cancel, self._sql("begin_due", owner, time.time(), *of[1:])]
+                    yield [*cancel, self._sql("begin_due", owner, time.time(), *key)]
 
         await self._database.awrite(flow, exclusive=(run.thread_id,))
 
-    async def drop(self, run: LiveRun) -> None:
-        """Remove a run of a thread, if it has ended."""
+    async def delete_ended_run(self, run: LiveRun) -> None:
+        """Delete a run with its events, if the run has ended."""
         drop = self._sql("drop_ended", run.thread_id, run.run_id)
-        await self._write([drop, *self._left(run)], (run.thread_id,))
+        await self._write_statements([drop, *self._build_cleanup(run)], (run.thread_id,))
 
-    def _left(self, run: LiveRun) -> list[Statement]:
-        """What is left to do once the row of a run is gone."""
+    def _build_cleanup(self, run: LiveRun) -> list[Statement]:
+        """Build the statements that follow the deletion of a run.
+
+        They delete the events of the run, and keep its number from being used again.
+        """
         return [self._sql(name, run.thread_key, run.seq) for name in ("drop_left", "keep_seq")]
 
-    async def claim(self, owner: str, adopted: Sequence[LiveRun] = ()) -> None:
-        """Take over runs, of owners that are gone, and claim all that may begin."""
-        taken = [
-            self._sql("adopt_run", owner, run.thread_key, run.seq, run.owner) for run in adopted
-        ]
-        await self._write([*taken, self._sql("claim_runs", time.time(), owner)], None)
+    async def claim_runs(self, owner: str, orphaned_runs: Sequence[LiveRun] = ()) -> None:
+        """Take over runs of dead processes, and claim all runs of the owner that can start.
 
-    async def hand_over(self, owner: str) -> None:
-        """Leave all runs of a process to others."""
-        await self._write([self._sql("hand_over", owner)], None)
-
-    async def cancel(self, thread_id: str, run_id: str, action: str) -> list[str]:
-        """Have a run of a thread stopped, or with `""` all, and return the ids of these runs.
-
-        One that waits, or is delayed, has ended then; with `rollback` there is none any more. A run
-        that has ended is not returned.
+        Args:
+            owner: The process that claims the runs.
+            orphaned_runs: The runs of dead processes to take over.
         """
-        stop = self._cancelling(thread_id, run_id, action, delayed=True)
-        results = await self._write(stop, (thread_id,))
-        return [stopped for (stopped,) in chain.from_iterable(results)]
-
-    def _cancelling(
-        self, thread_id: str, run_id: str, action: str, *, delayed: bool = False
-    ) -> list[Statement]:
-        of = thread_id, run_id, int(delayed)
-        gone = [self._sql(name, *of) for name in ("keep_waiting_seq", "drop_waiting")]
-        return [
-            *(gone if action == "rollback" else []),
-            self._sql("cancel_runs", *of, action, time.time()),
+        take_over = [
+            self._sql("adopt_run", owner, run.thread_key, run.seq, run.owner)
+            for run in orphaned_runs
         ]
+        claim = self._sql("claim_runs", time.time(), owner)
+        await self._write_statements([*take_over, claim], None)
 
-    # -- what runs tell
+    async def release_runs(self, owner: str) -> None:
+        """Release all runs of a process, so that other processes can take them over."""
+        await self._write_statements([self._sql("hand_over", owner)], None)
 
-    async def add_events(self, batches: Sequence[tuple[LiveRun, EventBatch]]) -> None:
-        """Store what runs tell, unless they are another process' now, or were erased."""
-        told = chain.from_iterable(self._told(*each) for each in batches)
-        await self._write([self._sql("relaxed"), *told], ())
+    async def cancel_runs(self, thread_id: str, run_id: str, action: str) -> list[str]:
+        """Cancel one run of a thread, or all of them if `run_id` is `""`.
 
-    async def begin_events(self, run: LiveRun, first: int) -> tuple[int, int] | None:
-        """Have a run tell more, after the process that it was of is gone.
+        A running run is stopped by its process. A pending or delayed run ends at once, or is
+        deleted if the action is `rollback`.
 
         Returns:
-            The number of the last event that is stored, `first` being before all, and the one after
-            which the next begin; None: it is another's.
+            The ids of the cancelled runs. Runs that had ended before are left out.
         """
-        begin = self._sql("begin_events", run.thread_key, run.seq, first, BEGUN_BITS, run.owner)
-        [begun] = await self._write([begin], (run.thread_id,))
-        return begun[0] if begun else None
+        cancel = self._build_cancel(thread_id, run_id, action, includes_delayed=True)
+        results = await self._write_statements(cancel, (thread_id,))
+        return [cancelled_id for (cancelled_id,) in chain.from_iterable(results)]
 
-    async def key_of(self, thread_id: str) -> int:
-        """The key of a thread: another one that takes its id, once it is deleted, has another.
+    def _build_cancel(
+        self, thread_id: str, run_id: str, action: str, *, includes_delayed: bool = False
+    ) -> list[Statement]:
+        """Build the statements that cancel runs; see `cancel_runs`."""
+        params = thread_id, run_id, int(includes_delayed)
+        delete_waiting = [self._sql(name, *params) for name in ("keep_waiting_seq", "drop_waiting")]
+        return [
+            *(delete_waiting if action == "rollback" else []),
+            self._sql("cancel_runs", *params, action, time.time()),
+        ]
+
+    # -- events
+
+    async def add_events(self, batches: Sequence[tuple[LiveRun, EventBatch]]) -> None:
+        """Store batches of events.
+
+        A batch is dropped if another process executes its run by now, or if messages were erased
+        from its thread.
+        """
+        inserts = chain.from_iterable(self._build_event_insert(*pair) for pair in batches)
+        await self._write_statements([self._sql("relaxed"), *inserts], ())
+
+    async def reserve_event_numbers(
+        self, run: LiveRun, default_number: int
+    ) -> tuple[int, int] | None:
+        """Reserve numbers for the events of a run that this process has taken over.
+
+        Args:
+            run: The run.
+            default_number: The number before all events of the run, used if none is stored.
+
+        Returns:
+            The number of the last stored event, and the number after which the new events start.
+            None if another process executes the run.
+        """
+        reserve = self._sql(
+            "begin_events", run.thread_key, run.seq, default_number, EVENT_NUMBER_BITS, run.owner
+        )
+        [rows] = await self._write_statements([reserve], (run.thread_id,))
+        return rows[0] if rows else None
+
+    async def get_thread_key(self, thread_id: str) -> int:
+        """Return the key of a thread. If a thread is deleted and created again, its key changes.
 
         Raises:
-            UnknownThread: There is none.
+            UnknownThread: The thread does not exist.
         """
-        for thread, *_ in await self._rows("find_thread", thread_id):
+        for thread, *_ in await self._read_rows("find_thread", thread_id):
             return thread  # type: ignore[no-any-return]
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
     async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
         """Return the number of erasures from each of some threads, without those that are gone."""
-        return dict(await self._rows("removals_of", json.dumps(threads)))
+        return dict(await self._read_rows("removals_of", json.dumps(threads)))
 
-    async def events(self, thread: int, seqs: tuple[int, int], after: int) -> list[EventBatch]:
-        """Some of what follows an event, in order, of the runs of a thread from a `seq` to one."""
+    async def read_events(
+        self, thread: int, seq_range: tuple[int, int], after: int
+    ) -> list[EventBatch]:
+        """Read some of the stored events that follow an event, in order.
+
+        Args:
+            thread: The key of the thread.
+            seq_range: The numbers of the first and the last run whose events are read.
+            after: The number of the event before the first one to read.
+
+        Returns:
+            At most 100 batches and about one megabyte. The list is empty if no event follows.
+        """
         return [
             EventBatch(since, until, decrypt_events(self._seal, thread_id, run_id, since, body))
-            for thread_id, run_id, since, until, body in await self._rows(
-                "events_after", thread, *seqs, after, _BATCHES, _BATCHES_BYTES
+            for thread_id, run_id, since, until, body in await self._read_rows(
+                "events_after", thread, *seq_range, after, _BATCH_LIMIT, _READ_BYTES
             )
         ]
 
-    async def newest_event(
-        self, thread: int, seqs: tuple[int, int], after: int
+    async def find_newest_event(
+        self, thread: int, seq_range: tuple[int, int], after: int
     ) -> tuple[int, int, RunState] | None:
-        """The `seq` of its run, its number, and the state of its run; None: nothing follows."""
-        rows = await self._rows("newest_event", thread, *seqs, after)
+        """Find the newest event of some runs of a thread. The arguments are those of `read_events`.
+
+        Returns:
+            The number of the run, the number of the event, and the state of the run. None if no
+            event follows `after`.
+        """
+        rows = await self._read_rows("newest_event", thread, *seq_range, after)
         return rows[0] if rows else None
 
-    async def drop_aged(self) -> None:
-        """Remove what runs told that ended long ago."""
-        more = True
-        while more:
-            aged = await self._rows("aged_events", time.time() - EVENTS_S, _RUNS)
-            more = len(aged) == _RUNS
-            gone = [
+    async def delete_old_events(self) -> None:
+        """Delete the events of all runs that ended more than `EVENT_RETENTION_S` seconds ago."""
+        has_more = True
+        while has_more:
+            ended_before = time.time() - EVENT_RETENTION_S
+            old_runs = await self._read_rows("aged_events", ended_before, _CLEANUP_RUNS)
+            has_more = len(old_runs) == _CLEANUP_RUNS
+            deletes = [
                 statement
-                for thread, seq in aged
+                for thread, seq in old_runs
                 for statement in (
                     self._sql("drop_events", thread, seq, seq, ALL),
                     self._sql("without_events", thread, seq, seq),
                 )
             ]
-            if gone:
-                await self._write(gone, (), removes=True)
+            if deletes:
+                await self._write_statements(deletes, (), removes=True)
 
-    def _told(
+    def _build_event_insert(
         self, run: LiveRun, batch: EventBatch, known_cancel: str | None = "rollback"
     ) -> list[Statement]:
         """Build the statements that store a batch of events.
 
         They store nothing if the run was cancelled in another way than `known_cancel`.
         """
-        since, until, events, dropped = batch
-        body, of = encrypt_events(self._seal, run, since, events), (run.thread_key, run.seq)
-        add = self._sql("add_events", since, until, body, *of, run.owner, known_cancel or "")
-        return [add, self._sql("drop_events", *of, run.seq, dropped)] if dropped else [add]
+        key, previous = (run.thread_key, run.seq), batch.previous_number
+        row = previous, batch.last_number, encrypt_events(self._seal, run, previous, batch.events)
+        statements = [self._sql("add_events", *row, *key, run.owner, known_cancel or "")]
+        if batch.delete_until:
+            statements.append(self._sql("drop_events", *key, run.seq, batch.delete_until))
+        return statements
 
     # -- reading
 
-    async def live(self) -> list[LiveRun]:
-        """All that are under way or wait, and delayed ones that are due; of a thread in order."""
-        return [LiveRun(*row) for row in await self._rows("live_runs", time.time())]
+    async def list_live_runs(self) -> list[LiveRun]:
+        """Return all live runs: running, pending, and delayed runs that are due.
 
-    async def live_of(self, thread_id: str) -> list[str]:
-        """The ids of those of a thread, in order."""
-        return [run_id for (run_id,) in await self._rows("live_of", thread_id)]
+        They are in order within each thread.
+        """
+        return [LiveRun(*row) for row in await self._read_rows("live_runs", time.time())]
 
-    async def since(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
-        """Those of a thread after one, in order: `seq`, the id, the status."""
-        return [(row[0], row[1], row[2]) for row in await self._rows("runs_since", seq, thread_id)]
+    async def list_live_run_ids(self, thread_id: str) -> list[str]:
+        """Return the ids of the running and pending runs of a thread, in order."""
+        return [run_id for (run_id,) in await self._read_rows("live_of", thread_id)]
 
-    async def of(self, thread_id: str, run_id: str = "") -> list[RunRow]:
-        """Those of a thread that are known, or one, newest first."""
-        rows = await self._rows("runs_of", thread_id, run_id)
+    async def list_runs_after(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
+        """Return the number, the id and the state of each run of a thread after a run, in order."""
+        return [
+            (row[0], row[1], row[2]) for row in await self._read_rows("runs_since", seq, thread_id)
+        ]
+
+    async def list_runs(self, thread_id: str, run_id: str = "") -> list[RunRow]:
+        """Return the stored runs of a thread, newest first, or only the run with this id."""
+        rows = await self._read_rows("runs_of", thread_id, run_id)
         return [decrypt_run(self._seal, row) for row in rows]
 
-    async def newest(
+    async def search_runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool]]:
-        """A page of those of the threads of a query, and perhaps of others, newest first.
+        """Return one page of runs from the threads that a query may match, newest first.
 
-        Each with whether it is the last of its thread.
+        The query is applied as far as SQL can, so that runs of other threads may be included. Its
+        order is ignored.
+
+        Returns:
+            Each run, with whether it is the last run of its thread.
         """
-        waits = "r.status IN (?, 'delayed')" if status == "pending" else "r.status = ?"
-        of = [(waits, [status])] if status else []
-        sql, params = joined(self._sql["newest_runs"], [*self._threads.where(query), *of])
+        conditions = [*self._threads.build_conditions(query)]
+        if status:  # a delayed run is shown as pending
+            is_status = "r.status IN (?, 'delayed')" if status == "pending" else "r.status = ?"
+            conditions.append((is_status, [status]))
+        sql, params = append_conditions(self._sql["newest_runs"], conditions)
         sql += " ORDER BY r.created_at DESC, r.thread, r.seq DESC LIMIT ? OFFSET ?"
-        page = sql, *params, limit, offset
-        rows = await self._database.aread(lambda: rows_of(*page))
+        rows = await self._database.aread(lambda: rows_of(sql, *params, limit, offset))
         return [(decrypt_run(self._seal, row[:-1]), bool(row[-1])) for row in rows]

@@ -1,4 +1,4 @@
-"""What the tables of the server share: its runs, crons and others in the database of a saver."""
+"""Base class of the server's tables (runs, crons and others) in the checkpointer's database."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from perdure.storage.flow import Flow, Last, Row, Statement, rows_of
 
 
 class ServerTable:
-    """A table of the server in a checkpointer's database, read and written by named statements."""
+    """A table of the server in a checkpointer's database, accessed by named SQL statements."""
 
     def __init__(self, saver: Checkpointer) -> None:
         self._database, self._sql, self._seal = saver.database, saver._sql, saver._seal
 
-    async def _rows(self, name: str, *params: Any) -> list[Row]:
+    async def _read_rows(self, name: str, *params: Any) -> list[Row]:
+        """Execute the statement with this name and return its rows."""
         sql = self._sql[name]
         return await self._database.aread(lambda: rows_of(sql, *params), snapshot=False)
 
-    async def _write(
+    async def _write_statements(
         self, statements: list[Statement], exclusive: Sequence[str] | None, *, removes: bool = False
     ) -> list[list[Row]]:
-        """Write in one transaction; the rows that each returns. See `Database.write`."""
+        """Execute statements in one transaction and return the rows of each statement.
+
+        See `Database.write` for `exclusive` and `removes`.
+        """
 
         def flow() -> Flow[list[list[Row]]]:
             return (yield Last(statements))  # type: ignore[no-any-return]

@@ -1,9 +1,10 @@
-"""Lists of threads as a server shows them: one SELECT over their rows, with what clients gave them.
+"""Search, count, create, change and delete threads, with the data that the server keeps of them.
 
-A row has what its head tells (`Checkpointer.heads` reads that from the heads), what a client gave
-the thread, and how its last run on the server ended. SQL orders rows and leaves out what cannot
-match; rows that are left are opened and compared. Only of threads that may wait for an answer,
-and of those of which something was removed, is the head read.
+A list of threads is one SELECT over the rows of threads. A row contains the part of the head's
+metadata that lists show, the metadata that clients set, and the status of the last run. SQL sorts
+the rows and leaves out those that cannot match. The remaining rows are decrypted and compared. The
+head itself is read only for threads that may wait for an answer, and for threads from which
+something was removed.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement, rows_of
 T = TypeVar("T")
 RunStatus = Literal["idle", "busy", "interrupted", "error"]
 SortBy = Literal["thread_id", "created_at", "updated_at", "state_updated_at", "status"]
-_PAGE: Final = 2_000  # rows read at once, of those that are compared
-_LAST: Final = 1 << 62  # more rows than there are
-_TAGS: Final = 20  # texts and numbers that SQL is asked for; the rest is compared
-_BY_STATUS: Final[Mapping[str, str]] = {  # what threads of a status have, and perhaps others
+_PAGE: Final = 2_000  # maximum rows that one statement reads for a comparison
+_MAX_OFFSET: Final = 1 << 62  # more rows than a database has; keeps the offset within 64 bits
+_MAX_TAGS: Final = 20  # metadata values that become SQL conditions; the rest is only compared
+_BY_STATUS: Final[Mapping[str, str]] = {  # conditions that select a superset of each status
     "interrupted": "t.waiting = 1",
     "idle": "(t.waiting = 1 OR t.status IN ('idle', 'interrupted') OR t.client IS NOT NULL)",
     "error": "t.status = 'error'",
@@ -50,11 +51,12 @@ _BY_STATUS: Final[Mapping[str, str]] = {  # what threads of a status have, and p
 
 
 class TimeToLive(NamedTuple):
-    """How long a thread stays without activity.
+    """The time for which a thread is kept without activity.
 
     Attributes:
-        minutes: Then it is deleted.
-        keeps_latest: Only its checkpoints but the newest are.
+        minutes: The number of minutes without activity after which the thread is deleted.
+        keeps_latest: Whether the newest checkpoint is kept. Then only the older checkpoints are
+            deleted.
     """
 
     minutes: float
@@ -63,84 +65,93 @@ class TimeToLive(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ListedThread:
-    """A thread as lists have it.
+    """A thread as lists of threads show it.
 
     Attributes:
-        told: Of its head's metadata what is the user's; None: it has no head.
-        title: See `ThreadHead`.
-        status: Where it stands, if it may wait for an answer; else idle.
-        ended: How its last run on the server ended.
-        client: What a client gave it; None: nothing.
-        busy: Whether a run of a server is under way, or waits.
-        key: The key of the thread. A thread that is made later with the same id has another.
+        head_metadata: The part of the head's metadata that is not langgraph's or perdure's own, or
+            None if the thread has no head.
+        title: The title; see `ThreadHead`.
+        status: The status of the head if the thread may wait for an answer, otherwise idle.
+        last_run_status: The status of the last run on the server.
+        client: The metadata that clients of the server set, or None.
+        is_busy: Whether a run of the server is running or pending.
+        key: The key of the thread. If a thread is deleted and created again, its key changes.
         removals: The number of erasures from the thread.
-        ttl: How long it stays; None: until it is deleted.
-        expires_at: When that is over, if there is no activity.
+        ttl: The time to live, or None if the thread is kept until it is deleted.
+        expires_at: The time at which the time to live ends if there is no activity, or None.
     """
 
     thread_id: str
     created_at: datetime
     updated_at: datetime
-    told: Mapping[str, Any] | None
+    head_metadata: Mapping[str, Any] | None
     title: str
     status: ThreadStatus
-    ended: RunStatus
+    last_run_status: RunStatus
     client: ClientMetadata | None
-    busy: bool
+    is_busy: bool
     key: int
     removals: int
     ttl: TimeToLive | None = None
     expires_at: datetime | None = None
 
     @property
-    def counts(self) -> bool:
-        """Whether what a client gave is of this thread: no other program began it."""
-        if self.told is None or self.client is None or not self.client.is_reserved:
+    def uses_client_metadata(self) -> bool:
+        """Whether the clients' metadata applies to this thread.
+
+        If a client only reserved the id, another program may have created the thread with that id.
+        """
+        if self.head_metadata is None or self.client is None or not self.client.is_reserved:
             return True
-        # both are in the metadata of what the server writes; other programs may name the first
-        return self.told.keys() >= {"assistant_id", "user_id"}
+        # checkpoints of the server have both keys; those of other programs may have assistant_id
+        return self.head_metadata.keys() >= {"assistant_id", "user_id"}
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What its head tells and clients gave, with the `owner`, if it has one.
+        """The metadata of the head and of clients, with the `owner` if there is one.
 
-        The head tells whose it is: whoever made the thread may be another.
+        The values of clients take precedence, except for `owner` and `user_id`, which the head
+        decides. The client that created the thread may belong to another user.
         """
-        told = self.told or {}
-        client = self.client if self.counts and self.client else ClientMetadata({})
-        given, user = client.metadata, told.get("user_id")
-        owner = told.get("owner", user)
+        head_metadata = self.head_metadata or {}
+        client = self.client if self.uses_client_metadata and self.client else ClientMetadata({})
+        user = head_metadata.get("user_id")
+        owner = head_metadata.get("owner", user)
         if owner is None or (user is not None and user == client.source_user):
-            owner = given.get("owner", owner)
-        own = {name: of for name, of in (("owner", owner), ("user_id", user)) if of is not None}
-        return {**told, **given, **own}
+            owner = client.metadata.get("owner", owner)
+        users = {"owner": owner, "user_id": user}
+        users = {name: value for name, value in users.items() if value is not None}
+        return {**head_metadata, **client.metadata, **users}
 
     @property
-    def shown_title(self) -> str:
-        """The title that a client gave it, else its own."""
-        given = self.client.metadata if self.counts and self.client else {}
-        return str(given.get("title") or self.title)
+    def display_title(self) -> str:
+        """The title that a client set, or else the title of the head."""
+        metadata = self.client.metadata if self.uses_client_metadata and self.client else {}
+        return str(metadata.get("title") or self.title)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadQuery:
-    """Which threads a list has, and in which order; None: whatever it is.
+    """The conditions and the order of a list of threads. A field with None is no condition.
 
-    SQL leaves out what cannot match; what is left is to be compared.
+    SQL leaves out threads that cannot match. The caller must compare the others.
 
     Attributes:
-        metadata: What that of the head or of the client contains; dicts may have more.
-        ids: Only these.
-        status: Only of this status.
-        text: Only with this in the title or the id, whatever the case.
-        person: Only threads of this person, and nobody's, which SQL does not tell.
-        active_since: Only those active at this moment or later.
-        active_until: Only those not active after it.
-        sort_by: Another order than by activity; in each, the latest activity first. SQL knows none
-            by status.
-        sort_order: `"asc"` or `"desc"`, the default.
-        is_exact: Whether no row is to be compared: what comes before a page is not opened.
-        is_unread: Only those that the search of what was said has not read to their end.
+        metadata: Values that the metadata of the head or of the client contains. A dict matches a
+            dict with more keys.
+        ids: The ids to which the list is limited.
+        status: The status of the threads.
+        text: Text that the title or the id contains. Case is ignored.
+        person: Limits the list to threads of this person and of nobody. SQL ignores this condition.
+        active_since: Limits the list to threads with activity at this time or later.
+        active_until: Limits the list to threads without activity after this time.
+        sort_by: The field to sort by. The default is the time of the last activity. Within equal
+            values, threads with later activity come first. SQL does not sort by `"status"`.
+        sort_order: `"asc"` or `"desc"`, which is the default.
+        is_exact: Whether the conditions in SQL are the whole query. Then the rows before a page are
+            not decrypted.
+        is_unindexed: Limits the list to threads whose newest messages are not in the transcript
+            index.
     """
 
     metadata: Mapping[str, Any] | None = None
@@ -153,11 +164,11 @@ class ThreadQuery:
     sort_by: SortBy | None = None
     sort_order: Literal["asc", "desc"] | None = None
     is_exact: bool = False
-    is_unread: bool = False
+    is_unindexed: bool = False
 
 
 class ThreadList:
-    """The threads of a checkpointer, and what the server keeps of them."""
+    """The threads of a checkpointer, with the data that the server keeps of them."""
 
     def __init__(self, saver: Checkpointer) -> None:
         self._saver, self._reader = saver, saver._reader
@@ -172,54 +183,68 @@ class ThreadList:
         limit: int,
         offset: int = 0,
     ) -> list[T]:
-        """What `match` makes of a page of threads; None: the thread does not match."""
-        return self._database.read(lambda: self._search(query, match, limit, offset))
+        """Return one page of the threads that match a query.
+
+        Args:
+            query: The conditions and the order.
+            match: A function that returns the result for a thread, or None if the thread does not
+                match.
+            limit: The maximum number of results.
+            offset: The number of matching threads before the page.
+
+        Returns:
+            The results of `match`, in the order of the query.
+        """
+        return self._database.read(lambda: self._search_pages(query, match, limit, offset))
 
     asearch = awaited(search)
 
     def get(self, thread_id: str) -> ListedThread | None:
-        """One thread; None: there is none."""
-        return self._database.read(lambda: self._one(thread_id))
+        """Return a thread, or None if it does not exist."""
+        return self._database.read(lambda: self._read_thread(thread_id))
 
     aget = awaited(get)
 
     def count(self, query: ThreadQuery) -> int:
-        """How many threads an exact query finds."""
-        sql, params = joined(self._sql["count_listed"], self.where(query))
-        ((many,),) = self._database.read(lambda: rows_of(sql, *params))
-        return int(many)
+        """Return the number of threads that match the SQL conditions of a query."""
+        sql, params = append_conditions(self._sql["count_listed"], self.build_conditions(query))
+        ((count,),) = self._database.read(lambda: rows_of(sql, *params))
+        return int(count)
 
     acount = awaited(count)
 
-    def _search(
+    def _search_pages(
         self,
         query: ThreadQuery,
         match: Callable[[ListedThread], T | None],
         limit: int,
         offset: int,
     ) -> Flow[list[T]]:
-        sql, params = joined(self._sql["listed"], self.where(query))
-        sql += f" ORDER BY {_order(query)} LIMIT ? OFFSET ?"
-        skipped = min(offset, _LAST) if query.is_exact else 0
-        out: list[T] = []
+        """Read pages of rows until enough threads match; see `search`."""
+        sql, params = append_conditions(self._sql["listed"], self.build_conditions(query))
+        sql += f" ORDER BY {_build_order(query)} LIMIT ? OFFSET ?"
+        skipped = min(offset, _MAX_OFFSET) if query.is_exact else 0
+        results: list[T] = []
         start, size = skipped, min(limit + offset - skipped, _PAGE)
         while True:
             rows = yield Statement(sql, (*params, size, start))
-            for thread in (yield from self._opened(rows)):
-                if (shown := match(thread)) is not None:
-                    out.append(shown)
-            if len(out) >= limit + offset - skipped or len(rows) < size:
-                return out[offset - skipped :][:limit]
+            for thread in (yield from self._decrypt_rows(rows)):
+                if (result := match(thread)) is not None:
+                    results.append(result)
+            if len(results) >= limit + offset - skipped or len(rows) < size:
+                return results[offset - skipped :][:limit]
             start, size = start + size, min(4 * size, _PAGE)
 
-    def _one(self, thread_id: str) -> Flow[ListedThread | None]:
+    def _read_thread(self, thread_id: str) -> Flow[ListedThread | None]:
+        """Read one thread, or return None if it does not exist."""
         rows = yield Statement(f"{self._sql['listed']} AND t.thread_id = ?", (thread_id,))
-        return next(iter((yield from self._opened(rows))), None)
+        return next(iter((yield from self._decrypt_rows(rows))), None)
 
-    def where(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
-        """Conditions that the threads of a query meet, each with its parameters."""
+    def build_conditions(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
+        """Yield the SQL conditions of a query, each with its parameters."""
         if query.ids is not None:
-            ids = [thread_id for thread_id in query.ids if "\0" not in thread_id]  # Postgres: none
+            # no thread has an id with a null character, which Postgres refuses as a parameter
+            ids = [thread_id for thread_id in query.ids if "\0" not in thread_id]
             yield f"t.thread_id IN ({', '.join('?' for _ in ids) or 'NULL'})", ids
         if query.status is not None:
             yield _BY_STATUS[query.status], []
@@ -227,61 +252,78 @@ class ThreadList:
             yield "t.updated_at >= ?", [query.active_since.timestamp() - 1e-6]
         if query.active_until is not None:
             yield "t.updated_at <= ?", [query.active_until.timestamp() + 1e-6]
-        if query.is_unread:
+        if query.is_unindexed:
             yield self._sql["is_unread"], []
         if query.text and isinstance(self._seal, Clear):
-            yield self._found([fold_search_text(query.text)])
-        if not isinstance(self._seal, LangGraphCipher):  # whose tags another process does not know
-            yield from map(self._found, islice(self._tags(query.metadata or {}), _TAGS))
+            yield self._build_key_condition([fold_search_text(query.text)])
+        if not isinstance(self._seal, LangGraphCipher):  # rows have no search keys with this cipher
+            tags = islice(self._iter_tags(query.metadata or {}), _MAX_TAGS)
+            yield from map(self._build_key_condition, tags)
 
-    def _found(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
-        """The condition that a row may be found by one of some bytes, or does not tell by what."""
+    def _build_key_condition(self, alternatives: Sequence[bytes]) -> tuple[str, list[Any]]:
+        """Build the condition that a row contains one of several search keys.
+
+        A row without stored search keys also meets the condition.
+        """
         sql = " OR ".join([self._sql["is_found"]] * len(alternatives))
-        return f"({sql})", [part for each in alternatives for part in (each, each)]
+        return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
 
-    def _tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
-        """For each text or number in metadata, the tags of which a thread that has it has one."""
+    def _iter_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
+        """Yield the alternative tags of each text or number in the metadata of a query.
+
+        A thread with this value has one of the alternative tags. `owner` has two alternatives,
+        because the user of a thread may be stored as `user_id` only.
+        """
         for name, value in metadata.items():
             names = (name, "user_id") if name == "owner" else (name,)
-            numbers = [iter_nested_tags(self._seal, value, each) for each in names]
-            for same in zip(*numbers, strict=True):
-                yield [number.to_bytes(8, "big", signed=True) for number in same]
+            tags = [iter_nested_tags(self._seal, value, key) for key in names]
+            for alternatives in zip(*tags, strict=True):
+                yield [tag.to_bytes(8, "big", signed=True) for tag in alternatives]
 
-    def _opened(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
-        """The threads of rows, with the heads of those whose rows do not tell enough."""
+    def _decrypt_rows(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
+        """Decrypt rows of threads, and read the heads of those whose rows lack something."""
         listed = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
-        unknown = [row[:6] for row in rows if row[6] or (row[7] and None in listed[row[0]])]
+        incomplete_rows = [row[:6] for row in rows if row[6] or (row[7] and None in listed[row[0]])]
         heads: dict[str, ThreadHead] = {}
-        if unknown:
-            read = yield from self._saver._threads.heads_of(unknown)
-            heads = {head.thread_id: head for head in read}
-        return [self._thread(row, *listed[row[0]], heads.get(row[1])) for row in rows]
+        if incomplete_rows:
+            head_list = yield from self._saver._threads.heads_of(incomplete_rows)
+            heads = {head.thread_id: head for head in head_list}
+        return [self._build_thread(row, *listed[row[0]], heads.get(row[1])) for row in rows]
 
-    def _thread(
-        self, row: Row, title: Any, sealed: bytes | None, head: ThreadHead | None
+    def _build_thread(
+        self, row: Row, title: Any, encoded_metadata: bytes | None, head: ThreadHead | None
     ) -> ListedThread:
-        key, thread_id, begun, active, _, _, waits, _, ended, client, busy = row[:11]
-        minutes, since, keeps, removals = row[11:]
-        metadata = None if sealed is None else self._reader.codec.decode(sealed)
+        """Build a thread from its row.
+
+        Args:
+            row: The row of the statement `listed`.
+            title: The title in the row, or None.
+            encoded_metadata: The encoded metadata of the head in the row, or None.
+            head: The head, if it was read. Its values take precedence over those of the row.
+        """
+        key, thread_id, created_at, updated_at, _, _, may_wait = row[:7]
+        _, last_run_status, sealed_client, is_busy = row[7:11]
+        minutes, ttl_since, ttl_keeps, removals = row[11:]
+        metadata = None if encoded_metadata is None else self._reader.codec.decode(encoded_metadata)
         if head is not None:
             metadata = None if head.checkpoint_id is None else select_listed_metadata(head.metadata)
         text = head.title if head is not None else title.text if title is not None else ""
-        times = datetime.fromtimestamp(begun, UTC), datetime.fromtimestamp(active, UTC)
-        status = head.status if head is not None and waits else IDLE
-        given = decrypt_client_metadata(self._seal, thread_id, client)
+        times = datetime.fromtimestamp(created_at, UTC), datetime.fromtimestamp(updated_at, UTC)
+        status = head.status if head is not None and may_wait else IDLE
+        client = decrypt_client_metadata(self._seal, thread_id, sealed_client)
         ttl, expires_at = None, None
         if minutes is not None:
-            ttl = TimeToLive(minutes, keeps > 0)
-            expires_at = datetime.fromtimestamp(max(active, since) + 60 * minutes, UTC)
+            ttl = TimeToLive(minutes, ttl_keeps > 0)
+            expires_at = datetime.fromtimestamp(max(updated_at, ttl_since) + 60 * minutes, UTC)
         return ListedThread(
             thread_id,
             *times,
             metadata,
             text,
             status,
-            ended,
-            given,
-            bool(busy),
+            last_run_status,
+            client,
+            bool(is_busy),
             key,
             removals,
             ttl,
@@ -291,70 +333,86 @@ class ThreadList:
     # -- writing
 
     def create(self, thread_id: str, client: ClientMetadata) -> bool:
-        """Make a thread without a checkpoint; returns whether there was none."""
+        """Create a thread without a checkpoint, unless the thread exists.
+
+        Args:
+            thread_id: The id of the thread.
+            client: The metadata that a client set.
+
+        Returns:
+            Whether the thread was created.
+        """
         cache, removals, now = self._reader.cache, self._reader.removals, time.time()
-        thread, left = Thread(0, 0), list[int]()
-        thread.version_token, thread.updated_at = random.getrandbits(62), now
+        thread, unused_keys = Thread(0, 0), list[int]()
+        thread.stamp, thread.updated_at = random.getrandbits(62), now
 
         def flow() -> Flow[bool]:
             if (yield self._sql("find_thread", thread_id)):
                 return False
-            left[:] = yield from self._reader.new_keys(1)
-            thread.key = left.pop()
-            thread.newest_removal = yield from removals.read_newest_number(thread_id)
-            row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
-            made = self._sql("new_thread", *row, removals.hash_thread(thread_id))
-            titled = self._sql("set_title", None, b"", thread.key)  # its head tells nothing
+            unused_keys[:] = yield from self._reader.new_keys(1)
+            thread.key = unused_keys.pop()
+            thread.removals = yield from removals.read_newest_number(thread_id)
+            row = thread.key, thread_id, 0, thread.stamp, now, now, thread.removals
+            insert = self._sql("new_thread", *row, removals.hash_thread(thread_id))
+            # no title, and an empty value for its search keys, because there is no head to read
+            set_title = self._sql("set_title", None, b"", thread.key)
             sealed = encrypt_client_metadata(self._seal, thread_id, client)
             try:
-                yield Guarded([made, titled, self._sql("set_client", *sealed, thread.key)])
+                yield Guarded([insert, set_title, self._sql("set_client", *sealed, thread.key)])
             except Stale:
                 return False
             return True
 
-        def committed(made: bool) -> None:
-            if made:
-                cache.keys.refill(left)
-                cache.replace_thread(thread_id, thread)
+        def update_cache(is_created: bool) -> None:
+            if is_created:
+                cache.keys.renew(unused_keys)
+                cache.replace(thread_id, thread)
 
-        return self._database.write(flow, committed, exclusive=(thread_id,))
+        return self._database.write(flow, update_cache, exclusive=(thread_id,))
 
     acreate = awaited(create)
 
-    def change(
+    def update(
         self,
         thread_id: str,
-        make: Callable[[ListedThread], tuple[ClientMetadata | None, RunStatus]],
+        build_update: Callable[[ListedThread], tuple[ClientMetadata | None, RunStatus]],
         *,
-        waits: bool = False,
+        may_wait: bool = False,
     ) -> None:
-        """Change what the server keeps of a thread, as it is then; of an unknown one nothing.
+        """Change the clients' metadata and the status of a thread. Ignore unknown threads.
 
-        Its run `waits` if it ended before a node, which its head tells.
+        Args:
+            thread_id: The thread.
+            build_update: A function that returns the new metadata, or None to keep it, and the
+                status of the last run. It is called with the thread as it is in the transaction.
+            may_wait: Whether to store that the thread may wait for an answer, because its last run
+                was interrupted before a node.
         """
         thread = self.get(thread_id)
-        if thread is None or (not waits and make(thread) == (thread.client, thread.ended)):
+        if thread is None or (
+            not may_wait and build_update(thread) == (thread.client, thread.last_run_status)
+        ):
             return
 
         def flow() -> Flow[None]:
             for key, _, seq, _ in (yield self._sql("hold_client", thread_id)):
-                listed = yield from self._one(thread_id)
-                if listed is not None:
-                    client, ended = make(listed)
-                    if client is not None and client != listed.client:
+                stored = yield from self._read_thread(thread_id)
+                if stored is not None:
+                    client, status = build_update(stored)
+                    if client is not None and client != stored.client:
                         sealed = encrypt_client_metadata(self._seal, thread_id, client)
                         yield self._sql("set_client", *sealed, key)
                         yield self._sql("unread", key)
-                    if ended != listed.ended:
-                        yield self._sql("set_status", ended, key)
-                    if waits:
+                    if status != stored.last_run_status:
+                        yield self._sql("set_status", status, key)
+                    if may_wait:
                         yield self._sql("waits", key)
-                    if not seq:
+                    if not seq:  # a put would have updated the time
                         yield self._sql("touch", time.time(), key)
 
         self._database.write(flow, exclusive=(thread_id,), watch=self._saver._watch)
 
-    achange = awaited(change)
+    aupdate = awaited(update)
 
     def count_without_ttl(self) -> int:
         """Return the number of threads that have no time to live."""
@@ -362,27 +420,31 @@ class ThreadList:
         return int(count)
 
     def set_ttl(self, thread_id: str, ttl: TimeToLive) -> None:
-        """Say how long a thread stays from now on without activity."""
-        self._write(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
+        """Set the time to live of a thread, counted from now."""
+        self._write_row(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
 
     aset_ttl = awaited(set_ttl)
 
-    def delete(self, thread_id: str, *, recorded: bool) -> None:
+    def delete(self, thread_id: str, *, add_removal_record: bool) -> None:
         """Delete a thread; see `Maintenance.delete_thread`."""
-        self._saver._maintenance.delete_threads([thread_id], recorded=recorded)
+        self._saver._maintenance.delete_threads([thread_id], recorded=add_removal_record)
 
     adelete = awaited(delete)
 
-    def expired(self, limit: int) -> list[str]:
-        """Some threads whose time is over, and no run of which is under way or waits."""
-        asked = time.time(), "", limit
-        rows = self._database.read(lambda: rows_of(self._sql["expired"], *asked))
+    def list_expired(self, limit: int) -> list[str]:
+        """Return the ids of at most `limit` expired threads that have no live run."""
+        params = time.time(), "", limit
+        rows = self._database.read(lambda: rows_of(self._sql["expired"], *params))
         return [thread_id for thread_id, _ in rows]
 
-    aexpired = awaited(expired)
+    alist_expired = awaited(list_expired)
 
-    def expire(self, thread_id: str) -> bool:
-        """Delete a thread, or what of it does not stay, if its time is over still."""
+    def delete_if_expired(self, thread_id: str) -> bool:
+        """Delete a thread, or only its older checkpoints, if its time to live has ended.
+
+        Returns:
+            Whether the time to live had ended.
+        """
         now, maintenance = time.time(), self._saver._maintenance
 
         def flow() -> Flow[int | None]:
@@ -396,31 +458,34 @@ class ThreadList:
         keeps = maintenance.write(thread_id, flow)
         if keeps:
             maintenance.retain(Retention(last=0), [thread_id])
-            self._write(thread_id, "has_kept", now)
+            self._write_row(thread_id, "has_kept", now)
         return keeps is not None
 
-    aexpire = awaited(expire)
+    adelete_if_expired = awaited(delete_if_expired)
 
-    def _write(self, thread_id: str, name: str, *params: Any) -> None:
+    def _write_row(self, thread_id: str, name: str, *params: Any) -> None:
+        """Execute a statement that changes the row of a thread."""
         sql = self._sql[name]
         self._database.write(lambda: rows_of(sql, *params, thread_id), exclusive=(thread_id,))
 
-    def copy(
+    def copy_thread(
         self,
         source: str,
         target: str,
         checkpoint_id: str | None,
         client: ClientMetadata,
-        ended: RunStatus,
+        last_run_status: RunStatus,
     ) -> None:
-        """Copy a thread; see `Checkpointer.copy_thread`."""
-        copy_thread(self._saver._maintenance, source, target, checkpoint_id, client, ended)
+        """Copy a thread with the given client metadata; see `Checkpointer.copy_thread`."""
+        copy_thread(
+            self._saver._maintenance, source, target, checkpoint_id, client, last_run_status
+        )
 
-    acopy = awaited(copy)
+    acopy_thread = awaited(copy_thread)
 
 
-def joined(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
-    """A statement with conditions, and all their parameters."""
+def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
+    """Append conditions to a SELECT statement; return the statement and all parameters."""
     params: list[Any] = []
     for condition, values in where:
         sql += f" AND {condition}"
@@ -428,8 +493,9 @@ def joined(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[
     return sql, params
 
 
-def _order(query: ThreadQuery) -> str:
-    way = "ASC" if query.sort_order == "asc" else "DESC"
+def _build_order(query: ThreadQuery) -> str:
+    """Return the SQL expressions by which the threads of a query are sorted."""
+    direction = "ASC" if query.sort_order == "asc" else "DESC"
     if query.sort_by in ("thread_id", "created_at"):
-        return f"t.{query.sort_by} {way}, t.updated_at DESC, t.thread DESC"
-    return f"t.updated_at {way}, t.thread {way}"
+        return f"t.{query.sort_by} {direction}, t.updated_at DESC, t.thread DESC"
+    return f"t.updated_at {direction}, t.thread {direction}"

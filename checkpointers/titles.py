@@ -1,4 +1,4 @@
-"""The title, model and times of a conversation, which an import leaves in its metadata."""
+"""Read the title, the model and the times that an import stored in a conversation's metadata."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from perdure.checkpointers.reports import ThreadHead
 from perdure.errors import UnknownThread
 
 ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
-"""The metadata that an import leaves in each checkpoint of a conversation."""
-TITLED: Final = "titled"  # metadata by which a checkpoint with a title is found
+"""The names of the metadata that an import stores in each checkpoint of a conversation."""
+TITLED: Final = "titled"  # metadata key that is True in imported checkpoints, to find them by index
 
 
 def about(
     saver: Checkpointer, thread_id: str, newest: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The title, model and times that an import left in a thread, as far as it has them.
-
-    They are in the metadata of its head, unless another program continued the thread; then they are
-    found by a tag.
+    """Return the title, the model and the times that an import stored in a thread.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
-        newest: The metadata of its head, if that was read already.
+        newest: The metadata of the thread's head, if it was read already.
+
+    Returns:
+        The values by the names in `ABOUT`. Names without a value are left out.
 
     Raises:
-        UnknownThread: There is no such thread.
+        UnknownThread: The thread does not exist.
     """
     if newest is None:
         newest = existing_head(saver, thread_id).metadata
-    if "title" not in newest:
+    if "title" not in newest:  # another program may have continued the thread without the title
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
             newest = {**tagged.metadata}
-    known = {name: newest[name] for name in ABOUT if name in newest}
-    return {**known, "title": str(known["title"])} if "title" in known else known
+    values = {name: newest[name] for name in ABOUT if name in newest}
+    return {**values, "title": str(values["title"])} if "title" in values else values
 
 
 async def aabout(
     saver: Checkpointer, thread_id: str, newest: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """See `about`."""
+    """Return the result of `about` without blocking the event loop."""
     return await asyncio.to_thread(about, saver, thread_id, newest)
 
 
@@ -53,7 +53,7 @@ def existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
     """Return the head of a thread.
 
     Raises:
-        UnknownThread: There is no such thread.
+        UnknownThread: The thread does not exist.
     """
     head = saver.head(thread_id)
     if head is None:
@@ -62,12 +62,15 @@ def existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
 
 
 def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None) -> str:
-    """The title of a thread; without one, the beginning of the first message of a human; else `""`.
+    """Return the title of a thread for people.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
-        known: The result of `about`, if there is one already.
+        known: The result of `about`, if it was called already.
+
+    Returns:
+        The title that an import stored, else the start of the first human message, else `""`.
     """
     with suppress(UnknownThread):  # another process deleted it
         known = about(saver, thread_id) if known is None else known
@@ -78,5 +81,5 @@ def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None =
 async def atitle(
     saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None
 ) -> str:
-    """See `title`."""
+    """Return the result of `title` without blocking the event loop."""
     return await asyncio.to_thread(title, saver, thread_id, known)

@@ -1,6 +1,6 @@
-"""Webhooks of runs as rows of the saver's database, until they are delivered or given up.
+"""Store the webhooks of runs in the checkpointer's database until they are delivered or given up.
 
-What is told, and whom, is sealed.
+The URL and the body of a webhook are encrypted if the database has a key.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from perdure.storage.flow import Flow, Statement
 
 
 class WebhookTable(ServerTable):
-    """The webhooks in a checkpointer's database."""
+    """The table of webhooks in a checkpointer's database."""
 
     async def add(
         self, run: LiveRun, content: Any, content_if_erased: Any, *, keeps_thread: bool
     ) -> None:
-        """Store the webhook of a run; see `build_insert`."""
+        """Store the webhook of a run that ends. The arguments are those of `build_insert`."""
         insert = self.build_insert(
             run, content, content_if_erased, keeps_thread=keeps_thread, known_cancel="rollback"
         )
-        await self._write([insert], (run.thread_id,))
+        await self._write_statements([insert], (run.thread_id,))
 
     def build_insert(
         self,
@@ -47,40 +47,50 @@ class WebhookTable(ServerTable):
             content_if_erased: The content to send instead if something was erased from the thread
                 during the run. It contains no values from the run.
             keeps_thread: Whether the thread is kept after the run.
-            known_cancel: See `RunTable.end`.
+            known_cancel: See `RunTable.end_run`.
         """
         place = "webhook", run.run_id
         sealed = [
-            self._seal.seal(json.dumps(each).encode(), place)
-            for each in (content, content_if_erased)
+            self._seal.seal(json.dumps(version).encode(), place)
+            for version in (content, content_if_erased)
         ]
         thread_id = run.thread_id if keeps_thread else None
-        of = run.thread_key, run.seq, run.owner, known_cancel or ""
+        condition = run.thread_key, run.seq, run.owner, known_cancel or ""
         row = run.run_id, thread_id, time.time(), *sealed
-        return self._sql("add_webhook", *row, *of)
+        return self._sql("add_webhook", *row, *condition)
 
-    async def due(self, limit: int) -> list[str]:
-        """The runs that are to be told of now."""
-        rows = await self._rows("due_webhooks", time.time(), limit)
+    async def list_due_run_ids(self, limit: int) -> list[str]:
+        """Return the ids of at most `limit` runs whose webhook is due now."""
+        rows = await self._read_rows("due_webhooks", time.time(), limit)
         return [run_id for (run_id,) in rows]
 
-    async def take(self, run_id: str, pause_s: Sequence[float]) -> tuple[Any, int] | None:
-        """What is to be told, and how often it was tried before; None: another process does it.
+    async def claim_attempt(
+        self, run_id: str, retry_delays_s: Sequence[float]
+    ) -> tuple[Any, int] | None:
+        """Claim the next attempt to deliver a webhook.
 
-        It is due again after the pause of this attempt, unless it is dropped.
+        Unless the webhook is deleted, it is due again after the delay of this attempt.
+
+        Args:
+            run_id: The run whose webhook is due.
+            retry_delays_s: The delay in seconds after each attempt. The last delay is repeated.
+
+        Returns:
+            The content of the webhook and the number of earlier attempts, or None if another
+            process has claimed the attempt.
         """
 
         def flow() -> Flow[tuple[Any, int] | None]:
             now = time.time()
             for content, attempts in (yield self._sql("due_webhook", run_id, now)):
-                again_at = now + pause_s[min(attempts, len(pause_s) - 1)]
-                if (yield self._sql("take_webhook", again_at, run_id, attempts)):
-                    told = self._seal.open(content, ("webhook", run_id))
-                    return json.loads(told), attempts
+                retry_at = now + retry_delays_s[min(attempts, len(retry_delays_s) - 1)]
+                if (yield self._sql("take_webhook", retry_at, run_id, attempts)):
+                    decrypted = self._seal.open(content, ("webhook", run_id))
+                    return json.loads(decrypted), attempts
             return None
 
         return await self._database.awrite(flow, exclusive=(run_id,))
 
-    async def drop(self, run_id: str) -> None:
-        """It was delivered, or is given up."""
-        await self._write([self._sql("drop_webhook", run_id)], (run_id,))
+    async def delete(self, run_id: str) -> None:
+        """Delete the webhook of a run after its delivery, or when it is given up."""
+        await self._write_statements([self._sql("drop_webhook", run_id)], (run_id,))

@@ -64,7 +64,7 @@ def iter_archive(
         "user": rows.user,
         "exported_at": datetime.now(UTC).isoformat(),
         "threads": len(threads),
-        "threads_by_owner": [each for each in rows.threads_by_owner() if each in {*threads}],
+        "threads_by_owner": [each for each in rows.list_threads_by_owner() if each in {*threads}],
         "namespaces": [[*namespace] for namespace in found.own],
         # the archive names no other person
         "other_namespaces": [[*each] for each in found.others if each not in found.of_others],
@@ -79,9 +79,9 @@ def iter_archive(
     yield from _iter_written(store, found.written, rows.user)
     own = frozenset(threads)
     for thread_id in threads:
-        for run in rows.runs(thread_id):
+        for run in rows.list_runs(thread_id):
             yield {RUN: build_run_record(run, rows.user)}
-    for cron in rows.crons(own)[0]:
+    for cron in rows.list_crons(own)[0]:
         yield {CRON: build_cron_record(cron, rows.user)}
 
 

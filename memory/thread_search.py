@@ -259,7 +259,7 @@ class SaidSearch:
         """Read what changed; returns how many threads are left when the time is over."""
         end = math.inf if wait_s is None else time.monotonic() + wait_s
         for _ in range(2):  # one that is under way may not know of the newest
-            threads = self._threads(within, is_unread=True)
+            threads = self._threads(within, is_unindexed=True)
             if not threads or self._database.read_only:
                 return len(threads)
             reading = self._reading(within.owner, threads)
@@ -269,7 +269,7 @@ class SaidSearch:
             if not reading.future.done():
                 return reading.total - reading.done
             reading.future.result()
-        return len(self._threads(within, is_unread=True))
+        return len(self._threads(within, is_unindexed=True))
 
     def _reading(self, owner: Hashable, threads: Mapping[str, ListedThread]) -> _Reading:
         """The reading that is under way for an owner, or a new one."""
@@ -358,7 +358,7 @@ def _hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
     source, said = item.provenance or Provenance(), item.value["text"]
     return ThreadHit(
         thread.thread_id,
-        thread.shown_title,
+        thread.display_title,
         item.value["role"],
         said,
         source.at,

@@ -150,7 +150,11 @@ def accept_run(
     asked = {"request": request}
     due = now + delay_s if delay_s else None
     row = RunRow(live, now, now, about, request=asked, not_before=due)
-    accepted, _ = asyncio.run(RunTable(saver).accept(row, rejects=False, cancels=None, events=True))
+    accepted, _ = asyncio.run(
+        RunTable(saver).accept_run(
+            row, reject_if_busy=False, cancel_action=None, stores_events=True
+        )
+    )
     assert accepted is not None
     return accepted
 

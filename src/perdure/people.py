@@ -256,9 +256,9 @@ class _Run:
         threads, found = self._find()
         self._note_owned(threads)
         kept = self._find_kept(threads, found)
-        for cron in self.rows.crons(frozenset(threads))[0]:
+        for cron in self.rows.list_crons(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
-        for run_id in self.rows.webhooks():
+        for run_id in self.rows.list_webhook_run_ids():
             self._count("webhooks", run_id)
         self._forget_items(threads, dry_run=True)
         for thread_id in threads:
@@ -291,19 +291,19 @@ class _Run:
 
     def _note_owned(self, threads: list[str]) -> None:
         """Note which of the threads belong to the person only because of their owner."""
-        self.owned = self.rows.threads_by_owner()
+        self.owned = self.rows.list_threads_by_owner()
         self.by_owner = tuple(each for each in self.owned if each in {*threads})
 
     def _stop(self, threads: list[str], timeout_s: float) -> None:
         """Delete the crons, and cancel the runs and wait until they have ended."""
         own, until = frozenset(threads), time.monotonic() + timeout_s
-        for cron in self.rows.crons(own)[0]:
-            self.rows.drop_cron(cron)
+        for cron in self.rows.list_crons(own)[0]:
+            self.rows.delete_cron(cron)
             self._count("crons", cron.cron_id)
-        for live in self.rows.live_runs(own):
-            self.rows.cancel(live)
+        for live in self.rows.list_live_runs(own):
+            self.rows.cancel_run(live)
         while executing := [
-            live for live in self.rows.live_runs(own) if self.rows.is_executing(live)
+            live for live in self.rows.list_live_runs(own) if self.rows.is_executing(live)
         ]:
             if time.monotonic() > until:
                 raise StorageUnavailable(
@@ -312,8 +312,8 @@ class _Run:
                     "once it has ended"
                 )
             time.sleep(_PAUSE_S)
-        for run_id in self.rows.webhooks():
-            self.rows.drop_webhook(run_id)
+        for run_id in self.rows.list_webhook_run_ids():
+            self.rows.delete_webhook(run_id)
             self._count("webhooks", run_id)
 
     def _forget_items(self, threads: list[str], *, dry_run: bool) -> None:
@@ -341,7 +341,7 @@ class _Run:
     def _measure(self, thread_id: str) -> None:
         """Count what is in a thread."""
         self._count("threads", thread_id)
-        self.counts["runs"] += len(self.rows.runs(thread_id))
+        self.counts["runs"] += len(self.rows.list_runs(thread_id))
         with suppress(UnknownThread):  # it has no checkpoint
             self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
@@ -362,18 +362,21 @@ class _Run:
             own = frozenset(threads)
             owned = tuple(each for each in self.owned if each not in own)
             plain = [each for each in found.own if each[0] != RESERVED]
-            crons, crons_elsewhere = self.rows.crons(own)
+            crons, crons_elsewhere = self.rows.list_crons(own)
             quoted, sent = self._find_quotations(threads, plain, crons)
-            runs = self.rows.runs_elsewhere(own)
+            runs = self.rows.list_runs_on_other_threads(own)
             kept += [
                 Part("threads of this owner", owned),
                 Part("threads with quotations", quoted),
                 Part("threads with the message of a cron", sent),
-                Part("threads of others with the name", tuple(self.rows.threads_with_name(own))),
+                Part(
+                    "threads of others with the name",
+                    tuple(self.rows.list_other_threads_naming_person(own)),
+                ),
                 Part("memories of others", tuple(self._find_memories_of_others(own, found))),
                 Part("runs on threads of others", tuple(each.live.run_id for each in runs)),
                 Part("crons on threads of others", tuple(each.cron_id for each in crons_elsewhere)),
-                Part("assistants", tuple(self.rows.assistants())),
+                Part("assistants", tuple(self.rows.list_assistants())),
             ]
         return tuple(part for part in kept if part.count)
 
@@ -388,7 +391,7 @@ class _Run:
         own = chain(said.own, map(str.strip, iter_item_texts(self.store, namespaces)))
         texts = (each for each in own if each not in said.foreign and each not in sent)
         finders = [QuotationFinder(texts), QuotationFinder(sent)]
-        others = self.rows.other_threads(frozenset(threads))
+        others = self.rows.iter_other_threads(frozenset(threads))
         return find_quoting_threads(self.saver, others, finders)
 
     def _find_memories_of_others(
@@ -443,13 +446,13 @@ def _find(
     Raises:
         UnknownPerson: There are none, and no crons either.
     """
-    threads, templates = rows.threads(), check_templates(namespaces)
+    threads, templates = rows.list_threads(), check_templates(namespaces)
     conversations = threads if conversations_by_id else None
     found: PersonNamespaces = run(
         find_person_namespaces(StoreAdapter(store), rows.user, templates, conversations)
     )
-    if not (threads or found.own or found.written or rows.crons(frozenset())[0]):
-        raise unknown(rows.user, rows.threads_by_owner())
+    if not (threads or found.own or found.written or rows.list_crons(frozenset())[0]):
+        raise unknown(rows.user, rows.list_threads_by_owner())
     return threads, found
 
 

@@ -88,7 +88,9 @@ def fill(old: Database) -> None:
     accepted(old.saver, "a")
     for name in ("one", "two"):
         asyncio.run(AssistantTable(old.saver).create(name, {"context": {"plan": name}}))
-    asyncio.run(AssistantTable(old.saver).change("one", lambda row: {"context": {"plan": "b"}}))
+    asyncio.run(
+        AssistantTable(old.saver).add_version("one", lambda row: {"context": {"plan": "b"}})
+    )
     for next_at in (None, 7.0):
         of_a = CronRow(f"cron-{next_at}", "a", next_at, 5.0, 5.0, {"payload": "a plan"})
         asyncio.run(CronTable(old.saver).create(of_a))
@@ -115,9 +117,9 @@ def shape(of: Database) -> list[Any]:
         [[i.value.text for i in saver.history(t)] for t in ("a", "b%_é", "pruned", "c")],
         [found.config for found in saver.list(None, filter={"user": "u1"})],
         of_thread(saver, "a"),
-        sorted(asyncio.run(CronTable(saver).all()), key=str),
-        asyncio.run(AssistantTable(saver).all()),
-        asyncio.run(AssistantTable(saver).versions("one")),
+        sorted(asyncio.run(CronTable(saver).list_crons()), key=str),
+        asyncio.run(AssistantTable(saver).list_assistants()),
+        asyncio.run(AssistantTable(saver).list_versions("one")),
         list(store.export()),
         [store.history(NOTES, key) for key in ("tea", "k0")],
         store.list_namespaces(),

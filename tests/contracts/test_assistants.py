@@ -28,8 +28,10 @@ def counted(row: AssistantRow) -> dict[str, Any]:
 
 def versions(saver: Saver, assistant_id: str = "a") -> list[tuple[int, int, bool]]:
     """The number of each, what it has, and whether it is the latest."""
-    rows = asyncio.run(AssistantTable(saver).versions(assistant_id))
-    return [(row.version, row.content["context"]["n"], row.since is not None) for row in rows]
+    rows = asyncio.run(AssistantTable(saver).list_versions(assistant_id))
+    return [
+        (row.version, row.content["context"]["n"], row.latest_since is not None) for row in rows
+    ]
 
 
 def test_each_change_is_a_version_upon_the_latest(saver: Saver) -> None:
@@ -37,10 +39,10 @@ def test_each_change_is_a_version_upon_the_latest(saver: Saver) -> None:
 
     async def course() -> list[Any]:
         made = [await table.create("a", content()), await table.create("a", content(5))]
-        second = await table.change("a", counted)
-        await table.set_latest("a", 1)
-        third = await table.change("a", counted)
-        return [made, second, third, await table.get("a"), await table.change("none", counted)]
+        second = await table.add_version("a", counted)
+        await table.set_latest_version("a", 1)
+        third = await table.add_version("a", counted)
+        return [made, second, third, await table.get("a"), await table.add_version("none", counted)]
 
     made, second, third, latest, none = asyncio.run(course())
     assert (made, none) == ([True, False], None)
@@ -57,9 +59,9 @@ def test_the_latest_versions_are_listed_newest_assistant_first(saver: Saver) -> 
     async def course() -> list[AssistantRow]:
         for name in "abc":
             await table.create(name, content())
-        await table.change("a", counted)
+        await table.add_version("a", counted)
         await table.delete("b")
-        return await table.all()
+        return await table.list_assistants()
 
     found = asyncio.run(course())
     assert [(row.assistant_id, row.version) for row in found] == [("c", 1), ("a", 2)]
@@ -72,7 +74,7 @@ def test_changes_at_once_are_versions_of_their_own(saver: Saver) -> None:
 
     async def course() -> list[bool]:
         made = await asyncio.gather(*(table.create("a", content()) for _ in range(8)))
-        await asyncio.gather(*(table.change("a", counted) for _ in range(8)))
+        await asyncio.gather(*(table.add_version("a", counted) for _ in range(8)))
         return made
 
     assert sorted(asyncio.run(course())) == [False] * 7 + [True]
@@ -87,7 +89,7 @@ def test_what_a_change_raises_leaves_all_as_it_was(saver: Saver) -> None:
         raise LookupError(row.assistant_id)
 
     with pytest.raises(LookupError, match="a"):
-        asyncio.run(table.change("a", refused))
+        asyncio.run(table.add_version("a", refused))
     assert versions(saver) == [(1, 1, True)]
 
 
@@ -104,7 +106,7 @@ def test_what_clients_gave_is_sealed(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
         table = AssistantTable(saver)
         asyncio.run(table.create("a", given))
-        asyncio.run(table.change("a", lambda row: row.content))
+        asyncio.run(table.add_version("a", lambda row: row.content))
 
         stored = str(saver.database.read(lambda: rows_of("SELECT * FROM assistants")))
         assert SECRET not in stored
@@ -116,7 +118,7 @@ def test_a_version_belongs_to_its_row(tmp_path: Path) -> None:
     with BACKENDS["sealed"](tmp_path) as saver:
         table = AssistantTable(saver)
         asyncio.run(table.create("a", content()))
-        asyncio.run(table.change("a", counted))
+        asyncio.run(table.add_version("a", counted))
         moved = "UPDATE assistants SET content = (SELECT content FROM assistants WHERE version = 1)"
         saver.database.write(lambda: rows_of(moved))
 

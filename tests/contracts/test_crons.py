@@ -34,13 +34,15 @@ def made(
 
 
 def crons(saver: Saver) -> list[CronRow]:
-    return asyncio.run(CronTable(saver).all())
+    return asyncio.run(CronTable(saver).list_crons())
 
 
 def begin(saver: Saver, due: DueCron) -> LiveRun | None:
     live = LiveRun("t", 0, 0, str(uuid4()), "pending", "me", "chat", 1, None)
     row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request=asked("hi"))
-    accepting = RunTable(saver).accept(row, rejects=False, cancels=None, due=due)
+    accepting = RunTable(saver).accept_run(
+        row, reject_if_busy=False, cancel_action=None, due_cron=due
+    )
     return asyncio.run(accepting)[0]
 
 
@@ -56,7 +58,7 @@ def test_those_are_due_whose_time_has_come(talked: Saver) -> None:
     made(talked, at=None)
     made(talked, at=time.time() + 3600)
 
-    assert asyncio.run(CronTable(talked).due()) == [first.cron_id, second.cron_id]
+    assert asyncio.run(CronTable(talked).list_due_ids()) == [first.cron_id, second.cron_id]
 
 
 def test_a_run_is_begun_once_for_each_time(talked: Saver) -> None:
@@ -71,17 +73,17 @@ def test_a_run_is_begun_once_for_each_time(talked: Saver) -> None:
 
 def test_a_cron_is_changed_with_its_time_or_without(talked: Saver) -> None:
     table, cron = CronTable(talked), made(talked)
-    asyncio.run(table.advance(cron, 7.0))
-    asyncio.run(table.advance(cron, 8.0))  # it is not due any more at that time
+    asyncio.run(table.advance_next_time(cron, 7.0))
+    asyncio.run(table.advance_next_time(cron, 8.0))  # it is not due any more at that time
     changed = cron._replace(content={"payload": 1}, next_at=9.0)
-    kept = asyncio.run(table.change(changed, timed=False))
-    timed = asyncio.run(table.change(changed, timed=True))
+    kept = asyncio.run(table.update(changed, sets_next_time=False))
+    timed = asyncio.run(table.update(changed, sets_next_time=True))
     asyncio.run(table.delete(cron))
 
     assert kept is not None
     assert timed is not None
     assert (kept.next_at, kept.content, timed.next_at) == (7.0, {"payload": 1}, 9.0)
-    assert asyncio.run(table.change(changed, timed=True)) is None
+    assert asyncio.run(table.update(changed, sets_next_time=True)) is None
     assert crons(talked) == []
 
 
@@ -119,7 +121,7 @@ def told(saver: Saver, text: str, *, keeps_thread: bool = True) -> LiveRun:
     run = accepted(saver)
     content = {"url": "https://a.b/", "run": {"values": asked(text)["request"]["input"]}}
     asyncio.run(WebhookTable(saver).add(run, content, {}, keeps_thread=keeps_thread))
-    asyncio.run(RunTable(saver).end(run, "success"))
+    asyncio.run(RunTable(saver).end_run(run, "success"))
     return run
 
 
@@ -127,17 +129,17 @@ def test_a_webhook_is_of_a_run_that_this_process_ends(talked: Saver) -> None:
     """It is tried once at a time, and due again after each pause."""
     table, run = WebhookTable(talked), told(talked, "hi")
     asyncio.run(table.add(run, {"late": True}, {}, keeps_thread=True))
-    due = asyncio.run(table.due(9))
-    first = asyncio.run(table.take(run.run_id, [0.0, 3600.0]))
-    second = asyncio.run(table.take(run.run_id, [0.0, 3600.0]))
-    third = asyncio.run(table.take(run.run_id, [0.0, 3600.0]))
+    due = asyncio.run(table.list_due_run_ids(9))
+    first = asyncio.run(table.claim_attempt(run.run_id, [0.0, 3600.0]))
+    second = asyncio.run(table.claim_attempt(run.run_id, [0.0, 3600.0]))
+    third = asyncio.run(table.claim_attempt(run.run_id, [0.0, 3600.0]))
 
     assert due == [run.run_id]
     assert first is not None
     assert second is not None
     assert (first[0]["url"], first[1], second[1], third) == ("https://a.b/", 0, 1, None)
-    asyncio.run(table.drop(run.run_id))
-    assert asyncio.run(table.due(9)) == []
+    asyncio.run(table.delete(run.run_id))
+    assert asyncio.run(table.list_due_run_ids(9)) == []
 
 
 @pytest.mark.parametrize("way", [["t", ["a"]], ["t"]], ids=["a message", "its thread"])
@@ -147,7 +149,7 @@ def test_webhooks_that_quote_what_is_erased_are_not_sent(talked: Saver, way: lis
     talked.erase(*way)
     left = [] if way == ["t"] else [kept.run_id]
 
-    assert asyncio.run(WebhookTable(talked).due(9)) == left
+    assert asyncio.run(WebhookTable(talked).list_due_run_ids(9)) == left
     assert SECRET.encode() not in raw(talked)
 
 
@@ -158,7 +160,7 @@ def test_a_webhook_tells_nothing_of_a_thread_that_was_erased_from(talked: Saver)
     table, bare = WebhookTable(talked), {"url": "https://a.b/", "run": {"values": None}}
     content = {**bare, "run": {"values": SECRET}}
     asyncio.run(table.add(run, content, bare, keeps_thread=True))
-    told = asyncio.run(table.take(run.run_id, [0.0]))
+    told = asyncio.run(table.claim_attempt(run.run_id, [0.0]))
 
     assert told is not None
     assert told[0] == bare
@@ -168,7 +170,7 @@ def test_a_webhook_tells_nothing_of_a_thread_that_was_erased_from(talked: Saver)
 def test_a_thread_with_a_cron_is_not_idle(talked: Saver) -> None:
     now, cron = datetime.now(UTC), made(talked)
     kept = talked.delete_idle(now)
-    asyncio.run(CronTable(talked).advance(cron, None))
+    asyncio.run(CronTable(talked).advance_next_time(cron, None))
 
     assert kept == []
     assert [info.thread_id for info in talked.delete_idle(now)] == ["t"]

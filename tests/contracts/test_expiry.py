@@ -36,7 +36,7 @@ def steps(saver: SQLiteCheckpointer, thread_id: str, many: int) -> None:
 def accept(saver: SQLiteCheckpointer, thread_id: str, **more: Any) -> LiveRun:
     live = LiveRun(thread_id, 0, 0, "r", "pending", "me", "graph", 1, None)
     row = RunRow(live, 1.0, 1.0, {"metadata": {}}, request={}, **more)
-    accepting = RunTable(saver).accept(row, rejects=False, cancels=None)
+    accepting = RunTable(saver).accept_run(row, reject_if_busy=False, cancel_action=None)
     accepted, _ = asyncio.run(accepting)
     assert accepted is not None
     return accepted
@@ -51,17 +51,17 @@ def test_a_thread_goes_once_its_time_is_over(
     for thread_id in ("t", "empty"):
         threads.set_ttl(thread_id, DELETES)
     later(monkeypatch, 9)
-    assert threads.expired(10) == []
-    assert threads.expire("t") is False
+    assert threads.list_expired(10) == []
+    assert threads.delete_if_expired("t") is False
 
     later(monkeypatch, 11)
-    assert sorted(threads.expired(10)) == ["empty", "t"]
-    assert len(threads.expired(1)) == 1
-    assert threads.expire("t") is True
-    assert threads.expire("t") is False
+    assert sorted(threads.list_expired(10)) == ["empty", "t"]
+    assert len(threads.list_expired(1)) == 1
+    assert threads.delete_if_expired("t") is True
+    assert threads.delete_if_expired("t") is False
     assert threads.get("t") is None
     assert threads.get("stays") is not None
-    assert threads.expired(10) == ["empty"]
+    assert threads.list_expired(10) == ["empty"]
 
 
 def test_time_begins_when_it_is_set_and_with_each_activity(
@@ -76,7 +76,7 @@ def test_time_begins_when_it_is_set_and_with_each_activity(
     assert listed.ttl == DELETES
     assert listed.expires_at is not None
     assert listed.expires_at.timestamp() == pytest.approx(now + 600, abs=1e-3)
-    assert threads.expire("t") is False
+    assert threads.delete_if_expired("t") is False
 
 
 def test_the_newest_state_may_stay_and_is_pruned_once(
@@ -86,11 +86,11 @@ def test_the_newest_state_may_stay_and_is_pruned_once(
     threads.set_ttl("t", KEEPS)
     later(monkeypatch, 11)
 
-    assert threads.expire("t") is True
+    assert threads.delete_if_expired("t") is True
 
     assert [each.checkpoint["channel_values"] for each in saver.list(at("t"))] == [{"n": 2}]
     later(monkeypatch, 100)
-    assert threads.expired(10) == []
+    assert threads.list_expired(10) == []
     listed = threads.get("t")
     assert listed is not None
     assert listed.ttl == KEEPS
@@ -108,6 +108,6 @@ def test_a_thread_with_a_run_stays(
     accept(saver, "t", **({"not_before": not_before} if not_before else {}))
     later(monkeypatch, 11)
 
-    assert threads.expired(10) == []
-    assert threads.expire("t") is False
+    assert threads.list_expired(10) == []
+    assert threads.delete_if_expired("t") is False
     assert threads.get("t") is not None

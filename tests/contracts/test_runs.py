@@ -16,8 +16,8 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import LiveRun, RunRow
 from perdure.checkpointers.runs import (
     ALL_RUNS,
-    BEGUN_BITS,
-    KEPT,
+    EVENT_NUMBER_BITS,
+    MAX_ENDED_RUNS,
     EventBatch,
     RunState,
     RunTable,
@@ -60,7 +60,11 @@ def accept(
     about = {"metadata": {}, "multitask_strategy": "enqueue", "user": "ann"}
     now = time.time()
     row = RunRow(live, now, now, about, request=request or asked("hi"), not_before=not_before)
-    return asyncio.run(RunTable(saver).accept(row, rejects=rejects, cancels=cancels, events=events))
+    return asyncio.run(
+        RunTable(saver).accept_run(
+            row, reject_if_busy=rejects, cancel_action=cancels, stores_events=events
+        )
+    )
 
 
 def accepted(saver: Saver, thread_id: str = "t", request: Any = None, **options: Any) -> LiveRun:
@@ -70,7 +74,7 @@ def accepted(saver: Saver, thread_id: str = "t", request: Any = None, **options:
 
 
 def of(saver: Saver, thread_id: str = "t") -> list[RunRow]:
-    return asyncio.run(RunTable(saver).of(thread_id))[::-1]
+    return asyncio.run(RunTable(saver).list_runs(thread_id))[::-1]
 
 
 def statuses(saver: Saver, thread_id: str = "t") -> list[str]:
@@ -91,8 +95,8 @@ def test_runs_of_a_thread_run_one_after_the_other(talked: Saver) -> None:
     table = RunTable(talked)
     first, second, third = (accepted(talked) for _ in range(3))
     began = statuses(talked)
-    claimed = asyncio.run(table.end(first, "success"))
-    again = asyncio.run(table.end(first, "error"))
+    claimed = asyncio.run(table.end_run(first, "success"))
+    again = asyncio.run(table.end_run(first, "error"))
 
     assert began == ["running", "pending", "pending"]
     assert claimed == [second.run_id]
@@ -125,7 +129,7 @@ def test_nothing_is_left_of_runs_that_are_rolled_back(talked: Saver) -> None:
     third, live = accept(talked, cancels="rollback")
     table = RunTable(talked)
     cancelled = [(row.live.status, row.live.cancel_action) for row in of(talked)]
-    claimed = asyncio.run(table.end(first, "rolled back"))
+    claimed = asyncio.run(table.end_run(first, "rolled back"))
 
     assert third is not None
     assert live == [first.run_id, third.run_id]
@@ -139,8 +143,8 @@ def test_no_run_takes_the_number_of_one_that_was_rolled_back(talked: Saver, how:
     """Servers know runs and their events by these numbers."""
     first, second, third = (accepted(talked) for _ in range(3))
     if how == "cancel":
-        asyncio.run(RunTable(talked).cancel("t", third.run_id, "rollback"))
-        asyncio.run(RunTable(talked).cancel("t", second.run_id, "rollback"))
+        asyncio.run(RunTable(talked).cancel_runs("t", third.run_id, "rollback"))
+        asyncio.run(RunTable(talked).cancel_runs("t", second.run_id, "rollback"))
     last = accepted(talked, cancels="rollback" if how == "strategy" else None)
 
     assert [first.seq, second.seq, third.seq, last.seq] == [1, 2, 3, 4]
@@ -152,15 +156,15 @@ def test_a_delayed_run_holds_up_no_other(talked: Saver) -> None:
     table, soon = RunTable(talked), time.time() + 3600
     delayed = accepted(talked, owner="", not_before=soon)
     first = accepted(talked)
-    early = asyncio.run(table.live())
+    early = asyncio.run(table.list_live_runs())
     busy = [row.live.status for row in of(talked)]
-    asyncio.run(table.end(first, "success"))
+    asyncio.run(table.end_run(first, "success"))
     second, third = accepted(talked), accepted(talked)
     for _ in range(2):  # another server may be first
-        asyncio.run(table.begin_due(delayed, "me", None))
+        asyncio.run(table.start_delayed_run(delayed, "me", None))
     waiting = statuses(talked)
-    asyncio.run(table.end(second, "success"))
-    asyncio.run(table.end(third, "success"))
+    asyncio.run(table.end_run(second, "success"))
+    asyncio.run(table.end_run(third, "success"))
 
     assert [run.run_id for run in early] == [first.run_id]
     assert busy == ["delayed", "running"]
@@ -175,8 +179,8 @@ def test_a_delayed_run_that_is_due_may_cancel_those_before_it(talked: Saver) -> 
         accepted(talked, owner="", not_before=time.time() + after) for after in (3600, -1)
     )
     accepted(talked), accepted(talked)
-    seen = asyncio.run(table.live())
-    asyncio.run(table.begin_due(due, "me", "interrupt"))
+    seen = asyncio.run(table.list_live_runs())
+    asyncio.run(table.start_delayed_run(due, "me", "interrupt"))
 
     assert (seen[0].run_id, seen[0].status) == (due.run_id, "delayed")
     assert later.run_id not in [run.run_id for run in seen]
@@ -186,7 +190,7 @@ def test_a_delayed_run_that_is_due_may_cancel_those_before_it(talked: Saver) -> 
 
 def test_the_only_run_that_is_due_runs_at_once(talked: Saver) -> None:
     due = accepted(talked, owner="", not_before=time.time() - 1)
-    asyncio.run(RunTable(talked).begin_due(due, "me", None))
+    asyncio.run(RunTable(talked).start_delayed_run(due, "me", None))
 
     assert [(row.live.status, row.live.owner) for row in of(talked)] == [("running", "me")]
 
@@ -195,9 +199,9 @@ def test_the_only_run_that_is_due_runs_at_once(talked: Saver) -> None:
 def test_delayed_runs_are_cancelled(talked: Saver, action: str, left: list[str]) -> None:
     table, soon = RunTable(talked), time.time() + 3600
     first, _ = (accepted(talked, owner="", not_before=soon) for _ in range(2))
-    asyncio.run(table.cancel("t", first.run_id, action))
+    asyncio.run(table.cancel_runs("t", first.run_id, action))
     one = statuses(talked)
-    asyncio.run(table.cancel("t", "", action))
+    asyncio.run(table.cancel_runs("t", "", action))
 
     assert one == [*left[:1], "delayed"]
     assert statuses(talked) == left
@@ -209,7 +213,7 @@ def test_runs_of_who_is_gone_go_on_in_their_order(talked: Saver) -> None:
     for _ in range(2):
         accepted(talked, owner="gone")
     accepted(talked)
-    asyncio.run(table.claim("me", asyncio.run(table.live())[:2]))
+    asyncio.run(table.claim_runs("me", asyncio.run(table.list_live_runs())[:2]))
 
     first, second, third = of(talked)
     assert statuses(talked) == ["running", "pending", "pending"]
@@ -221,9 +225,9 @@ def test_what_is_handed_over_is_nobodys_and_no_attempt(talked: Saver) -> None:
     table = RunTable(talked)
     for _ in range(2):
         accepted(talked)
-    asyncio.run(table.hand_over("me"))
+    asyncio.run(table.release_runs("me"))
     handed = [row.live for row in of(talked)]
-    asyncio.run(table.claim("other", asyncio.run(table.live())))
+    asyncio.run(table.claim_runs("other", asyncio.run(table.list_live_runs())))
 
     assert [(each.status, each.owner) for each in handed] == [("running", ""), ("pending", "")]
     assert [(row.live.status, row.live.attempt) for row in of(talked)] == [
@@ -237,11 +241,11 @@ def test_a_run_that_began_is_rolled_back_by_who_takes_it_over(talked: Saver) -> 
     table = RunTable(talked)
     for owner, left_by in (("me", ""), ("gone", "gone")):
         run = accepted(talked, owner=owner)
-        asyncio.run(table.hand_over("me"))
-        asyncio.run(table.cancel("t", run.run_id, "rollback"))
-        [cancelled] = asyncio.run(table.live())
-        asyncio.run(table.claim("other", [cancelled]))
-        [taken] = asyncio.run(table.live())
+        asyncio.run(table.release_runs("me"))
+        asyncio.run(table.cancel_runs("t", run.run_id, "rollback"))
+        [cancelled] = asyncio.run(table.list_live_runs())
+        asyncio.run(table.claim_runs("other", [cancelled]))
+        [taken] = asyncio.run(table.list_live_runs())
 
         assert (cancelled.status, cancelled.owner, cancelled.cancel_action) == (
             "running",
@@ -249,8 +253,8 @@ def test_a_run_that_began_is_rolled_back_by_who_takes_it_over(talked: Saver) -> 
             "rollback",
         )
         assert (taken.status, taken.owner, taken.cancel_action) == ("running", "other", "rollback")
-        assert asyncio.run(table.end(taken, "success")) is None  # the rollback would be lost
-        asyncio.run(table.end(taken, "rolled back"))
+        assert asyncio.run(table.end_run(taken, "success")) is None  # the rollback would be lost
+        asyncio.run(table.end_run(taken, "rolled back"))
 
 
 def test_a_run_does_not_end_before_its_cancellation_is_known(talked: Saver) -> None:
@@ -261,14 +265,14 @@ def test_a_run_does_not_end_before_its_cancellation_is_known(talked: Saver) -> N
     def end(status: RunState, known: str | None) -> list[str] | None:
         options: Any = {"keeps_thread": True, "known_cancel": known}
         webhook = webhooks.build_insert(run, {"url": status}, {}, **options)
-        last: Any = {"last": batch(0, status), "known_cancel": known, "webhook": webhook}
-        return asyncio.run(table.end(run, status, **last))
+        last: Any = {"unstored_events": batch(0, status), "known_cancel": known, "webhook": webhook}
+        return asyncio.run(table.end_run(run, status, **last))
 
-    asyncio.run(table.cancel("t", run.run_id, "interrupt"))
+    asyncio.run(table.cancel_runs("t", run.run_id, "interrupt"))
     refused = end("success", None)
-    before = statuses(talked), told(talked, run), asyncio.run(webhooks.due(9))
+    before = statuses(talked), told(talked, run), asyncio.run(webhooks.list_due_run_ids(9))
     claimed = end("interrupted", "interrupt")
-    taken = asyncio.run(webhooks.take(run.run_id, [0.0]))
+    taken = asyncio.run(webhooks.claim_attempt(run.run_id, [0.0]))
 
     assert refused is None
     assert before == (["running"], [], [])
@@ -281,25 +285,25 @@ def test_a_run_does_not_end_before_its_cancellation_is_known(talked: Saver) -> N
 def test_the_oldest_runs_of_a_thread_are_dropped(
     talked: Saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.checkpointers.runs.KEPT", 2)
+    monkeypatch.setattr("perdure.checkpointers.runs.MAX_ENDED_RUNS", 2)
     table, made = RunTable(talked), []
     for _ in range(4):
         made.append(accepted(talked))
-        asyncio.run(table.end(made[-1], "success"))
+        asyncio.run(table.end_run(made[-1], "success"))
 
     assert [row.live.run_id for row in of(talked)] == [each.run_id for each in made[2:]]
-    assert KEPT == 100
+    assert MAX_ENDED_RUNS == 100
 
 
 def test_runs_of_threads_are_listed_newest_first(talked: Saver) -> None:
     table = RunTable(talked)
     put(talked, "u", [human("c")])
     first, other, last = (accepted(talked, thread) for thread in ("t", "u", "t"))
-    asyncio.run(table.end(first, "error"))
+    asyncio.run(table.end_run(first, "error"))
     everything = ThreadQuery(is_exact=True)
 
     def newest(query: ThreadQuery, status: str | None, *page: int) -> list[tuple[str, bool]]:
-        listed = asyncio.run(table.newest(query, status, *page))
+        listed = asyncio.run(table.search_runs(query, status, *page))
         return [(row.live.run_id, is_last) for row, is_last in listed]
 
     assert newest(everything, None, 9, 0) == [
@@ -351,7 +355,7 @@ def test_a_delayed_run_that_quotes_what_is_erased_is_cancelled(talked: Saver) ->
 def test_a_run_under_way_that_quotes_what_is_erased_is_told_to_stop(talked: Saver) -> None:
     run = accepted(talked, request=asked(SECRET))
     talked.erase("t", ["a"])
-    asyncio.run(RunTable(talked).end(run, "error", {"message": f"cannot read {SECRET}"}))
+    asyncio.run(RunTable(talked).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
 
     assert (of(talked)[0].live.cancel_action, of(talked)[0].error) == ("interrupt", None)
     assert SECRET.encode() not in raw(talked)
@@ -362,7 +366,7 @@ def test_a_run_under_way_stores_nothing_that_it_holds(talked: Saver) -> None:
     run = accepted(talked)
     talked.erase("t", ["a"])
     error, request = {"message": f"cannot read {SECRET}"}, asked(SECRET)
-    asyncio.run(RunTable(talked).end(run, "error", error, request))
+    asyncio.run(RunTable(talked).end_run(run, "error", error, request))
 
     assert statuses(talked) == ["error"]
     assert (of(talked)[0].error, of(talked)[0].request) == (None, None)
@@ -373,14 +377,14 @@ def test_the_error_of_a_run(talked: Saver) -> None:
     """The error of a run is stored if the run began after the erasure."""
     talked.erase("t", ["a"])
     run = accepted(talked)
-    asyncio.run(RunTable(talked).end(run, "error", {"message": "no"}))
+    asyncio.run(RunTable(talked).end_run(run, "error", {"message": "no"}))
 
     assert of(talked)[0].error == {"message": "no"}
 
 
 def test_the_error_of_a_run_is_erased(talked: Saver) -> None:
     run = accepted(talked)
-    asyncio.run(RunTable(talked).end(run, "error", {"message": f"cannot read {SECRET}"}))
+    asyncio.run(RunTable(talked).end_run(run, "error", {"message": f"cannot read {SECRET}"}))
     before = of(talked)[0].error
     report = talked.erase("t", ["a"])
 
@@ -396,8 +400,8 @@ def test_a_run_that_may_be_asked_again_is_erased(talked: Saver) -> None:
     for cancels in (None, "interrupt"):
         run = accepted(talked)
         if cancels:
-            asyncio.run(table.cancel("t", run.run_id, cancels))
-        asyncio.run(table.end(run, "error", {"message": "no"}, kept, known_cancel=cancels))
+            asyncio.run(table.cancel_runs("t", run.run_id, cancels))
+        asyncio.run(table.end_run(run, "error", {"message": "no"}, kept, known_cancel=cancels))
     before = [row.request for row in of(talked)]
     report = talked.erase("t", ["a"])
 
@@ -424,7 +428,7 @@ def test_a_thread_on_which_a_run_waits_is_not_idle(talked: Saver) -> None:
     now = datetime.now(UTC)
 
     assert talked.delete_idle(now) == []
-    asyncio.run(RunTable(talked).end(run, "success"))
+    asyncio.run(RunTable(talked).end_run(run, "success"))
     assert [info.thread_id for info in talked.delete_idle(now)] == ["t"]
     assert of(talked) == []
 
@@ -445,7 +449,7 @@ def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
         columns = "about, request, error"
         flow = f"SELECT {columns} FROM runs"
         stored = str(saver.database.read(lambda: _rows(flow)))
-        asyncio.run(RunTable(saver).end(run, "error", {"message": SECRET}, asked(SECRET)))
+        asyncio.run(RunTable(saver).end_run(run, "error", {"message": SECRET}, asked(SECRET)))
         ended = str(saver.database.read(lambda: _rows(flow)))
 
         assert SECRET not in stored + ended
@@ -487,7 +491,7 @@ def tell(saver: Saver, run: LiveRun, *batches: EventBatch) -> None:
 
 
 def told(saver: Saver, run: LiveRun, after: int = 0) -> list[EventBatch]:
-    return asyncio.run(RunTable(saver).events(run.thread_key, (run.seq, run.seq), after))
+    return asyncio.run(RunTable(saver).read_events(run.thread_key, (run.seq, run.seq), after))
 
 
 def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver) -> None:
@@ -523,14 +527,14 @@ def test_events_are_read_in_order_after_any_of_them(talked: Saver) -> None:
     run = accepted(talked, events=True)
     tell(talked, run, batch(0, "one", "two"), batch(2, "three"))
     tell(talked, run, batch(2, "again"))  # whose commit was in doubt
-    asyncio.run(RunTable(talked).end(run, "success", last=batch(3, "four")))
+    asyncio.run(RunTable(talked).end_run(run, "success", unstored_events=batch(3, "four")))
 
     assert told(talked, run) == [batch(0, "one", "two"), batch(2, "three"), batch(3, "four")]
     assert told(talked, run, 1) == told(talked, run)
     assert told(talked, run, 2) == told(talked, run)[1:]
-    newest = asyncio.run(RunTable(talked).newest_event(run.thread_key, ALL_RUNS, 0))
+    newest = asyncio.run(RunTable(talked).find_newest_event(run.thread_key, ALL_RUNS, 0))
     assert newest == (run.seq, 4, "success")
-    assert asyncio.run(RunTable(talked).newest_event(run.thread_key, ALL_RUNS, 4)) is None
+    assert asyncio.run(RunTable(talked).find_newest_event(run.thread_key, ALL_RUNS, 4)) is None
 
 
 def test_the_oldest_events_of_a_run_are_dropped(talked: Saver) -> None:
@@ -543,15 +547,18 @@ def test_the_oldest_events_of_a_run_are_dropped(talked: Saver) -> None:
 def test_only_who_has_a_run_tells_of_it(talked: Saver) -> None:
     run, table = accepted(talked, owner="gone", events=True), RunTable(talked)
     tell(talked, run, batch(0, "one"))
-    asyncio.run(table.claim("me", asyncio.run(table.live())))
+    asyncio.run(table.claim_runs("me", asyncio.run(table.list_live_runs())))
     tell(talked, run, batch(1, "of who is gone"))
     here = of(talked)[0].live
-    begun = asyncio.run(table.begin_events(here, 0))
-    again = asyncio.run(table.begin_events(here, 0))
-    tell(talked, here, batch(2 << BEGUN_BITS, "two"))
+    begun = asyncio.run(table.reserve_event_numbers(here, 0))
+    again = asyncio.run(table.reserve_event_numbers(here, 0))
+    tell(talked, here, batch(2 << EVENT_NUMBER_BITS, "two"))
 
-    assert asyncio.run(table.begin_events(run, 0)) is None
-    assert (begun, again) == ((1, 1 << BEGUN_BITS), (1 << BEGUN_BITS, 2 << BEGUN_BITS))
+    assert asyncio.run(table.reserve_event_numbers(run, 0)) is None
+    assert (begun, again) == (
+        (1, 1 << EVENT_NUMBER_BITS),
+        (1 << EVENT_NUMBER_BITS, 2 << EVENT_NUMBER_BITS),
+    )
     assert [each.events for each in told(talked, run)] == [
         [("values", b"one")],
         [],
@@ -571,25 +578,25 @@ def test_a_run_that_nobody_may_join_again_stores_none(talked: Saver) -> None:
 def test_events_go_with_what_they_quote(
     talked: Saver, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.checkpointers.runs.KEPT", 1)
+    monkeypatch.setattr("perdure.checkpointers.runs.MAX_ENDED_RUNS", 1)
     run, table = accepted(talked, events=True), RunTable(talked)
     tell(talked, run, batch(0, SECRET))
-    asyncio.run(table.end(run, "rolled back" if how == "roll back" else "success"))
+    asyncio.run(table.end_run(run, "rolled back" if how == "roll back" else "success"))
     match how:
         case "erase":
             assert talked.erase("t", ["a"]).events == 1
         case "delete":
             assert talked.erase("t").events == 1
         case "drop":
-            asyncio.run(table.drop(run))
+            asyncio.run(table.delete_ended_run(run))
         case "age":
-            asyncio.run(table.drop_aged())
+            asyncio.run(table.delete_old_events())
             assert told(talked, run) != []
-            monkeypatch.setattr("perdure.checkpointers.runs.EVENTS_S", -1)
-            asyncio.run(table.drop_aged())
+            monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
+            asyncio.run(table.delete_old_events())
         case "many":
             for _ in range(2):
-                asyncio.run(table.end(accepted(talked), "success"))
+                asyncio.run(table.end_run(accepted(talked), "success"))
     if how != "delete":
         assert accepted(talked).seq > run.seq  # which tells events of a thread apart
 
@@ -603,7 +610,7 @@ def test_a_run_under_way_tells_no_more_after_an_erasure(talked: Saver) -> None:
     run = accepted(talked, events=True)
     talked.erase("t", ["nobody's"])
     tell(talked, run, batch(0, "told later"))
-    asyncio.run(RunTable(talked).end(run, "success", last=batch(0, "told later")))
+    asyncio.run(RunTable(talked).end_run(run, "success", unstored_events=batch(0, "told later")))
 
     assert told(talked, run) == []
     assert b"told later" not in raw(talked)

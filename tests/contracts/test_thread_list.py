@@ -38,8 +38,8 @@ def told(saver: SQLiteCheckpointer, thread_id: str = "t") -> Any:
     assert thread is not None
     head = existing_head(saver, thread_id)
     assert thread.title == head.title
-    assert thread.told is None or thread.told.items() <= head.metadata.items()
-    return thread.told
+    assert thread.head_metadata is None or thread.head_metadata.items() <= head.metadata.items()
+    return thread.head_metadata
 
 
 def heads_read(saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -64,9 +64,9 @@ def test_a_list_tells_the_metadata_of_the_head(
     put(saver, {"m": 1}, ns="sub", uid="s", metadata={"topic": "another"})
     (thread,) = listed(saver)
 
-    assert (thread.told, thread.title, many) == ({"topic": "ponds", "n": True}, "", [])
-    assert thread.told is not None
-    assert thread.told["n"] is True  # which equals 1
+    assert (thread.head_metadata, thread.title, many) == ({"topic": "ponds", "n": True}, "", [])
+    assert thread.head_metadata is not None
+    assert thread.head_metadata["n"] is True  # which equals 1
     put(saver, {"n": 3}, at(uid="2"), uid="3", metadata={"topic": "rivers", "run_id": "r"})
     assert told(saver) == {"topic": "rivers"}
     metadata = {"topic": "rivers", "counters_since_delta_snapshot": {"messages": (1, 1)}}
@@ -144,7 +144,7 @@ def test_what_has_too_many_numbers_to_be_found_by_is_compared(saver: SQLiteCheck
     put(saver, {"n": 1}, thread="of-head", uid="1", metadata=large)
     for thread in ("both", "beside"):
         put(saver, {"n": 1}, thread=thread, uid="1", metadata={"topic": "rivers"})
-    ThreadList(saver).change("both", lambda _: (ClientMetadata(large), "idle"))
+    ThreadList(saver).update("both", lambda _: (ClientMetadata(large), "idle"))
 
     have = found(saver, metadata={"topic": "ponds"})
     assert set(have) - {"beside"} == {"both", "of-head", "of-client"}
@@ -193,7 +193,7 @@ def test_what_a_client_gave_and_what_is_told_is_erased(saver: SQLiteCheckpointer
     put(saver, {"messages": [HumanMessage(SECRET, id="q")]}, uid="1", metadata=about)
     put(saver, {"messages": []}, at(uid="1"), uid="2", metadata=about)
     threads = ThreadList(saver)
-    threads.change("t", lambda _: (ClientMetadata({**about, "title": SECRET}), "idle"))
+    threads.update("t", lambda _: (ClientMetadata({**about, "title": SECRET}), "idle"))
     assert found(saver, metadata={"quote": SECRET}) == ["t"]
     saver.erase("t", ["q"])
     thread = threads.get("t")
@@ -250,19 +250,23 @@ def test_a_merge_takes_what_a_client_gave(tmp_path: Path, saver: SQLiteCheckpoin
     client = ClientMetadata({"topic": "ponds"})
     with SQLiteCheckpointer.open(tmp_path / "other.db") as other:
         put(other, {"n": 1}, uid="1", metadata={"n": 1})
-        ThreadList(other).change("t", lambda _: (client, "error"))
+        ThreadList(other).update("t", lambda _: (client, "error"))
         saver.import_from(other)
         thread = ThreadList(saver).get("t")
         assert thread is not None
-        assert (thread.client, thread.ended, thread.told) == (client, "error", {"n": 1})
-        ThreadList(saver).change("t", lambda _: (ClientMetadata({"topic": "here"}), "idle"))
+        assert (thread.client, thread.last_run_status, thread.head_metadata) == (
+            client,
+            "error",
+            {"n": 1},
+        )
+        ThreadList(saver).update("t", lambda _: (ClientMetadata({"topic": "here"}), "idle"))
         put(other, {"n": 2}, at(uid="1"), uid="2", metadata={"n": 2})
         saver.import_from(other)
         thread = ThreadList(saver).get("t")
 
     assert thread is not None
     assert thread.client is not None
-    assert (thread.client.metadata, thread.ended, thread.told) == (
+    assert (thread.client.metadata, thread.last_run_status, thread.head_metadata) == (
         {"topic": "here"},
         "idle",
         {"n": 2},
@@ -275,13 +279,13 @@ def test_a_merge_takes_what_a_client_gave_since(tmp_path: Path, saver: SQLiteChe
     with SQLiteCheckpointer.open(tmp_path / "other.db") as other:
         put(other, {"n": 1}, uid="1")
         saver.import_from(other)
-        ThreadList(other).change("t", lambda _: (client, "error"))
+        ThreadList(other).update("t", lambda _: (client, "error"))
         put(other, {"n": 2}, at(uid="1"), uid="2")
         saver.import_from(other)
     thread = ThreadList(saver).get("t")
 
     assert thread is not None
-    assert (thread.client, thread.ended) == (client, "error")
+    assert (thread.client, thread.last_run_status) == (client, "error")
 
 
 def test_a_merge_tells_how_threads_stand(
@@ -292,12 +296,12 @@ def test_a_merge_tells_how_threads_stand(
         for thread in ("a", "b", "c", "d"):
             put(other, {"n": 1}, thread=thread, uid="1")
         other.put_writes(at("b", uid="1"), ASKS, "task", PATH)
-        ThreadList(other).change("c", lambda _: (None, "error"))
+        ThreadList(other).update("c", lambda _: (None, "error"))
         saver.import_from(other)
-        there = [(each.thread_id, each.status, each.ended) for each in listed(other)]
+        there = [(each.thread_id, each.status, each.last_run_status) for each in listed(other)]
     many = heads_read(saver, monkeypatch)
 
-    assert there == [(each.thread_id, each.status, each.ended) for each in listed(saver)]
+    assert there == [(each.thread_id, each.status, each.last_run_status) for each in listed(saver)]
     assert many == [1]
 
 
@@ -305,7 +309,7 @@ def test_pages_and_orders(saver: SQLiteCheckpointer) -> None:
     for number in range(5):
         put(saver, {"n": 1}, thread=f"t{(number * 2) % 5}", uid="1")
     threads = ThreadList(saver)
-    threads.change("t1", lambda _: (None, "error"))
+    threads.update("t1", lambda _: (None, "error"))
     pages = [
         threads.search(ThreadQuery(is_exact=exact), lambda thread: thread.thread_id, 2, offset)
         for exact in (True, False)

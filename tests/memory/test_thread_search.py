@@ -128,7 +128,7 @@ def test_a_thread_that_becomes_anothers_is_found_by_that_one_alone(both: Opened)
     assert both.search("canoe", user="zoe") == ["home"]
     assert both.search("nobody", user="eve") == []
     client = ClientMetadata({"owner": "eve"})
-    ThreadList(both.saver).change("old", lambda thread: (client, "idle"))
+    ThreadList(both.saver).update("old", lambda thread: (client, "idle"))
     assert both.search("nobody", user="eve") == ["old"]
     assert len(both.search("nobody")) == 1
 

@@ -74,8 +74,8 @@ def test_an_archive_is_read_back(filled: People, backend: str, tmp_path: Path) -
             instructions = Instructions(copy.store, ("instructions", "{user_id}")).current(ANN)
             profile = Profile(Facts, copy.store).get(ANN)
             texts = [memory.text for memory in memories(store=copy.store, config=ANN, limit=50)]
-            runs = asyncio.run(RunTable(copy.saver).live())
-            crons = asyncio.run(CronTable(copy.saver).all())
+            runs = asyncio.run(RunTable(copy.saver).list_live_runs())
+            crons = asyncio.run(CronTable(copy.saver).list_crons())
             owners = {copy.saver.head(each).owner for each in threads}  # type: ignore[union-attr]
 
     assert sorted(threads) == ["anns", "anns-2"]

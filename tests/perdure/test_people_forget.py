@@ -153,7 +153,7 @@ def test_what_belongs_to_others_is_listed(both: People) -> None:
     )
     report = people.forget("ann", saver, store)
     kept = {part.what: part.ids for part in report.kept}
-    runs = asyncio.run(RunTable(saver).of("bobs-2"))
+    runs = asyncio.run(RunTable(saver).list_runs("bobs-2"))
 
     assert kept["namespaces"] == ("cities/ann",)
     assert kept["threads with quotations"] == ("quoting",)
@@ -203,7 +203,7 @@ def test_runs_are_cancelled_and_waited_for(both: People) -> None:
     saver, store = both.saver, both.store
     table = RunTable(saver)
     with saver.database.lock("perdure.server/alive"):
-        asyncio.run(table.end(asyncio.run(table.live())[0], "success"))
+        asyncio.run(table.end_run(asyncio.run(table.list_live_runs())[0], "success"))
         live = accept_run(saver, "ann", "anns-2", owner="alive")
         accept_run(saver, "ann", "anns", owner="", delay_s=3600)
         with pytest.raises(StorageUnavailable, match=r"was cancelled and goes on after 0\.2 s"):
@@ -211,9 +211,11 @@ def test_runs_are_cancelled_and_waited_for(both: People) -> None:
         assert saver.head("anns") is not None
 
         def end_later() -> None:
-            while "interrupt" not in [run.cancel_action for run in asyncio.run(table.live())]:
+            while "interrupt" not in [
+                run.cancel_action for run in asyncio.run(table.list_live_runs())
+            ]:
                 time.sleep(0.01)
-            asyncio.run(table.end(live, "interrupted", known_cancel="interrupt"))
+            asyncio.run(table.end_run(live, "interrupted", known_cancel="interrupt"))
 
         ending = threading.Thread(target=end_later)
         ending.start()
@@ -221,7 +223,7 @@ def test_runs_are_cancelled_and_waited_for(both: People) -> None:
         ending.join()
 
     assert report.count("runs") == 3
-    assert asyncio.run(table.of("anns")) == []
+    assert asyncio.run(table.list_runs("anns")) == []
 
 
 def test_a_locked_thread_is_waited_for(both: People) -> None:

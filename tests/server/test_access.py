@@ -186,7 +186,9 @@ def seed(place: Place) -> None:
         if missing := not place.saver.heads(prefix=THREAD):
             talk(place.saver, THREAD, said=[CANARY, "yes"], user_id="ann", graph_id="chat")
     run_id = place.named.get("run_id", "none")
-    if missing or not asyncio.run(RunTable(place.saver).of(THREAD, run_id)):  # it was deleted
+    if missing or not asyncio.run(
+        RunTable(place.saver).list_runs(THREAD, run_id)
+    ):  # it was deleted
         runs, headers = f"{place.keys}/threads/{THREAD}/runs", {"x-api-key": ANN}
         began = place.client.post(runs, json=BODIES["POST /runs"], headers=headers)
         place.named["run_id"] = run = began.json()["run_id"]
@@ -212,9 +214,9 @@ def of_ann(place: Place) -> Any:
         [each.value.content for each in place.saver.history(THREAD)],
         (item := place.store.get(*MEMORY)) and item.dict(),
         ThreadList(place.saver).get(KEPT),
-        sorted(asyncio.run(CronTable(place.saver).all())),
-        [row.live.run_id for row in asyncio.run(RunTable(place.saver).of(THREAD))],
-        asyncio.run(AssistantTable(place.saver).versions(ASSISTANT)),
+        sorted(asyncio.run(CronTable(place.saver).list_crons())),
+        [row.live.run_id for row in asyncio.run(RunTable(place.saver).list_runs(THREAD))],
+        asyncio.run(AssistantTable(place.saver).list_versions(ASSISTANT)),
     )
 
 

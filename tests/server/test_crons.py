@@ -82,7 +82,7 @@ def make_due(settings: Settings, cron_id: str, at: float | None = None) -> None:
         table = CronTable(saver)
         cron = asyncio.run(table.get(cron_id))
         assert cron is not None
-        asyncio.run(table.advance(cron, at or time.time() - 1))
+        asyncio.run(table.advance_next_time(cron, at or time.time() - 1))
 
 
 def runs(sdk: SyncLangGraphClient, thread_id: str = "t") -> list[Any]:
@@ -350,13 +350,13 @@ def test_a_cron_is_its_users(settings: Settings, graphs: Graphs, tmp_path: Path)
 
 def due(settings: Settings, cron_id: str) -> bool:
     with SQLiteCheckpointer.open(settings.db) as saver:
-        return cron_id in asyncio.run(CronTable(saver).due())
+        return cron_id in asyncio.run(CronTable(saver).list_due_ids())
 
 
 def saver_runs(saver: Any) -> list[Any]:
     from perdure.checkpointers.runs import RunTable
 
-    return asyncio.run(RunTable(saver).of("t"))
+    return asyncio.run(RunTable(saver).list_runs("t"))
 
 
 def test_handlers_decide_on_crons(settings: Settings, graphs: Graphs, tmp_path: Path) -> None:

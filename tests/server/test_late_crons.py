@@ -68,7 +68,7 @@ def set_due(db: Settings, cron_id: str, at: float | None) -> None:
         table = CronTable(saver)
         cron = asyncio.run(table.get(cron_id))
         assert cron is not None
-        asyncio.run(table.advance(cron, at))
+        asyncio.run(table.advance_next_time(cron, at))
 
 
 def schedule_in(minutes: int, zone: Any = UTC) -> tuple[str, float]:
@@ -115,7 +115,7 @@ def test_a_damaged_cron_stops_no_other(sdk: SyncLangGraphClient, db: Settings) -
     damaged, late, due = (create_cron(sdk, "0 0 1 1 *") for _ in range(3))
     with open_checkpointer(db.db) as saver:
         table = CronTable(saver)
-        asyncio.run(table._changed(read_cron(db, damaged), "drop_cron", damaged))
+        asyncio.run(table._write_cron(read_cron(db, damaged), "drop_cron", damaged))
         broken = read_cron(db, late)._replace(cron_id=damaged)
         broken.content["payload"]["timezone"] = "Mars/Olympus"
         asyncio.run(table.create(broken))
@@ -137,12 +137,12 @@ def test_a_cron_that_changes_meanwhile_is_not_reset(db: Settings, change: str) -
         table = CronTable(saver)
         assert asyncio.run(table.create(cron))
         if change == "disable":
-            asyncio.run(table.change(cron, timed=True))
+            asyncio.run(table.update(cron, sets_next_time=True))
         elif change == "delete":
             asyncio.run(table.delete(cron))
         else:
-            assert asyncio.run(table.reset(cron, now + 60))
+            assert asyncio.run(table.reset_next_time(cron, now + 60))
         before = asyncio.run(table.get("c"))
 
-        assert not asyncio.run(table.reset(cron, now + 5))
+        assert not asyncio.run(table.reset_next_time(cron, now + 5))
         assert asyncio.run(table.get("c")) == before

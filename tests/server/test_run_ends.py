@@ -37,7 +37,7 @@ def hold_end(
     monkeypatch: pytest.MonkeyPatch, gate: Gate, when: Literal["before", "after"] = "before"
 ) -> None:
     """Stop at the gate before, or after, the end of the first run is stored."""
-    end = RunTable.end
+    end = RunTable.end_run
 
     async def held(self: RunTable, *args: Any, **options: Any) -> Any:
         if gate.reached.is_set():
@@ -49,7 +49,7 @@ def hold_end(
         await gate.pass_through()
         return stored
 
-    monkeypatch.setattr(RunTable, "end", held)
+    monkeypatch.setattr(RunTable, "end_run", held)
 
 
 @contextmanager
@@ -287,18 +287,18 @@ def test_a_run_that_was_rolled_back_while_it_waited_does_not_begin(
 ) -> None:
     """The first run ends before its server learns that the second one is gone."""
     hold_end(monkeypatch, gate)
-    accept = RunTable.accept
+    accept = RunTable.accept_run
 
     async def accept_late(self: RunTable, row: Any, **options: Any) -> Any:
         accepted = await accept(self, row, **options)
-        if options["cancels"]:
+        if options["cancel_action"]:
             gate.open.set()
-            while len(await self.of("t")) > 1:  # noqa: ASYNC110 - the first run ends elsewhere
+            while len(await self.list_runs("t")) > 1:  # noqa: ASYNC110 - the first run ends elsewhere
                 await asyncio.sleep(0.005)
             await asyncio.sleep(0.05)
         return accepted
 
-    monkeypatch.setattr(RunTable, "accept", accept_late)
+    monkeypatch.setattr(RunTable, "accept_run", accept_late)
     with served(db) as (client, _):
         started(client, "first")
         assert gate.reached.wait(60)

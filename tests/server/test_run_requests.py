@@ -69,7 +69,7 @@ def test_many_delayed_runs_hold_up_no_other_work(
     monkeypatch.setattr(run_queue, "DUE", 2)
     gate.open.set()
     done: list[str] = []
-    live, begin_due = RunTable.live, RunTable.begin_due
+    live, begin_due = RunTable.list_live_runs, RunTable.start_delayed_run
 
     async def looking(self: RunTable) -> Any:
         done.append("look")
@@ -79,8 +79,8 @@ def test_many_delayed_runs_hold_up_no_other_work(
         done.append("begin")
         await begin_due(self, *given)
 
-    monkeypatch.setattr(RunTable, "live", looking)
-    monkeypatch.setattr(RunTable, "begin_due", beginning)
+    monkeypatch.setattr(RunTable, "list_live_runs", looking)
+    monkeypatch.setattr(RunTable, "start_delayed_run", beginning)
     delayed: Any = {"assistant_id": "talk", "input": says("later"), "after_seconds": 1}
     delayed["thread_id"] = "t"
     for run in sdk.runs.create_batch([delayed] * 5):

@@ -496,7 +496,7 @@ def test_an_update_does_not_bring_a_deleted_thread_back(settings: Settings) -> N
 def test_rows_that_were_read_before_a_run_began_do_not_stop_it(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    second, told, live = Gate(), threading.Event(), RunTable.live
+    second, told, live = Gate(), threading.Event(), RunTable.list_live_runs
     are_read, are_told, swept = threading.Event(), threading.Event(), threading.Event()
 
     async def late(table: RunTable) -> list[LiveRun]:
@@ -508,7 +508,7 @@ def test_rows_that_were_read_before_a_run_began_do_not_stop_it(
             await asyncio.to_thread(are_told.wait, 60)
         return rows
 
-    monkeypatch.setattr(RunTable, "live", late)
+    monkeypatch.setattr(RunTable, "list_live_runs", late)
     served = Graphs({"stubborn": stubborn(gate, second, told)})
     asked = {"assistant_id": "stubborn", "input": {}}
     with (
@@ -622,8 +622,8 @@ def test_the_oldest_runs_are_forgotten(
     sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_queue, "REPLAYED", 1)
-    monkeypatch.setattr("perdure.checkpointers.runs.KEPT", 2)
-    monkeypatch.setattr(runs, "KEPT", 2)
+    monkeypatch.setattr("perdure.checkpointers.runs.MAX_ENDED_RUNS", 2)
+    monkeypatch.setattr(runs, "MAX_ENDED_RUNS", 2)
     gate.open.set()
     made = []
     for text in ("1", "2", "3"):

@@ -240,7 +240,7 @@ def test_events_are_removed_some_time_after_the_end(
         run = begun(client)
         client.runs.join("t", run)
         assert stored(db) == 1
-        monkeypatch.setattr("perdure.checkpointers.runs.EVENTS_S", -1)
+        monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
         monkeypatch.setattr(run_queue, "AGED_S", 0)
         until(lambda: stored(db) == 0)
     with served(db, gate) as client, pytest.raises(APIStatusError, match="no longer kept"):

@@ -48,7 +48,7 @@ async def accepted(saver: Checkpointer, thread_id: str) -> tuple[RunTable, LiveR
     """A run that is under way on a thread, of nobody."""
     live, table = LiveRun(thread_id, 0, 0, "a run", "pending", "", "chat", 1, None), RunTable(saver)
     row = RunRow(live, 0.0, 0.0, {}, request={})
-    made, _ = await table.accept(row, rejects=True, cancels=None)
+    made, _ = await table.accept_run(row, reject_if_busy=True, cancel_action=None)
     assert made is not None
     return table, made
 
@@ -443,7 +443,7 @@ def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
         assert (await threads.get("t"))["status"] == "busy"
         assert ids(await search(threads, status="busy")) == ["t"]
         assert (await threads.copy("t", {}))["status"] == "idle"
-        await table.end(run, "success")
+        await table.end_run(run, "success")
         assert [each["status"] for each in await search(threads)] == ["idle", "idle"]
 
     run(settings, use)

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base.id import uuid6
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.import_langgraph import source_of
+from perdure.checkpointers.import_langgraph import open_source
 from perdure.checkpointers.put import TIMES, TITLE_AMONG
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
@@ -180,12 +180,12 @@ class Importing:
         if names:
             raise ConfigurationError(f"--as is for files of perdure; {db!r} is none")
         saver, limit = self._file.saver, source.max_value_bytes
-        with closing(source_of(db, Codec(saver.serde, saver.types), limit)) as tables:
+        with closing(open_source(db, Codec(saver.serde, saver.types), limit)) as tables:
             done, threads, lacking = ImportReport(), list[str](), list[NotADatabase]()
             with at_work(f"importing {tables.path}"):
                 try:
                     done = saver.import_from(db, max_value_bytes=limit)
-                    threads = [*tables.threads()]
+                    threads = [*tables.iter_thread_ids()]
                 except NotADatabase as exc:  # it may have a store
                     lacking.append(exc)
                 try:

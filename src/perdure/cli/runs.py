@@ -139,7 +139,7 @@ async def _find_runs(
     query = ThreadQuery(ids=None if thread is None else [thread])
     known: dict[str, str] = {}
     while len(found) < limit:
-        page = await table.newest(query, status, limit, offset)
+        page = await table.search_runs(query, status, limit, offset)
         for row, _ in page:
             of = row.live.thread_id
             if user is not None and of not in known:
@@ -158,7 +158,7 @@ async def _find_person(file: OpenedDatabase, thread: str) -> str:
     from perdure.cli.threads import person_in
 
     listed = await ThreadList(file.saver).aget(thread)
-    return "" if listed is None else person_in(listed.told or {}, listed.metadata)
+    return "" if listed is None else person_in(listed.head_metadata or {}, listed.metadata)
 
 
 def _describe_run(row: RunRow) -> dict[str, Any]:
@@ -205,7 +205,7 @@ async def _find_crons(
     from perdure.checkpointers.crons import CronTable
 
     found: list[tuple[CronRow, str]] = []
-    for cron in await CronTable(file.saver).all():
+    for cron in await CronTable(file.saver).list_crons():
         person: str = cron.content.get("acting_for") or cron.content["user"]
         if cron.thread_id is not None:
             person = await _find_person(file, cron.thread_id) or person

@@ -183,8 +183,8 @@ def _find_heads(
 
     def match(thread: ListedThread) -> str | None:
         client = thread.client
-        began = thread.told is not None or client is None or not client.is_reserved
-        is_theirs = user is None or user == person_in(thread.told or {}, thread.metadata)
+        began = thread.head_metadata is not None or client is None or not client.is_reserved
+        is_theirs = user is None or user == person_in(thread.head_metadata or {}, thread.metadata)
         is_match = began and text in f"{thread.thread_id}\0{thread.title}".casefold()
         return thread.thread_id if is_match and is_theirs else None
 

@@ -105,7 +105,7 @@ async def update(call: Caller, runs: All, cron_id: Id, body: dict[str, Any]) -> 
     changed.metadata = {**cron.content["metadata"], **changed.metadata}
     allowed = {**changed.metadata, **(asked["metadata"] or {})}
     cron = await _checked(call, runs, changed, cron, allowed)
-    stored = await CronTable(call.saver).change(cron, timed=bool(_TIMES & body.keys()))
+    stored = await CronTable(call.saver).update(cron, sets_next_time=bool(_TIMES & body.keys()))
     if stored is None:
         raise _unknown(cron_id)
     return JSON(_shown(stored))
@@ -221,7 +221,7 @@ async def _find_crons(call: Call, runs: Runs, wanted: CronFilters) -> list[Found
     assistant_id = named["assistant_id"] if named else wanted.assistant_id
     found = [
         FoundCron(cron, meets(metadata, call.filter) and is_permitted(metadata))
-        for cron in await CronTable(call.saver).all()
+        for cron in await CronTable(call.saver).list_crons()
         if is_wanted(metadata := cron.content["metadata"])
         and assistant_id in (None, cron.content["payload"]["assistant_id"])
         and wanted.thread_id in (None, cron.thread_id)

@@ -59,7 +59,7 @@ async def permit_person(call: Call, user: str, of_store: Action = _READS) -> Per
     people_own = getattr(call._access, "owners_are_people", True)
     rows = PersonRows(call.saver, user, owners_are_people=people_own)
     threads = []
-    for thread_id in await asyncio.to_thread(rows.threads):
+    for thread_id in await asyncio.to_thread(rows.list_threads):
         with suppress(UnknownThread):  # the caller may not reach it
             await call.threads.get(thread_id)
             threads.append(thread_id)

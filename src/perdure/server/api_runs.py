@@ -32,7 +32,7 @@ from pydantic import BeforeValidator, model_validator
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.records import DueCron
-from perdure.checkpointers.runs import LIVE
+from perdure.checkpointers.runs import LIVE_STATES
 from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import UnknownThread
 from perdure.server.access import Forbidden, Identity, Refused, Unauthenticated, action
@@ -172,7 +172,7 @@ async def cancel_many(
     thread_id = body.thread_id or ""
     await call.threads.get(thread_id)
     named = [await runs.get(call.identity.tenant, thread_id, each) for each in body.run_ids or ()]
-    live = [run for run in named if run.status in LIVE]
+    live = [run for run in named if run.status in LIVE_STATES]
     if not live:
         raise Refused(f"none of the runs {body.run_ids!r:.200} is under way or waits", 404)
     for run in live:
@@ -243,7 +243,7 @@ async def cancel(
 ) -> Response:
     """Stop a run; what it has stored stays, but with `rollback`."""
     run = await reached(call, runs, thread_id, run_id, action=action)
-    if run.status not in LIVE:
+    if run.status not in LIVE_STATES:
         raise Refused(f"run {run_id!r} has ended: {run.status}", 404)
     if not await runs.cancel(run.tenant, run.row.live, action):
         raise Refused(f"run {run_id!r} has ended meanwhile", 404)
@@ -257,7 +257,7 @@ async def cancel(
 async def delete(call: Caller, runs: All, thread_id: Id, run_id: Id) -> None:
     """Forget a run that has ended; what it has said and stored stays in its thread."""
     run = await reached(call, runs, thread_id, run_id)
-    if run.status in LIVE:
+    if run.status in LIVE_STATES:
         raise Refused(f"run {run_id!r} has not ended; cancel it first", 409)
     await runs.drop(run)
 
@@ -381,7 +381,7 @@ async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> ListedThr
             await own.permit(asked)
             thread = await own.threads.reach(thread_id)
             is_own = thread.metadata.get("owner") in (None, own.identity.user)
-            if thread.told is None and is_own:
+            if thread.head_metadata is None and is_own:
                 return thread
         return None
     person = call.threads.find_person(thread)
@@ -446,7 +446,7 @@ async def _frames(
             for part in split_frames(each for each in entries if not modes or each.kind in modes):
                 yield part
         await run.wait()
-        if run.status in LIVE:
+        if run.status in LIVE_STATES:
             raise LookupError(ENDS)
     except (LookupError, Refused) as exc:
         cancels, name = False, "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
@@ -477,7 +477,7 @@ async def _values(run: Run, runs: Runs, request: Request, *, cancels: bool = Fal
             ending.cancel()
             if cancels:
                 run.cancel()
-        if run.ended and run.status in LIVE:
+        if run.ended and run.status in LIVE_STATES:
             raise Refused(f"{ENDS}; join it", 503, {"Content-Location": path, "Retry-After": "1"})
         if run.error:
             content = encoded({"__error__": run.error})

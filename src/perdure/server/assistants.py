@@ -114,7 +114,7 @@ class Assistants:
             metadata = {**row.content["metadata"], **changes["metadata"]}
             return self._checked({**row.content, **changes, "metadata": metadata})
 
-        row = await self._table.change(key, changed)
+        row = await self._table.add_version(key, changed)
         if row is None:
             raise unknown(self._graphs, assistant_id)
         return _shown(row)
@@ -122,7 +122,7 @@ class Assistants:
     async def versions(self, assistant_id: str) -> list[Assistant]:
         """All versions of an assistant, newest first; see `get`."""
         found = await self.get(assistant_id)
-        stored = await self._table.versions(found["assistant_id"])
+        stored = await self._table.list_versions(found["assistant_id"])
         rows = [*map(_shown, stored)] or [found]  # that of a graph
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
@@ -135,7 +135,7 @@ class Assistants:
         key = self._changeable(assistant_id)
         if version not in [row["version"] for row in await self.versions(assistant_id)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
-        await self._table.set_latest(key, version)
+        await self._table.set_latest_version(key, version)
         return await self.get(key)
 
     async def delete(self, assistant_id: str) -> None:
@@ -146,7 +146,7 @@ class Assistants:
 
     async def search(self, wanted: AssistantFilters) -> list[Assistant]:
         """All that match, the newest first."""
-        rows = [*map(_shown, await self._table.all()), *map(_of_graph, self._graphs)]
+        rows = [*map(_shown, await self._table.list_assistants()), *map(_of_graph, self._graphs)]
         has_wanted, name = containing(wanted.metadata), wanted.name.casefold()
         return [
             row
@@ -250,7 +250,7 @@ def _canonical(assistant_id: str) -> str:
 
 
 def _shown(row: AssistantRow) -> Assistant:
-    since = row.since or row.created_at
+    since = row.latest_since or row.created_at
     return {
         "assistant_id": row.assistant_id,
         **row.content,

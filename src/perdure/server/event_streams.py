@@ -23,7 +23,7 @@ from langgraph_sdk.stream.subscription import matches_subscription
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import HTTPConnection
 
-from perdure.checkpointers.runs import LIVE
+from perdure.checkpointers.runs import LIVE_STATES
 from perdure.errors import PerdureError
 from perdure.server.access import Refused, action
 from perdure.server.api_runs import begin, look
@@ -357,7 +357,7 @@ class ThreadEvents:
         """Tell that the run was cancelled before it began, unless another one is under way."""
         newest = self._feed.newest
         at_rest = newest is None or _rests(newest)
-        if at_rest and not self._run.begun and self._run.status not in LIVE:
+        if at_rest and not self._run.begun and self._run.status not in LIVE_STATES:
             self._feed.extend([self._made(1, "lifecycle", [], _CANCELLED)])
         self._feed.end_writing()
 

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from perdure.checkpointers.records import RunRow
-from perdure.checkpointers.runs import LIVE
+from perdure.checkpointers.runs import LIVE_STATES
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.graphs import questions
@@ -107,7 +107,7 @@ def run_row(row: RunRow) -> Values:
         **shown(row),
         "error": row.error,
         **_people_of(row),
-        "is_live": live.status in LIVE,
+        "is_live": live.status in LIVE_STATES,
         "begins_at": datetime.fromtimestamp(row.not_before or 0, UTC) if delayed else None,
         "events": f"/threads/{at}/runs/{live.run_id}/stream?stream_mode=messages-tuple",
         "stop": query("/ui/stop", id=live.thread_id, run_id=live.run_id),

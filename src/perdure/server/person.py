@@ -114,7 +114,7 @@ def find_person(thread: ListedThread, *, owners_are_people: bool) -> str | None:
         thread: The thread.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
-    user = (thread.told or {}).get("user_id")
+    user = (thread.head_metadata or {}).get("user_id")
     if user is None and owners_are_people:
         user = thread.metadata.get("owner")
     if type(user) is int:  # the users of a service may have numbers
@@ -129,7 +129,7 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
     it belongs to somebody else than the caller.
     """
     known, named = find_person(thread, owners_are_people=owners_are_people), sender.acting_for
-    if named is not None and thread.told is None and known in (None, sender.caller):
+    if named is not None and thread.head_metadata is None and known in (None, sender.caller):
         known = named
     user = known if known is not None else named or sender.caller
     is_theirs = sender.author in (None, user)
@@ -144,7 +144,7 @@ def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
     acts.
     """
     owner = thread.metadata.get("owner")
-    is_given = thread.told is None and sender.acting_for == person.user
+    is_given = thread.head_metadata is None and sender.acting_for == person.user
     return person.user if is_given and owner == sender.caller else owner
 
 

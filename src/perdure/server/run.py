@@ -193,10 +193,10 @@ class Run:
 
     def note_stored(self, batch: EventBatch) -> None:
         """Note that a batch is stored."""
-        self.stored = batch.until
-        self.events.stored = max(self.events.stored, batch.until)
-        self._batches.append((batch.until, sum(len(frame) for _, frame in batch.events)))
-        while self._batches and self._batches[0][0] <= batch.dropped:
+        self.stored = batch.last_number
+        self.events.stored = max(self.events.stored, batch.last_number)
+        self._batches.append((batch.last_number, sum(len(frame) for _, frame in batch.events)))
+        while self._batches and self._batches[0][0] <= batch.delete_until:
             self._batches.popleft()
 
     def cancel(self, action: str = "interrupt") -> None:

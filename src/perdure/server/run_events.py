@@ -46,7 +46,7 @@ class StoredEvents:
         if run.begun or log.last // THREADS < first // THREADS - 1:  # others told what is before
             before = self.fetch if log.is_read else self.leave
             await before(log, run.thread, run.seqs)
-        begun = (await self._table.begin_events(live, first)) if run.begun else None
+        begun = (await self._table.reserve_event_numbers(live, first)) if run.begun else None
         last, at = begun or (first, first)
         log.skip(at)
         run.stored = log.last
@@ -88,7 +88,7 @@ class StoredEvents:
         """Store all but the last events of a run that ends, and return these for the caller."""
         self._recorded.pop(run, None)
         async with self._writing:
-            while (batch := run.batch(limit=BATCH_BYTES)) and batch.until < run.events.last:
+            while (batch := run.batch(limit=BATCH_BYTES)) and batch.last_number < run.events.last:
                 await self._table.add_events([(live, batch)])
                 run.note_stored(batch)
             return run.batch(closing)
@@ -108,14 +108,14 @@ class StoredEvents:
             while batches := await self._read(thread, seqs, log.last):
                 for batch in batches:
                     log.extend(_logged(batch, log.last))
-                    log.skip(batch.until)
-                    log.stored = max(log.stored, batch.until)
+                    log.skip(batch.last_number)
+                    log.stored = max(log.stored, batch.last_number)
         except LookupError:  # its readers are told so
             await self.leave(log, thread, seqs)
 
     async def _read(self, thread: int, seqs: tuple[int, int], number: int) -> list[EventBatch]:
         try:
-            return await self._table.events(thread, seqs, _at(number, seqs))
+            return await self._table.read_events(thread, seqs, _at(number, seqs))
         except CorruptRecord as exc:
             _LOGGER.warning("events of a run are damaged")
             raise LookupError("they are damaged") from exc
@@ -123,8 +123,8 @@ class StoredEvents:
     async def leave(
         self, log: Log, thread: int, seqs: tuple[int, int]
     ) -> tuple[int, int, RunState] | None:
-        """Keep none in a log, if others told what follows it; see `RunTable.newest_event`."""
-        newest = await self._table.newest_event(thread, seqs, _at(log.last, seqs))
+        """Keep none in a log, if others told what follows it; see `RunTable.find_newest_event`."""
+        newest = await self._table.find_newest_event(thread, seqs, _at(log.last, seqs))
         if newest is not None and newest[1] > log.last:  # as before
             log.leave(newest[1])
         return newest
@@ -197,7 +197,9 @@ class StoredBatches:
     """
 
     def __init__(self, batches: Sequence[EventBatch], number: int, account: EventAccount) -> None:
-        self.read = [(each.since, each.until, _logged(each, number)) for each in batches]
+        self.read = [
+            (each.previous_number, each.last_number, _logged(each, number)) for each in batches
+        ]
         self.size, self._account, self.are_dropped = 0, account, False
         if size := sum(event.size for *_, events in self.read for event in events):
             account.add(self, size)
@@ -254,6 +256,6 @@ def _split_events(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
 
 
 def _logged(batch: EventBatch, after: int) -> list[LoggedEvent]:
-    first = batch.until - len(batch.events) + 1
+    first = batch.last_number - len(batch.events) + 1
     events = (LoggedEvent(number, *event) for number, event in enumerate(batch.events, first))
     return [event for event in events if event.number > after]

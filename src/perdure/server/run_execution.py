@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers.address import TEAMS_KEY
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.run_writes import RUN_WRITES, RunWrites
-from perdure.checkpointers.runs import LIVE, RunTable
+from perdure.checkpointers.runs import LIVE_STATES, RunTable
 from perdure.checkpointers.thread_list import ListedThread, RunStatus
 from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import (
@@ -246,7 +246,7 @@ class RunExecution:
         if run.lost or run.cancelled == "rollback" or run.temporary:
             return
         stands = "idle" if run.outcome == "success" else run.outcome
-        run.former_status = before.ended
+        run.former_status = before.last_run_status
         await threads.set_status(run.thread_id, cast(RunStatus, stands), before)
 
     async def _choose_person(self, thread: ListedThread) -> tuple[Sender, Person]:
@@ -320,7 +320,7 @@ class RunExecution:
         if run.former_status is not None:  # it had ended when the rollback was asked for
             await self._threads.set_status(run.thread_id, run.former_status)
         if run.request.webhook:
-            await WebhookTable(self._saver).drop(run.run_id)
+            await WebhookTable(self._saver).delete(run.run_id)
         run.rolled_back, run.outcome, run.failure = True, "interrupted", None
 
     async def _interrupt(self) -> None:
@@ -370,12 +370,12 @@ class RunExecution:
         last = await runs.events.last(run, live, closing)
         how: Any = "rolled back" if run.rolled_back else run.outcome
         known: Any = {"known_cancel": run.carried_out, "webhook": self._webhook}
-        claimed = await runs.table.end(live, how, error, asked, last, **known)
+        claimed = await runs.table.end_run(live, how, error, asked, last, **known)
         if claimed is not None and last is not None:
             run.note_stored(last)
         if claimed is None and not run.temporary:
             await runs.refresh(run)
-            if run.status in LIVE and run.cancelled != run.carried_out:
+            if run.status in LIVE_STATES and run.cancelled != run.carried_out:
                 return None
         return _StoredEnd(claimed, closing, error)
 

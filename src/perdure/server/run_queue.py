@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ValidationError
 
 from perdure.checkpointers.records import LiveRun
-from perdure.checkpointers.runs import ALL_RUNS, LIVE, RunTable
+from perdure.checkpointers.runs import ALL_RUNS, LIVE_STATES, RunTable
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -159,7 +159,7 @@ class DatabaseRuns:
     async def _sweep(self) -> None:
         self._do_others()
         asked_at = time.monotonic()
-        live, served = await self.table.live(), {*self.server.graphs}
+        live, served = await self.table.list_live_runs(), {*self.server.graphs}
         due = [run for run in live if run.status == "delayed" and run.graph in served]
         taken = any([await self._begin_due(run) for run in due[:DUE]])
         live = [run for run in live if run.status != "delayed"]
@@ -171,11 +171,11 @@ class DatabaseRuns:
             taken |= await self._take_over(owner, [*runs])
         heads = {run.thread_key: run for run in reversed(live)}.values()
         if any((run.status, run.owner) == ("pending", self.owner) for run in heads):
-            await self.table.claim(self.owner)
+            await self.table.claim_runs(self.owner)
             taken = True
         if taken:
             asked_at = time.monotonic()
-            live = await self.table.live()
+            live = await self.table.list_live_runs()
         for each in live:
             if each.owner == self.owner and each.run_id not in self.known:
                 await self._take_up(each)
@@ -194,7 +194,7 @@ class DatabaseRuns:
             more = False
             with contextlib.suppress(PerdureError):  # what cannot be deleted holds up no run
                 more = await self.threads.expire(EXPIRED) == EXPIRED
-                await self.table.drop_aged()
+                await self.table.delete_old_events()
             self._aged_at = self._aged_at if more else time.monotonic()
 
     def _do_others(self) -> None:
@@ -210,12 +210,12 @@ class DatabaseRuns:
 
     async def _begin_due(self, live: LiveRun) -> bool:
         try:
-            for row in await self.table.of(live.thread_id, live.run_id):
+            for row in await self.table.list_runs(live.thread_id, live.run_id):
                 strategy = row.about["multitask_strategy"]
-                await self.table.begin_due(live, self.owner, CANCELS.get(strategy))
+                await self.table.start_delayed_run(live, self.owner, CANCELS.get(strategy))
         except CorruptRecord as exc:
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
-            await self.table.cancel(live.thread_id, live.run_id, "interrupt")
+            await self.table.cancel_runs(live.thread_id, live.run_id, "interrupt")
         return True
 
     async def _take_up(self, live: LiveRun) -> None:
@@ -224,19 +224,19 @@ class DatabaseRuns:
         except (CorruptRecord, ValidationError) as exc:  # the other runs go on
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
             error = error_of(exc)  # it ends once it is the next
-            await self.table.end(live, "error", error, known_cancel="rollback")
+            await self.table.end_run(live, "error", error, known_cancel="rollback")
 
     async def _take_over(self, owner: str, runs: Collection[LiveRun]) -> bool:
         """Take the runs of a process, if it is gone: then its lock is free."""
         if owner in self._formerly:  # nobody died
-            await self.table.hand_over(owner)
+            await self.table.release_runs(owner)
             runs, owner = [run._replace(owner="") for run in runs], ""
         if not owner:
-            await self.table.claim(self.owner, [*runs])
+            await self.table.claim_runs(self.owner, [*runs])
             return True
         try:
             async with self.saver.lock(f"{_LIVES}{owner}", timeout_s=0):
-                await self.table.claim(self.owner, [*runs])
+                await self.table.claim_runs(self.owner, [*runs])
         except StorageUnavailable as exc:
             if not isinstance(exc.__cause__, TimeoutError):
                 raise
@@ -259,14 +259,14 @@ class DatabaseRuns:
         if stored is not None:
             row = run.row._replace(live=stored)
         else:
-            rows = await self.table.of(run.thread_id, run.run_id)
+            rows = await self.table.list_runs(run.thread_id, run.run_id)
             gone = run.row._replace(live=run.row.live._replace(status="interrupted"))
             row = rows[0] if rows else gone
             if not rows and self.known.get(run.run_id) is run:
                 del self.known[run.run_id]
         if run.log.is_read and run.is_elsewhere:  # all that was told before the row was read
-            await self.events.fetch(run.log, run.thread, run.seqs)
-        if run.row.live.status not in LIVE:  # it has ended meanwhile
+            await self.events.fetch(run.log, run.thread_key, run.seqs)
+        if run.row.live.status not in LIVE_STATES:  # it has ended meanwhile
             return
         if run.told_at >= asked_at:  # what was read may be older than what is known by now
             await self.refresh(run)
@@ -279,7 +279,7 @@ class DatabaseRuns:
         if run is not None and run.thread_id == thread_id:
             await self.refresh(run)
             return self.known.get(run_id)
-        rows = await self.table.of(thread_id, run_id)
+        rows = await self.table.list_runs(thread_id, run_id)
         if not rows:
             return None
         row, request, asked = rows[0], request_of(rows[0]), rows[0].request or {}
@@ -288,7 +288,7 @@ class DatabaseRuns:
         }
         login = User(asked["login"]) if asked.get("login") is not None else None
         run = Run(row, self.tenant, row.about["user"], request, login=login, begun=True, **options)
-        if row.live.status in LIVE:
+        if row.live.status in LIVE_STATES:
             return self.known.get(run_id) or self.follow(run, Context())
         run.forget()
         return run
@@ -306,14 +306,14 @@ class DatabaseRuns:
         ended_here = False
         with self.server.used(self.tenant):
             try:
-                while (live := run.row.live).status in LIVE and not self.server.is_closed:
+                while (live := run.row.live).status in LIVE_STATES and not self.server.is_closed:
                     if (live.status, live.owner) == ("running", self.owner):
                         await RunExecution(self, run).execute()
-                        ended_here = run.status not in LIVE
+                        ended_here = run.status not in LIVE_STATES
                     elif (
                         run.cancelled and live.cancel_action is None
                     ):  # its row says it to who has it
-                        await self.table.cancel(run.thread_id, run.run_id, run.cancelled)
+                        await self.table.cancel_runs(run.thread_id, run.run_id, run.cancelled)
                         await self.refresh(run)
                     else:
                         run.changed.clear()

@@ -16,7 +16,7 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from perdure.checkpointers.records import DueCron, LiveRun, RunRow
-from perdure.checkpointers.runs import ALL_RUNS, KEPT, LIVE
+from perdure.checkpointers.runs import ALL_RUNS, LIVE_STATES, MAX_ENDED_RUNS
 from perdure.errors import ConfigurationError, PerdureError, StorageUnavailable, UnknownThread
 from perdure.server.access import Identity, Refused
 from perdure.server.call import Call
@@ -168,7 +168,7 @@ class Runs:
 
     async def key_of(self, tenant: str | None, thread_id: str) -> int:
         """See `RunTable.key_of`."""
-        return await (await self.of(tenant)).table.key_of(thread_id)
+        return await (await self.of(tenant)).table.get_thread_key(thread_id)
 
     async def recalled(self, identity: Identity, thread_id: str, thread: int) -> Log:
         """The events of a thread; who has read none begins with a run that is under way."""
@@ -179,7 +179,7 @@ class Runs:
             newest = await runs.events.leave(feed, feed.thread, ALL_RUNS)
             if newest is not None and newest[1] == feed.last:
                 seq, until, status = newest
-                feed.first = seq * THREADS if status in LIVE else until
+                feed.first = seq * THREADS if status in LIVE_STATES else until
         return feed
 
     async def told(
@@ -256,7 +256,7 @@ class Runs:
 
     async def listed(self, tenant: str | None, thread_id: str) -> list[RunRow]:
         """Those of a thread that are known, newest first."""
-        return await (await self.of(tenant)).table.of(thread_id)
+        return await (await self.of(tenant)).table.list_runs(thread_id)
 
     async def get(self, tenant: str | None, thread_id: str, run_id: str) -> Run:
         """A run of a thread.
@@ -267,7 +267,8 @@ class Runs:
         run = await (await self.of(tenant)).read(thread_id, run_id)
         if run is None:
             why = (
-                f"thread {thread_id!r} has no run {run_id!r}; of a thread the last {KEPT} are known"
+                f"thread {thread_id!r} has no run {run_id!r}; of a thread the last "
+                f"{MAX_ENDED_RUNS} are known"
             )
             raise Refused(why, 404)
         return run
@@ -344,7 +345,7 @@ class Runs:
             protocol: Who is told of its events.
             temporary: Whether the thread is deleted at its end.
             recorded: Whether its events are stored, for readers on any server.
-            due: The cron that it is of; see `RunTable.accept`.
+            due: The cron that it is of; see `RunTable.accept_run`.
             sender: The sender of the run, or None for the user of the call.
             person: The person whose memories it will use, as far as that is known before it starts.
 
@@ -382,8 +383,12 @@ class Runs:
         try:
             cancels = None if not_before else CANCELS.get(strategy)
             rejects = strategy == "reject"
-            accepted, ids = await runs.table.accept(
-                row, rejects=rejects, cancels=cancels, events=recorded, due=due
+            accepted, ids = await runs.table.accept_run(
+                row,
+                reject_if_busy=rejects,
+                cancel_action=cancels,
+                stores_events=recorded,
+                due_cron=due,
             )
             if accepted is None:
                 await self._refuse(runs, run, ids)
@@ -402,7 +407,7 @@ class Runs:
 
     async def _refuse(self, runs: DatabaseRuns, run: Run, ids: Collection[str]) -> None:
         """Say why a run was not accepted, unless it was, and the connection was lost then."""
-        stored = await runs.table.of(run.thread_id, run.run_id)
+        stored = await runs.table.list_runs(run.thread_id, run.run_id)
         if stored:
             run.row = run.row._replace(live=stored[0].live)
             return
@@ -417,13 +422,13 @@ class Runs:
     async def drop(self, run: Run) -> None:
         """Remove a run that has ended."""
         runs = await self.of(run.tenant)
-        await runs.table.drop(run.row.live)
+        await runs.table.delete_ended_run(run.row.live)
         runs.known.pop(run.run_id, None)
 
     async def cancel(self, tenant: str | None, live: LiveRun, action: str = "interrupt") -> bool:
         """Stop a run, wherever it is. Returns False if it has ended meanwhile."""
         runs = await self.of(tenant)
-        stopped = await runs.table.cancel(live.thread_id, live.run_id, action)
+        stopped = await runs.table.cancel_runs(live.thread_id, live.run_id, action)
         if run := runs.known.get(live.run_id):
             await runs.refresh(run)
         return bool(stopped)
@@ -435,10 +440,10 @@ class Runs:
             Refused: One does not end: a node of it goes on, though it was cancelled.
         """
         runs, until = await self.of(tenant), time.monotonic() + ENDS_S
-        await runs.table.cancel(thread_id, "", "interrupt")
+        await runs.table.cancel_runs(thread_id, "", "interrupt")
         for run in [each for each in runs.known.values() if each.thread_id == thread_id]:
             await runs.refresh(run)
-        while ids := await runs.table.live_of(thread_id):
+        while ids := await runs.table.list_live_run_ids(thread_id):
             if time.monotonic() > until:
                 why = f"run {ids[0]!r} was cancelled and goes on after {ENDS_S} s; try later"
                 raise Refused(why, 409)
@@ -473,7 +478,7 @@ class Runs:
         for runs in self._of.values():
             with contextlib.suppress(PerdureError):  # the lock of this process will be free
                 if runs.owner and self.has(runs.tenant, runs):
-                    await runs.table.hand_over(runs.owner)
+                    await runs.table.release_runs(runs.owner)
             for task in (runs.task, runs.others):
                 task.cancel()
             await asyncio.wait([runs.task, runs.others])

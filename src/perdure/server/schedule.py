@@ -114,7 +114,7 @@ class Schedule:
         if time.monotonic() - self._checked_at.get(runs, -CHECK_S) >= CHECK_S:
             await self._reset_late(table)
             self._checked_at[runs] = time.monotonic()
-        for cron_id in await table.due():
+        for cron_id in await table.list_due_ids():
             try:
                 async with runs.saver.lock(f"perdure.cron/{cron_id}", timeout_s=0):
                     cron, now = await table.get(cron_id), time.time()
@@ -133,7 +133,7 @@ class Schedule:
         the end of the cron. A difference of up to `CLOCK_SKEW_S` counts as none. Otherwise a cron
         that a server with a fast clock has just begun would be due again at its proper time.
         """
-        for cron in await table.find_not_due_before(time.time() + CLOCK_SKEW_S):
+        for cron in await table.list_not_due_before(time.time() + CLOCK_SKEW_S):
             try:
                 now, payload = time.time(), {**cron.content["payload"], "metadata": {}}
                 options = CronRequest.model_validate(payload)
@@ -141,7 +141,7 @@ class Schedule:
                 if latest is None or (cron.next_at is not None and cron.next_at <= latest):
                     continue
                 next_at = await asyncio.to_thread(options.next_time, now)
-                if next_at is not None and await table.reset(cron, next_at):
+                if next_at is not None and await table.reset_next_time(cron, next_at):
                     _LOGGER.warning(
                         "the due time of cron %s was too late, and is set anew", cron.cron_id
                     )
@@ -167,7 +167,7 @@ class Schedule:
                 raise
             kind = type(exc).__name__
             _LOGGER.warning("cron %s was due, and its run is refused (%s)", cron.cron_id, kind)
-            await table.advance(cron, next_at)
+            await table.advance_next_time(cron, next_at)
 
     async def _run(self, tenant: str | None, request: CronRequest, due: DueCron) -> None:
         content = due.cron.content

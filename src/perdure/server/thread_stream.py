@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BeforeValidator
 
-from perdure.checkpointers.runs import LIVE, RunState
+from perdure.checkpointers.runs import LIVE_STATES, RunState
 from perdure.server.access import Refused, action
 from perdure.server.api_runs import ENDS, look
 from perdure.server.api_states import checkpoint_of, config_of
@@ -80,11 +80,11 @@ class ThreadFrames:
             seq, number = named.groups()
             return (int(seq), None) if number is None else (int(seq) - 1, int(number))
         known = await self._since(0)
-        live = [seq - 1 for seq, _, status in known if status in LIVE]
+        live = [seq - 1 for seq, _, status in known if status in LIVE_STATES]
         return min(live, default=known[-1][0] if known else 0), None
 
     async def _since(self, seq: int) -> list[tuple[int, str, RunState]]:
-        return await (await self._runs.of(self._tenant)).table.since(self._thread_id, seq)
+        return await (await self._runs.of(self._tenant)).table.list_runs_after(self._thread_id, seq)
 
     async def _head(self) -> Any:
         head = await self._call.saver.ahead(self._thread_id)
@@ -117,7 +117,7 @@ class ThreadFrames:
         while run.task is not None and not run.ended:
             await asyncio.wait([run.task], timeout=LOOK_S)
             await self._look()
-        if run.status in LIVE:
+        if run.status in LIVE_STATES:
             raise LookupError(ENDS)
         if run.error and told:
             yield frame("error", run.error)

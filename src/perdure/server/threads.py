@@ -210,7 +210,7 @@ class Threads:
             given = checked_metadata({**client.metadata, **metadata})
             return client._replace(metadata=_storable(given)), ended
 
-        await self._list.achange(thread_id, changed)
+        await self._list.aupdate(thread_id, changed)
         if ttl is not None:
             await self._list.aset_ttl(thread_id, ttl)
         return await self.get(thread_id)
@@ -230,9 +230,11 @@ class Threads:
     ) -> None:
         """Write how a run of a thread ended, if that changed; `before` is how the thread was."""
         waits = status == "interrupted"
-        if before and before.told is not None and not waits and _stays(before, status):
+        if before and before.head_metadata is not None and not waits and _stays(before, status):
             return
-        await self._list.achange(thread_id, lambda thread: (_kept(thread)[0], status), waits=waits)
+        await self._list.aupdate(
+            thread_id, lambda thread: (_kept(thread)[0], status), may_wait=waits
+        )
 
     async def delete(self, thread_id: str) -> None:
         """Delete a thread with its checkpoints; memories that rest on it stay.
@@ -255,16 +257,16 @@ class Threads:
             UnknownThread: See `get`.
         """
         await self.get(thread_id)
-        await self._list.adelete(thread_id, recorded=recorded)
+        await self._list.adelete(thread_id, add_removal_record=recorded)
         self._forget(thread_id)
 
     async def expire(self, limit: int) -> int:
         """Delete some threads whose time is over, and return how many; not those in a turn."""
         done = 0
-        for thread_id in await self._list.aexpired(limit):
+        for thread_id in await self._list.alist_expired(limit):
             with suppress(AlreadyLocked):
                 async with self.turn(thread_id, timeout_s=0):
-                    done += await self._list.aexpire(thread_id)
+                    done += await self._list.adelete_if_expired(thread_id)
                     if await self._list.aget(thread_id) is None:
                         self._forget(thread_id)
         return done
@@ -301,7 +303,7 @@ class Threads:
         goes_on = source["status"] == "busy" or checkpoint_id is not None
         stands: RunStatus = "idle" if goes_on else source["status"]
         try:
-            await self._list.acopy(thread_id, target, checkpoint_id, client, stands)
+            await self._list.acopy_thread(thread_id, target, checkpoint_id, client, stands)
         except UnknownThread:  # it has no turn
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
@@ -335,9 +337,9 @@ class Threads:
                 except StorageUnavailable as exc:
                     if not isinstance(exc.__cause__, TimeoutError):
                         raise  # nobody can tell
-                    if number == len(timeouts) or await table.live_of(thread_id):
+                    if number == len(timeouts) or await table.list_live_run_ids(thread_id):
                         raise AlreadyLocked(why) from exc
-            if await table.live_of(thread_id):
+            if await table.list_live_run_ids(thread_id):
                 raise AlreadyLocked(why)
             yield
 
@@ -407,7 +409,7 @@ class Threads:
         table, narrowed = RunTable(self._saver), self._narrowed(query)
         found: list[tuple[RunRow, bool, Thread]] = []
         for start in count(0, _PAGE):
-            page = await table.newest(narrowed, status, _PAGE, start)
+            page = await table.search_runs(narrowed, status, _PAGE, start)
             ids = [*{row.live.thread_id for row, _ in page}]
             of = {
                 each["thread_id"]: each
@@ -514,21 +516,23 @@ def _equal(condition: tuple[str, Any]) -> tuple[str, Any]:
 def _kept(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
     """What the server keeps of a thread from now on; if another program began it, nothing more."""
     client = thread.client or ClientMetadata({})
-    if not client.is_reserved or thread.told is None:
-        return client, thread.ended
-    if thread.counts:
-        return client._replace(is_reserved=False), thread.ended
+    if not client.is_reserved or thread.head_metadata is None:
+        return client, thread.last_run_status
+    if thread.uses_client_metadata:
+        return client._replace(is_reserved=False), thread.last_run_status
     return ClientMetadata({}), "idle"
 
 
 def _stays(thread: ListedThread, status: RunStatus) -> bool:
     """Whether a run that ends so changes nothing of what the server keeps of a thread."""
-    return (_kept(thread)[0], status) == (thread.client, thread.ended)
+    return (_kept(thread)[0], status) == (thread.client, thread.last_run_status)
 
 
 def _shown(thread: ListedThread) -> Thread:
     """A thread as clients know it."""
-    stands = _stands(thread.status, thread.ended if thread.counts else "idle")
+    stands = _stands(
+        thread.status, thread.last_run_status if thread.uses_client_metadata else "idle"
+    )
     ttl = thread.ttl and {
         "strategy": "keep_latest" if thread.ttl.keeps_latest else "delete",
         "ttl_minutes": thread.ttl.minutes,
@@ -539,8 +543,8 @@ def _shown(thread: ListedThread) -> Thread:
         "created_at": thread.created_at,
         "updated_at": thread.updated_at,
         "metadata": thread.metadata,
-        "title": thread.shown_title,  # which langgraph's clients do not know
-        "status": "busy" if thread.busy else stands,
+        "title": thread.display_title,  # which langgraph's clients do not know
+        "status": "busy" if thread.is_busy else stands,
         "interrupts": {
             task.id: [interrupt_of(one) for one in task.interrupts]
             for task in thread.status.tasks

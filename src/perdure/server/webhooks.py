@@ -78,7 +78,7 @@ class Webhooks:
         if not self._hosts or not free:
             return
         table = WebhookTable(runs.saver)
-        for run_id in await table.due(free):
+        for run_id in await table.list_due_run_ids(free):
             task = asyncio.create_task(self._send(table, run_id))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -92,7 +92,7 @@ class Webhooks:
 
     async def _send(self, table: WebhookTable, run_id: str) -> None:
         try:
-            taken = await table.take(run_id, AGAIN_S)
+            taken = await table.claim_attempt(run_id, AGAIN_S)
             if taken is None:
                 return
             content, attempts = taken
@@ -104,7 +104,7 @@ class Webhooks:
                 _LOGGER.warning("the webhook of run %s %s (%.200s)", run_id, then, exc)
                 if not is_last:
                     return
-            await table.drop(run_id)
+            await table.delete(run_id)
         except Exception as exc:  # another sweep finds it
             _LOGGER.warning("the webhook of run %s is not sent (%s)", run_id, type(exc).__name__)
 
