@@ -344,15 +344,15 @@ class ThreadList:
         """
         cache, removals, now = self._reader.cache, self._reader.removals, time.time()
         thread, unused_keys = Thread(0, 0), list[int]()
-        thread.stamp, thread.updated_at = random.getrandbits(62), now
+        thread.version_token, thread.updated_at = random.getrandbits(62), now
 
         def flow() -> Flow[bool]:
             if (yield self._sql("find_thread", thread_id)):
                 return False
             unused_keys[:] = yield from self._reader.new_keys(1)
             thread.key = unused_keys.pop()
-            thread.removals = yield from removals.read_newest_number(thread_id)
-            row = thread.key, thread_id, 0, thread.stamp, now, now, thread.removals
+            thread.newest_removal = yield from removals.read_newest_number(thread_id)
+            row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
             insert = self._sql("new_thread", *row, removals.hash_thread(thread_id))
             # no title, and an empty value for its search keys, because there is no head to read
             set_title = self._sql("set_title", None, b"", thread.key)
@@ -365,8 +365,8 @@ class ThreadList:
 
         def update_cache(is_created: bool) -> None:
             if is_created:
-                cache.keys.renew(unused_keys)
-                cache.replace(thread_id, thread)
+                cache.keys.refill(unused_keys)
+                cache.replace_thread(thread_id, thread)
 
         return self._database.write(flow, update_cache, exclusive=(thread_id,))
 

@@ -283,7 +283,7 @@ def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
         say(settings, f"t{number}", "hi", n=number)
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        opened, deleted = threads._list._opened, False
+        opened, deleted = threads._list._decrypt_rows, False
 
         def deleting(rows: Any) -> Any:
             nonlocal deleted

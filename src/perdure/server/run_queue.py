@@ -265,7 +265,7 @@ class DatabaseRuns:
             if not rows and self.known.get(run.run_id) is run:
                 del self.known[run.run_id]
         if run.log.is_read and run.is_elsewhere:  # all that was told before the row was read
-            await self.events.fetch(run.log, run.thread_key, run.seqs)
+            await self.events.fetch(run.log, run.thread, run.seqs)
         if run.row.live.status not in LIVE_STATES:  # it has ended meanwhile
             return
         if run.told_at >= asked_at:  # what was read may be older than what is known by now
