@@ -293,7 +293,7 @@ def test_a_search_goes_on_when_a_thread_is_deleted_meanwhile(
                     other.delete_thread("t3")
             return (yield from opened(rows))
 
-        monkeypatch.setattr(threads._list, "_opened", deleting)
+        monkeypatch.setattr(threads._list, "_decrypt_rows", deleting)
         assert ids(await search(threads, text="t")) == ["t5", "t4", "t3", "t2", "t1", "t0"]
         assert ids(await search(threads, text="t")) == ["t5", "t4", "t2", "t1", "t0"]
 
