@@ -238,7 +238,7 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
 
             monkeypatch.setattr(late._list, "aget", found)
             made = await late.reach_or_create("t", {})
-            assert (made.busy, forgotten) == (True, [])
+            assert (made.is_busy, forgotten) == (True, [])
 
     asyncio.run(use())
 
