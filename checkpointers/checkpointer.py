@@ -316,7 +316,7 @@ class Checkpointer(CheckpointSaver):
     def usage(self, limit: int = LIST_LIMIT) -> ThreadUsage:
         """The largest threads, at most `limit`, and in which months the threads were begun."""
         largest = self.database.read(lambda: self._threads.largest(limit))
-        days = self.database.read(lambda: rows_of(self._sql["begun_by_day"]))
+        days = self.database.read(lambda: rows_of(self._sql["count_threads_by_day"]))
         return ThreadUsage(tuple(largest), by_month(days))
 
     ausage = awaited(usage)

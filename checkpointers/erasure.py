@@ -118,7 +118,7 @@ def _erase_messages(
     if not rows:
         return ErasureReport()
     of_runs = rows[0][0], 0, ALL
-    yield [reader.sql("without_events", *of_runs), reader.sql("mark_erased", rows[0][0])]
+    yield [reader.sql("stop_storing_events", *of_runs), reader.sql("mark_erased", rows[0][0])]
     events = len((yield reader.sql("drop_events", *of_runs, ALL)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.read_logs()
@@ -137,7 +137,7 @@ def _erase_messages(
     yield from eraser.run(looking=False)
     yield eraser.additions.statements()
     items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
-    yield reader.sql("removed", rows[0][0])
+    yield reader.sql("mark_rows_removed", rows[0][0])
     yield from unsay(reader.sql, rows[0][0])
     yield from eraser.untitle()
     yield from maintenance.database.scrub_wanted()
@@ -158,7 +158,7 @@ def _drop_views(
     for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread)):
         if ns == VIEWS_NAMESPACE:
             views = yield from maintenance.empty_namespace(thread_id, ns, namespace)
-            yield reader.sql("pin", 0, namespace)
+            yield reader.sql("set_explicit_head", 0, namespace)
     return views
 
 
@@ -245,14 +245,14 @@ class _Eraser:
         for thread, *_, stored in (yield self.sql("one_thread", self.thread_id)):
             title, told = decrypt_list_entry(self.seal, self.thread_id, stored)
             if self._quotes(title):
-                yield self.sql("set_title", None, None, thread)
+                yield self.sql("set_list_entry", None, None, thread)
             elif told is not None and (left := self._inline(told, Where(tasks=True))) is not told:
                 left = self._encoded({}) if left is GONE else left
                 listed = encrypt_list_entry(
                     self.seal, self.thread_id, title, (self.codec.decode(left), left)
                 )
-                yield self.sql("set_title", *listed, thread)
-        for thread, *_, stored in (yield self.sql("hold_client", self.thread_id)):
+                yield self.sql("set_list_entry", *listed, thread)
+        for thread, *_, stored in (yield self.sql("lock_client_metadata", self.thread_id)):
             client = decrypt_client_metadata(self.seal, self.thread_id, stored)
             if client is None:
                 continue
@@ -260,7 +260,7 @@ class _Eraser:
             if of_client is not client.metadata:
                 client = client._replace(metadata={} if of_client is GONE else of_client)
                 sealed = encrypt_client_metadata(self.seal, self.thread_id, client)
-                yield self.sql("set_client", *sealed, thread)
+                yield self.sql("set_client_metadata", *sealed, thread)
 
     def _quotes(self, title: Title | None) -> bool:
         """Whether a title has a part of what is erased."""
@@ -307,19 +307,19 @@ class _Eraser:
             for row in (yield self.sql("namespace_writes", namespace)):
                 yield from self._writes(namespace, ns, row, head)
             self.cancelled |= {_task(ns, node) for node in self._sent.get(head or "", {}).values()}
-        for row in (yield self.sql("runs_of", self.thread_id, "")):
+        for row in (yield self.sql("runs_of_thread", self.thread_id, "")):
             yield from self._run(decrypt_run(self.seal, row))
         yield from self._crons_and_webhooks()
 
     def _crons_and_webhooks(self) -> Flow[None]:
         """Those of the thread that quote what is erased are deleted."""
         where = Where(inputs=True, texts=True, tasks=True)
-        for row in (yield self.sql("crons_of", self.thread_id)):
+        for row in (yield self.sql("crons_of_thread", self.thread_id)):
             content = decrypt_cron(self.seal, row).content
             if self.remover.without(content, where) is not content and not self._looking:
                 yield self.sql("drop_cron", row[0])
                 self.crons += 1
-        for run_id, sealed in (yield self.sql("webhooks_of", self.thread_id)):
+        for run_id, sealed in (yield self.sql("webhooks_of_thread", self.thread_id)):
             told = json.loads(self.seal.open(sealed, ("webhook", run_id)))
             if self.remover.without(told, where) is not told and not self._looking:
                 yield self.sql("drop_webhook", run_id)

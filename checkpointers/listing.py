@@ -101,7 +101,7 @@ class Listing:
             return None
         yield from self._check_tags(number, 0, _ALL)
         out = []
-        while rows := (yield self.sql("tagged", number, last, _PAGE)):
+        while rows := (yield self.sql("tagged_checkpoints", number, last, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last:
                     raise damaged_index(f"the tags of checkpoint {row[0]}")
@@ -115,8 +115,8 @@ class Listing:
 
         It ends beside the damaged entry that misled it, if there is one.
         """
-        if self.sql["tags_beside"]:
-            beside = yield self.sql("tags_beside", number, start, stop)
+        if self.sql["neighbouring_tags"]:
+            beside = yield self.sql("neighbouring_tags", number, start, stop)
             for indexed, thread_id, ns, *row in beside:
                 self._tagged(thread_id, ns, row, number, bool(indexed))
 
@@ -185,7 +185,7 @@ class Listing:
         for number, row in enumerate(self._rows(namespace, stop, where, fits)):
             seq = row[0] & _LOW
             if number == 0 and head_key not in (None, row[0]):
-                heads = self.read(lambda: rows_of(self.sql["checkpoint_at"], head_key))
+                heads = self.read(lambda: rows_of(self.sql["checkpoint_row"], head_key))
                 yield from ((seq, at, head_row) for head_row in heads if fits(head_row))
             if number == 0 or row[0] != head_key:
                 yield seq, at, row
@@ -221,7 +221,7 @@ class Listing:
         number = number_of(self.seal, where)
         if number is not None:
             yield from self._check_tags(number, start, stop)
-            return (yield self.sql("tagged_page", number, start, stop, _PAGE))  # type: ignore[no-any-return]
+            return (yield self.sql("tagged_checkpoints_page", number, start, stop, _PAGE))  # type: ignore[no-any-return]
         rows: list[Row] = yield self.sql("checkpoints_page", start, stop, _PAGE)
         if len(rows) < _PAGE:
             yield from self.reader.check_complete(len(rows), start, stop)

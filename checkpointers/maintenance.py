@@ -104,7 +104,7 @@ class Maintenance:
         """Record the ids of checkpoints that are removed with their run."""
         ids = []
         for key in keys:
-            rows = yield self.sql("checkpoint_at", key)
+            rows = yield self.sql("checkpoint_row", key)
             ids += [unpack_id(row[1]) or "" for row in rows]
         yield from self.reader.removals.add_rollback(thread_id, ids)
 
@@ -205,7 +205,7 @@ class Maintenance:
         if not rows:
             return PruneReport()
         thread = rows[0][0]
-        ((checkpoints, items, size),) = yield self.sql("sizes", thread)
+        ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread)
         if recorded:
             ids = yield from self._load_checkpoint_ids(thread)
             yield from self.reader.removals.add_record(thread_id, {}, ids)
@@ -274,7 +274,7 @@ class Maintenance:
         """
         rows, live = (yield self.sql("find_thread", thread_id)), set[str]()
         if spares_runs and rows:
-            live = {run_id for (run_id,) in (yield self.sql("live_of", thread_id))}
+            live = {run_id for (run_id,) in (yield self.sql("live_runs_of_thread", thread_id))}
         doomed = []
         if rows:
             doomed = yield from self._doomed(thread_id, rows[0][0], keep, live, dry_run)
@@ -292,13 +292,13 @@ class Maintenance:
                     *self._untagged(checkpoint.key, checkpoint.metadata),
                     self.sql("drop_writes", *at),
                     self.sql("drop_checkpoint", checkpoint.key),
-                    *([self.sql("pin", 0, namespace)] if checkpoint.is_head else []),
+                    *([self.sql("set_explicit_head", 0, namespace)] if checkpoint.is_head else []),
                 ]
         items, freed = yield from self.sweep(
             thread_id, thread, gone=gone, history=history, dry_run=dry_run
         )
         if not dry_run:
-            yield self.sql("removed", thread)
+            yield self.sql("mark_rows_removed", thread)
         if items and not dry_run:
             yield from unsay(self.sql, thread)
         if not dry_run and any(each.is_head for _, each in doomed):
@@ -359,7 +359,7 @@ class Maintenance:
             if updated is None or updated == find_updated(head.parent, head.metadata):
                 continue
             if head.uid in stay and head.parent not in stay:
-                (row,) = yield self.sql("checkpoint_at", head.key)
+                (row,) = yield self.sql("checkpoint_row", head.key)
                 snapshot = self.reader.open_row(thread_id, ns, row)
                 metadata = {**head.metadata, UPDATED: updated}
                 snapshot.encoded_fields[1] = self.reader.codec.encode(

@@ -186,7 +186,7 @@ class MergePlanner:
         """
         self._head, reader = head, self._reader
         if merge.keeps_head is not None and not self._ns:
-            (row,) = yield reader.sql("checkpoint_at", merge.keeps_head.key)
+            (row,) = yield reader.sql("checkpoint_row", merge.keeps_head.key)
             yield from reader.retell(self._thread_id, row)
         if merge.written is None:
             return False
@@ -239,12 +239,12 @@ class MergePlanner:
     def _rewrite(self, run: Snapshot) -> Flow[None]:
         """Store a checkpoint anew, and make it the head."""
         reader, at = self._reader, (self._thread_id, self._ns)
-        (row,) = yield reader.sql("checkpoint_at", run.key)
+        (row,) = yield reader.sql("checkpoint_row", run.key)
         body = encrypt_checkpoint(reader.seal, *at, row, run, transcript_to_store(run))
         yield [
             reader.sql("rewrite_checkpoint", body, run.key),
-            reader.sql("pin", run.key & _LOW, self._head.namespace_key),
-            reader.sql("removed", self._thread.key),
+            reader.sql("set_explicit_head", run.key & _LOW, self._head.namespace_key),
+            reader.sql("mark_rows_removed", self._thread.key),
         ]
         if not self._ns:
             yield from reader.retell(self._thread_id, (*row[:5], body))
@@ -391,7 +391,7 @@ def fold_update(
     at, (namespace, pinned, key) = request.at, row
     if request.deliberate or request.task == NULL_TASK or is_by_update(request.path):
         return False  # a person writes, and no run that goes on
-    rows = yield reader.sql("checkpoint_at", key)
+    rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.open_row(*at[:2], rows[0]) if rows else None
     if snapshot is None or snapshot.checkpoint_id == at.checkpoint_id:
         return False

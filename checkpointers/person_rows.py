@@ -89,7 +89,7 @@ class PersonRows:
 
         A thread without a checkpoint has no head that could name its person.
         """
-        for (thread_id,) in self._read_rows("unbegun_threads"):
+        for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
             users = {self._find_user(run) for run in self.list_runs(thread_id)}
             if self.user in users and thread is not None and not self._find_person(thread):
@@ -116,12 +116,13 @@ class PersonRows:
 
     def list_runs(self, thread_id: str) -> list[RunRow]:
         """Return the stored runs of a thread, newest first."""
-        return self._decrypt_runs(self._read_rows("runs_of", thread_id, ""))
+        return self._decrypt_runs(self._read_rows("runs_of_thread", thread_id, ""))
 
     def list_runs_on_other_threads(self, own: frozenset[str]) -> list[RunRow]:
         """Return the runs that the person sent on other people's threads."""
         sent_runs, start = list[RunRow](), 0
-        sql = f"{self._sql['newest_runs']} ORDER BY r.created_at, r.thread, r.seq LIMIT ? OFFSET ?"
+        order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
+        sql = f"{self._sql['newest_runs']} {order}"
         while True:
             rows = self._database.read(partial(rows_of, sql, _PAGE, start))
             runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own])
@@ -170,7 +171,7 @@ class PersonRows:
     def list_webhook_run_ids(self) -> list[str]:
         """Return the ids of the person's runs without a thread that have an unsent webhook."""
         run_ids = []
-        for run_id, content in self._read_rows("loose_webhooks"):
+        for run_id, content in self._read_rows("webhooks_without_thread"):
             with suppress(CorruptRecord):
                 webhook = json.loads(self._seal.open(content, ("webhook", run_id)))
                 if (webhook.get("person") or webhook.get("user")) == self.user:
@@ -244,7 +245,8 @@ class PersonRows:
 
     def is_executing(self, run: LiveRun) -> bool:
         """Return whether a live process still executes a run."""
-        if run.run_id not in {run_id for (run_id,) in self._read_rows("live_of", run.thread_id)}:
+        live_runs = self._read_rows("live_runs_of_thread", run.thread_id)
+        if run.run_id not in {run_id for (run_id,) in live_runs}:
             return False
         if not run.owner:
             return False

@@ -99,16 +99,16 @@ class CheckpointReader:
         """
         rows, holds = list[Row](), True
         if key is not None or at.checkpoint_id is None:
-            statement = self.sql("head_of", at.thread_id, at.checkpoint_ns)
+            statement = self.sql("head_with_keys", at.thread_id, at.checkpoint_ns)
             if key is not None:
-                statement = self.sql("checkpoint_by_key", at.thread_id, key)
+                statement = self.sql("checkpoint_row_with_keys", at.thread_id, key)
             if alone:
                 [rows] = yield Last([statement])
             else:
                 rows, holds = yield from self.with_newest(at.thread_id, statement)
         if not rows and at.checkpoint_id is not None:
             packed = pack_id(at.checkpoint_id)
-            statement = self.sql("checkpoint_of", packed, at.thread_id, at.checkpoint_ns)
+            statement = self.sql("checkpoint_with_keys", packed, at.thread_id, at.checkpoint_ns)
             rows, holds = yield from self.with_newest(at.thread_id, statement)
         if not rows:
             yield from self.check_missing(at)
@@ -132,7 +132,7 @@ class CheckpointReader:
         if kept is None or kept.newest_checkpoint is None:
             return (yield statement), True
         key, uid = kept.newest_checkpoint
-        rows, newest = yield [statement, self.sql("uid_at", key)]
+        rows, newest = yield [statement, self.sql("find_checkpoint_id", key)]
         return rows, bool(newest) and unpack_id(newest[0][0]) == uid
 
     def _cached_thread(self, thread_id: str, state: tuple[int, int, int], holds: bool) -> Thread:
@@ -141,9 +141,9 @@ class CheckpointReader:
 
     def check_missing(self, at: Address) -> Flow[None]:
         """Make sure that what was not found is not there: no damaged entry misled the search."""
-        if self.sql["astray"]:
+        if self.sql["damaged_index_entries"]:
             params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
-            for (what,) in (yield self.sql("astray", *params)):
+            for (what,) in (yield self.sql("damaged_index_entries", *params)):
                 raise damaged_index(what)
 
     def check_complete(self, rows: int, start: int, stop: int) -> Flow[None]:
@@ -158,7 +158,7 @@ class CheckpointReader:
         if kept is not None:
             # if the thread has this head after them, they are its writes
             rows, heads = yield Last(
-                [self._writes_of(kept), self.sql("head_of", at.thread_id, at.checkpoint_ns)]
+                [self._writes_of(kept), self.sql("head_with_keys", at.thread_id, at.checkpoint_ns)]
             )
             of = kept.thread
             state = of.key, of.generation, of.newest_removal, kept.namespace, kept.snapshot.key
@@ -237,7 +237,7 @@ class CheckpointReader:
 
     def _writes_of(self, checkpoint: StoredCheckpoint) -> Statement:
         return self.sql(
-            "writes_of", checkpoint.namespace, pack_id(checkpoint.snapshot.checkpoint_id)
+            "checkpoint_writes", checkpoint.namespace, pack_id(checkpoint.snapshot.checkpoint_id)
         )
 
     def _tuple(
@@ -305,7 +305,7 @@ class CheckpointReader:
     def is_head(self, at: Address) -> Flow[bool]:
         """Whether a run that names no checkpoint would start from the one of an address."""
         uid = pack_id(at.checkpoint_id)
-        rows = yield self.sql("state", uid, at.checkpoint_ns, at.thread_id)
+        rows = yield self.sql("read_write_state", uid, at.checkpoint_ns, at.thread_id)
         return bool(rows) and rows[0][7] == rows[0][9]
 
     def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
@@ -350,7 +350,7 @@ class CheckpointReader:
             told = select_listed_metadata(metadata)
             stored = told, self.codec.encode(told, lambda: "metadata", exact=True)
             yield self.sql(
-                "set_title", *encrypt_list_entry(self.seal, thread_id, title, stored), thread
+                "set_list_entry", *encrypt_list_entry(self.seal, thread_id, title, stored), thread
             )
 
     def active_at(self, snapshot: Snapshot, put_at: float) -> float:
@@ -407,7 +407,7 @@ class CheckpointReader:
         """
         keys = self.cache.keys.take_keys(many)
         if keys is None:
-            ((last,),) = yield self.sql("more_keys", many + _BLOCK)
+            ((last,),) = yield self.sql("allocate_keys", many + _BLOCK)
             keys = [*range(last, last - many - _BLOCK, -1)]
         return keys
 
@@ -488,7 +488,7 @@ class CheckpointReader:
         """Make sure that the items of ranges are at hand."""
         log = thread.logs.get(key)
         if log is None:
-            rows = yield self.sql("log_name", key)
+            rows = yield self.sql("find_log_channel", key)
             if not rows:
                 raise CorruptRecord(f"thread {thread_id!r}: log {key} is missing")
             log = thread.get_or_add_log(key, rows[0][0])
@@ -521,7 +521,7 @@ class CheckpointReader:
         """Have the items of the thread at hand that have one of these hashes."""
         if not hashes:
             return
-        for key, body in (yield self.sql("same_hashes", json.dumps(hashes))):
+        for key, body in (yield self.sql("items_with_hashes", json.dumps(hashes))):
             log, position = thread.logs.get(key >> 32), key & 0xFFFFFFFF
             if log is not None and position < ALIASES:
                 item = decrypt_item(self.seal, thread_id, log.name, key, body)

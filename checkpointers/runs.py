@@ -104,7 +104,7 @@ class RunTable(ServerTable):
         options = int(reject_if_busy), run.not_before, int(stores_events)
         cancel = self._build_cancel(live.thread_id, "", cancel_action) if cancel_action else []
         accept = self._sql("accept_run", live.run_id, live.owner, live.graph, *columns, *options)
-        list_live = self._sql("live_of", live.thread_id)
+        list_live = self._sql("live_runs_of_thread", live.thread_id)
 
         def flow() -> Flow[Any]:
             if due_cron is not None:
@@ -163,7 +163,7 @@ class RunTable(ServerTable):
             row = status, *sealed, now, *key, run.owner, known_cancel or ""
             end.append(self._sql("end_run", *row))
         follow_up = [
-            self._sql("claim_next", now, run.owner, run.thread_key),
+            self._sql("claim_next_run", now, run.owner, run.thread_key),
             self._sql("drop_old_runs", run.thread_key, run.seq - MAX_ENDED_RUNS),
             self._sql("drop_events", run.thread_key, 0, run.seq - MAX_ENDED_RUNS, ALL),
         ]
@@ -179,12 +179,14 @@ class RunTable(ServerTable):
         """
 
         def flow() -> Flow[None]:
-            for row in (yield self._sql("runs_of", run.thread_id, run.run_id)):
+            for row in (yield self._sql("runs_of_thread", run.thread_id, run.run_id)):
                 stored = decrypt_run(self._seal, row)
                 about, *_ = encrypt_run(
                     self._seal, run, ({**stored.about, "person": person}, None, None)
                 )
-                yield Last([self._sql("set_about", about, run.thread_key, run.seq, run.owner)])
+                yield Last(
+                    [self._sql("set_run_details", about, run.thread_key, run.seq, run.owner)]
+                )
 
         await self._database.awrite(flow, exclusive=(run.thread_id,))
 
@@ -202,15 +204,15 @@ class RunTable(ServerTable):
         cancel = self._build_cancel(run.thread_id, "", cancel_action) if cancel_action else []
 
         def flow() -> Flow[None]:
-            for (status,) in (yield self._sql("status_of", *key)):
+            for (status,) in (yield self._sql("run_status", *key)):
                 if status == "delayed":
-                    yield [*cancel, self._sql("begin_due", owner, time.time(), *key)]
+                    yield [*cancel, self._sql("start_delayed_run", owner, time.time(), *key)]
 
         await self._database.awrite(flow, exclusive=(run.thread_id,))
 
     async def delete_ended_run(self, run: LiveRun) -> None:
         """Delete a run with its events, if the run has ended."""
-        drop = self._sql("drop_ended", run.thread_id, run.run_id)
+        drop = self._sql("drop_ended_run", run.thread_id, run.run_id)
         await self._write_statements([drop, *self._build_cleanup(run)], (run.thread_id,))
 
     def _build_cleanup(self, run: LiveRun) -> list[Statement]:
@@ -218,7 +220,8 @@ class RunTable(ServerTable):
 
         They delete the events of the run, and keep its number from being used again.
         """
-        return [self._sql(name, run.thread_key, run.seq) for name in ("drop_left", "keep_seq")]
+        names = "drop_events_of_missing_run", "keep_run_seq"
+        return [self._sql(name, run.thread_key, run.seq) for name in names]
 
     async def claim_runs(self, owner: str, orphaned_runs: Sequence[LiveRun] = ()) -> None:
         """Take over runs of dead processes, and claim all runs of the owner that can start.
@@ -236,7 +239,7 @@ class RunTable(ServerTable):
 
     async def release_runs(self, owner: str) -> None:
         """Release all runs of a process, so that other processes can take them over."""
-        await self._write_statements([self._sql("hand_over", owner)], None)
+        await self._write_statements([self._sql("release_runs", owner)], None)
 
     async def cancel_runs(self, thread_id: str, run_id: str, action: str) -> list[str]:
         """Cancel one run of a thread, or all of them if `run_id` is `""`.
@@ -271,7 +274,7 @@ class RunTable(ServerTable):
         from its thread.
         """
         inserts = chain.from_iterable(self._build_event_insert(*pair) for pair in batches)
-        await self._write_statements([self._sql("relaxed"), *inserts], ())
+        await self._write_statements([self._sql("allow_delayed_commit"), *inserts], ())
 
     async def reserve_event_numbers(
         self, run: LiveRun, default_number: int
@@ -287,7 +290,7 @@ class RunTable(ServerTable):
             None if another process executes the run.
         """
         reserve = self._sql(
-            "begin_events", run.thread_key, run.seq, default_number, EVENT_NUMBER_BITS, run.owner
+            "restart_events", run.thread_key, run.seq, default_number, EVENT_NUMBER_BITS, run.owner
         )
         [rows] = await self._write_statements([reserve], (run.thread_id,))
         return rows[0] if rows else None
@@ -304,7 +307,7 @@ class RunTable(ServerTable):
 
     async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
         """Return the number of erasures from each of some threads, without those that are gone."""
-        return dict(await self._read_rows("removals_of", json.dumps(threads)))
+        return dict(await self._read_rows("newest_removals_of_threads", json.dumps(threads)))
 
     async def read_events(
         self, thread: int, seq_range: tuple[int, int], after: int
@@ -350,7 +353,7 @@ class RunTable(ServerTable):
                 for thread, seq in old_runs
                 for statement in (
                     self._sql("drop_events", thread, seq, seq, ALL),
-                    self._sql("without_events", thread, seq, seq),
+                    self._sql("stop_storing_events", thread, seq, seq),
                 )
             ]
             if deletes:
@@ -381,7 +384,7 @@ class RunTable(ServerTable):
 
     async def list_live_run_ids(self, thread_id: str) -> list[str]:
         """Return the ids of the running and pending runs of a thread, in order."""
-        return [run_id for (run_id,) in await self._read_rows("live_of", thread_id)]
+        return [run_id for (run_id,) in await self._read_rows("live_runs_of_thread", thread_id)]
 
     async def list_runs_after(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
         """Return the number, the id and the state of each run of a thread after a run, in order."""
@@ -391,7 +394,7 @@ class RunTable(ServerTable):
 
     async def list_runs(self, thread_id: str, run_id: str = "") -> list[RunRow]:
         """Return the stored runs of a thread, newest first, or only the run with this id."""
-        rows = await self._read_rows("runs_of", thread_id, run_id)
+        rows = await self._read_rows("runs_of_thread", thread_id, run_id)
         return [decrypt_run(self._seal, row) for row in rows]
 
     async def search_runs(
@@ -410,6 +413,6 @@ class RunTable(ServerTable):
             is_status = "r.status IN (?, 'delayed')" if status == "pending" else "r.status = ?"
             conditions.append((is_status, [status]))
         sql, params = append_conditions(self._sql["newest_runs"], conditions)
-        sql += " ORDER BY r.created_at DESC, r.thread, r.seq DESC LIMIT ? OFFSET ?"
+        sql += " ORDER BY r.created_at DESC, r.thread_key, r.seq DESC LIMIT ? OFFSET ?"
         rows = await self._database.aread(lambda: rows_of(sql, *params, limit, offset))
         return [(decrypt_run(self._seal, row[:-1]), bool(row[-1])) for row in rows]

@@ -43,7 +43,7 @@ def key_of(thread: int, position: int) -> str:
 
 def read_thread(sql: NamedSQL, thread_id: str) -> Flow[ReadThread | None]:
     """How far a thread was read; None: there is none."""
-    rows = yield sql("said_of", thread_id)
+    rows = yield sql("transcript_progress_of", thread_id)
     return ReadThread(*rows[0]) if rows else None
 
 
@@ -101,7 +101,7 @@ def advance(sql: NamedSQL, steps: Sequence[tuple[str, ReadThread, ReadThread]]) 
 
     Returns, for each, whether nobody was quicker, and nothing was removed from it since.
     """
-    rows = yield [sql("said_of", thread_id) for thread_id, *_ in steps]
+    rows = yield [sql("transcript_progress_of", thread_id) for thread_id, *_ in steps]
     # another stamp: it went on since, and is read again
     done = [
         bool(states) and ReadThread(*states[0])._replace(stamp=before.stamp) == before
@@ -112,13 +112,13 @@ def advance(sql: NamedSQL, steps: Sequence[tuple[str, ReadThread, ReadThread]]) 
             yield from unsay(sql, before.thread)
     kept = [(to.thread, to.stamp, to.position, to.path) for _, _, to in compress(steps, done)]
     if kept:
-        yield Statement(sql["set_said"], kept, many=True)
+        yield Statement(sql["set_transcript_progress"], kept, many=True)
     return done
 
 
 def unsay_some(sql: NamedSQL, most: int) -> Flow[int]:
     """Remove what is kept of some threads; returns of how many."""
-    threads = yield sql("some_said", most)
+    threads = yield sql("some_indexed_threads", most)
     for (thread,) in threads:
         yield from unsay(sql, thread)
     return len(threads)
@@ -129,12 +129,12 @@ def unsay(sql: NamedSQL, thread: int) -> Flow[None]:
 
     The thread's own row was changed before: who adds messages waits for that, or comes first.
     """
-    for (path,) in (yield sql("drop_said", thread)):
+    for (path,) in (yield sql("drop_transcript_progress", thread)):
         keys = f"{thread:x}.", f"{thread:x}/"
-        sizes = [size for (size,) in (yield sql("drop_said_items", path, *keys))]
+        sizes = [size for (size,) in (yield sql("drop_transcript_items", path, *keys))]
         yield [
-            sql("shrink_said", len(sizes), sum(sizes), path),
-            sql("drop_said_index", path),
-            sql("drop_said_namespace", path),
-            sql("said_erased"),
+            sql("reduce_transcript_counts", len(sizes), sum(sizes), path),
+            sql("drop_transcript_index", path),
+            sql("drop_transcript_namespace", path),
+            sql("count_transcript_erasure"),
         ]

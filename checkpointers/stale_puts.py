@@ -279,7 +279,7 @@ def _check_not_deleted(
         named = dict(configurable.get("checkpoint_map") or {})
     is_gone = is_there = False
     for name, checkpoint_id in named.items():
-        rows = yield reader.sql("checkpoint_of", pack_id(checkpoint_id), thread_id, name)
+        rows = yield reader.sql("checkpoint_with_keys", pack_id(checkpoint_id), thread_id, name)
         is_there = is_there or bool(rows)
         hashed = reader.removals.hash_text("checkpoint", checkpoint_id)
         is_gone = is_gone or (not rows and hashed in gone)

@@ -141,16 +141,18 @@ def write_thread(
     if records.title is not None or records.told is not None:
         told = None if records.told is None else (reader.codec.decode(records.told), records.told)
         yield reader.sql(
-            "set_title", *encrypt_list_entry(reader.seal, target, records.title, told), new
+            "set_list_entry", *encrypt_list_entry(reader.seal, target, records.title, told), new
         )
     if records.client is not None:
         yield reader.sql(
-            "set_client", *encrypt_client_metadata(reader.seal, target, records.client), new
+            "set_client_metadata",
+            *encrypt_client_metadata(reader.seal, target, records.client),
+            new,
         )
     if records.status != "idle":
         yield reader.sql("set_status", records.status, new)
     if records.may_wait:
-        yield reader.sql("waits", new)
+        yield reader.sql("mark_may_wait", new)
     if records.ttl is not None:
         yield reader.sql("set_ttl", *records.ttl, target)
     writer = _ThreadWriter(reader, records, target, new, keys)
@@ -197,7 +199,7 @@ class _ThreadWriter:
         ns, head, checkpoints, writes = records
         namespace = self.keys.pop()
         yield self.sql("new_namespace", namespace, self.new, ns)
-        yield self.sql("pin", head, namespace)
+        yield self.sql("set_explicit_head", head, namespace)
         for within, put_at, snapshot in checkpoints:
             yield from self._write_checkpoint(ns, row_key(namespace, within), put_at, snapshot)
         for uid, task, path, written in writes:
@@ -269,7 +271,7 @@ def copy_thread(
         new = yield from write_thread(reader, records, target, keys, time.time())
         if checkpoint_id is not None:
             yield from maintenance.sweep(target, new)
-            yield reader.sql("removed", new)
+            yield reader.sql("mark_rows_removed", new)
         return keys
 
     maintenance.database.write(flow, reader.cache.keys.refill, exclusive=(source, target))
@@ -476,11 +478,11 @@ class Merge:
             if not isinstance(here, ThreadContents):
                 return here
             keys[:] = yield from reader.new_keys(records.keys)
-            for _, status, _, kept in (yield reader.sql("hold_client", target)):
+            for _, status, _, kept in (yield reader.sql("lock_client_metadata", target)):
                 if kept is not None:
                     records.client = decrypt_client_metadata(reader.seal, target, kept)
                     records.status = status
-            for ttl in (yield reader.sql("ttl_of", target)):
+            for ttl in (yield reader.sql("find_ttl", target)):
                 records.ttl = ttl
             before = yield reader.sql("find_thread", target)
             self._is_new = not before

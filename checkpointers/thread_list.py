@@ -42,10 +42,11 @@ _PAGE: Final = 2_000  # maximum rows that one statement reads for a comparison
 _MAX_OFFSET: Final = 1 << 62  # more rows than a database has; keeps the offset within 64 bits
 _MAX_TAGS: Final = 20  # metadata values that become SQL conditions; the rest is only compared
 _BY_STATUS: Final[Mapping[str, str]] = {  # conditions that select a superset of each status
-    "interrupted": "t.waiting = 1",
-    "idle": "(t.waiting = 1 OR t.status IN ('idle', 'interrupted') OR t.client IS NOT NULL)",
+    "interrupted": "t.may_wait = 1",
+    "idle": "(t.may_wait = 1 OR t.status IN ('idle', 'interrupted') "
+    "OR t.client_metadata IS NOT NULL)",
     "error": "t.status = 'error'",
-    "busy": "(t.status = 'busy' OR EXISTS (SELECT 1 FROM runs r WHERE r.thread = t.thread "
+    "busy": "(t.status = 'busy' OR EXISTS (SELECT 1 FROM runs r WHERE r.thread_key = t.thread_key "
     "AND r.status IN ('pending', 'running')))",
 }
 
@@ -207,7 +208,9 @@ class ThreadList:
 
     def count(self, query: ThreadQuery) -> int:
         """Return the number of threads that match the SQL conditions of a query."""
-        sql, params = append_conditions(self._sql["count_listed"], self.build_conditions(query))
+        sql, params = append_conditions(
+            self._sql["count_listed_threads"], self.build_conditions(query)
+        )
         ((count,),) = self._database.read(lambda: rows_of(sql, *params))
         return int(count)
 
@@ -221,7 +224,7 @@ class ThreadList:
         offset: int,
     ) -> Flow[list[T]]:
         """Read pages of rows until enough threads match; see `search`."""
-        sql, params = append_conditions(self._sql["listed"], self.build_conditions(query))
+        sql, params = append_conditions(self._sql["listed_threads"], self.build_conditions(query))
         sql += f" ORDER BY {_build_order(query)} LIMIT ? OFFSET ?"
         skipped = min(offset, _MAX_OFFSET) if query.is_exact else 0
         results: list[T] = []
@@ -237,7 +240,7 @@ class ThreadList:
 
     def _read_thread(self, thread_id: str) -> Flow[ListedThread | None]:
         """Read one thread, or return None if it does not exist."""
-        rows = yield Statement(f"{self._sql['listed']} AND t.thread_id = ?", (thread_id,))
+        rows = yield Statement(f"{self._sql['listed_threads']} AND t.thread_id = ?", (thread_id,))
         return next(iter((yield from self._decrypt_rows(rows))), None)
 
     def build_conditions(self, query: ThreadQuery) -> Iterator[tuple[str, list[Any]]]:
@@ -253,7 +256,7 @@ class ThreadList:
         if query.active_until is not None:
             yield "t.updated_at <= ?", [query.active_until.timestamp() + 1e-6]
         if query.is_unindexed:
-            yield self._sql["is_unread"], []
+            yield self._sql["is_unindexed"], []
         if query.text and isinstance(self._seal, Clear):
             yield self._build_key_condition([fold_search_text(query.text)])
         if not isinstance(self._seal, LangGraphCipher):  # rows have no search keys with this cipher
@@ -265,7 +268,7 @@ class ThreadList:
 
         A row without stored search keys also meets the condition.
         """
-        sql = " OR ".join([self._sql["is_found"]] * len(alternatives))
+        sql = " OR ".join([self._sql["matches_search_key"]] * len(alternatives))
         return f"({sql})", [param for search_key in alternatives for param in (search_key,) * 2]
 
     def _iter_tags(self, metadata: Mapping[str, Any]) -> Iterator[list[bytes]]:
@@ -355,10 +358,12 @@ class ThreadList:
             row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal
             insert = self._sql("new_thread", *row, removals.hash_thread(thread_id))
             # no title, and an empty value for its search keys, because there is no head to read
-            set_title = self._sql("set_title", None, b"", thread.key)
+            set_title = self._sql("set_list_entry", None, b"", thread.key)
             sealed = encrypt_client_metadata(self._seal, thread_id, client)
             try:
-                yield Guarded([insert, set_title, self._sql("set_client", *sealed, thread.key)])
+                yield Guarded(
+                    [insert, set_title, self._sql("set_client_metadata", *sealed, thread.key)]
+                )
             except Stale:
                 return False
             return True
@@ -395,20 +400,20 @@ class ThreadList:
             return
 
         def flow() -> Flow[None]:
-            for key, _, seq, _ in (yield self._sql("hold_client", thread_id)):
+            for key, _, seq, _ in (yield self._sql("lock_client_metadata", thread_id)):
                 stored = yield from self._read_thread(thread_id)
                 if stored is not None:
                     client, status = build_update(stored)
                     if client is not None and client != stored.client:
                         sealed = encrypt_client_metadata(self._seal, thread_id, client)
-                        yield self._sql("set_client", *sealed, key)
-                        yield self._sql("unread", key)
+                        yield self._sql("set_client_metadata", *sealed, key)
+                        yield self._sql("reset_transcript_progress", key)
                     if status != stored.last_run_status:
                         yield self._sql("set_status", status, key)
                     if may_wait:
-                        yield self._sql("waits", key)
+                        yield self._sql("mark_may_wait", key)
                     if not seq:  # a put would have updated the time
-                        yield self._sql("touch", time.time(), key)
+                        yield self._sql("touch_thread", time.time(), key)
 
         self._database.write(flow, exclusive=(thread_id,), watch=self._saver._watch)
 
@@ -434,7 +439,7 @@ class ThreadList:
     def list_expired(self, limit: int) -> list[str]:
         """Return the ids of at most `limit` expired threads that have no live run."""
         params = time.time(), "", limit
-        rows = self._database.read(lambda: rows_of(self._sql["expired"], *params))
+        rows = self._database.read(lambda: rows_of(self._sql["expired_threads"], *params))
         return [thread_id for thread_id, _ in rows]
 
     alist_expired = awaited(list_expired)
@@ -448,7 +453,7 @@ class ThreadList:
         now, maintenance = time.time(), self._saver._maintenance
 
         def flow() -> Flow[int | None]:
-            rows = yield self._sql("expired", now, thread_id, 1)
+            rows = yield self._sql("expired_threads", now, thread_id, 1)
             if not rows:
                 return None
             if not rows[0][1]:
@@ -458,7 +463,7 @@ class ThreadList:
         keeps = maintenance.write(thread_id, flow)
         if keeps:
             maintenance.retain(Retention(last=0), [thread_id])
-            self._write_row(thread_id, "has_kept", now)
+            self._write_row(thread_id, "mark_latest_kept", now)
         return keeps is not None
 
     adelete_if_expired = awaited(delete_if_expired)
@@ -497,5 +502,5 @@ def _build_order(query: ThreadQuery) -> str:
     """Return the SQL expressions by which the threads of a query are sorted."""
     direction = "ASC" if query.sort_order == "asc" else "DESC"
     if query.sort_by in ("thread_id", "created_at"):
-        return f"t.{query.sort_by} {direction}, t.updated_at DESC, t.thread DESC"
-    return f"t.updated_at {direction}, t.thread {direction}"
+        return f"t.{query.sort_by} {direction}, t.updated_at DESC, t.thread_key DESC"
+    return f"t.updated_at {direction}, t.thread_key {direction}"

@@ -108,7 +108,7 @@ def thread_records(
             raise missing(at)
         last = end.snapshot.key & _LOW
     thread, _, created_at, updated_at, _, stored = rows[0]
-    ((status, seq, kept, waiting),) = yield reader.sql("client_of", thread_id)
+    ((status, seq, kept, waiting),) = yield reader.sql("find_client_metadata", thread_id)
     title, told = decrypt_list_entry(reader.seal, thread_id, stored)
     if checkpoint_id is not None:  # they may come from a later checkpoint
         title = told = None
@@ -119,7 +119,7 @@ def thread_records(
         read = yield from _read_namespace(reader, thread_id, namespace, ns, head, last)
         if read.checkpoints or (read.writes and last == _LOW):
             namespaces.append(read)
-    ttl = yield reader.sql("ttl_of", thread_id)
+    ttl = yield reader.sql("find_ttl", thread_id)
     about = title, told, status, client, checkpoint_id is not None or bool(waiting)
     records = ThreadRecords(thread_id, seq, created_at, updated_at, *about, logs, namespaces)
     records.ttl = ttl[0] if ttl else None

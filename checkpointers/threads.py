@@ -102,7 +102,7 @@ class ThreadReader:
         if not places:
             return list
         if not key:
-            ((key,),) = yield self.sql("log_of", checkpoint.namespace, channel)
+            ((key,),) = yield self.sql("find_log", checkpoint.namespace, channel)
         held = snapshot.ranges.get(channel, (0, []))
         seen = {*(yield from self.reader.origins(at.thread_id, checkpoint.thread, *held))}
         ranges = joined((place, place + 1) for place, _ in places)
@@ -210,7 +210,7 @@ class ThreadReader:
         tips = [key for key, uid, _ in rows if key not in trunk and uid not in inner]
         out: set[int] = set()
         for tip in tips:
-            (row,) = yield self.sql("checkpoint_at", tip)
+            (row,) = yield self.sql("checkpoint_row", tip)
             snapshot = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
             said = snapshot.transcript.get(channel, (0, []))
             out.update((yield from self.reader.origins(at.thread_id, checkpoint.thread, *said)))
@@ -304,7 +304,7 @@ class ThreadReader:
             told = select_listed_metadata(metadata)
         stored = told, self.reader.codec.encode(told, lambda: "metadata", exact=True)
         listed = encrypt_list_entry(self.reader.seal, row[1], title or NO_TITLE, stored)
-        yield self.sql("set_title", *listed, row[0])
+        yield self.sql("set_list_entry", *listed, row[0])
 
     def _title(
         self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]
@@ -358,7 +358,7 @@ class ThreadReader:
     def beginning(self, thread_id: str, least: int) -> Flow[str]:
         """What no other id begins with; see `Checkpointer.beginning`."""
         thread_id = check_thread_id(thread_id)
-        [others] = yield self.sql("ids_beside", thread_id)
+        [others] = yield self.sql("neighbouring_thread_ids", thread_id)
         # the ids that begin most like it are beside it in order; of characters, not of paths
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
         return thread_id[: max(least, shared + 1)]
@@ -382,7 +382,7 @@ class ThreadReader:
             raise damaged_index(f"thread {thread}")
         namespaces = yield self.sql("thread_namespaces", thread)
         names = tuple(ns for _, ns, _ in namespaces)
-        ((checkpoints, items, size),) = yield self.sql("sizes", thread)
+        ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread)
         head = (yield from self.reader.find(Address(thread_id, "", None))) if "" in names else None
         said, active_at = 0, updated_at
         if head is not None:
@@ -401,7 +401,7 @@ class ThreadReader:
         It goes on if a run of the server waits, or a cron.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
-        waits = yield self.sql("awaited", thread_id)
+        waits = yield self.sql("has_planned_runs", thread_id)
         info = (yield from self._info(rows[0])) if rows and not waits else None
         return info if info is not None and info.active_at < before else None
 

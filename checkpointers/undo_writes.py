@@ -91,4 +91,4 @@ def _undo(
             place = thread_id, ns, checkpoint_id, task, path
             body = encrypt_writes(reader.seal, place, sorted(left, key=lambda write: write[0]))
             yield reader.sql("put_writes", *at, path, body)
-        yield reader.sql("changed", thread)
+        yield reader.sql("mark_head_changed", thread)

@@ -84,7 +84,7 @@ class WebhookTable(ServerTable):
             now = time.time()
             for content, attempts in (yield self._sql("due_webhook", run_id, now)):
                 retry_at = now + retry_delays_s[min(attempts, len(retry_delays_s) - 1)]
-                if (yield self._sql("take_webhook", retry_at, run_id, attempts)):
+                if (yield self._sql("claim_webhook", retry_at, run_id, attempts)):
                     decrypted = self._seal.open(content, ("webhook", run_id))
                     return json.loads(decrypted), attempts
             return None

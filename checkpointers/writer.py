@@ -222,7 +222,9 @@ class CheckpointWriter:
             row = self._row(put.at, snapshot, now)
             statements.append(self.sql("add_checkpoint", row[0], head.namespace_key, *row[1:]))
             if moved.explicit_head != head.explicit_head:
-                statements.append(self.sql("pin", moved.explicit_head, head.namespace_key))
+                statements.append(
+                    self.sql("set_explicit_head", moved.explicit_head, head.namespace_key)
+                )
         else:
             statements += self._replacing(put.at, thread, snapshot, before, now)
         statements += self._listed(put, thread, nodes, metadata, moved, snapshot)
@@ -278,15 +280,15 @@ class CheckpointWriter:
             thread.updated_at = now
             upon = pack_id(put.at.checkpoint_id), put.replayed.size
             changed = seq, stamp, *state, head.namespace_key, uid, len(ns), now
-            return self.sql("advance_replayed", *changed, *upon)
+            return self.sql("advance_replayed_thread", *changed, *upon)
         if head.namespace_key and now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
-            return self.sql("advance", seq, stamp, *state, head.namespace_key, uid, len(ns))
+            return self.sql("advance_thread", seq, stamp, *state, head.namespace_key, uid, len(ns))
         thread.updated_at = now
         if head.namespace_key:
             return self.sql(
-                "advance_now", seq, stamp, *state, head.namespace_key, uid, len(ns), now
+                "advance_active_thread", seq, stamp, *state, head.namespace_key, uid, len(ns), now
             )
-        return self.sql("advance_into", seq, stamp, *state, ns, now)
+        return self.sql("advance_into_namespace", seq, stamp, *state, ns, now)
 
     def _inherit_labels(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
@@ -349,11 +351,11 @@ class CheckpointWriter:
             except Exception:  # of a value that does not compare, such as an array
                 is_new = True
             told = self._told(tells, told) if is_new else told
-        changes = [] if leads else [self.sql("waits", thread.key)]
+        changes = [] if leads else [self.sql("mark_may_wait", thread.key)]
         if title != thread.title or told is not thread.listed_metadata:
             thread.title, thread.listed_metadata = title, told
             sealed = encrypt_list_entry(self.seal, put.at.thread_id, title, told)
-            changes.append(self.sql("set_title", *sealed, thread.key))
+            changes.append(self.sql("set_list_entry", *sealed, thread.key))
         return changes
 
     def _told(self, tells: dict[str, Any], before: tuple[Any, bytes] | None) -> tuple[Any, bytes]:
@@ -372,7 +374,7 @@ class CheckpointWriter:
         old = metadata_tags(self.seal, self.reader.metadata(before))
         statements = [self.sql("drop_tag", number, key) for number in old]
         statements.append(self.sql("replace_checkpoint", parent, now, body, key))
-        statements.append(self.sql("removed", thread.key))
+        statements.append(self.sql("mark_rows_removed", thread.key))
         return statements
 
     def _row(self, at: Address, snapshot: Snapshot, now: float) -> Row:
@@ -409,7 +411,7 @@ class CheckpointWriter:
             if referring != writes:
                 key = namespace, pack_id(at.checkpoint_id), pack_id(task)
                 sealed = encrypt_writes(self.seal, (*at, task, path), referring)
-                out.append(self.sql("refer_writes", sealed, *key, body))
+                out.append(self.sql("replace_unchanged_writes", sealed, *key, body))
         return out
 
     # -- in a transaction that reads the thread
@@ -435,7 +437,7 @@ class CheckpointWriter:
             rows = (yield from self.reader.read_write_rows(stored)) if put.deltas else []
             put.replayed = yield from read_deltas(self.reader, put, thread, head, parent, rows)
         if existing is not None:
-            rows = yield self.sql("checkpoint_at", existing)
+            rows = yield self.sql("checkpoint_row", existing)
             before = yield from self._opened(put.at, thread, rows)
         planner = MergePlanner(self.reader, thread_id, put.at.checkpoint_ns, thread, head)
         put.merge = (yield from planner.plan(put, parent)) if before is None else None
@@ -479,7 +481,7 @@ class CheckpointWriter:
         What is not there has no key. Also whether what is kept holds; see `with_newest`.
         """
         thread_id, ns, _ = at
-        state = self.sql("state", pack_id(uid), ns, thread_id)
+        state = self.sql("read_write_state", pack_id(uid), ns, thread_id)
         rows, holds = yield from self.reader.with_newest(thread_id, state)
         if not rows:
             thread = Thread(0, 0, (yield from self.removals.read_newest_number(thread_id)))
@@ -502,7 +504,7 @@ class CheckpointWriter:
             return thread, Head(0, 0, None), None, holds
         snapshot = None
         if newest is not None:
-            rows = yield self.sql("checkpoint_at", newest)
+            rows = yield self.sql("checkpoint_row", newest)
             snapshot = yield from self._opened(at, thread, rows)
         head = Head(namespace, pinned, snapshot)
         keep_recent(thread.heads, ns, head)
@@ -518,10 +520,10 @@ class CheckpointWriter:
     def rewind(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
         uid = pack_id(at.checkpoint_id)
-        rows = yield self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
+        rows = yield self.sql("checkpoint_with_keys", uid, at.thread_id, at.checkpoint_ns)
         for thread, _, _, namespace, *row in rows:
-            yield self.sql("pin", row[0] & _LOW, namespace)
-            yield self.sql("changed", thread)
+            yield self.sql("set_explicit_head", row[0] & _LOW, namespace)
+            yield self.sql("mark_head_changed", thread)
             if not at.checkpoint_ns:
                 yield from self.reader.retell(at.thread_id, tuple(row))
         return bool(rows)
@@ -551,7 +553,7 @@ class CheckpointWriter:
         statements = [added]
         if request.task != NULL_TASK:  # an answer is stored by one statement, which is fastest
             statements += self._touched(thread)
-        statements += [self.sql("waits", thread.key)] if request.asks else []
+        statements += [self.sql("mark_may_wait", thread.key)] if request.asks else []
         cache_pending_writes(thread, request, request.encoded, body)
         written = ns, uid or "", request.task, (*row, body)
         return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
@@ -565,12 +567,12 @@ class CheckpointWriter:
         if now - thread.updated_at <= ACTIVITY_S:
             return []
         thread.updated_at = now
-        return [self.sql("touch", now, thread.key)]
+        return [self.sql("touch_thread", now, thread.key)]
 
     def _writes_anew(self, request: TaskWrites) -> Flow[Commit]:
         """Also of a task that wrote before: errors, interrupts and the like are replaced."""
         thread_id, ns, uid = request.at
-        state, keys = self.sql("state", None, ns, thread_id), list[int]()
+        state, keys = self.sql("read_write_state", None, ns, thread_id), list[int]()
         rows, holds = yield from self.reader.with_newest(thread_id, state)
         removals = rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
         stale, asks = (yield from self._read_stale_put(request, removals)), request.asks
@@ -584,7 +586,10 @@ class CheckpointWriter:
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
         if namespace is None:  # a put planned to make it is not to go through
             namespace = keys.pop()
-            yield [self.sql("new_namespace", namespace, key, ns), self.sql("changed", key)]
+            yield [
+                self.sql("new_namespace", namespace, key, ns),
+                self.sql("mark_head_changed", key),
+            ]
         kept = self._kept(thread_id, key, generation) if holds else None
         thread = kept or Thread(key, generation, removals)
         thread.updated_at = updated_at  # a plan that did not go through may have set it
@@ -606,7 +611,7 @@ class CheckpointWriter:
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
         body = encrypt_writes(self.seal, (*request.at, task, path), writes)
-        waits = [self.sql("waits", key)] if asks else []
+        waits = [self.sql("mark_may_wait", key)] if asks else []
         yield [self.sql("put_writes", namespace, *at, body), *self._touched(thread), *waits]
         cache_pending_writes(thread, request, writes, body)
         written = ns, uid or "", task, (*at, body)

@@ -57,7 +57,7 @@ T = TypeVar("T")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 _Ask = tuple[Any, Promise[Any]]  # what a coroutine asks for, and its answer
 TextIndex = Literal["sealed", "keyed"]
-TRANSCRIPT_PREFIX: Final = "said_"
+TRANSCRIPT_PREFIX: Final = "transcript_"
 """What the names of tables begin with that hold what was said in threads, instead of `store_`."""
 _WORDS: Final = "words"  # the setting that says how words are kept
 _KEPT: Final = ("clear", "sealed", "keyed")

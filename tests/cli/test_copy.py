@@ -362,8 +362,8 @@ def test_a_source_that_changed_is_named(database: Any, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("sql", "told"),
     [
-        ("UPDATE items SET body = zeroblob(9) WHERE id % 2", "damaged"),
-        ("UPDATE checkpoints SET put_at = put_at + 1 WHERE id % 2", "damaged"),
+        ("UPDATE items SET body = zeroblob(9) WHERE row_key % 2", "damaged"),
+        ("UPDATE checkpoints SET put_at = put_at + 1 WHERE row_key % 2", "damaged"),
         ("DELETE FROM threads WHERE thread_id = 'a'", "no owner"),
     ],
 )
@@ -442,7 +442,7 @@ def test_new_rows_have_numbers_that_were_never_given_out(database: Any) -> None:
 
 def numbers(of: Database) -> list[int]:
     """The next key of a thread, and the next number of an item."""
-    key = partial(rows_of, of.saver._sql["more_keys"], 1)
+    key = partial(rows_of, of.saver._sql["allocate_keys"], 1)
     number = partial(rows_of, "SELECT nextval('store_items_id_seq')")
     return [of.saver.database.write(key)[0][0], of.store.database.write(number)[0][0]]
 

@@ -190,7 +190,7 @@ def test_a_file_of_one_component_comes(part: str, tmp_path: Path) -> None:
 
 LARGE = {
     "items": "INSERT INTO items VALUES (1 << 50, 1, 1, zeroblob(3000000))",
-    "text": "UPDATE logs SET name = hex(zeroblob(1500000))",
+    "text": "UPDATE logs SET channel = hex(zeroblob(1500000))",
     "value": "UPDATE store_items SET provenance = zeroblob(3000000)",
 }
 

@@ -47,17 +47,18 @@ def edit_head(path: Path, edit: Edit) -> None:
     with SQLiteCheckpointer.open(path) as saver, closing(sqlite3.connect(path)) as conn, conn:
         reader: Any = saver._reader
         ((log, count),) = conn.execute(
-            "SELECT log, count(*) FROM logs JOIN items ON items.id >> 32 = log "
-            "WHERE name = 'messages'"
+            "SELECT log_key, count(*) FROM logs JOIN items ON items.row_key >> 32 = log_key "
+            "WHERE channel = 'messages'"
         )
         row = conn.execute(
-            "SELECT id, uid, parent, began, put_at, body FROM checkpoints ORDER BY id DESC"
+            "SELECT row_key, checkpoint_id, parent_id, run_start, put_at, body FROM checkpoints "
+            "ORDER BY row_key DESC"
         ).fetchone()
         snapshot = reader.open_row("t", "", row)
         edited = replace(snapshot, references=edit(snapshot.references, log, count))
         texts = row[0], unpack_id(row[1]), unpack_id(row[2]), *row[3:5]
         body = encrypt_checkpoint(reader.seal, "t", "", texts, edited, snapshot.transcript)
-        conn.execute("UPDATE checkpoints SET body = ? WHERE id = ?", (body, row[0]))
+        conn.execute("UPDATE checkpoints SET body = ? WHERE row_key = ?", (body, row[0]))
 
 
 def nested(depth: int, inner: Any) -> Any:
@@ -101,11 +102,11 @@ ROWS = {
     "no time": "UPDATE threads SET updated_at = 9e999",
     "a time before all": "UPDATE threads SET created_at = -1",
     "a time after all": "UPDATE threads SET updated_at = 1e15",
-    "puts": "UPDATE threads SET seq = 4611686018427387904",
+    "puts": "UPDATE threads SET last_seq = 4611686018427387904",
     "items": "UPDATE items SET stored_at = 9e999",
-    "the time to live": "UPDATE threads SET ttl = 9e999",
-    "the head": "UPDATE namespaces SET pinned = 2147483648",
-    "what stays": "UPDATE threads SET ttl = 1, ttl_keeps = 9",
+    "the time to live": "UPDATE threads SET ttl_minutes = 9e999",
+    "the head": "UPDATE namespaces SET explicit_head = 2147483648",
+    "what stays": "UPDATE threads SET ttl_minutes = 1, ttl_keeps_latest = 9",
 }
 
 
@@ -138,10 +139,12 @@ def test_a_log_with_gaps_is_read_by_its_rows(other: Path, tmp_path: Path) -> Non
     """An item two thousand million positions further takes no two million statements."""
     with SQLiteCheckpointer.open(other) as saver, closing(sqlite3.connect(other)) as conn, conn:
         seal = saver._reader.seal
-        ((log,),) = conn.execute("SELECT log FROM logs WHERE name = 'messages'")
+        ((log,),) = conn.execute("SELECT log_key FROM logs WHERE channel = 'messages'")
         body = seal.seal(b"\x11", item_associated_data("t", "messages", _FAR))
         row = row_key(log, _FAR), content_hash(seal, log, b"\x11"), 1.0, body
-        conn.execute("INSERT INTO items (id, h, stored_at, body) VALUES (?, ?, ?, ?)", row)
+        conn.execute(
+            "INSERT INTO items (row_key, content_hash, stored_at, body) VALUES (?, ?, ?, ?)", row
+        )
     statements: list[str] = []
     with (
         SQLiteCheckpointer.open(other, untrusted=True) as theirs,

@@ -280,10 +280,12 @@ def test_keys_that_a_copy_brought_are_given_no_more(files: Savers) -> None:
     put(one, {"n": 1})
     one.delete_thread("t")
     (key,) = one._cache.keys.take_keys(1) or [0]
-    adding = "INSERT INTO threads (thread, thread_id, created_at, updated_at) VALUES (?, ?, 0, 0)"
+    adding = (
+        "INSERT INTO threads (thread_key, thread_id, created_at, updated_at) VALUES (?, ?, 0, 0)"
+    )
     for each in range(key + 1, key + 31):
         other.database.write(lambda each=each: rows_of(adding, each, f"copied {each}"))  # type: ignore[misc]
-    other.database.write(lambda: rows_of("UPDATE keys SET last = ?", key + 1000))
+    other.database.write(lambda: rows_of("UPDATE keys SET last_key = ?", key + 1000))
     for thread in "abc":
         put(one, {"n": 2}, thread=thread)
 

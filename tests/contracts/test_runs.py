@@ -446,7 +446,7 @@ def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
     with BACKENDS[kind](tmp_path) as saver:
         put(saver, "t", [human("b")])
         run = accepted(saver, request=asked(SECRET))
-        columns = "about, request, error"
+        columns = "details, request, error"
         flow = f"SELECT {columns} FROM runs"
         stored = str(saver.database.read(lambda: _rows(flow)))
         asyncio.run(RunTable(saver).end_run(run, "error", {"message": SECRET}, asked(SECRET)))

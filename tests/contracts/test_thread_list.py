@@ -215,7 +215,9 @@ def test_nothing_is_readable_with_a_key(place: Place) -> None:
         put(saver, {"n": 1}, uid="1", metadata={"quote": SECRET, "title": SECRET})
         ThreadList(saver).create("new", ClientMetadata({"quote": SECRET, "title": SECRET}))
         rows = saver.database.read(
-            lambda: rows_of("SELECT title, found, client, client_found FROM threads")
+            lambda: rows_of(
+                "SELECT list_entry, search_keys, client_metadata, client_search_keys FROM threads"
+            )
         )
         assert found(saver, metadata={"quote": SECRET}) == ["new", "t"]
 

@@ -56,13 +56,13 @@ class Opened:
         """The ids of the threads that are found."""
         return [hit.thread_id for hit in search_threads(self.saver, self.store, text, **options)]
 
-    def kept(self, table: str = "said_items") -> list[Any]:
+    def kept(self, table: str = "transcript_items") -> list[Any]:
         """The rows of a table of what was said."""
         return self.saver.database.read(lambda: rows_of(f"SELECT * FROM {table}"))
 
     def keys(self) -> list[str]:
         """The keys of what is kept, in order: each tells a thread and a position."""
-        sql = "SELECT key FROM said_items"
+        sql = "SELECT key FROM transcript_items"
         return sorted(key for (key,) in self.saver.database.read(lambda: rows_of(sql)))
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ def test_a_thread_that_cannot_be_read_does_not_hold_up_others(
 ) -> None:
     with closing(Opened(place)) as both:
         fill(both)
-        sql = "UPDATE items SET body = ? WHERE id = (SELECT min(id) FROM items)"
+        sql = "UPDATE items SET body = ? WHERE row_key = (SELECT min(row_key) FROM items)"
         both.saver.database.write(lambda: rows_of(sql, b"damaged"))
     with closing(Opened(place)) as both:
         assert {*both.search("canoe")} == {"home", "work", "old"}
@@ -307,7 +307,7 @@ def test_a_copy_is_read_anew(place: Place, tmp_path: Path) -> None:
     from perdure.cli.table_copy import StoreTables, ThreadTables
 
     tables = {table.name for end in (ThreadTables, StoreTables) for table in end.tables}
-    assert not any(name.startswith("said") for name in tables)
+    assert not any(name.startswith("transcript_") for name in tables)
     with closing(Opened(place)) as both, closing(Opened(Place(tmp_path / "to.db"))) as other:
         fill(both)
         assert len(both.search("canoe")) == 3
@@ -334,8 +334,9 @@ def test_words_are_encrypted_as_the_threads_are(tmp_path: Path) -> None:
 
 def whole(both: Opened) -> list[Any]:
     """All rows of all tables of what was said, but counters."""
-    tables = ["said", "said_items", "said_versions", "said_index", "said_indexes", "said_pending"]
-    return [row for table in [*tables, "said_namespaces"] for row in both.kept(table)]
+    names = "progress items versions index indexes pending namespaces"
+    tables = [f"transcript_{name}" for name in names.split()]
+    return [row for table in tables for row in both.kept(table)]
 
 
 GO: dict[str, Callable[[Opened], object]] = {
@@ -355,7 +356,7 @@ def test_it_goes_with_the_thread(
     monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: fresh > 0)
     talk(both.saver, "t", said=[f"the {SECRET} horse"], user_id="ann")
     assert both.search("horse", user="ann") == ["t"]
-    assert len(both.kept("said_items")) == 1
+    assert len(both.kept("transcript_items")) == 1
     go(both)
     assert whole(both) == []
     assert both.search("horse", user="ann") == []
@@ -377,7 +378,7 @@ def test_no_byte_is_left(
         talk(both.saver, "t", said=said, user_id="ann-of-ghent")
         assert both.search("horse", user="ann-of-ghent") == ["t"]
         both.saver.database.write(lambda: rows_of("SELECT 1"))  # after the index, which was posted
-        assert len(both.kept("said_indexes")) == 1
+        assert len(both.kept("transcript_indexes")) == 1
         rows = [part for row in whole(both) for part in row if isinstance(part, bytes | str)]
         told = [part if isinstance(part, bytes) else part.encode() for part in rows]
         told = [part for part in told if len(part) > 40 and b"other" not in part]
@@ -510,7 +511,7 @@ def test_an_index_of_another_process_forgets_too(place: Place) -> None:
 
 def expected_keys(both: Opened) -> list[str]:
     """The keys of all that is to be kept, of the threads as they are."""
-    sql = "SELECT thread, thread_id FROM threads"
+    sql = "SELECT thread_key, thread_id FROM threads"
     return sorted(
         f"{thread:x}.{item.position:08x}"
         for thread, thread_id in both.saver.database.read(lambda: rows_of(sql))

@@ -54,7 +54,7 @@ TABLES = (
     "checkpoints",
     "writes",
     "items",
-    "said_items",
+    "transcript_items",
 )
 
 

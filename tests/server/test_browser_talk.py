@@ -530,9 +530,11 @@ def test_runs_of_others_push_nobodys_off_the_list(
 
 MORE = """
 WITH RECURSIVE many (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many WHERE n < 1000)
-INSERT INTO runs (thread, seq, run_id, status, owner, graph, created_at, updated_at, about)
-SELECT r.thread, r.seq + n, run_id, r.status, owner, graph, r.created_at + n, 1, about
-FROM runs r JOIN threads t ON t.thread = r.thread, many WHERE t.thread_id = 'u'
+INSERT INTO runs (
+    thread_key, seq, run_id, status, owner, graph_id, created_at, updated_at, details
+)
+SELECT r.thread_key, r.seq + n, run_id, r.status, owner, graph_id, r.created_at + n, 1, details
+FROM runs r JOIN threads t ON t.thread_key = r.thread_key, many WHERE t.thread_id = 'u'
 """
 
 

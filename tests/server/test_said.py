@@ -61,7 +61,7 @@ def test_it_is_turned_off(settings: Settings) -> None:
     with running(create_app(replace(settings, search_threads=False))) as url:
         found = httpx.get(f"{url}/ui/threads.json?q=canoe").json()
     with open_checkpointer(settings.db) as saver, open_store(settings.db):
-        kept = saver.database.read(lambda: rows_of("SELECT * FROM said"))
+        kept = saver.database.read(lambda: rows_of("SELECT * FROM transcript_progress"))
     assert found["said"] == kept == []
 
 
@@ -81,6 +81,6 @@ def test_it_is_removed_with_a_thread_of_the_server(
     assert client.delete("/threads/of ann").status_code == 204
     [hit] = client.get("/ui/threads.json?q=canoe").json()["said"]
     with open_checkpointer(settings.db) as saver, open_store(settings.db):
-        sql = "SELECT key FROM said_items"
+        sql = "SELECT key FROM transcript_items"
         kept: list[Any] = saver.database.read(lambda: rows_of(sql))
     assert (hit["thread_id"], len(kept)) == ("of bob", 2)

@@ -148,10 +148,10 @@ def test_rows_that_were_swapped(sealed: Path) -> None:
     """A row is bound to its place: two messages of one thread cannot change places."""
     with closing(sqlite3.connect(sealed)) as db:
         (one, first), (two, second) = db.execute(
-            "SELECT id, body FROM items ORDER BY id LIMIT 2"
+            "SELECT row_key, body FROM items ORDER BY row_key LIMIT 2"
         ).fetchall()
-        db.execute("UPDATE items SET body = ? WHERE id = ?", (second, one))
-        db.execute("UPDATE items SET body = ? WHERE id = ?", (first, two))
+        db.execute("UPDATE items SET body = ? WHERE row_key = ?", (second, one))
+        db.execute("UPDATE items SET body = ? WHERE row_key = ?", (first, two))
         db.commit()
 
     with (
@@ -164,7 +164,7 @@ def test_rows_that_were_swapped(sealed: Path) -> None:
 def test_a_write_that_was_moved_to_another_path(sealed: Path) -> None:
     """The path that orders pending writes is bound to them too."""
     with closing(sqlite3.connect(sealed)) as db:
-        db.execute("UPDATE writes SET path = path || '!'")
+        db.execute("UPDATE writes SET task_path = task_path || '!'")
         db.commit()
 
     with (

@@ -150,7 +150,7 @@ def test_no_row_is_written_for_another(schema: str, tenant: str | None) -> None:
         if tenant is not None:
             conn.execute("SELECT set_config('perdure.tenant', %s, true)", (tenant,))
         changed = conn.execute(
-            f"UPDATE {schema}.threads SET seq = 0 WHERE tenant = 'acme'"
+            f"UPDATE {schema}.threads SET last_seq = 0 WHERE tenant = 'acme'"
         ).rowcount
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
             conn.execute(insert, ("acme",))

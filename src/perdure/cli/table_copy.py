@@ -168,7 +168,7 @@ class Tables:
 
     def finish(self, settings: list[Row]) -> Flow[None]:
         """What comes after all rows, with the settings of the source."""
-        yield [self.sql("copied"), self.sql("analyzed")]
+        yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
     def unfit(self) -> Flow[list[str]]:
         """The owners of names with NUL, or too long; StorageError: the database has none."""
@@ -184,17 +184,18 @@ class Tables:
         return sorted({*owners})
 
 
-_OF_THREAD: Final = "t.thread_id", "LEFT JOIN threads t ON t.thread = r.thread"
+_OF_THREAD: Final = "t.thread_id", "LEFT JOIN threads t ON t.thread_key = r.thread_key"
 _OF_NAMESPACE: Final = (
-    "t.thread_id, n.ns",
-    "LEFT JOIN namespaces n ON n.namespace = r.namespace "
-    "LEFT JOIN threads t ON t.thread = n.thread",
+    "t.thread_id, n.checkpoint_ns",
+    "LEFT JOIN namespaces n ON n.namespace_key = r.namespace_key "
+    "LEFT JOIN threads t ON t.thread_key = n.thread_key",
 )
 _OF_LOG: Final = (
-    "t.thread_id, l.name",
-    "LEFT JOIN logs l ON l.log = r.id >> 32 LEFT JOIN threads t ON t.thread = l.thread",
+    "t.thread_id, l.channel",
+    "LEFT JOIN logs l ON l.log_key = r.row_key >> 32 "
+    "LEFT JOIN threads t ON t.thread_key = l.thread_key",
 )
-_TAGS: Final = Table("tags", "tag, checkpoint", "")
+_TAGS: Final = Table("tags", "tag, checkpoint_key", "")
 
 
 @dataclass
@@ -206,68 +207,75 @@ class ThreadTables(Tables):
     tables = (
         Table(
             "threads",
-            "thread, thread_id, seq, generation, created_at, updated_at, waiting, status, ttl, "
-            "ttl_since, ttl_keeps, removals, found, client_found, client, title",
+            "thread_key, thread_id, last_seq, generation, created_at, updated_at, may_wait, "
+            "status, ttl_minutes, ttl_since, ttl_keeps_latest, newest_removal, search_keys, "
+            "client_search_keys, client_metadata, list_entry",
             "r.thread_id",
-            key="thread",
+            key="thread_key",
             names="thread_id",
-            large="client, title",
+            large="client_metadata, list_entry",
             sealed=lambda row: [("client", row[0]), ("title", row[0])],
         ),
         Table(
-            "namespaces", "namespace, thread, ns, pinned", *_OF_THREAD, key="namespace", names="ns"
+            "namespaces",
+            "namespace_key, thread_key, checkpoint_ns, explicit_head",
+            *_OF_THREAD,
+            key="namespace_key",
+            names="checkpoint_ns",
         ),
-        Table("logs", "log, thread, name", *_OF_THREAD, key="log", names="name"),
+        Table("logs", "log_key, thread_key, channel", *_OF_THREAD, key="log_key", names="channel"),
         Table(
             "items",
-            "id, h, stored_at, body",
+            "row_key, content_hash, stored_at, body",
             *_OF_LOG,
+            key="row_key",
             large="body",
             flags=[3],  # the hash depends on the key; aliases have none
             sealed=lambda row: [item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)],
         ),
         Table(
             "checkpoints",
-            "id, namespace, uid, parent, began, put_at, body",
+            "row_key, namespace_key, checkpoint_id, parent_id, run_start, put_at, body",
             *_OF_NAMESPACE,
-            keyed="uid",
+            key="row_key",
+            keyed="checkpoint_id",
             large="body",
             ids=[4, 5],
             sealed=lambda row: [checkpoint_associated_data(row[0], row[1], (row[2], *row[4:8]))],
         ),
         Table(
             "writes",
-            "namespace, uid, task, path, body",
+            "namespace_key, checkpoint_id, task_id, task_path, body",
             *_OF_NAMESPACE,
-            key="namespace, uid, task",
-            names="path",
-            keyed="uid, task",
+            key="namespace_key, checkpoint_id, task_id",
+            names="task_path",
+            keyed="checkpoint_id, task_id",
             large="body",
             ids=[3, 4],
             sealed=lambda row: [("writes", *row[:2], *row[3:6])],
         ),
         Table(
             "removals",
-            "removed_at, thread, number, body",
+            "removed_at, thread_hash, number, body",
             "'a removal record'",
-            key="removed_at, thread",
+            key="removed_at, thread_hash",
             large="body",
             sealed=lambda row: [record_place(row[2], row[3])],
         ),
         Table(
             "runs",
-            "thread, seq, run_id, status, owner, graph, attempt, cancel, created_at, updated_at, "
-            "not_before, about, error, request",
+            "thread_key, seq, run_id, status, owner, graph_id, attempt, cancel_action, created_at, "
+            "updated_at, not_before, details, error, request",
             *_OF_THREAD,
-            key="thread, seq",
+            key="thread_key, seq",
             top=ALL,
-            names="graph",
-            large="about, error, request",
+            names="graph_id",
+            large="details, error, request",
             sealed=lambda row: [(name, row[0], row[3]) for name in ("about", "error", "request")],
         ),
         Table(
             "assistants",
-            "version, assistant_id, created_at, since, content",
+            "version, assistant_id, created_at, latest_since, content",
             "'assistant ' || r.assistant_id",
             key="version, assistant_id",
             large="content",
@@ -329,7 +337,7 @@ class ThreadTables(Tables):
 
     def removals(self) -> set[Row]:
         """Return the thread hash and the number of each removal record."""
-        sql = "SELECT thread, number FROM removals"
+        sql = "SELECT thread_hash, number FROM removals"
         return {*self.database.read(lambda: rows_of(sql), snapshot=False)}
 
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
@@ -432,7 +440,7 @@ class StoreTables(Tables):
                 ((kept,),) = yield self.sql("get_setting", name)
                 value = json.dumps(json.loads(kept) | {"fields": json.loads(value)["fields"]})
             yield self.sql("set_setting", name, str(value))
-        yield statements(self.sql["copied"])
+        yield statements(self.sql["raise_keys_after_copy"])
 
 
 @dataclass
