@@ -124,7 +124,7 @@ class DeltaWrites:
         updates: The update of each `DeltaChannel` without a snapshot, by channel.
         pending: The writes of each task. After the put they may be stored as log references.
         size: The number of bytes in the rows of `pending`, plus 1 for each row, for the statement
-            `advance_replayed`. None if no writes were read.
+            `advance_replayed_thread`. None if no writes were read.
         repeated: For each channel with a snapshot, the items of the snapshot that repeat a message
             of the transcript in another form.
     """

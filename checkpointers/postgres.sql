@@ -1,7 +1,7 @@
--- What differs from sqlite.sql. A list of numbers is JSON, which Postgres takes as an array once its brackets are braces.
--- Tables that tenants share have a column `tenant` (`storage/postgres_schema.py`), which leads all keys.
+-- Statements for Postgres that differ from sqlite.sql. A list of numbers is bound as JSON. With braces for its brackets, Postgres reads it as an array.
+-- Tables that tenants share have a column `tenant` (`storage/postgres_schema.py`), which is the first column of every key.
 
--- schema: the tables
+-- schema: see sqlite.sql
 CREATE TABLE keys ({tenant_column}name text, last_key bigint NOT NULL, PRIMARY KEY ({tenant}name));
 CREATE TABLE threads ({tenant_column}
     thread_key bigint,
@@ -148,31 +148,31 @@ ALTER TABLE checkpoints SET (autovacuum_vacuum_scale_factor = 0.05, toast.autova
 ALTER TABLE writes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE tags SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
--- advance: see sqlite.sql; a division tells whether nobody changed the thread, as an error undoes the whole request
+-- advance_thread: see sqlite.sql; an unchanged thread is checked by a division, because the error rolls back the whole request
 WITH advanced AS (UPDATE threads SET last_seq = ?1, version_token = ?2,
     may_wait = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6)::int ELSE may_wait END WHERE thread_key = ?3 AND version_token = ?4
     AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace_key = ?5 AND checkpoint_id = ?6) RETURNING 1)
 SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6) FROM advanced;
 
--- advance_now: the same, and when it was written to
+-- advance_active_thread: see sqlite.sql and `advance_thread`
 WITH advanced AS (UPDATE threads SET last_seq = ?1, version_token = ?2, updated_at = greatest(updated_at, ?8),
     may_wait = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6)::int ELSE may_wait END WHERE thread_key = ?3 AND version_token = ?4
     AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace_key = ?5 AND checkpoint_id = ?6) RETURNING 1)
 SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6) FROM advanced;
 
--- advance_replayed: see sqlite.sql and `advance`
+-- advance_replayed_thread: see sqlite.sql and `advance_thread`
 WITH advanced AS (UPDATE threads SET last_seq = ?1, version_token = ?2, updated_at = greatest(updated_at, ?8),
     may_wait = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6)::int ELSE may_wait END WHERE thread_key = ?3 AND version_token = ?4
     AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace_key = ?5 AND checkpoint_id = ?6)
     AND (SELECT coalesce(sum(1 + length(body)), 0) FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?9) = ?10 RETURNING 1)
 SELECT 1 / count(*), EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6) FROM advanced;
 
--- advance_into: see sqlite.sql and `advance`
+-- advance_into_namespace: see sqlite.sql and `advance_thread`
 WITH advanced AS (UPDATE threads SET last_seq = ?1, version_token = ?2, updated_at = greatest(updated_at, ?6) WHERE thread_key = ?3 AND version_token = ?4
     AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = ?3 AND n.checkpoint_ns = ?5) RETURNING 1)
 SELECT 1 / count(*), false FROM advanced;
 
--- new_thread: see `advance`
+-- new_thread: see sqlite.sql and `advance_thread`
 WITH made AS (
     INSERT INTO threads (thread_key, thread_id, last_seq, version_token, created_at, updated_at, newest_removal)
     SELECT ?1::bigint, ?2::text, ?3::bigint, ?4::bigint, ?5::double precision, ?6::double precision, ?7::bigint
@@ -181,7 +181,7 @@ WITH made AS (
 )
 SELECT 1 / count(*), false FROM made;
 
--- new_writes: see sqlite.sql and `advance`
+-- new_writes: see sqlite.sql and `advance_thread`
 WITH added AS (
     INSERT INTO writes (namespace_key, checkpoint_id, task_id, task_path, body) SELECT ?1::bigint, ?2::bytea, ?3::bytea, ?4::text, ?5::bytea
     WHERE EXISTS (SELECT 1 FROM threads WHERE thread_key = ?6 AND generation = ?7)
@@ -190,7 +190,7 @@ WITH added AS (
 )
 SELECT 1 / count(*), false FROM added;
 
--- new_writes_at_head: see sqlite.sql and `advance`
+-- new_writes_at_head: see sqlite.sql and `advance_thread`
 WITH added AS (
     INSERT INTO writes (namespace_key, checkpoint_id, task_id, task_path, body) SELECT ?1::bigint, ?2::bytea, ?3::bytea, ?4::text, ?5::bytea
     WHERE EXISTS (SELECT 1 FROM threads WHERE thread_key = ?6 AND generation = ?7)
@@ -200,9 +200,9 @@ WITH added AS (
 )
 SELECT 1 / count(*), false FROM added;
 
--- astray: not asked, as Postgres checks its indexes itself (`amcheck`, data checksums)
+-- damaged_index_entries: empty, because Postgres checks its indexes itself (`amcheck`, data checksums)
 
--- head_of: the checkpoint a run starts from; apart, as row-level security keeps a calculation from the indexes
+-- head_with_keys: see sqlite.sql; a subquery computes the key of the head, because row-level security would keep the calculation from the indexes
 SELECT s.thread_key, s.generation, s.newest_removal, s.namespace_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body
 FROM (
     SELECT t.thread_key, t.generation, t.newest_removal, n.namespace_key, CASE n.explicit_head
@@ -211,18 +211,18 @@ FROM (
     FROM threads t JOIN namespaces n ON n.thread_key = t.thread_key WHERE t.thread_id = ? AND n.checkpoint_ns = ? LIMIT 1
 ) s JOIN checkpoints c ON c.row_key = s.head;
 
--- writes_of: what the tasks of a checkpoint wrote
+-- checkpoint_writes: the pending writes of a checkpoint
 SELECT NULL, NULL, checkpoint_id, task_id, task_path, body FROM writes WHERE namespace_key = ?1 AND checkpoint_id = ?2;
 
--- tags_beside: see `astray`
+-- neighbouring_tags: see `damaged_index_entries`
 
--- same_hashes: candidates for being items that are stored already
+-- items_with_hashes: see sqlite.sql
 SELECT row_key, body FROM items WHERE content_hash = ANY(translate(?, '[]', '{}')::bigint[]);
 
--- removals_of: the numbers of removals from some threads, by their keys
+-- newest_removals_of_threads: see sqlite.sql
 SELECT thread_key, newest_removal FROM threads WHERE thread_key = ANY(translate(?, '[]', '{}')::bigint[]);
 
--- root_heads: the heads of some threads; apart, see `head_of`
+-- root_heads: see sqlite.sql and `head_with_keys`
 SELECT s.thread_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body FROM (
     SELECT n.thread_key, CASE n.explicit_head
     WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
@@ -230,7 +230,7 @@ SELECT s.thread_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put
     FROM namespaces n WHERE n.checkpoint_ns = '' AND n.thread_key = ANY(translate(?1, '[]', '{}')::bigint[])
 ) s JOIN checkpoints c ON c.row_key = s.head;
 
--- root_writes: what their tasks wrote
+-- root_writes: see sqlite.sql and `head_with_keys`
 SELECT s.thread_key, w.checkpoint_id, w.task_id, w.task_path, w.body FROM (
     SELECT n.thread_key, CASE n.explicit_head
     WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
@@ -238,28 +238,28 @@ SELECT s.thread_key, w.checkpoint_id, w.task_id, w.task_path, w.body FROM (
     FROM namespaces n WHERE n.checkpoint_ns = '' AND n.thread_key = ANY(translate(?1, '[]', '{}')::bigint[])
 ) s JOIN checkpoints c ON c.row_key = s.head JOIN writes w ON w.namespace_key = c.namespace_key AND w.checkpoint_id = c.checkpoint_id ORDER BY w.task_path, w.task_id;
 
--- begun_by_day: how many threads were begun on each day since 1970
+-- count_threads_by_day: see sqlite.sql
 SELECT CAST(floor(created_at / 86400) AS bigint), count(*) FROM threads t
 WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key) GROUP BY 1 ORDER BY 1;
 
--- hold_client: see sqlite.sql; others wait until the transaction ends
+-- lock_client_metadata: see sqlite.sql; other transactions that change the row wait until this one ends
 SELECT thread_key, status, last_seq, client_metadata FROM threads WHERE thread_id = ? FOR UPDATE;
 
--- said_erased: see sqlite.sql
+-- count_transcript_erasure: see sqlite.sql
 INSERT INTO transcript_settings (name, value) VALUES ('erasures', '1')
 ON CONFLICT ({tenant}name) DO UPDATE SET value = (transcript_settings.value::bigint + 1)::text;
 
--- list_threads: a page, newest activity first
+-- list_threads: see sqlite.sql
 SELECT thread_key, thread_id, created_at, updated_at, thread_key, list_entry FROM threads t
 WHERE (updated_at, thread_key) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
 AND (last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key))
 ORDER BY t.updated_at DESC, t.thread_key DESC LIMIT ?4;
 
--- is_found: see sqlite.sql
+-- matches_search_key: see sqlite.sql
 t.search_keys IS NULL OR (t.client_search_keys IS NULL AND t.client_metadata IS NOT NULL) OR position(?::bytea in t.search_keys) > 0 OR position(?::bytea in t.client_search_keys) > 0;
 
--- tagged_threads: those of them whose head has a metadata value
+-- tagged_threads: see sqlite.sql
 SELECT thread_key, thread_id, created_at, updated_at, thread_key, list_entry FROM threads t
 WHERE (updated_at, thread_key) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
@@ -270,7 +270,7 @@ AND EXISTS (
     WHERE n.thread_key = t.thread_key AND n.checkpoint_ns = ''
 ) ORDER BY t.updated_at DESC, t.thread_key DESC LIMIT ?4;
 
--- waiting_threads: those of them that may wait for an answer
+-- waiting_threads: see sqlite.sql
 SELECT thread_key, thread_id, created_at, updated_at, thread_key, list_entry FROM threads t
 WHERE (updated_at, thread_key) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3 AND may_wait = 1
@@ -280,13 +280,13 @@ ORDER BY t.updated_at DESC, t.thread_key DESC LIMIT ?4;
 UPDATE runs SET status = ?, error = CASE WHEN cancel_action IS NULL AND stores_events >= 0 THEN ?::bytea END, request = CASE WHEN cancel_action IS NULL AND stores_events >= 0 THEN ?::bytea END, updated_at = ?, owner = ''
 WHERE thread_key = ? AND seq = ? AND owner = ? AND status = 'running' AND (cancel_action IS NULL OR ?::text IN (cancel_action, 'rollback')) RETURNING 0;
 
--- analyzed: the planner is told what a copy has added
+-- analyze_tables: see sqlite.sql
 ANALYZE threads, namespaces, logs, items, checkpoints, writes, tags, runs;
 
--- relaxed: what a power cut may take, with at most the newest half second of it
+-- allow_delayed_commit: let this transaction return before it is on disk; a power cut can lose it, and no more than about the last half second
 SELECT set_config('synchronous_commit', 'off', true);
 
--- add_events: see sqlite.sql; who deletes the run, or erases what it told, waits until this is committed, or this sees it
+-- add_events: see sqlite.sql; a transaction that deletes the run or erases its messages waits for this one, or this one sees its result
 INSERT INTO run_events (thread_key, seq, after_event, last_event, body) SELECT r.thread_key, r.seq, ?1::bigint, ?2::bigint, ?3::bytea FROM runs r
 WHERE r.thread_key = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.stores_events = 1
 AND (r.cancel_action IS NULL OR ?7::text IN (r.cancel_action, 'rollback')) FOR SHARE ON CONFLICT DO NOTHING;

@@ -1,7 +1,19 @@
--- Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`,
--- so a thread's rows lie together, and a range of them is a range of keys.
+-- Statements of the checkpointer, for SQLite. postgres.sql replaces some of them.
+--
+-- The keys of `checkpoints` and `items` have two parts: `namespace_key << 32 | seq` and `log_key << 32 | position`.
+-- So the rows of a thread are adjacent, and a range of sequence numbers or positions is a range of keys.
+--
+-- keys.last_key          the last key of a thread, namespace or log that was reserved
+-- threads.version_token  another number after each change of the thread, for compare-and-set
+-- threads.may_wait       1 if a head of the thread may wait for an answer
+-- threads.newest_removal the number of the thread's newest row in `removals`, or 0
+-- removals.thread_hash   a keyed hash of the id of the thread
+-- namespaces.explicit_head  the sequence number of the head if the head is not the newest checkpoint, otherwise 0
+-- checkpoints.run_start  the sequence number of the checkpoint that started the run of this one
+-- assistants.latest_since   set only for the version that is in use
+-- runs.stores_events     1 if the events of the run are stored, 0 if not, -1 if messages were erased while it ran
 
--- schema: the tables; `keys` has the last key of a thread, namespace or log that was given out; `waiting` is 1 if a head may wait for an answer; of an assistant the latest version is the one with `since`; `removals` of a thread is the number of its newest row in the table `removals`, whose `thread` is a keyed hash of the thread's id
+-- schema: create the tables of the checkpointer
 CREATE TABLE keys (name TEXT PRIMARY KEY, last_key INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE threads (
     thread_key INTEGER PRIMARY KEY,
@@ -139,10 +151,10 @@ CREATE TABLE webhooks (
 ) STRICT;
 CREATE INDEX webhooks_due ON webhooks (next_at);
 
--- find_thread: the key of a thread, its counter of puts, its generation, which changes with each deletion, and the number of its newest removal record
+-- find_thread: a thread's key, its highest sequence number, its generation (which each deletion raises), and the number of its newest removal record
 SELECT thread_key, last_seq, generation, newest_removal FROM threads WHERE thread_id = ?;
 
--- state: a thread, one of its namespaces and its head, and where a checkpoint stands, before a write
+-- read_write_state: a thread, one of its namespaces, the key of its head, and the key of the checkpoint ?1 if it exists; read before a write
 SELECT s.*, (SELECT c.row_key FROM checkpoints c WHERE c.checkpoint_id = ?1 AND c.namespace_key = s.namespace_key)
 FROM (
     SELECT t.thread_key, t.last_seq, t.generation, t.version_token, t.updated_at, n.namespace_key, n.explicit_head, CASE n.explicit_head
@@ -151,7 +163,7 @@ FROM (
     FROM threads t LEFT JOIN namespaces n ON n.thread_key = t.thread_key AND n.checkpoint_ns = ?2 WHERE t.thread_id = ?3 LIMIT 1
 ) s;
 
--- more_keys: keys that nothing has, by the last of so many; rows have higher ones if a commit of the counter was lost
+-- allocate_keys: reserve ?1 keys that no row has, and return the last of them; existing rows may have higher keys than the counter if a commit of the counter was lost
 INSERT INTO keys (name, last_key) SELECT '', max(last_key) + ?1 FROM (
     SELECT 0 AS last_key UNION ALL SELECT max(thread_key) FROM threads
     UNION ALL SELECT max(namespace_key) FROM namespaces UNION ALL SELECT max(log_key) FROM logs
@@ -163,141 +175,141 @@ SET last_key = CASE WHEN excluded.last_key > keys.last_key + ?1 THEN excluded.la
 INSERT INTO threads (thread_key, thread_id, last_seq, version_token, created_at, updated_at, newest_removal) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7
 WHERE NOT EXISTS (SELECT 1 FROM removals r WHERE r.thread_hash = ?8 AND r.number > ?7) RETURNING 0;
 
--- advance: the place, in put order, of the thread's newest checkpoint, if nobody changed the thread, or put it before; whether tasks wrote at it, who may ask
+-- advance_thread: set the thread's last sequence number and version token, if the token is unchanged and the checkpoint ?6 is not stored; return whether the checkpoint has pending writes, which may contain an interrupt
 UPDATE threads SET last_seq = ?1, version_token = ?2, may_wait = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6) ELSE may_wait END
 WHERE thread_key = ?3 AND version_token = ?4
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace_key = ?5 AND checkpoint_id = ?6)
 RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6);
 
--- advance_now: the same, and when it was written to; apart, so that its index is not written each time
+-- advance_active_thread: advance_thread, with the time of the last activity; separate, so that most puts do not write the index of this time
 UPDATE threads SET last_seq = ?1, version_token = ?2, may_wait = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6) ELSE may_wait END,
 updated_at = max(updated_at, ?8) WHERE thread_key = ?3 AND version_token = ?4
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace_key = ?5 AND checkpoint_id = ?6)
 RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6);
 
--- advance_replayed: the same, if the number of rows and bytes that the tasks of the parent ?9 wrote is still ?10, as it was read
+-- advance_replayed_thread: advance_active_thread, if the pending writes of the parent ?9 still have ?10 rows and bytes in total, as when they were read
 UPDATE threads SET last_seq = ?1, version_token = ?2, may_wait = CASE WHEN ?7 = 0 THEN EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6) ELSE may_wait END,
 updated_at = max(updated_at, ?8) WHERE thread_key = ?3 AND version_token = ?4
 AND NOT EXISTS (SELECT 1 FROM checkpoints WHERE namespace_key = ?5 AND checkpoint_id = ?6)
 AND (SELECT coalesce(sum(1 + length(body)), 0) FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?9) = ?10
 RETURNING EXISTS (SELECT 1 FROM writes WHERE namespace_key = ?5 AND checkpoint_id = ?6);
 
--- advance_into: the same, with a namespace that is made
+-- advance_into_namespace: set the thread's last sequence number, version token and activity, if the token is unchanged and the namespace ?5 does not exist
 UPDATE threads SET last_seq = ?1, version_token = ?2, updated_at = max(updated_at, ?6) WHERE thread_key = ?3 AND version_token = ?4
 AND NOT EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = ?3 AND n.checkpoint_ns = ?5) RETURNING 0;
 
--- changed: tell every process that the head is another
+-- mark_head_changed: change the version token, so that every process reads the head of the thread again
 UPDATE threads SET version_token = version_token + 1, may_wait = 1 WHERE thread_key = ?;
 
--- waits: a task asked something
+-- mark_may_wait: note that a task of the thread has asked a question
 UPDATE threads SET may_wait = 1 WHERE thread_key = ? AND may_wait = 0;
 
--- set_title: what lists tell of a thread, and what finds it by that
+-- set_list_entry: store the title and metadata that lists show of a thread, and the keys by which searches find it
 UPDATE threads SET list_entry = ?, search_keys = ? WHERE thread_key = ?;
 
--- client_of: what the server keeps of a thread, and whether it may wait for an answer
+-- find_client_metadata: the status, last sequence number and client metadata of a thread, and whether it may wait for an answer
 SELECT status, last_seq, client_metadata, may_wait FROM threads WHERE thread_id = ?;
 
--- hold_client: what the server keeps of a thread, as it is read to be changed
+-- lock_client_metadata: the client metadata of a thread that this transaction will change
 SELECT thread_key, status, last_seq, client_metadata FROM threads WHERE thread_id = ?;
 
--- set_client: that, and what finds the thread by it
+-- set_client_metadata: store the client metadata of a thread, and the keys by which searches find it
 UPDATE threads SET client_metadata = ?, client_search_keys = ? WHERE thread_key = ?;
 
--- set_status: how the last run of the server ended
+-- set_status: store how the last run of the server on a thread ended
 UPDATE threads SET status = ? WHERE thread_key = ?;
 
--- ttl_of: the time to live of a thread that has one, as `set_ttl` stores it
+-- find_ttl: the time to live of a thread, with the columns that set_ttl stores; no row if the thread has none
 SELECT ttl_minutes, ttl_since, ttl_keeps_latest FROM threads WHERE thread_id = ? AND ttl_minutes IS NOT NULL;
 
--- set_ttl: how many minutes without activity, from a moment on, end a thread; 1 and 2: its newest state stays, and has stayed
+-- set_ttl: store after how many minutes without activity, counted from ?2 at the earliest, a thread expires; ttl_keeps_latest is 0 to delete the thread, 1 to keep its latest state, 2 if only that state is left
 UPDATE threads SET ttl_minutes = ?, ttl_since = ?, ttl_keeps_latest = ? WHERE thread_id = ?;
 
--- has_kept: nothing but its newest state is left
+-- mark_latest_kept: note that only the latest state of an expired thread is left
 UPDATE threads SET ttl_since = ?, ttl_keeps_latest = 2 WHERE thread_id = ?;
 
--- expired: some threads whose minutes are over, or one of them, and no run of which is under way or waits; what of them stays
+-- expired_threads: expired threads without an unfinished run, with ttl_keeps_latest; all of them, or only the thread ?2
 SELECT t.thread_id, t.ttl_keeps_latest FROM threads t WHERE t.ttl_minutes IS NOT NULL AND t.updated_at + 60 * t.ttl_minutes <= ?1
 AND t.ttl_since + 60 * t.ttl_minutes <= ?1 AND (t.ttl_keeps_latest < 2 OR t.updated_at > t.ttl_since) AND (t.thread_id = ?2 OR ?2 = '')
 AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread_key = t.thread_key AND r.status IN ('delayed', 'pending', 'running')) LIMIT ?3;
 
--- touch: when a thread was last written to; apart, so that its index is not written each time
+-- touch_thread: set the time of the last activity; separate, so that most puts do not write the index of this time
 UPDATE threads SET updated_at = ?1 WHERE thread_key = ?2 AND updated_at < ?1;
 
--- new_namespace: the first checkpoint of a namespace
+-- new_namespace: insert a namespace for its first checkpoint
 INSERT INTO namespaces (namespace_key, thread_key, checkpoint_ns) VALUES (?, ?, ?);
 
--- pin: the checkpoint from which the next run starts; 0: the newest
+-- set_explicit_head: set the sequence number of the checkpoint from which the next run starts; 0 means the newest checkpoint
 UPDATE namespaces SET explicit_head = ? WHERE namespace_key = ?;
 
--- thread_namespaces: all namespaces of a thread, each with its head's place
+-- thread_namespaces: all namespaces of a thread, with the sequence number of each head
 SELECT n.namespace_key, n.checkpoint_ns, coalesce(CASE n.explicit_head WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
 ELSE (n.namespace_key << 32) + n.explicit_head END, 0) & 4294967295
 FROM namespaces n WHERE n.thread_key = ? ORDER BY n.namespace_key;
 
--- log_of: the log of a channel, for a namespace of its thread
+-- find_log: the log of a channel in the thread of a namespace
 SELECT l.log_key FROM logs l JOIN namespaces n ON n.thread_key = l.thread_key WHERE n.namespace_key = ? AND l.channel = ?;
 
--- log_name: which channel a log belongs to
+-- find_log_channel: the channel to which a log belongs
 SELECT channel FROM logs WHERE log_key = ?;
 
--- new_log: the first item of a channel
+-- new_log: insert a log for the first item of a channel
 INSERT INTO logs (log_key, thread_key, channel) VALUES (?, ?, ?);
 
--- thread_logs: all logs of a thread, each with the keys of its last item and of its last alias
+-- thread_logs: all logs of a thread, each with the keys of its last item and its last alias
 SELECT log_key, channel,
 (SELECT max(row_key) FROM items WHERE row_key >= log_key << 32 AND row_key < (log_key << 32) + 2147483648),
 (SELECT max(row_key) FROM items WHERE row_key >= (log_key << 32) + 2147483648 AND row_key < (log_key + 1) << 32)
 FROM logs WHERE thread_key = ? ORDER BY log_key;
 
--- same_hashes: candidates for being items that are stored already
+-- items_with_hashes: items whose content has one of these hashes, which may be equal to new items
 SELECT row_key, body FROM items WHERE content_hash IN (SELECT value FROM json_each(?) AS asked);
 
 -- add_item: insert an item, with its position and the time of the checkpoint that added it
 INSERT INTO items (row_key, content_hash, stored_at, body) VALUES (?, ?, ?, ?);
 
--- item_times: the time of first storage of each item in a range of a log
+-- item_times: the time at which each item in a range of a log was first stored
 SELECT row_key, stored_at FROM items WHERE row_key >= ? AND row_key < ?;
 
--- items_between: a range of a log
+-- items_between: all items in a range of a log
 SELECT row_key, body FROM items WHERE row_key >= ? AND row_key < ? ORDER BY row_key;
 
--- items_page: the first items of a range of a log, which may have gaps
+-- items_page: the first items in a range of a log, which may have gaps
 SELECT row_key, body FROM items WHERE row_key >= ? AND row_key < ? ORDER BY row_key LIMIT ?;
 
--- count_items: how many there are in a range of a log, and their bytes
+-- count_items: the number of items in a range of a log, and their bytes
 SELECT count(*), coalesce(sum(length(body)), 0) FROM items WHERE row_key >= ? AND row_key < ?;
 
--- drop_items: items nothing refers to
+-- drop_items: delete items to which nothing refers
 DELETE FROM items WHERE row_key >= ? AND row_key < ?;
 
--- find_checkpoint: one checkpoint by its id
+-- find_checkpoint: one checkpoint of a namespace, by its id
 SELECT row_key, checkpoint_id, parent_id, run_start, put_at, body FROM checkpoints WHERE namespace_key = ? AND checkpoint_id = ?;
 
--- uid_at: the id of a checkpoint
+-- find_checkpoint_id: the id of a checkpoint, by its row key
 SELECT checkpoint_id FROM checkpoints WHERE row_key = ?;
 
--- checkpoint_at: one checkpoint by its place
+-- checkpoint_row: one checkpoint, by its row key
 SELECT row_key, checkpoint_id, parent_id, run_start, put_at, body FROM checkpoints WHERE row_key = ?;
 
--- head_of: the checkpoint a run starts from, and the keys that lead to it
+-- head_with_keys: the head of a namespace, with the keys of its thread and namespace
 SELECT t.thread_key, t.generation, t.newest_removal, n.namespace_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body
 FROM threads t JOIN namespaces n ON n.thread_key = t.thread_key JOIN checkpoints c
 ON c.row_key = CASE n.explicit_head WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
 ELSE (n.namespace_key << 32) + n.explicit_head END
 WHERE t.thread_id = ? AND n.checkpoint_ns = ?;
 
--- checkpoint_of: one checkpoint by its id, and the keys that lead to it
+-- checkpoint_with_keys: one checkpoint, by its id, with the keys of its thread and namespace
 SELECT t.thread_key, t.generation, t.newest_removal, n.namespace_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body
 FROM threads t JOIN namespaces n ON n.thread_key = t.thread_key JOIN checkpoints c ON c.namespace_key = n.namespace_key AND c.checkpoint_id = ?
 WHERE t.thread_id = ? AND n.checkpoint_ns = ?;
 
--- checkpoint_by_key: one checkpoint by its key, and the keys that lead to it
+-- checkpoint_row_with_keys: one checkpoint, by its row key, with the keys of its thread and namespace
 SELECT t.thread_key, t.generation, t.newest_removal, n.namespace_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body
 FROM (SELECT row_key, row_key >> 32 AS namespace_key, checkpoint_id, parent_id, run_start, put_at, body FROM checkpoints WHERE row_key = ?2 LIMIT 1) c
 LEFT JOIN namespaces n ON n.namespace_key = c.namespace_key LEFT JOIN threads t ON t.thread_key = n.thread_key AND t.thread_id = ?1;
 
--- astray: where an index has an entry, beside the place of one that was not found, that its row does not have
+-- damaged_index_entries: index entries next to a missing thread, namespace or checkpoint that differ from their rows; they show that an index is damaged
 WITH found (thread_key, namespace_key) AS (
     SELECT t.thread_key, n.namespace_key FROM threads t LEFT JOIN namespaces n ON n.thread_key = t.thread_key AND n.checkpoint_ns = ?2 WHERE t.thread_id = ?1
 ), beside_thread AS (
@@ -319,51 +331,51 @@ UNION ALL SELECT 'the head of namespace ' || n.namespace_key FROM found f JOIN n
 WHERE CASE n.explicit_head WHEN 0 THEN ?3 IS NULL AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.namespace_key = n.namespace_key)
 ELSE NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.row_key = (n.namespace_key << 32) + n.explicit_head) END;
 
--- add_checkpoint: a checkpoint at its place
+-- add_checkpoint: insert a checkpoint
 INSERT INTO checkpoints (row_key, namespace_key, checkpoint_id, parent_id, run_start, put_at, body) VALUES (?, ?, ?, ?, ?, ?, ?);
 
--- replace_checkpoint: the same checkpoint, put once more
+-- replace_checkpoint: replace the content of a checkpoint that is put again
 UPDATE checkpoints SET parent_id = ?, put_at = ?, body = ? WHERE row_key = ?;
 
--- checkpoints_page: a page of a namespace, newest first
+-- checkpoints_page: one page of a namespace's checkpoints, newest first
 SELECT row_key, checkpoint_id, parent_id, run_start, put_at, body FROM checkpoints WHERE row_key >= ? AND row_key < ? ORDER BY row_key DESC LIMIT ?;
 
--- rewrite_checkpoint: a checkpoint whose references changed
+-- rewrite_checkpoint: replace the body of a checkpoint whose references changed
 UPDATE checkpoints SET body = ? WHERE row_key = ?;
 
--- checkpoint_keys: the places of a namespace's checkpoints, newest first
+-- checkpoint_keys: the row keys and ids of a namespace's checkpoints, newest first
 SELECT row_key, checkpoint_id, parent_id FROM checkpoints WHERE row_key >= ? AND row_key < ? ORDER BY row_key DESC;
 
--- indexed_checkpoints: how many of a namespace its index of ids has within a range of keys
+-- indexed_checkpoints: the number of checkpoints that the index of ids has in a range of keys of a namespace
 SELECT count(*) FROM checkpoints WHERE namespace_key = ? AND row_key >= ? AND row_key < ?;
 
--- drop_checkpoint: one checkpoint
+-- drop_checkpoint: delete one checkpoint
 DELETE FROM checkpoints WHERE row_key = ?;
 
--- find_writes: what a task wrote already
+-- find_writes: the pending writes that a task has stored
 SELECT task_path, body FROM writes WHERE namespace_key = ? AND checkpoint_id = ? AND task_id = ?;
 
--- new_writes: what a task wrote, which has written nothing yet, if its namespace is there and nothing of the thread was removed or lost
+-- new_writes: insert the pending writes of a task that has stored none, if its namespace exists and nothing was removed from the thread or lost by the database
 INSERT INTO writes (namespace_key, checkpoint_id, task_id, task_path, body) SELECT ?1, ?2, ?3, ?4, ?5
 WHERE EXISTS (SELECT 1 FROM threads WHERE thread_key = ?6 AND generation = ?7)
 AND EXISTS (SELECT 1 FROM namespaces WHERE namespace_key = ?1 AND thread_key = ?6)
 AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE row_key = ?8 AND checkpoint_id = ?9));
 
--- new_writes_at_head: the same, of a task that stops, if its checkpoint is the head
+-- new_writes_at_head: new_writes for a task that was interrupted or has failed, if its checkpoint is the head
 INSERT INTO writes (namespace_key, checkpoint_id, task_id, task_path, body) SELECT ?1, ?2, ?3, ?4, ?5
 WHERE EXISTS (SELECT 1 FROM threads WHERE thread_key = ?6 AND generation = ?7)
 AND EXISTS (SELECT 1 FROM namespaces n WHERE n.namespace_key = ?1 AND n.thread_key = ?6 AND ?10 = CASE n.explicit_head
 WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= ?1 << 32 AND row_key < (?1 + 1) << 32) ELSE (?1 << 32) + n.explicit_head END)
 AND (?8 = 0 OR EXISTS (SELECT 1 FROM checkpoints WHERE row_key = ?8 AND checkpoint_id = ?9));
 
--- put_writes: what a task wrote
+-- put_writes: insert or replace the pending writes of a task
 INSERT INTO writes (namespace_key, checkpoint_id, task_id, task_path, body) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT ({tenant}namespace_key, checkpoint_id, task_id) DO UPDATE SET task_path = excluded.task_path, body = excluded.body;
 
--- refer_writes: what a task wrote, as references to items, unless it has written more since
+-- replace_unchanged_writes: replace the pending writes of a task by references to items, unless the task has written more in the meantime
 UPDATE writes SET body = ? WHERE namespace_key = ? AND checkpoint_id = ? AND task_id = ? AND body = ?;
 
--- writes_of: what the tasks of a checkpoint wrote, and with its owner what stands before and after it
+-- checkpoint_writes: the pending writes of a checkpoint; also the rows before and after them in the index, with their thread and namespace, to detect a damaged index
 SELECT NULL, NULL, checkpoint_id, task_id, task_path, body FROM writes WHERE namespace_key = ?1 AND checkpoint_id = ?2
 UNION ALL SELECT coalesce(t.thread_id, ''), n.checkpoint_ns, w.checkpoint_id, w.task_id, w.task_path, w.body FROM (
     SELECT * FROM (SELECT * FROM writes WHERE (namespace_key, checkpoint_id) < (?1, ?2) ORDER BY namespace_key DESC, checkpoint_id DESC, task_id DESC LIMIT 1)
@@ -373,41 +385,41 @@ UNION ALL SELECT coalesce(t.thread_id, ''), n.checkpoint_ns, w.checkpoint_id, w.
 -- namespace_writes: the pending writes of a namespace
 SELECT checkpoint_id, task_id, task_path, body FROM writes WHERE namespace_key = ?;
 
--- size_of_writes: bytes of the pending writes of a checkpoint
+-- size_of_writes: the bytes of the pending writes of a checkpoint
 SELECT coalesce(sum(length(body)), 0) FROM writes WHERE namespace_key = ? AND checkpoint_id = ?;
 
--- drop_writes: the pending writes of a checkpoint
+-- drop_writes: delete the pending writes of a checkpoint
 DELETE FROM writes WHERE namespace_key = ? AND checkpoint_id = ?;
 
--- drop_task_writes: the pending writes of one task of a checkpoint
+-- drop_task_writes: delete the pending writes of one task of a checkpoint
 DELETE FROM writes WHERE namespace_key = ? AND checkpoint_id = ? AND task_id = ?;
 
--- add_tag: make a checkpoint findable by one of its metadata values
+-- add_tag: index a checkpoint by one of its metadata values
 INSERT INTO tags (tag, checkpoint_key) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
--- drop_tag: its opposite
+-- drop_tag: remove one metadata value of a checkpoint from the index
 DELETE FROM tags WHERE tag = ? AND checkpoint_key = ?;
 
--- drop_tags: all of a checkpoint whose metadata cannot be read
+-- drop_tags: remove a checkpoint whose metadata cannot be read from the index of metadata values
 DELETE FROM tags WHERE checkpoint_key = ?;
 
--- tagged: a page of the checkpoints with a metadata value, and whose they are
+-- tagged_checkpoints: one page of the checkpoints with a metadata value, with their threads and namespaces
 SELECT t.thread_id, n.checkpoint_ns, g.checkpoint_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body FROM (
     SELECT checkpoint_key, checkpoint_key >> 32 AS namespace_key FROM tags WHERE tag = ? AND checkpoint_key > ? ORDER BY checkpoint_key LIMIT ?
 ) g LEFT JOIN checkpoints c ON c.row_key = g.checkpoint_key LEFT JOIN namespaces n ON n.namespace_key = g.namespace_key LEFT JOIN threads t ON t.thread_key = n.thread_key
 ORDER BY g.checkpoint_key;
 
--- tagged_page: a page of those of one namespace, newest first
+-- tagged_checkpoints_page: one page of a namespace's checkpoints with a metadata value, newest first
 SELECT g.checkpoint_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body FROM tags g LEFT JOIN checkpoints c ON c.row_key = g.checkpoint_key
 WHERE g.tag = ? AND g.checkpoint_key >= ? AND g.checkpoint_key < ? ORDER BY g.checkpoint_key DESC LIMIT ?;
 
--- tags_beside: the entries before and after those of a metadata value within a range of checkpoints
+-- neighbouring_tags: the index entries before and after those of a metadata value in a range of checkpoints
 SELECT EXISTS (SELECT 1 FROM tags o WHERE o.tag = ?1 AND o.checkpoint_key = g.checkpoint_key), t.thread_id, n.checkpoint_ns, g.checkpoint_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body FROM (
     SELECT * FROM (SELECT tag, checkpoint_key FROM tags WHERE (tag, checkpoint_key) < (?1, ?2) ORDER BY tag DESC, checkpoint_key DESC LIMIT 1)
     UNION ALL SELECT * FROM (SELECT tag, checkpoint_key FROM tags WHERE (tag, checkpoint_key) >= (?1, ?3) ORDER BY tag, checkpoint_key LIMIT 1)
 ) g LEFT JOIN checkpoints c ON c.row_key = g.checkpoint_key LEFT JOIN namespaces n ON n.namespace_key = g.checkpoint_key >> 32 LEFT JOIN threads t ON t.thread_key = n.thread_key;
 
--- removed: tell every process that rows of the thread are gone
+-- mark_rows_removed: raise the generation and change the version token, so that every process drops its cache of the thread
 UPDATE threads SET generation = generation + 1, version_token = version_token + 1, may_wait = 1 WHERE thread_key = ?;
 
 -- note_removal: store the number of the newest removal record, and invalidate the caches of all processes
@@ -416,10 +428,10 @@ UPDATE threads SET newest_removal = ?, generation = generation + 1, version_toke
 -- removal_key: the key of the hashes in removal records
 SELECT value FROM settings WHERE name = 'removals';
 
--- add_removal_key: insert that key, unless it exists
+-- add_removal_key: insert the key of the hashes in removal records, unless it exists
 INSERT INTO settings (name, value) VALUES ('removals', ?) ON CONFLICT DO NOTHING;
 
--- set_removal_key: replace that key by the key of the database whose removal records were copied
+-- set_removal_key: replace the key of the hashes by the key of the database whose removal records were copied
 UPDATE settings SET value = ? WHERE name = 'removals';
 
 -- add_removal: insert a record of an erasure from a thread, or of the deletion of a thread
@@ -428,10 +440,10 @@ INSERT INTO removals (thread_hash, number, removed_at, body) VALUES (?, ?, ?, ?)
 -- set_removal: replace the content of a removal record
 UPDATE removals SET body = ? WHERE thread_hash = ? AND number = ?;
 
--- last_removal: the number of the newest removal record of a thread
+-- last_removal: the number of the newest removal record of a thread id
 SELECT max(number) FROM removals WHERE thread_hash = ?;
 
--- removals_of: the numbers of removals from some threads, by their keys
+-- newest_removals_of_threads: the numbers of the newest removal records of some threads, by the threads' keys
 SELECT thread_key, newest_removal FROM threads WHERE thread_key IN (SELECT value FROM json_each(?) AS asked);
 
 -- removals_since: the removal records of a thread with a higher number
@@ -440,74 +452,74 @@ SELECT number, body FROM removals WHERE thread_hash = ? AND number > ? ORDER BY 
 -- drop_removals: delete the removal records that are older than a time
 DELETE FROM removals WHERE removed_at < ?;
 
--- drop_namespace_checkpoints: a whole namespace
+-- drop_namespace_checkpoints: delete all checkpoints of a namespace
 DELETE FROM checkpoints WHERE row_key >= ? AND row_key < ?;
 
--- drop_namespace_writes: a whole namespace's pending writes
+-- drop_namespace_writes: delete all pending writes of a namespace
 DELETE FROM writes WHERE namespace_key = ?;
 
--- drop_namespaces: the namespaces of a thread
+-- drop_namespaces: delete the namespaces of a thread
 DELETE FROM namespaces WHERE thread_key = ?;
 
--- drop_logs: the logs of a thread
+-- drop_logs: delete the logs of a thread
 DELETE FROM logs WHERE thread_key = ?;
 
--- drop_thread: the thread itself
+-- drop_thread: delete the row of a thread
 DELETE FROM threads WHERE thread_key = ?;
 
--- list_threads: a page of threads that began, newest activity first
+-- list_threads: one page of the threads that have a checkpoint or namespace, latest activity first
 SELECT thread_key, thread_id, created_at, updated_at, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id), list_entry FROM threads t
 WHERE (updated_at, thread_key) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 AND (last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key))
 ORDER BY updated_at DESC, thread_key DESC LIMIT ?4;
 
--- listed: all threads as a server lists them; conditions, an order and a page follow
+-- listed_threads: threads as the server lists them; the caller appends conditions, an order and a page
 SELECT t.thread_key, t.thread_id, t.created_at, t.updated_at, t.thread_key, t.list_entry, t.may_wait, t.last_seq, t.status, t.client_metadata,
 EXISTS (SELECT 1 FROM runs r WHERE r.thread_key = t.thread_key AND r.status IN ('pending', 'running')), t.ttl_minutes, t.ttl_since, t.ttl_keeps_latest, t.newest_removal
 FROM threads t WHERE 1 = 1;
 
--- count_listed: how many; conditions follow
+-- count_listed_threads: the number of threads that the server lists; the caller appends conditions
 SELECT count(*) FROM threads t WHERE 1 = 1;
 
--- is_found: the condition that bytes, given twice, are among those that find a thread, or that only its head tells, or what a client gave
+-- matches_search_key: the condition that a thread may match a search key, which is bound twice; also true if the thread's row has no search keys
 t.search_keys IS NULL OR (t.client_search_keys IS NULL AND t.client_metadata IS NOT NULL) OR instr(t.search_keys, ?) > 0 OR instr(t.client_search_keys, ?) > 0;
 
--- is_unread: the condition that the search of what was said has not read all of a thread
+-- is_unindexed: the condition that the transcript index has not read all messages of a thread
 t.last_seq > 0 AND NOT EXISTS (SELECT 1 FROM transcript_progress s WHERE s.thread_key = t.thread_key AND s.version_token = t.version_token);
 
--- said_of: how far that search has read a thread, and where it keeps the messages
+-- transcript_progress_of: the progress of the transcript index in a thread, and the store namespace that holds the thread's messages
 SELECT t.thread_key, t.version_token, t.generation, s.position, s.namespace_path FROM threads t LEFT JOIN transcript_progress s ON s.thread_key = t.thread_key WHERE t.thread_id = ?;
 
--- set_said: how far it has read a thread
+-- set_transcript_progress: store the progress of the transcript index in a thread
 INSERT INTO transcript_progress (thread_key, version_token, position, namespace_path) VALUES (?, ?, ?, ?)
 ON CONFLICT ({tenant}thread_key) DO UPDATE SET version_token = excluded.version_token, position = excluded.position, namespace_path = excluded.namespace_path;
 
--- unread: have it read a thread again, as it may be another's
+-- reset_transcript_progress: have the transcript index read a thread again, because the thread's user may have changed
 UPDATE transcript_progress SET version_token = -1 WHERE thread_key = ?;
 
--- some_said: some of the threads of which it has read something
+-- some_indexed_threads: some of the threads that the transcript index has read
 SELECT thread_key FROM transcript_progress LIMIT ?;
 
--- drop_said: it has read nothing of a thread
+-- drop_transcript_progress: delete the progress of the transcript index in a thread
 DELETE FROM transcript_progress WHERE thread_key = ? RETURNING namespace_path;
 
--- drop_said_items: what it keeps of a thread; the tables are those of stores, and are there if it has read something
+-- drop_transcript_items: delete the indexed messages of a thread; these tables have the form of a store's tables and exist if anything was indexed
 DELETE FROM transcript_items WHERE ns = (SELECT ns FROM transcript_namespaces WHERE path = ?) AND key >= ? AND key < ? RETURNING size;
 
--- shrink_said: count the messages and bytes that are gone, and that the namespace has changed
+-- reduce_transcript_counts: subtract the deleted messages and bytes from the counts of a namespace, and count the change
 UPDATE transcript_namespaces SET items = items - ?, bytes = bytes - ?, changes = changes + 1 WHERE path = ?;
 
--- drop_said_index: the compact form of its index, which has words of what is gone
+-- drop_transcript_index: delete the compact search index of a namespace, because it contains words of deleted messages
 DELETE FROM transcript_indexes WHERE ns = (SELECT ns FROM transcript_namespaces WHERE path = ?);
 
--- drop_said_namespace: a namespace in which nothing is left
+-- drop_transcript_namespace: delete a namespace that has no indexed messages left
 DELETE FROM transcript_namespaces WHERE path = ? AND items = 0;
 
--- said_erased: tell every process that words are gone
+-- count_transcript_erasure: count an erasure, so that every process drops its search index of the transcripts
 INSERT INTO transcript_settings (name, value) VALUES ('erasures', 1)
 ON CONFLICT ({tenant}name) DO UPDATE SET value = transcript_settings.value + 1;
 
--- tagged_threads: those of them whose head has a metadata value
+-- tagged_threads: one page of the threads whose head has a metadata value, latest activity first
 SELECT thread_key, thread_id, created_at, updated_at, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id), list_entry FROM threads t
 WHERE (updated_at, thread_key) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 AND EXISTS (
@@ -517,31 +529,31 @@ AND EXISTS (
     WHERE n.thread_key = t.thread_key AND n.checkpoint_ns = ''
 ) ORDER BY updated_at DESC, thread_key DESC LIMIT ?4;
 
--- waiting_threads: those of them that may wait for an answer
+-- waiting_threads: one page of the threads that may wait for an answer, latest activity first
 SELECT thread_key, thread_id, created_at, updated_at, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id), list_entry FROM threads t
 WHERE (updated_at, thread_key) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3 AND may_wait = 1
 ORDER BY updated_at DESC, thread_key DESC LIMIT ?4;
 
--- one_thread: the same, for one
+-- one_thread: one thread, with the columns of list_threads
 SELECT thread_key, thread_id, created_at, updated_at, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id), list_entry FROM threads t WHERE thread_id = ?
 AND (last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key));
 
--- root_heads: the heads of some threads
+-- root_heads: the heads of the root namespaces of some threads
 SELECT n.thread_key, c.row_key, c.checkpoint_id, c.parent_id, c.run_start, c.put_at, c.body FROM namespaces n JOIN checkpoints c ON c.row_key = CASE n.explicit_head
 WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
 ELSE (n.namespace_key << 32) + n.explicit_head END
 WHERE n.checkpoint_ns = '' AND n.thread_key IN (SELECT value FROM json_each(?1) AS asked);
 
--- root_writes: what their tasks wrote
+-- root_writes: the pending writes at the heads of some threads
 SELECT n.thread_key, w.checkpoint_id, w.task_id, w.task_path, w.body FROM namespaces n JOIN checkpoints c ON c.row_key = CASE n.explicit_head
 WHEN 0 THEN (SELECT max(row_key) FROM checkpoints WHERE row_key >= n.namespace_key << 32 AND row_key < (n.namespace_key + 1) << 32)
 ELSE (n.namespace_key << 32) + n.explicit_head END JOIN writes w ON w.namespace_key = n.namespace_key AND w.checkpoint_id = c.checkpoint_id
 WHERE n.checkpoint_ns = '' AND n.thread_key IN (SELECT value FROM json_each(?1) AS asked) ORDER BY w.task_path, w.task_id;
 
--- ids_beside: the id before one in order, and the one after it
+-- neighbouring_thread_ids: the thread ids before and after one in order
 SELECT (SELECT max(thread_id) FROM threads WHERE thread_id < ?1), (SELECT min(thread_id) FROM threads WHERE thread_id > ?1);
 
--- sizes: how many checkpoints and items a thread has, aliases apart, and the bytes of all and of its writes
+-- thread_sizes: the number of checkpoints and of items (without aliases) of a thread, and the bytes of its checkpoints, items and pending writes
 SELECT c.row_count, i.row_count, c.bytes + i.bytes + w.bytes FROM (
     SELECT count(*) AS row_count, coalesce(sum(length(c.body)), 0) AS bytes FROM (SELECT DISTINCT namespace_key << 32 AS low, (namespace_key + 1) << 32 AS high FROM namespaces WHERE thread_key = ?1) n
     JOIN checkpoints c ON c.row_key >= n.low AND c.row_key < n.high
@@ -553,7 +565,7 @@ SELECT c.row_count, i.row_count, c.bytes + i.bytes + w.bytes FROM (
     JOIN writes w ON w.namespace_key = n.namespace_key WHERE n.thread_key = ?1
 ) w;
 
--- largest_threads: those with the most bytes of checkpoints, items and writes, as list_threads has them
+-- largest_threads: the threads with the most bytes of checkpoints, items and pending writes, with the columns of list_threads
 SELECT t.thread_key, t.thread_id, t.created_at, t.updated_at, t.thread_key, t.list_entry FROM threads t JOIN (
     SELECT thread_key, sum(bytes) AS bytes FROM (
         SELECT n.thread_key, sum(length(c.body)) AS bytes FROM checkpoints c JOIN namespaces n ON n.namespace_key = c.row_key >> 32 GROUP BY 1
@@ -562,32 +574,32 @@ SELECT t.thread_key, t.thread_id, t.created_at, t.updated_at, t.thread_key, t.li
     ) parts GROUP BY thread_key
 ) s ON s.thread_key = t.thread_key ORDER BY s.bytes DESC, t.thread_key DESC LIMIT ?;
 
--- begun_by_day: how many threads were begun on each day since 1970
+-- count_threads_by_day: the number of threads that were created on each day, in days since 1970
 SELECT CAST(created_at / 86400 AS bigint), count(*) FROM threads t
 WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key) GROUP BY 1 ORDER BY 1;
 
--- thread_ids: every thread, in the order they came
+-- thread_ids: one page of all threads, in the order of their creation
 SELECT thread_key, thread_id, (SELECT i.thread_key FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE t.thread_key > ? ORDER BY t.thread_key LIMIT ?;
 
 -- count_without_ttl: the number of threads that have no time to live
 SELECT count(*) FROM threads t WHERE ttl_minutes IS NULL AND (last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key));
 
--- totals: over the whole database, and the bytes of checkpoints, items and writes
+-- totals: the number of threads, checkpoints and items in the database, and the bytes of checkpoints, items and pending writes
 SELECT (SELECT count(*) FROM threads t WHERE last_seq > 0 OR EXISTS (SELECT 1 FROM namespaces n WHERE n.thread_key = t.thread_key)), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE content_hash <> 0),
     (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)
     + (SELECT coalesce(sum(length(body)), 0) FROM writes);
 
--- copied: rows were added with their keys; those of new rows come after them
+-- raise_keys_after_copy: raise the key counter above the keys of the rows that were copied
 INSERT INTO keys (name, last_key) SELECT '', max(last_key) FROM (
     SELECT 0 AS last_key UNION ALL SELECT max(thread_key) FROM threads
     UNION ALL SELECT max(namespace_key) FROM namespaces UNION ALL SELECT max(log_key) FROM logs
 ) AS used WHERE true
 ON CONFLICT ({tenant}name) DO UPDATE SET last_key = CASE WHEN excluded.last_key > keys.last_key THEN excluded.last_key ELSE keys.last_key END;
 
--- analyzed: SQLite plans these queries without statistics
+-- analyze_tables: update the planner's statistics after a copy; SQLite plans these queries without statistics
 SELECT 1;
 
--- accept_run: it runs at once if no run of the thread is live, and waits otherwise, or is none if it may not wait; a delayed one is nobody's
+-- accept_run: insert a run. It starts at once if no run of the thread is unfinished. Otherwise it is pending, or is not inserted if ?8 is 1. A delayed run belongs to no process
 INSERT INTO runs (thread_key, seq, run_id, status, owner, graph_id, created_at, updated_at, details, request, not_before, stores_events)
 SELECT t.thread_key, t.seq, CAST(?1 AS text),
 CASE WHEN CAST(?9 AS double precision) IS NOT NULL THEN 'delayed' WHEN t.live = 0 THEN 'running' ELSE 'pending' END,
@@ -602,16 +614,16 @@ FROM (
 UPDATE runs SET status = ?, error = CASE WHEN cancel_action IS NULL AND stores_events >= 0 THEN ? END, request = CASE WHEN cancel_action IS NULL AND stores_events >= 0 THEN ? END, updated_at = ?, owner = ''
 WHERE thread_key = ? AND seq = ? AND owner = ? AND status = 'running' AND (cancel_action IS NULL OR CAST(? AS text) IN (cancel_action, 'rollback')) RETURNING 0;
 
--- set_about: what is told of a run that this process runs
+-- set_run_details: replace the details of a run that this process executes
 UPDATE runs SET details = ? WHERE thread_key = ? AND seq = ? AND owner = ? AND status = 'running';
 
--- drop_run: one that was rolled back, unless it is another process' now
+-- drop_run: delete a run that was rolled back, unless another process has taken it over
 DELETE FROM runs WHERE thread_key = ? AND seq = ? AND owner = ? AND status = 'running' RETURNING 0;
 
--- drop_ended: one that has ended
+-- drop_ended_run: delete a run that has ended
 DELETE FROM runs WHERE thread_key = (SELECT thread_key FROM threads WHERE thread_id = ?) AND run_id = ? AND status NOT IN ('delayed', 'pending', 'running');
 
--- awaited: whether a run or a cron of a thread is to run yet
+-- has_planned_runs: a row for each unfinished run of a thread, and for each cron of the thread that is due again
 SELECT 1 FROM runs WHERE thread_key = (SELECT thread_key FROM threads WHERE thread_id = ?1) AND status IN ('delayed', 'pending', 'running')
 UNION ALL SELECT 1 FROM crons WHERE thread_id = ?1 AND next_at IS NOT NULL;
 
@@ -620,162 +632,162 @@ INSERT INTO webhooks (run_id, thread_id, next_at, content) SELECT CAST(?1 AS tex
 CASE WHEN r.stores_events >= 0 THEN ?4 ELSE ?5 END FROM runs r WHERE r.thread_key = ?6 AND r.seq = ?7 AND r.owner = ?8 AND r.status = 'running'
 AND (r.cancel_action IS NULL OR CAST(?9 AS text) IN (r.cancel_action, 'rollback')) ON CONFLICT DO NOTHING;
 
--- due_webhooks: those whose time has come
+-- due_webhooks: the webhooks that are due
 SELECT run_id FROM webhooks WHERE next_at <= ? ORDER BY next_at LIMIT ?;
 
--- due_webhook: one whose time has come
+-- due_webhook: one webhook, if it is due
 SELECT content, attempts FROM webhooks WHERE run_id = ? AND next_at <= ?;
 
--- take_webhook: it is tried now, and is due again later, unless another process tries it
+-- claim_webhook: claim a webhook for one attempt and set the time of the next attempt, unless another process has claimed it
 UPDATE webhooks SET attempts = attempts + 1, next_at = ? WHERE run_id = ? AND attempts = ? RETURNING 0;
 
--- webhooks_of: those of a thread
+-- webhooks_of_thread: the webhooks of a thread
 SELECT run_id, content FROM webhooks WHERE thread_id = ?;
 
--- unbegun_threads: threads with runs and no checkpoint, whose metadata would say whose they are
+-- threads_without_checkpoint: the threads that have runs and no checkpoint, so that no metadata names their user
 SELECT t.thread_id FROM threads t WHERE t.last_seq = 0 AND EXISTS (SELECT 1 FROM runs r WHERE r.thread_key = t.thread_key);
 
--- loose_webhooks: those of runs whose thread is not kept
+-- webhooks_without_thread: the webhooks of runs that were executed without a stored thread
 SELECT run_id, content FROM webhooks WHERE thread_id IS NULL;
 
--- drop_webhook: one
+-- drop_webhook: delete one webhook
 DELETE FROM webhooks WHERE run_id = ?;
 
--- drop_webhooks: those of a thread
+-- drop_webhooks: delete the webhooks of a thread
 DELETE FROM webhooks WHERE thread_id = ?;
 
--- add_cron: unless its thread is no more
+-- add_cron: insert a cron, unless its thread does not exist any more
 INSERT INTO crons (cron_id, thread_id, next_at, created_at, updated_at, content)
 SELECT CAST(?1 AS text), CAST(?2 AS text), CAST(?3 AS double precision), ?4, ?4, ?5
 WHERE CAST(?2 AS text) IS NULL OR EXISTS (SELECT 1 FROM threads WHERE thread_id = ?2) RETURNING 0;
 
--- set_cron: what it runs now, and perhaps when
+-- set_cron: replace the content of a cron, and the time at which it is due if ?3 is 1
 UPDATE crons SET content = ?1, updated_at = ?2, next_at = CASE WHEN ?3 = 1 THEN CAST(?4 AS double precision) ELSE next_at END WHERE cron_id = ?5 RETURNING next_at;
 
--- advance_cron: it is due at another time, unless another process has begun its run
+-- advance_cron: set the next time at which a cron is due, unless another process has started its run
 UPDATE crons SET next_at = ? WHERE cron_id = ? AND next_at = ? RETURNING 0;
 
--- reset_cron: set the time at which a cron is due, unless the cron was changed or begun since it was read
+-- reset_cron: set the time at which a cron is due, unless the cron was changed or started since it was read
 UPDATE crons SET next_at = CAST(?1 AS double precision) WHERE cron_id = ?2 AND updated_at = ?3
 AND (next_at = ?4 OR (next_at IS NULL AND CAST(?4 AS double precision) IS NULL)) RETURNING 0;
 
 -- crons_not_due_before: crons that are due after a time, or never
 SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons WHERE next_at > ? OR next_at IS NULL;
 
--- one_cron: by its id
+-- one_cron: one cron, by its id
 SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons WHERE cron_id = ?;
 
--- all_crons: all of them
+-- all_crons: all crons
 SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons;
 
--- crons_of: those of a thread
+-- crons_of_thread: the crons of a thread
 SELECT cron_id, thread_id, next_at, created_at, updated_at, content FROM crons WHERE thread_id = ?;
 
--- due_crons: those whose time has come
+-- due_crons: the crons that are due
 SELECT cron_id FROM crons WHERE next_at <= ? ORDER BY next_at;
 
--- drop_cron: one
+-- drop_cron: delete one cron
 DELETE FROM crons WHERE cron_id = ? RETURNING 0;
 
--- drop_crons: those of a thread
+-- drop_crons: delete the crons of a thread
 DELETE FROM crons WHERE thread_id = ? RETURNING 0;
 
--- status_of: how a run stands
+-- run_status: the status of a run
 SELECT status FROM runs WHERE thread_key = ? AND run_id = ?;
 
--- begin_due: a delayed run whose time has come is the last of its thread now, and runs at once if no other is live
+-- start_delayed_run: move a delayed run that is due to the end of its thread's queue; the run starts at once if no other run of the thread is unfinished
 UPDATE runs SET owner = ?1, updated_at = ?2, seq = (SELECT coalesce(max(u.last), 0) + 1 FROM (SELECT max(r.seq) AS last FROM runs r WHERE r.thread_key = ?3 UNION ALL SELECT max(e.seq) FROM run_events e WHERE e.thread_key = ?3) u), status = CASE WHEN EXISTS (
     SELECT 1 FROM runs e WHERE e.thread_key = ?3 AND e.status IN ('pending', 'running')
 ) THEN 'pending' ELSE 'running' END WHERE thread_key = ?3 AND run_id = ?4 AND status = 'delayed';
 
--- claim_runs: this process runs what waits of its own, where no earlier run of the thread is live
+-- claim_runs: start the pending runs of this process whose threads have no earlier unfinished run
 UPDATE runs SET status = 'running', updated_at = ?1 WHERE owner = ?2 AND status = 'pending' AND NOT EXISTS (
     SELECT 1 FROM runs e WHERE e.thread_key = runs.thread_key AND e.status IN ('pending', 'running') AND e.seq < runs.seq
 );
 
--- claim_next: the same, of one thread
+-- claim_next_run: start the next pending run of one thread
 UPDATE runs SET status = 'running', updated_at = ?1 WHERE thread_key = ?3 AND owner = ?2 AND status = 'pending' AND NOT EXISTS (
     SELECT 1 FROM runs e WHERE e.thread_key = ?3 AND e.status IN ('pending', 'running') AND e.seq < runs.seq
 ) RETURNING run_id;
 
--- adopt_run: the run of a process that is gone; its death counts as an attempt. `claim_runs` follows: one that began is not seen waiting
+-- adopt_run: take over a run of a process that is gone. If the run was executing, that counts as an attempt. claim_runs follows in the same transaction, so nobody sees the run as pending
 UPDATE runs SET owner = ?, attempt = attempt + CASE WHEN status = 'running' AND owner <> '' THEN 1 ELSE 0 END, status = 'pending'
 WHERE thread_key = ? AND seq = ? AND owner = ? AND status IN ('pending', 'running');
 
--- hand_over: the runs of a process that ends are the next one's
+-- release_runs: give up the unfinished runs of a process that shuts down, for another process to take over
 UPDATE runs SET owner = '' WHERE owner = ? AND status IN ('pending', 'running');
 
--- cancel_runs: one of a thread, or all, perhaps but those that are delayed; what waits has ended, what runs is told; a rollback counts more than an interrupt
+-- cancel_runs: cancel one run of a thread or all of them, delayed runs only if ?3 is 1. Runs that have not started end as interrupted. Running ones get the action, and rollback takes precedence over interrupt
 UPDATE runs SET cancel_action = CASE CAST(?4 AS text) WHEN 'rollback' THEN 'rollback' ELSE coalesce(cancel_action, ?4) END, updated_at = ?5, request = CASE status WHEN 'running' THEN request END,
 status = CASE status WHEN 'running' THEN status ELSE 'interrupted' END
 WHERE thread_key = (SELECT thread_key FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
 AND (status IN ('pending', 'running') OR (status = 'delayed' AND ?3 = 1)) RETURNING run_id;
 
--- keep_waiting_seq: store the highest number of the runs that `drop_waiting` deletes as an empty batch of events, so that no later run of the thread gets a number that was used
+-- keep_waiting_seq: store the highest number of the runs that drop_waiting deletes as an empty batch of events, so that no later run of the thread gets a number that was used
 INSERT INTO run_events (thread_key, seq, after_event, last_event) SELECT thread_key, max(seq), 0, 0 FROM runs
 WHERE thread_key = (SELECT thread_key FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
 AND (status = 'pending' OR (status = 'delayed' AND ?3 = 1)) GROUP BY thread_key ON CONFLICT DO NOTHING;
 
--- drop_waiting: those of them that did not begin
+-- drop_waiting: delete one run of a thread or all of them, if they have not started; delayed runs only if ?3 is 1
 DELETE FROM runs WHERE thread_key = (SELECT thread_key FROM threads WHERE thread_id = ?1) AND (?2 = '' OR run_id = ?2)
 AND (status = 'pending' OR (status = 'delayed' AND ?3 = 1)) RETURNING run_id;
 
--- runs_since: those of a thread after one, in order, and how each stands
+-- runs_since: the runs of a thread after a number, in order, with their statuses
 SELECT r.seq, r.run_id, r.status FROM threads t JOIN runs r ON r.thread_key = t.thread_key AND r.seq > ?
 WHERE t.thread_id = ? AND r.status <> 'delayed' ORDER BY r.seq;
 
--- live_runs: what is under way or waits, of all threads, with the delayed ones whose time has come
+-- live_runs: the running and pending runs of all threads, and the delayed runs that are due
 SELECT t.thread_id, r.thread_key, r.seq, r.run_id, r.status, r.owner, r.graph_id, r.attempt, r.cancel_action FROM (
     SELECT * FROM runs WHERE status IN ('pending', 'running')
     UNION ALL SELECT * FROM runs WHERE status = 'delayed' AND not_before <= ?
 ) r JOIN threads t ON t.thread_key = r.thread_key ORDER BY r.thread_key, r.seq;
 
--- live_of: of one thread
+-- live_runs_of_thread: the running and pending runs of one thread
 SELECT r.run_id FROM runs r WHERE r.thread_key = (SELECT thread_key FROM threads WHERE thread_id = ?) AND r.status IN ('pending', 'running') ORDER BY r.seq;
 
--- runs_of: all that are known of a thread, newest first
+-- runs_of_thread: the stored runs of a thread, newest first; all of them, or only the run ?2
 SELECT t.thread_id, r.thread_key, r.seq, r.run_id, r.status, r.owner, r.graph_id, r.attempt, r.cancel_action, r.created_at, r.updated_at, r.details, r.error, r.request, r.not_before
 FROM threads t JOIN runs r ON r.thread_key = t.thread_key WHERE t.thread_id = ?1 AND (?2 = '' OR r.run_id = ?2) ORDER BY r.seq DESC;
 
--- newest_runs: those of all threads, and whether each is the last of its thread; conditions, an order and a page follow
+-- newest_runs: runs of all threads, each with a flag that says whether it is the last of its thread; the caller appends conditions, an order and a page
 SELECT t.thread_id, r.thread_key, r.seq, r.run_id, r.status, r.owner, r.graph_id, r.attempt, r.cancel_action, r.created_at, r.updated_at, r.details, r.error, NULL, r.not_before,
 NOT EXISTS (SELECT 1 FROM runs l WHERE l.thread_key = r.thread_key AND l.seq > r.seq) FROM threads t JOIN runs r ON r.thread_key = t.thread_key WHERE 1 = 1;
 
--- rewrite_run: what is left of what a run was asked; it is not to go on with less
+-- rewrite_run: replace the details, error and request of a run after an erasure, and cancel it if it is unfinished
 UPDATE runs SET details = ?1, error = ?2, request = CASE status WHEN 'running' THEN coalesce(?3, request) END,
 cancel_action = CASE WHEN status IN ('delayed', 'pending', 'running') THEN coalesce(cancel_action, 'interrupt') ELSE cancel_action END,
 status = CASE WHEN status IN ('delayed', 'pending') THEN 'interrupted' ELSE status END WHERE thread_key = ?4 AND seq = ?5;
 
--- move_runs: the thread has another key
+-- move_runs: assign the runs of a thread to the thread's new key
 UPDATE runs SET thread_key = ? WHERE thread_key = ?;
 
--- drop_runs: those of a thread
+-- drop_runs: delete the runs of a thread
 DELETE FROM runs WHERE thread_key = ? RETURNING 0;
 
--- drop_old_runs: those that ended long ago
+-- drop_old_runs: delete the ended runs of a thread up to a number
 DELETE FROM runs WHERE thread_key = ? AND seq <= ? AND status NOT IN ('delayed', 'pending', 'running');
 
--- add_version: a version of an assistant, which is not the latest yet
+-- add_version: insert a version of an assistant, which is not yet the latest
 INSERT INTO assistants (assistant_id, version, created_at, content) VALUES (?, ?, ?, ?);
 
--- set_latest: which version counts from now on
+-- set_latest: choose the version of an assistant that is in use from now on
 UPDATE assistants SET latest_since = CASE version WHEN ?1 THEN CAST(?2 AS double precision) END WHERE assistant_id = ?3;
 
--- latest_version: of an assistant, with the time of the first, and the last number that was given
+-- latest_version: the version of an assistant that is in use, with the time of the first version and the highest version number
 SELECT a.assistant_id, a.version, f.created_at, a.latest_since, a.content, (SELECT max(m.version) FROM assistants m WHERE m.assistant_id = ?1)
 FROM assistants a JOIN assistants f ON f.assistant_id = a.assistant_id AND f.version = 1 WHERE a.assistant_id = ?1 AND a.latest_since IS NOT NULL;
 
--- latest_versions: of all assistants, the newest assistant first
+-- latest_versions: the version of every assistant that is in use, newest assistant first
 SELECT a.assistant_id, a.version, f.created_at, a.latest_since, a.content
 FROM assistants a JOIN assistants f ON f.assistant_id = a.assistant_id AND f.version = 1 WHERE a.latest_since IS NOT NULL ORDER BY f.created_at DESC, a.assistant_id;
 
--- versions_of: of one assistant, newest first
+-- versions_of: all versions of one assistant, newest first
 SELECT assistant_id, version, created_at, latest_since, content FROM assistants WHERE assistant_id = ? ORDER BY version DESC;
 
--- drop_assistant: with all its versions
+-- drop_assistant: delete an assistant with all its versions
 DELETE FROM assistants WHERE assistant_id = ?;
 
--- relaxed: this transaction need not wait for the disk; SQLite's writers share a commit
+-- allow_delayed_commit: let this transaction return before it is on disk; SQLite's writers share a commit, so nothing is done here
 SELECT 1;
 
 -- add_events: store a batch of the events of a run that this process executes; nothing is stored after an erasure, or if the run was cancelled and ?7 is neither that cancellation nor rollback
@@ -783,15 +795,14 @@ INSERT INTO run_events (thread_key, seq, after_event, last_event, body) SELECT r
 WHERE r.thread_key = ?4 AND r.seq = ?5 AND r.owner = ?6 AND r.status = 'running' AND r.stores_events = 1
 AND (r.cancel_action IS NULL OR CAST(?7 AS text) IN (r.cancel_action, 'rollback')) ON CONFLICT DO NOTHING;
 
--- begin_events: the run begins anew; its events have higher numbers than those that were told before, stored or not
+-- restart_events: insert an empty batch when a run starts again, so that its new events get higher numbers than all events it has emitted before, stored or not
 INSERT INTO run_events (thread_key, seq, after_event, last_event)
 SELECT r.thread_key, r.seq, l.last, ((l.last >> CAST(?4 AS integer)) + 1) << CAST(?4 AS integer) FROM (
     SELECT thread_key, seq, (SELECT coalesce(max(e.last_event), ?3) FROM run_events e WHERE e.thread_key = runs.thread_key AND e.seq = runs.seq) AS last
     FROM runs WHERE thread_key = ?1 AND seq = ?2
 ) AS l JOIN runs r ON r.thread_key = l.thread_key AND r.seq = l.seq WHERE r.owner = ?5 AND r.status = 'running' RETURNING after_event, last_event;
 
--- events_after: what some runs of a thread told after an event, in order; by its key, which no other thread of its id gets
--- as many rows and as many bytes as are given, but at least one row
+-- events_after: the events of some runs of a thread after a number, in order. The thread is given by its key, which a later thread with the same id does not get. Returns at most ?5 rows and ?6 bytes, but at least one row
 SELECT t.thread_id, r.run_id, e.after_event, e.last_event, e.body FROM (
     SELECT n.*, sum(n.size) OVER (ORDER BY n.seq, n.after_event) - n.size AS bytes_before FROM (
         SELECT thread_key, seq, after_event, coalesce(length(body), 0) AS size FROM run_events
@@ -801,28 +812,28 @@ SELECT t.thread_id, r.run_id, e.after_event, e.last_event, e.body FROM (
 JOIN threads t ON t.thread_key = e.thread_key JOIN runs r ON r.thread_key = e.thread_key AND r.seq = e.seq
 WHERE p.bytes_before < ?6 ORDER BY e.seq, e.after_event;
 
--- newest_event: the last of them, and how its run stands
+-- newest_event: the number of the newest stored event, and the status of its run
 SELECT e.seq, e.last_event, r.status FROM run_events e JOIN runs r ON r.thread_key = e.thread_key AND r.seq = e.seq
 WHERE e.thread_key = ?1 AND e.seq >= ?2 AND e.seq <= ?3 AND e.last_event > ?4 ORDER BY e.seq DESC, e.after_event DESC LIMIT 1;
 
--- drop_events: those up to an event, of some runs of a thread
+-- drop_events: delete the events of some runs of a thread up to a number
 DELETE FROM run_events WHERE thread_key = ? AND seq >= ? AND seq <= ? AND last_event <= ? RETURNING 0;
 
--- drop_left: the events of a run that is no more
+-- drop_events_of_missing_run: delete the events of a run that does not exist any more
 DELETE FROM run_events WHERE thread_key = ?1 AND seq = ?2 AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread_key = ?1 AND r.seq = ?2);
 
--- keep_seq: no other run takes its number, by which events of a thread are told apart
+-- keep_run_seq: insert an empty batch of events, so that no other run of the thread gets this number
 INSERT INTO run_events (thread_key, seq, after_event, last_event) SELECT t.thread_key, CAST(?2 AS bigint), 0, 0 FROM threads t
 WHERE t.thread_key = ?1 AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.thread_key = ?1 AND r.seq = ?2) ON CONFLICT DO NOTHING;
 
--- without_events: what some runs of a thread tell is stored no more
+-- stop_storing_events: store no more events of some runs of a thread
 UPDATE runs SET stores_events = 0 WHERE thread_key = ? AND seq >= ? AND seq <= ? AND stores_events = 1;
 
 -- mark_erased: mark the runs that are in progress at an erasure, so that their events, error and request are not stored
 UPDATE runs SET stores_events = -1 WHERE thread_key = ? AND status = 'running';
 
--- aged_events: runs that ended long ago, whose events are stored
+-- aged_events: runs with stored events that ended before a time
 SELECT thread_key, seq FROM runs WHERE stores_events = 1 AND updated_at < ? AND status NOT IN ('delayed', 'pending', 'running') ORDER BY updated_at LIMIT ?;
 
--- move_events: the thread has another key
+-- move_events: assign the events of a thread's runs to the thread's new key
 UPDATE run_events SET thread_key = ? WHERE thread_key = ?;

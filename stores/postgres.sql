@@ -207,7 +207,7 @@ SELECT coalesce((SELECT value::bigint FROM store_settings WHERE name = 'erasures
        coalesce((SELECT max(seq) FROM store_versions), 0),
        (SELECT value FROM store_settings WHERE name = 'model');
 
--- copied: rows were added with their keys; new rows have others than any that was given out, and the planner is told what there is
+-- raise_keys_after_copy: rows were added with their keys; new rows have others than any that was given out, and the planner is told what there is
 SELECT setval('store_namespaces_ns_seq', greatest((SELECT max(ns) + 1 FROM store_namespaces), nextval('store_namespaces_ns_seq')), false),
        setval('store_versions_seq_seq', greatest((SELECT max(seq) + 1 FROM store_versions), nextval('store_versions_seq_seq')), false),
        setval('store_items_id_seq', greatest((SELECT max(id) + 1 FROM store_items), (SELECT max(id) + 1 FROM store_versions),

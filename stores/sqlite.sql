@@ -361,7 +361,7 @@ WHERE (i.searched AND x.id IS NULL) OR x.model <> ? OR p.id IS NOT NULL;
 -- settings: all settings of the store
 SELECT name, value FROM store_settings ORDER BY name;
 
--- copied: rows were added with their keys, settings as text; new rows have other keys
+-- raise_keys_after_copy: rows were added with their keys, settings as text; new rows have other keys
 DELETE FROM sqlite_sequence WHERE name = 'store_items';
 INSERT INTO sqlite_sequence (name, seq) SELECT 'store_items', max(
     (SELECT coalesce(max(id), 0) FROM store_items), (SELECT coalesce(max(id), 0) FROM store_versions));
