@@ -1,71 +1,71 @@
-"""Every error perdure raises, in one hierarchy.
+"""All errors that perdure raises, as one hierarchy.
 
     PerdureError
-    ├─ ConfigurationError (ValueError)     an argument or setting is wrong; nothing was touched
+    ├─ ConfigurationError (ValueError)     an argument or a setting is wrong
     │  ├─ InvalidConfig                    a RunnableConfig without a usable thread_id
-    │  ├─ WrongKey                         the encryption key does not open this database
+    │  ├─ WrongKey                         the encryption key is not the key of the database
     │  ├─ EmbedderMismatch                 the store's vectors come from another model
-    │  ├─ MissingDependency (ImportError)  an extra is needed and not installed
-    │  └─ UnknownModel (LookupError)       a model whose tokens, or whose window, nobody named
-    ├─ StorageError                        the database refused; see __cause__
-    │  ├─ StorageUnavailable               locked, busy or closed: may be retried
-    │  ├─ StorageFull                      no disk space left; nothing was half written
-    │  ├─ NotADatabase                     the path is a directory, or a file that is not perdure's
-    │  ├─ SchemaMismatch                   written by a newer perdure, or before its first release
-    │  └─ CorruptRecord                    a stored row cannot be read back, or was tampered with
+    │  ├─ MissingDependency (ImportError)  a package of an optional extra is not installed
+    │  └─ UnknownModel (LookupError)       the token count or context window of a model is unknown
+    ├─ StorageError                        the database refused an operation; see __cause__
+    │  ├─ StorageUnavailable               the database is locked, busy or closed; retry
+    │  ├─ StorageFull                      the disk is full; nothing was partly written
+    │  ├─ NotADatabase                     perdure did not write the file at the path
+    │  ├─ SchemaMismatch                   another version of perdure wrote the database
+    │  └─ CorruptRecord                    a stored row is damaged, truncated or was tampered with
     ├─ SerializationError (TypeError)      a value cannot be stored or read back
-    │  ├─ Unstorable                       the serializer refuses the value; the path to it is named
-    │  ├─ InvalidValue (ValueError)        a store's value is not JSON; the path is named
-    │  └─ ForbiddenType                    its type is not on the allowlist
-    ├─ UnknownThread (LookupError)         no thread by that id
-    ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
-    ├─ ThreadDeleted                       the thread of a run was deleted during the run
-    ├─ RunEnded                            a write of a run that has ended
-    ├─ UnknownPerson (LookupError)         nothing belongs to a person of that name
-    ├─ UnknownMemory (LookupError)         no memory by that id in the namespace
-    ├─ AlreadyLocked (RuntimeError)        a run takes a lock that it has already
-    ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
-    ├─ InvalidFilter (ValueError)          an unknown operator, or one with a value of a wrong type
-    ├─ VersionConflict                     an item is not at the version that `if_version` names
-    ├─ LimitExceeded                       a scoped store would hold more than it may
+    │  ├─ Unstorable                       the serializer refuses a value
+    │  ├─ InvalidValue (ValueError)        a value of a store item is not JSON
+    │  └─ ForbiddenType                    the type of the value is not in the allowlist
+    ├─ UnknownThread (LookupError)         no thread has this id
+    ├─ UnknownCheckpoint (LookupError)     the thread has no checkpoint with this id
+    ├─ ThreadDeleted                       a run wrote to a thread that was deleted during the run
+    ├─ RunEnded                            a run tried to write after it had ended
+    ├─ UnknownPerson (LookupError)         nothing belongs to a person with this name
+    ├─ UnknownMemory (LookupError)         the namespace has no memory with this id
+    ├─ AlreadyLocked (RuntimeError)        a run tried to take a lock that it already holds
+    ├─ InvalidNamespace (ValueError)       a namespace or key that a store cannot contain
+    ├─ InvalidFilter (ValueError)          a filter has an unknown operator or a wrong value
+    ├─ VersionConflict                     the version of an item differs from `if_version`
+    ├─ LimitExceeded                       a write would exceed the limit of a scoped store
     ├─ EmbeddingFailed                     the embedder raised, timed out or returned no vectors
-    ├─ InvalidUpdate (ValueError)          a reducer was given an update it cannot apply
-    ├─ InvalidPatch (ValueError)           a change that a profile, or its schema, does not take
-    ├─ InvalidMessages (TypeError)         what should be messages holds something else
-    ├─ BudgetExceeded                      what must be shown takes more than is allowed
+    ├─ InvalidUpdate (ValueError)          a reducer cannot apply an update
+    ├─ InvalidPatch (ValueError)           a change to a profile is invalid
+    ├─ InvalidMessages (TypeError)         a list of messages contains another kind of value
+    ├─ BudgetExceeded                      the required messages exceed the budget
     ├─ ModelFailed                         the chat model did not answer
-    │  ├─ SummaryFailed                    the summariser gave no summary; nothing was removed
-    │  └─ InstructionsRefused              a rewrite of instructions that is no usable one
-    └─ ImportFailed (ValueError)           a file to import is malformed; says where
+    │  ├─ SummaryFailed                    the model returned no summary; nothing was removed
+    │  └─ InstructionsRefused              the model's rewrite of instructions is not usable
+    └─ ImportFailed (ValueError)           a file to import is malformed; the message says where
 
-A message says what happened, to which object, what was expected and what to do.
+Each message says which value or object is wrong, what was expected, and what to do.
 """
 
 from __future__ import annotations
 
 
 class PerdureError(Exception):
-    """The root of every error perdure raises."""
+    """The base class of all errors that perdure raises."""
 
 
 class ConfigurationError(PerdureError, ValueError):
-    """An argument or a setting is wrong; nothing was read or written."""
+    """An argument or a setting is wrong. Nothing was read or written."""
 
 
 class InvalidConfig(ConfigurationError):
-    """A `RunnableConfig` lacks what a checkpointer needs, or holds it in a wrong form."""
+    """A `RunnableConfig` has no valid `thread_id`, or another field of it is invalid."""
 
 
 class WrongKey(ConfigurationError):
-    """The encryption key, or its absence, does not fit the database."""
+    """The encryption key is not that of the database, or only one of the two is without a key."""
 
 
 class MissingDependency(ConfigurationError, ImportError):
-    """A feature needs a package that an extra of perdure installs."""
+    """A feature needs a package that is not installed. An optional extra of perdure installs it."""
 
 
 class UnknownModel(ConfigurationError, LookupError):
-    """A model's tokens, or the size of its window, are not known; they can be given by hand."""
+    """The token count or the context window of a model is unknown, and must be passed."""
 
 
 class EmbedderMismatch(ConfigurationError):
@@ -73,7 +73,7 @@ class EmbedderMismatch(ConfigurationError):
 
 
 class StorageError(PerdureError):
-    """The database refused an operation; `__cause__` is the driver's error."""
+    """The database refused an operation. `__cause__` is the error of the database driver."""
 
 
 class StorageUnavailable(StorageError):
@@ -81,11 +81,11 @@ class StorageUnavailable(StorageError):
 
 
 class StorageFull(StorageError):
-    """No disk space is left. The state is as it was before the operation."""
+    """The disk is full. The database is in the state before the operation."""
 
 
 class NotADatabase(StorageError):
-    """The path is not a file that perdure could have written."""
+    """The path is a folder, or a file that perdure did not write."""
 
 
 class SchemaMismatch(StorageError):
@@ -93,11 +93,11 @@ class SchemaMismatch(StorageError):
 
 
 class CorruptRecord(StorageError):
-    """A stored row cannot be read back: damaged, truncated or tampered with."""
+    """A stored row cannot be read, because it is damaged, truncated or was tampered with."""
 
 
 class SerializationError(PerdureError, TypeError):
-    """A value cannot be written, or cannot be read back."""
+    """A value cannot be serialized, or a stored value cannot be deserialized."""
 
 
 class Unstorable(SerializationError):
@@ -105,19 +105,19 @@ class Unstorable(SerializationError):
 
 
 class InvalidValue(SerializationError, ValueError):
-    """A store's value is not a JSON object. The message names the path to the offending part."""
+    """The value of a store item is not a JSON object. The message names the path to the error."""
 
 
 class ForbiddenType(SerializationError):
-    """A type is not on the deserialisation allowlist. `allow=[...]` adds one."""
+    """A stored value has a type that is not in the allowlist. Add the type with `allow=[...]`."""
 
 
 class UnknownThread(PerdureError, LookupError):
-    """No thread has that id."""
+    """No thread has this id."""
 
 
 class UnknownCheckpoint(PerdureError, LookupError):
-    """The thread has no checkpoint with that id."""
+    """The thread has no checkpoint with this id."""
 
 
 class ThreadDeleted(PerdureError):
@@ -128,70 +128,73 @@ class ThreadDeleted(PerdureError):
 
 
 class RunEnded(PerdureError):
-    """A run that has ended, or was cancelled, tried to write. Nothing was stored."""
+    """A run tried to write after it had ended or was cancelled. Nothing was stored."""
 
 
 class UnknownPerson(PerdureError, LookupError):
-    """Nothing in the database belongs to a person of this name."""
+    """Nothing in the database belongs to a person with this name."""
 
 
 class UnknownMemory(PerdureError, LookupError):
-    """The namespace has no memory with that id, or has it no more."""
+    """The namespace has no memory with this id. It may have been deleted."""
 
 
 class AlreadyLocked(PerdureError, RuntimeError):
-    """A run takes a lock that it already holds."""
+    """A run tried to take a lock that it already holds."""
 
 
 class InvalidNamespace(PerdureError, ValueError):
-    """A namespace or key that no store can hold."""
+    """A namespace or key has a form that a store cannot contain."""
 
 
 class InvalidFilter(PerdureError, ValueError):
-    """A filter has an unknown operator, or an operator a value of a type it cannot compare."""
+    """A filter has an unknown operator, or a value of a type that its operator cannot compare."""
 
 
 class VersionConflict(PerdureError):
-    """An item is not at the version that `if_version` names; nothing was written."""
+    """The version of an item differs from `if_version`. Nothing was written."""
 
 
 class LimitExceeded(PerdureError):
-    """A scoped store would hold more items or bytes than it may; nothing was written."""
+    """A write would exceed the limit of items or bytes of a scoped store. Nothing was written."""
 
 
 class EmbeddingFailed(PerdureError):
-    """The embedder raised, took too long, or returned something that is no list of vectors."""
+    """The embedder raised an error, took too long, or did not return a list of vectors."""
 
 
 class InvalidUpdate(PerdureError, ValueError):
-    """A reducer was given an update that cannot be applied."""
+    """A reducer cannot apply an update to the state."""
 
 
 class ModelFailed(PerdureError):
-    """The chat model could not be reached, or refused. The messages are stored."""
+    """The chat model could not be reached, or refused the request. The messages are stored."""
 
 
 class SummaryFailed(ModelFailed):
-    """The summariser raised, took too long, or returned no text. Nothing was removed."""
+    """The model for summaries failed, took too long, or returned no text. Nothing was removed."""
 
 
 class InstructionsRefused(ModelFailed):
-    """A rewrite of instructions was empty, cut off or out of bounds. The previous text stays."""
+    """A model's rewrite of instructions was empty, cut off, or too long or short.
+
+    The previous instructions stay in use.
+    """
 
 
 class InvalidPatch(PerdureError, ValueError):
-    """A change of a profile cannot be applied, or its schema refuses what is left of it.
+    """A change to a profile cannot be applied, or the changed profile does not match its schema.
 
     Nothing was written.
     """
 
 
 class InvalidMessages(PerdureError, TypeError):
-    """What should be a list of messages holds something else."""
+    """A value that must be a list of messages contains something else."""
 
 
 class BudgetExceeded(PerdureError):
-    """What may not be left out takes more tokens, or messages, than are allowed."""
+    """The messages that must not be left out exceed the budget of tokens or messages."""
 
 
 class ImportFailed(PerdureError, ValueError):
