@@ -239,7 +239,9 @@ class Additions:
 
     def statements(self) -> list[Statement]:
         """The statements that write all of it."""
-        return [Statement(self.sql["add_item"], self._rows, many=True)] if self._rows else []
+        return (
+            [Statement(self.sql["add_item"], self._rows, execute_many=True)] if self._rows else []
+        )
 
     def committed(self) -> None:
         """Have at hand what is written now."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from perdure.checkpointers.server_table import ServerTable
-from perdure.storage.encryption import Place
-from perdure.storage.flow import Flow, Last, Row, Statement
+from perdure.storage.encryption import AssociatedData
+from perdure.storage.flow import Flow, LastRequest, Row, Statement
 
 
 class AssistantRow(NamedTuple):
@@ -34,7 +34,7 @@ class AssistantRow(NamedTuple):
     content: dict[str, Any]
 
 
-def assistant_place(assistant_id: str, version: int) -> Place:
+def assistant_place(assistant_id: str, version: int) -> AssociatedData:
     """Return the associated data that binds the encrypted content of a version to its row."""
     return ("assistant", assistant_id, version)
 
@@ -65,10 +65,10 @@ class AssistantTable(ServerTable):
         def flow() -> Flow[bool]:
             if (yield self._sql("latest_version", assistant_id)):
                 return False
-            yield Last(self._build_version_insert(assistant_id, 1, content, time.time()))
+            yield LastRequest(self._build_version_insert(assistant_id, 1, content, time.time()))
             return True
 
-        return await self._database.awrite(flow, exclusive=(assistant_id,))
+        return await self._database.awrite(flow, exclusive_names=(assistant_id,))
 
     async def add_version(
         self, assistant_id: str, build_content: Callable[[AssistantRow], dict[str, Any]]
@@ -90,10 +90,10 @@ class AssistantTable(ServerTable):
                 return None
             previous, version, now = self._decrypt_row(rows[0]), rows[0][-1] + 1, time.time()
             content = build_content(previous)
-            yield Last(self._build_version_insert(assistant_id, version, content, now))
+            yield LastRequest(self._build_version_insert(assistant_id, version, content, now))
             return previous._replace(version=version, latest_since=now, content=content)
 
-        return await self._database.awrite(flow, exclusive=(assistant_id,))
+        return await self._database.awrite(flow, exclusive_names=(assistant_id,))
 
     async def set_latest_version(self, assistant_id: str, version: int) -> None:
         """Make an existing version of an assistant the latest one."""
@@ -120,5 +120,5 @@ class AssistantTable(ServerTable):
 
     def _decrypt_row(self, row: Row) -> AssistantRow:
         assistant_id, version, created_at, latest_since, sealed, *_ = row
-        content = json.loads(self._seal.open(sealed, assistant_place(assistant_id, version)))
+        content = json.loads(self._seal.unseal(sealed, assistant_place(assistant_id, version)))
         return AssistantRow(assistant_id, version, created_at, latest_since, content)

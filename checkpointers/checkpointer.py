@@ -48,8 +48,8 @@ from perdure.checkpointers.thread_copy import Merge, copy_thread
 from perdure.checkpointers.threads import ThreadReader, missing
 from perdure.errors import ConfigurationError
 from perdure.settings import LIST_LIMIT, THREADS_LIMIT
-from perdure.storage.database import Lock, awaited
-from perdure.storage.flow import by_month, rows_of
+from perdure.storage.database import Lock, make_async_twin
+from perdure.storage.flow import fetch_rows, sum_by_month
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 _List = list  # within the class the name is a method's
@@ -133,7 +133,7 @@ class Checkpointer(CheckpointSaver):
         decoded = await self.database.aread(
             lambda: self._threads.history(at, channel, ends, before, missing_ok=missing_ok)
         )
-        return await self.database.in_thread(decoded)
+        return await self.database.run_in_thread(decoded)
 
     def delta_values(
         self, thread_id: str, *, checkpoint_id: str | None = None, checkpoint_ns: str = ""
@@ -156,7 +156,7 @@ class Checkpointer(CheckpointSaver):
         at = named(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(lambda: self._threads.delta_values(at))
 
-    adelta_values = awaited(delta_values)
+    adelta_values = make_async_twin(delta_values)
 
     def threads(
         self,
@@ -208,7 +208,7 @@ class Checkpointer(CheckpointSaver):
         query = limit, after, prefix, active_since, filter or {}, waiting
         return self.database.read(lambda: self._threads.heads(*query))
 
-    aheads = awaited(heads)
+    aheads = make_async_twin(heads)
 
     def head(self, thread_id: str) -> ThreadHead | None:
         """Return the head of a thread, or None if there is no such thread.
@@ -217,7 +217,7 @@ class Checkpointer(CheckpointSaver):
         """
         return self.database.read(lambda: self._threads.head(thread_id))
 
-    ahead = awaited(head)
+    ahead = make_async_twin(head)
 
     def status(
         self, thread_id: str, *, checkpoint_ns: str = "", checkpoint_id: str | None = None
@@ -233,7 +233,7 @@ class Checkpointer(CheckpointSaver):
         at = named(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(lambda: self._threads.status(at))
 
-    astatus = awaited(status)
+    astatus = make_async_twin(status)
 
     def thread(self, thread_id: str) -> ThreadInfo:
         """One thread.
@@ -243,7 +243,7 @@ class Checkpointer(CheckpointSaver):
         """
         return self.database.read(lambda: self._threads.one(thread_id))
 
-    athread = awaited(thread)
+    athread = make_async_twin(thread)
 
     def beginning(self, thread_id: str, least: int = 8) -> str:
         """The first characters of an id, `least` or more, with which no other id begins.
@@ -252,7 +252,7 @@ class Checkpointer(CheckpointSaver):
         """
         return self.database.read(lambda: self._threads.beginning(thread_id, least))
 
-    abeginning = awaited(beginning)
+    abeginning = make_async_twin(beginning)
 
     def checkpoints(
         self,
@@ -274,7 +274,7 @@ class Checkpointer(CheckpointSaver):
             lambda: self._threads.checkpoints(thread_id, checkpoint_ns, limit, before)
         )
 
-    acheckpoints = awaited(checkpoints)
+    acheckpoints = make_async_twin(checkpoints)
 
     def differences(
         self,
@@ -300,26 +300,26 @@ class Checkpointer(CheckpointSaver):
         at = named(thread_id, checkpoint_ns, None)
         return self._read(lambda: self._differences.of(at, pairs, most))
 
-    adifferences = awaited(differences)
+    adifferences = make_async_twin(differences)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
         sizes = self.database.stats()
         ((threads, checkpoints, items, size),) = self.database.read(
-            lambda: rows_of(self._sql["totals"])
+            lambda: fetch_rows(self._sql["totals"])
         )
         counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
         return {**sizes, **counts, "thread_bytes": size}
 
-    astats = awaited(stats)
+    astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> ThreadUsage:
         """The largest threads, at most `limit`, and in which months the threads were begun."""
         largest = self.database.read(lambda: self._threads.largest(limit))
-        days = self.database.read(lambda: rows_of(self._sql["count_threads_by_day"]))
-        return ThreadUsage(tuple(largest), by_month(days))
+        days = self.database.read(lambda: fetch_rows(self._sql["count_threads_by_day"]))
+        return ThreadUsage(tuple(largest), sum_by_month(days))
 
-    ausage = awaited(usage)
+    ausage = make_async_twin(usage)
 
     # -- changing threads as a whole
 
@@ -331,7 +331,7 @@ class Checkpointer(CheckpointSaver):
         """
         self._maintenance.delete_threads([thread_id])
 
-    adelete_thread = awaited(delete_thread)
+    adelete_thread = make_async_twin(delete_thread)
 
     def delete_for_runs(self, run_ids: Sequence[str], *, thread_id: str | None = None) -> None:
         """Remove every checkpoint, with its writes, whose metadata names one of these runs.
@@ -350,7 +350,7 @@ class Checkpointer(CheckpointSaver):
     async def adelete_for_runs(
         self, run_ids: Sequence[str], *, thread_id: str | None = None
     ) -> None:
-        """See `delete_for_runs`."""  # by hand: of `awaited` mypy would take langgraph's signature
+        """See `delete_for_runs`."""  # not `make_async_twin`: mypy would use another signature
         await asyncio.to_thread(self.delete_for_runs, run_ids, thread_id=thread_id)
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
@@ -386,7 +386,7 @@ class Checkpointer(CheckpointSaver):
         report = self._maintenance.write(thread_id, lambda: erase_from_thread(*parts))
         return replace(report, scrubbed=self.database.scrub())
 
-    aerase = awaited(erase)
+    aerase = make_async_twin(erase)
 
     def removals(self, thread_id: str) -> int:
         """Return the number of erasures from a thread and of deletions of a thread with this id.
@@ -397,7 +397,7 @@ class Checkpointer(CheckpointSaver):
         thread_id = check_thread_id(thread_id)
         return self.database.read(lambda: self._removals.count_removals(thread_id))
 
-    aremovals = awaited(removals)
+    aremovals = make_async_twin(removals)
 
     def removed(
         self, thread_id: str, messages: Sequence[BaseMessage], *, since: int | RunnableConfig
@@ -420,7 +420,7 @@ class Checkpointer(CheckpointSaver):
         )
         return self._read(lambda: find_erased(self._reader, thread_id, messages, number))
 
-    aremoved = awaited(removed)
+    aremoved = make_async_twin(removed)
 
     def said_after(
         self,
@@ -452,7 +452,7 @@ class Checkpointer(CheckpointSaver):
         what = thread_id, channel, ids, after, config
         return self._read(lambda: find_said_after(self._reader, self._run_starts, *what))
 
-    asaid_after = awaited(said_after)
+    asaid_after = make_async_twin(said_after)
 
     def copy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
@@ -473,7 +473,7 @@ class Checkpointer(CheckpointSaver):
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
     ) -> None:
-        """See `copy_thread`."""  # by hand: of `awaited` mypy would take langgraph's signature
+        """See `copy_thread`."""  # not `make_async_twin`: mypy would use another signature
         await asyncio.to_thread(
             self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
         )
@@ -492,7 +492,7 @@ class Checkpointer(CheckpointSaver):
         """
         self._maintenance.prune(thread_ids, strategy)
 
-    aprune = awaited(prune)
+    aprune = make_async_twin(prune)
 
     def retain(
         self, rule: Retention, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
@@ -506,7 +506,7 @@ class Checkpointer(CheckpointSaver):
         """
         return self._maintenance.retain(rule, thread_ids, dry_run=dry_run)
 
-    aretain = awaited(retain)
+    aretain = make_async_twin(retain)
 
     def delete_idle(
         self, before: datetime, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
@@ -526,7 +526,7 @@ class Checkpointer(CheckpointSaver):
         before = check_moment("before", before)
         return self._maintenance.delete_idle(before, thread_ids, dry_run=dry_run)
 
-    adelete_idle = awaited(delete_idle)
+    adelete_idle = make_async_twin(delete_idle)
 
     def rewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
         """Make an older checkpoint the head. Nothing is deleted.
@@ -535,10 +535,10 @@ class Checkpointer(CheckpointSaver):
             UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        if not self.database.write(lambda: self._writer.rewind(at), exclusive=(thread_id,)):
+        if not self.database.write(lambda: self._writer.rewind(at), exclusive_names=(thread_id,)):
             raise missing(at._replace(checkpoint_id=checkpoint_id))
 
-    arewind = awaited(rewind)
+    arewind = make_async_twin(rewind)
 
     def import_from(
         self,

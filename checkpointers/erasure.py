@@ -81,7 +81,7 @@ from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.said import unsay
 from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
-from perdure.storage.flow import ALL, Flow, Row
+from perdure.storage.flow import NO_LIMIT, Flow, Row
 
 _MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
 _SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was sent at a place
@@ -117,16 +117,16 @@ def _erase_messages(
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
-    of_runs = rows[0][0], 0, ALL
+    of_runs = rows[0][0], 0, NO_LIMIT
     yield [reader.sql("stop_storing_events", *of_runs), reader.sql("mark_erased", rows[0][0])]
-    events = len((yield reader.sql("drop_events", *of_runs, ALL)))
+    events = len((yield reader.sql("drop_events", *of_runs, NO_LIMIT)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
     if not eraser.remover.found:
         yield from eraser.untitle()
         if events:
-            yield from maintenance.database.scrub_wanted()
+            yield from maintenance.database.request_scrub()
         return ErasureReport(events=events)
     views = yield from _drop_views(reader, maintenance, thread_id, rows[0][0])
     eraser.settle()
@@ -140,7 +140,7 @@ def _erase_messages(
     yield reader.sql("mark_rows_removed", rows[0][0])
     yield from unsay(reader.sql, rows[0][0])
     yield from eraser.untitle()
-    yield from maintenance.database.scrub_wanted()
+    yield from maintenance.database.request_scrub()
     hashes = sorted(
         {hash_message(reader.seal.hash_key, message) for message in eraser.remover.removed.values()}
     )
@@ -178,7 +178,7 @@ def _erase_thread(
                 if isinstance(value, BaseMessage):
                     hashes.add(hash_message(reader.seal.hash_key, value))
     report = yield from maintenance.delete_thread(thread_id)
-    yield from maintenance.database.scrub_wanted()
+    yield from maintenance.database.request_scrub()
     counts = report.checkpoints, report.items
     erased = ErasureReport(*counts, tuple(sorted(hashes)))
     return replace(erased, runs=report.runs, events=report.events, crons=report.crons)
@@ -320,7 +320,7 @@ class _Eraser:
                 yield self.sql("drop_cron", row[0])
                 self.crons += 1
         for run_id, sealed in (yield self.sql("webhooks_of_thread", self.thread_id)):
-            told = json.loads(self.seal.open(sealed, ("webhook", run_id)))
+            told = json.loads(self.seal.unseal(sealed, ("webhook", run_id)))
             if self.remover.without(told, where) is not told and not self._looking:
                 yield self.sql("drop_webhook", run_id)
 

@@ -25,7 +25,7 @@ from perdure.checkpointers.records import key_range, unpack_id
 from perdure.checkpointers.reports import ImportReport
 from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
 from perdure.settings import is_dsn
-from perdure.storage.flow import Flow, Row, Statement, rows_of
+from perdure.storage.flow import Flow, Row, Statement, fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
@@ -111,7 +111,7 @@ class _SQLiteFile:
         self.path, self.close = self._file.path, self._file.close
 
     def read_rows(self, sql: str, *params: Any) -> list[Row]:
-        return self._file.read(partial(rows_of, sql, *params))
+        return self._file.read(partial(fetch_rows, sql, *params))
 
     def iter_thread_ids(self) -> Iterator[str]:
         self._file.read(self._build_writes_sql)

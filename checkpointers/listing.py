@@ -25,7 +25,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import Flow, Row, fetch_rows
 
 _PAGE: Final = 256  # rows read at once
 _LOW: Final = 0xFFFFFFFF
@@ -85,7 +85,7 @@ class Listing:
     def thread_ids(self) -> Iterator[str]:
         """Every thread, in the order they came."""
         last = 0
-        while rows := self.read(partial(rows_of, self.sql["thread_ids"], last, _PAGE)):
+        while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last, _PAGE)):
             for thread, thread_id, indexed in rows:
                 if indexed != thread:
                     raise damaged_index(f"thread {thread}")
@@ -178,14 +178,14 @@ class Listing:
 
         if at.checkpoint_id is not None:
             sql = self.sql["find_checkpoint"], namespace, pack_id(at.checkpoint_id)
-            rows = [row for row in self.read(lambda: rows_of(*sql)) if row[0] & _LOW < stop]
+            rows = [row for row in self.read(lambda: fetch_rows(*sql)) if row[0] & _LOW < stop]
             yield from ((row[0] & _LOW, at, row) for row in rows if fits(row))
             return
         head_key = row_key(namespace, head) if 0 < head < stop else None
         for number, row in enumerate(self._rows(namespace, stop, where, fits)):
             seq = row[0] & _LOW
             if number == 0 and head_key not in (None, row[0]):
-                heads = self.read(lambda: rows_of(self.sql["checkpoint_row"], head_key))
+                heads = self.read(lambda: fetch_rows(self.sql["checkpoint_row"], head_key))
                 yield from ((seq, at, head_row) for head_row in heads if fits(head_row))
             if number == 0 or row[0] != head_key:
                 yield seq, at, row

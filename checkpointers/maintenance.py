@@ -47,7 +47,7 @@ from perdure.checkpointers.threads import ThreadReader
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
-from perdure.storage.flow import ALL, Flow, Row, Statement
+from perdure.storage.flow import NO_LIMIT, Flow, Row, Statement
 
 T = TypeVar("T")
 
@@ -173,11 +173,11 @@ class Maintenance:
             if done.checkpoints < PRUNE_BATCH:
                 return total
 
-    def write(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
+    def write(self, thread_id: str, make_flow: Callable[[], Flow[T]]) -> T:
         """Remove parts of a thread, which makes its cache stale."""
         forget = self.reader.cache.drop_thread
         return self.database.write(
-            make, lambda _: forget(thread_id), exclusive=(thread_id,), removes=True
+            make_flow, lambda _: forget(thread_id), exclusive_names=(thread_id,), deletes_rows=True
         )
 
     def untitled(self, thread_id: str, *, of_metadata: bool = False) -> Flow[None]:
@@ -219,7 +219,7 @@ class Maintenance:
         if not runs:
             return PruneReport(checkpoints, items, 1, size)
         gone = yield self.sql("drop_runs", thread)
-        events = yield self.sql("drop_events", thread, 0, ALL, ALL)
+        events = yield self.sql("drop_events", thread, 0, NO_LIMIT, NO_LIMIT)
         crons = yield self.sql("drop_crons", thread_id)
         yield self.sql("drop_webhooks", thread_id)
         return PruneReport(checkpoints, items, 1, size, len(gone), len(events), len(crons))
@@ -236,7 +236,7 @@ class Maintenance:
 
     def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
         """Remove the checkpoints of a namespace and their writes; returns how many there were."""
-        rows = yield self.sql("checkpoints_page", *key_range(namespace), ALL)
+        rows = yield self.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
         for row in rows:
             try:
                 metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.flow import Flow, Statement, fetch_rows
 
 _FIND: Final = "SELECT value FROM settings WHERE name = 'owners'"
 _ADD: Final = "INSERT INTO settings (name, value) VALUES ('owners', ?) ON CONFLICT DO NOTHING"
@@ -29,7 +29,7 @@ def record_organisations(saver: Checkpointer) -> None:
 
 def read_record() -> Flow[bool]:
     """Read whether the record exists."""
-    return bool((yield from rows_of(_FIND)))
+    return bool((yield from fetch_rows(_FIND)))
 
 
 def add_record() -> Flow[None]:

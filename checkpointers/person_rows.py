@@ -24,7 +24,7 @@ from perdure.checkpointers.records import CronRow, LiveRun, RunRow, decrypt_cron
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import Flow, Row, fetch_rows
 
 _PAGE: Final = 1_000  # rows of runs that one statement reads
 _END_OF_TIME: Final = 1e18  # seconds since 1970, so that all delayed runs count as due
@@ -124,7 +124,7 @@ class PersonRows:
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
         sql = f"{self._sql['newest_runs']} {order}"
         while True:
-            rows = self._database.read(partial(rows_of, sql, _PAGE, start))
+            rows = self._database.read(partial(fetch_rows, sql, _PAGE, start))
             runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own])
             sent_runs += [run for run in runs if self._is_own(run)]
             if len(rows) < _PAGE:
@@ -163,7 +163,7 @@ class PersonRows:
         for assistant_id, version, _, _, content, *_ in self._read_rows("latest_versions"):
             with suppress(CorruptRecord):
                 row_place = assistant_place(assistant_id, version)
-                fields = json.loads(self._seal.open(content, row_place))
+                fields = json.loads(self._seal.unseal(content, row_place))
                 if (fields.get("metadata") or {}).get("owner") == self.user:
                     assistant_ids.append(str(assistant_id))
         return assistant_ids
@@ -173,7 +173,7 @@ class PersonRows:
         run_ids = []
         for run_id, content in self._read_rows("webhooks_without_thread"):
             with suppress(CorruptRecord):
-                webhook = json.loads(self._seal.open(content, ("webhook", run_id)))
+                webhook = json.loads(self._seal.unseal(content, ("webhook", run_id)))
                 if (webhook.get("person") or webhook.get("user")) == self.user:
                     run_ids.append(str(run_id))
         return run_ids
@@ -210,7 +210,7 @@ class PersonRows:
     def _read_rows(self, name: str, *params: Any) -> list[Row]:
         """Execute the statement with this name and return its rows."""
         sql = self._sql[name]
-        return self._database.read(lambda: rows_of(sql, *params))
+        return self._database.read(lambda: fetch_rows(sql, *params))
 
     # -- writing
 
@@ -233,15 +233,15 @@ class PersonRows:
 
         def flow() -> Flow[None]:
             yield self._sql(name, *params)
-            yield from self._database.scrub_wanted()
+            yield from self._database.request_scrub()
 
-        self._database.write(flow, exclusive=(lock_id,), removes=True)
+        self._database.write(flow, exclusive_names=(lock_id,), deletes_rows=True)
 
     def cancel_run(self, run: LiveRun) -> None:
         """Cancel a run. A pending or delayed run ends at once."""
         sql = self._sql["cancel_runs"]
         params = run.thread_id, run.run_id, 1, "interrupt", time.time()
-        self._database.write(lambda: rows_of(sql, *params), exclusive=(run.thread_id,))
+        self._database.write(lambda: fetch_rows(sql, *params), exclusive_names=(run.thread_id,))
 
     def is_executing(self, run: LiveRun) -> bool:
         """Return whether a live process still executes a run."""

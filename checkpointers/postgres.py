@@ -12,12 +12,12 @@ from perdure.checkpointers.saver import serde_and_seal
 from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
-from perdure.storage.flow import load
+from perdure.storage.flow import load_sql
 from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
 
 _SQL: Final = {
-    tenants: load("perdure.checkpointers", "sqlite.sql", "postgres.sql", tenants=tenants)
+    tenants: load_sql("perdure.checkpointers", "sqlite.sql", "postgres.sql", tenants=tenants)
     for tenants in (False, True)
 }
 

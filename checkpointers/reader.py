@@ -60,7 +60,7 @@ from perdure.checkpointers.status import TaskWrite, needs_value, thread_status
 from perdure.checkpointers.values import DeltaSnapshot, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import ALL, Flow, Last, NamedSQL, Row, Statement
+from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Statement
 
 PAGE: Final = 1024  # items read at once
 _BLOCK: Final = 256  # keys that a process takes at once
@@ -103,7 +103,7 @@ class CheckpointReader:
             if key is not None:
                 statement = self.sql("checkpoint_row_with_keys", at.thread_id, key)
             if alone:
-                [rows] = yield Last([statement])
+                [rows] = yield LastRequest([statement])
             else:
                 rows, holds = yield from self.with_newest(at.thread_id, statement)
         if not rows and at.checkpoint_id is not None:
@@ -157,7 +157,7 @@ class CheckpointReader:
         kept = self._kept_head(at) if key is None else None
         if kept is not None:
             # if the thread has this head after them, they are its writes
-            rows, heads = yield Last(
+            rows, heads = yield LastRequest(
                 [self._writes_of(kept), self.sql("head_with_keys", at.thread_id, at.checkpoint_ns)]
             )
             of = kept.thread
@@ -330,7 +330,7 @@ class CheckpointReader:
 
     def rows(self, thread_id: str, ns: str, namespace: int) -> Flow[Iterator[tuple[Row, Snapshot]]]:
         """All checkpoints of a namespace, newest first, their ranges as written."""
-        rows = yield self.sql("checkpoints_page", *key_range(namespace), ALL)
+        rows = yield self.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
         yield from self.check_complete(len(rows), *key_range(namespace))
         return ((row, self.open_row(thread_id, ns, row)) for row in rows)
 
@@ -540,7 +540,7 @@ class CheckpointReader:
                     f"{log.name!r} are in the log; restore it from a backup"
                 )
             bodies = [body for _, body in rows]
-            out += self.seal.open_run(bodies, ("item", thread_id, log.name), start)
+            out += self.seal.unseal_rows(bodies, ("item", thread_id, log.name), start)
         return out
 
     # -- what a langgraph `DeltaChannel` is rebuilt from

@@ -16,8 +16,8 @@ from perdure.checkpointers.cache import Snapshot, Title, Write
 from perdure.checkpointers.manifest import ALIASES, flat
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
-from perdure.storage.encryption import Clear, LangGraphCipher, Place, Seal
-from perdure.storage.flow import AnyText, Row, stored_text
+from perdure.storage.encryption import AssociatedData, ChecksumSeal, LangGraphSeal, Seal
+from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
 
 VIEWS_NAMESPACE: Final = (
     "perdure:views"  # the namespace of what models were shown, which is no graph's
@@ -50,18 +50,18 @@ def pack_id(text: str | None) -> bytes | str | None:
     ('t-1', 16)
     """
     if text is None or len(text) != 36 or text[8:24:5] != "----" or text != text.lower():
-        return None if text is None else AnyText(text)
+        return None if text is None else TextOrBytes(text)
     try:
         packed = bytes.fromhex(text.replace("-", ""))
     except ValueError:
-        return AnyText(text)
-    return packed if len(packed) == 16 else AnyText(text)
+        return TextOrBytes(text)
+    return packed if len(packed) == 16 else TextOrBytes(text)
 
 
 @lru_cache(maxsize=1024)
 def unpack_id(stored: bytes | str | None) -> str | None:
     """The id that `pack_id` was given."""
-    stored = stored_text(stored)
+    stored = decode_text_or_bytes(stored)
     if not isinstance(stored, bytes):
         return stored and str(stored)
     text = stored.hex()
@@ -85,7 +85,7 @@ def next_log_positions(last: int | None, last_alias: int | None) -> list[tuple[i
     return [(0, items), (ALIASES, aliases)]
 
 
-def item_associated_data(thread_id: str, channel: str, position: int) -> Place:
+def item_associated_data(thread_id: str, channel: str, position: int) -> AssociatedData:
     """The data that binds an item to its row."""
     return ("item", thread_id, channel, position)
 
@@ -149,7 +149,7 @@ def select_lineage(rows: Sequence[Row], key: int) -> list[Row]:
 # -- rows as they are sealed
 
 
-def checkpoint_associated_data(thread_id: str, ns: str, row: Row) -> Place:
+def checkpoint_associated_data(thread_id: str, ns: str, row: Row) -> AssociatedData:
     """The data that binds a checkpoint to its row, all of it, with the ids as texts."""
     key, uid, parent, began, put_at = row[:5]
     return ("checkpoint", thread_id, ns, uid, parent, key, began, repr(put_at))
@@ -196,7 +196,7 @@ def transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def encrypt_writes(seal: Seal, at: Place, writes: list[Write]) -> bytes:
+def encrypt_writes(seal: Seal, at: AssociatedData, writes: list[Write]) -> bytes:
     """The body of the row that has what one task wrote.
 
     It is bound to `at`: thread, namespace, checkpoint, task, and the path that orders tasks.
@@ -219,7 +219,7 @@ def decrypt_item(
 ) -> tuple[int, bytes]:
     """The position and the content of an item, from its row."""
     position = key & 0xFFFFFFFF
-    return position, seal.open(body, item_associated_data(thread_id, channel, position))
+    return position, seal.unseal(body, item_associated_data(thread_id, channel, position))
 
 
 # -- what lists tell of a thread, which stands in its row
@@ -268,13 +268,15 @@ def build_search_keys(
     These are the tags of all texts and numbers in the metadata and, without a key, the id and the
     title with their case folded. Rows that are found are compared with what was asked for.
     """
-    if isinstance(seal, LangGraphCipher):
+    if isinstance(seal, LangGraphSeal):
         return None
     numbers = [*islice(iter_nested_tags(seal, metadata), _MOST_TAGS + 1)]
     if len(numbers) > _MOST_TAGS:
         return None
     tags = b"".join(number.to_bytes(8, "big", signed=True) for number in numbers)
-    return tags + (fold_search_text(f"{thread_id}\0{title}") if isinstance(seal, Clear) else b"")
+    return tags + (
+        fold_search_text(f"{thread_id}\0{title}") if isinstance(seal, ChecksumSeal) else b""
+    )
 
 
 def fold_search_text(text: str) -> bytes:
@@ -330,7 +332,7 @@ def decrypt_client_metadata(
     """What `encrypt_client_metadata` was given; None: the server knows nothing of the thread."""
     if stored is None:
         return None
-    return ClientMetadata(*json.loads(seal.open(stored, ("client", thread_id))))
+    return ClientMetadata(*json.loads(seal.unseal(stored, ("client", thread_id))))
 
 
 # -- runs of the server
@@ -384,7 +386,7 @@ def decrypt_run(seal: Seal, row: Row) -> RunRow:
     """
     live, (created_at, updated_at, *sealed, not_before) = LiveRun(*row[:9]), row[9:]
     about, error, request = [
-        None if data is None else json.loads(seal.open(data, place))
+        None if data is None else json.loads(seal.unseal(data, place))
         for data, place in zip(sealed, _run_associated_data(live), strict=True)
     ]
     return RunRow(live, created_at, updated_at, about, error, request, not_before)
@@ -419,7 +421,7 @@ def decrypt_events(
     )
 
 
-def _run_associated_data(live: LiveRun) -> list[Place]:
+def _run_associated_data(live: LiveRun) -> list[AssociatedData]:
     return [(name, live.thread_id, live.run_id) for name in ("about", "error", "request")]
 
 
@@ -456,7 +458,7 @@ def decrypt_cron(seal: Seal, row: Row) -> CronRow:
     Raises:
         CorruptRecord: It was damaged or tampered with.
     """
-    return CronRow(*row)._replace(content=json.loads(seal.open(row[5], ("cron", row[0]))))
+    return CronRow(*row)._replace(content=json.loads(seal.unseal(row[5], ("cron", row[0]))))
 
 
 def encrypt_cron(seal: Seal, cron: CronRow) -> bytes:
@@ -464,9 +466,9 @@ def encrypt_cron(seal: Seal, cron: CronRow) -> bytes:
     return seal.seal(json.dumps(cron.content, default=str).encode(), ("cron", cron.cron_id))
 
 
-def _decrypt_and_unpack(seal: Seal, body: bytes, place: Place) -> Any:
+def _decrypt_and_unpack(seal: Seal, body: bytes, place: AssociatedData) -> Any:
     try:
-        return unpack(seal.open(body, place))
+        return unpack(seal.unseal(body, place))
     except ValueError as exc:
         raise CorruptRecord(
             f"the row {place!r} cannot be read back ({exc}): it is damaged"

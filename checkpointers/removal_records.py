@@ -26,7 +26,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.address import REMOVALS_KEY
 from perdure.checkpointers.values import pack, unpack
-from perdure.storage.encryption import Place, Seal
+from perdure.storage.encryption import AssociatedData, Seal
 from perdure.storage.flow import Flow, NamedSQL
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RemovalRecords:
             yield self.sql("add_removal_key", self._seal_key(secrets.token_bytes(_KEY_BYTES)))
             rows = yield self.sql("removal_key")
         if rows:
-            self.key = self.seal.open(rows[0][0], _KEY_PLACE)
+            self.key = self.seal.unseal(rows[0][0], _KEY_PLACE)
 
     def replace_key(self, key: bytes) -> Flow[None]:
         """Store the key of another database whose records were copied into this one."""
@@ -141,7 +141,7 @@ class RemovalRecords:
         rows = yield self.sql("removals_since", thread, number)
         out = []
         for newer, body in rows:
-            checkpoints, texts = unpack(self.seal.open(body, record_place(thread, newer)))
+            checkpoints, texts = unpack(self.seal.unseal(body, record_place(thread, newer)))
             ids = None if checkpoints is None else frozenset(_split_hashes(checkpoints))
             out.append(RemovalRecord(ids, texts))
         return out
@@ -190,7 +190,7 @@ class RemovalRecords:
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
             place = record_place(thread, number)
-            checkpoints, hashed = unpack(self.seal.open(body, place))
+            checkpoints, hashed = unpack(self.seal.unseal(body, place))
             both = {kind: sorted({*hashed.get(kind, ()), *some}) for kind, some in hashes.items()}
             if {**hashed, **both} != hashed:
                 sealed = self.seal.seal(pack([checkpoints, {**hashed, **both}]), place)
@@ -239,7 +239,7 @@ class RemovalRecords:
         return self.loaded.get((control_of(runtime), thread_id), number), True
 
 
-def record_place(thread: bytes, number: int) -> Place:
+def record_place(thread: bytes, number: int) -> AssociatedData:
     """Return the associated data that binds an encrypted removal record to its row."""
     return "removal", thread.hex(), number
 

@@ -27,14 +27,14 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.server_table import ServerTable
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery, append_conditions
 from perdure.errors import UnknownThread
-from perdure.storage.flow import ALL, Flow, Last, Statement, rows_of
+from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, Statement, fetch_rows
 
 RunState = Literal["delayed", "pending", "running", "success", "error", "interrupted"]
 LIVE_STATES: Final[tuple[RunState, ...]] = ("delayed", "pending", "running")
 MAX_ENDED_RUNS: Final = 100
 """The number of runs, counted back from the newest one, whose rows a thread keeps. Older runs are
 deleted when they have ended."""
-ALL_RUNS: Final = (0, ALL)
+ALL_RUNS: Final = (0, NO_LIMIT)
 """The range of run numbers that contains all runs of a thread."""
 EVENT_RETENTION_S: Final = 3600
 """The number of seconds after the end of a run during which its events are stored."""
@@ -111,9 +111,9 @@ class RunTable(ServerTable):
                 cron, next_at = due_cron  # the transaction of the run also advances its cron
                 if not (yield self._sql("advance_cron", next_at, cron.cron_id, cron.next_at)):
                     return [], []
-            return (yield Last([*cancel, accept, list_live]))
+            return (yield LastRequest([*cancel, accept, list_live]))
 
-        *_, inserted, ids = await self._database.awrite(flow, exclusive=(live.thread_id,))
+        *_, inserted, ids = await self._database.awrite(flow, exclusive_names=(live.thread_id,))
         if inserted:
             thread, seq, status = inserted[0]
             live = live._replace(thread_key=thread, seq=seq, status=status)
@@ -165,7 +165,7 @@ class RunTable(ServerTable):
         follow_up = [
             self._sql("claim_next_run", now, run.owner, run.thread_key),
             self._sql("drop_old_runs", run.thread_key, run.seq - MAX_ENDED_RUNS),
-            self._sql("drop_events", run.thread_key, 0, run.seq - MAX_ENDED_RUNS, ALL),
+            self._sql("drop_events", run.thread_key, 0, run.seq - MAX_ENDED_RUNS, NO_LIMIT),
         ]
         results = await self._write_statements([*end, *follow_up], (run.thread_id,))
         ended_rows = results[0 if status == "rolled back" else len(end) - 1]
@@ -184,11 +184,11 @@ class RunTable(ServerTable):
                 about, *_ = encrypt_run(
                     self._seal, run, ({**stored.about, "person": person}, None, None)
                 )
-                yield Last(
+                yield LastRequest(
                     [self._sql("set_run_details", about, run.thread_key, run.seq, run.owner)]
                 )
 
-        await self._database.awrite(flow, exclusive=(run.thread_id,))
+        await self._database.awrite(flow, exclusive_names=(run.thread_id,))
 
     async def start_delayed_run(self, run: LiveRun, owner: str, cancel_action: str | None) -> None:
         """Queue a delayed run whose time has come, unless another process has done so.
@@ -208,7 +208,7 @@ class RunTable(ServerTable):
                 if status == "delayed":
                     yield [*cancel, self._sql("start_delayed_run", owner, time.time(), *key)]
 
-        await self._database.awrite(flow, exclusive=(run.thread_id,))
+        await self._database.awrite(flow, exclusive_names=(run.thread_id,))
 
     async def delete_ended_run(self, run: LiveRun) -> None:
         """Delete a run with its events, if the run has ended."""
@@ -352,7 +352,7 @@ class RunTable(ServerTable):
                 statement
                 for thread, seq in old_runs
                 for statement in (
-                    self._sql("drop_events", thread, seq, seq, ALL),
+                    self._sql("drop_events", thread, seq, seq, NO_LIMIT),
                     self._sql("stop_storing_events", thread, seq, seq),
                 )
             ]
@@ -414,5 +414,5 @@ class RunTable(ServerTable):
             conditions.append((is_status, [status]))
         sql, params = append_conditions(self._sql["newest_runs"], conditions)
         sql += " ORDER BY r.created_at DESC, r.thread_key, r.seq DESC LIMIT ? OFFSET ?"
-        rows = await self._database.aread(lambda: rows_of(sql, *params, limit, offset))
+        rows = await self._database.aread(lambda: fetch_rows(sql, *params, limit, offset))
         return [(decrypt_run(self._seal, row[:-1]), bool(row[-1])) for row in rows]

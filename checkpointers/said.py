@@ -112,7 +112,7 @@ def advance(sql: NamedSQL, steps: Sequence[tuple[str, ReadThread, ReadThread]]) 
             yield from unsay(sql, before.thread)
     kept = [(to.thread, to.stamp, to.position, to.path) for _, _, to in compress(steps, done)]
     if kept:
-        yield Statement(sql["set_transcript_progress"], kept, many=True)
+        yield Statement(sql["set_transcript_progress"], kept, execute_many=True)
     return done
 
 

@@ -63,8 +63,8 @@ from perdure.checkpointers.stored_types import NO_TYPES, Aliases, StoredType, St
 from perdure.checkpointers.values import Allowlist, Continuation
 from perdure.checkpointers.writer import CheckpointWriter
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.storage.database import Database, DatabaseOwner, Watch, awaited
-from perdure.storage.encryption import Clear, LangGraphCipher, Seal, agree_on_key, seal_for
+from perdure.storage.database import Database, DatabaseOwner, Watch, make_async_twin
+from perdure.storage.encryption import ChecksumSeal, LangGraphSeal, Seal, bind_seal, build_seal
 from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import short_switch_interval
 
@@ -118,7 +118,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _load_keys(self) -> Flow[None]:
         """Check the encryption key of the database, and read the key of its removal records."""
         database, read_only = self.database, self.database.read_only
-        yield from agree_on_key(self._seal, database.path, database.tenant, read_only=read_only)
+        yield from bind_seal(self._seal, database.path, database.tenant, read_only=read_only)
         yield from self._removals.load_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
@@ -152,12 +152,12 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if self._reader.is_kept(at, OFF_LOOP_ITEMS):
             epoch = self.database.epoch(self._watch)
             if epoch is None:
-                epoch = await self.database.epoch_soon(self._watch)
+                epoch = await self.database.wait_for_epoch(self._watch)
             checkpoint = self._at_hand(at, epoch)
         else:
             checkpoint = None
         if checkpoint is None:
-            checkpoint = await self.database.in_thread(
+            checkpoint = await self.database.run_in_thread(
                 lambda: self._read(lambda: self._get(at, config))
             )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
@@ -229,7 +229,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
         listed = self.list(config, filter=filter, before=before, limit=limit)
-        while (item := await self.database.in_thread(lambda: next(listed, None))) is not None:
+        while (item := await self.database.run_in_thread(lambda: next(listed, None))) is not None:
             yield item
 
     def get_delta_channel_history(
@@ -238,7 +238,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """The writes of each channel up to a checkpoint, and the value before them."""
         return self._read(lambda: self._reader.delta_history(address(config), channels))
 
-    aget_delta_channel_history = awaited(get_delta_channel_history)
+    aget_delta_channel_history = make_async_twin(get_delta_channel_history)
 
     # -- writing
 
@@ -393,7 +393,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             if items <= OFF_LOOP_ITEMS:
                 job = self._writer.job(put)
             else:
-                job = await self.database.in_thread(lambda: self._writer.job(put))
+                job = await self.database.run_in_thread(lambda: self._writer.job(put))
             if writes is not None:
                 job = job._replace(make=writes.checked(job.make))
             if isinstance(put, TaskWrites) and put.task == NULL_TASK:
@@ -412,7 +412,7 @@ def serde_and_seal(
     aliases: Aliases = (),
 ) -> tuple[SerializerProtocol, Seal, StoredTypes]:
     """Return the serializer, the encryption and the stored types for the options of `open`."""
-    seal, known = seal_for(key), StoredTypes(types, aliases)
+    seal, known = build_seal(key), StoredTypes(types, aliases)
     if serde is None:
         names = [name_of(t) if isinstance(t, type) else t for t in allow]
         names += [*map(name_of, known.classes), *([] if strict else [Allowlist.LOADED])]
@@ -425,13 +425,13 @@ def serde_and_seal(
         )
     if not isinstance(serde, EncryptedSerializer):
         return serde, seal, known
-    if not isinstance(seal, Clear):
+    if not isinstance(seal, ChecksumSeal):
         raise ConfigurationError(
             "both a key and an EncryptedSerializer are given; take one of them: key= (or "
             "PERDURE_KEY) also binds each row to its place"
         )
     # its ciphertext differs each time; what is compared is the plain text within
-    return serde.serde, LangGraphCipher(serde.cipher), known
+    return serde.serde, LangGraphSeal(serde.cipher), known
 
 
 def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:

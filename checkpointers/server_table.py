@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.storage.flow import Flow, Last, Row, Statement, rows_of
+from perdure.storage.flow import Flow, LastRequest, Row, Statement, fetch_rows
 
 
 class ServerTable:
@@ -18,7 +18,7 @@ class ServerTable:
     async def _read_rows(self, name: str, *params: Any) -> list[Row]:
         """Execute the statement with this name and return its rows."""
         sql = self._sql[name]
-        return await self._database.aread(lambda: rows_of(sql, *params), snapshot=False)
+        return await self._database.aread(lambda: fetch_rows(sql, *params), snapshot=False)
 
     async def _write_statements(
         self, statements: list[Statement], exclusive: Sequence[str] | None, *, removes: bool = False
@@ -29,6 +29,6 @@ class ServerTable:
         """
 
         def flow() -> Flow[list[list[Row]]]:
-            return (yield Last(statements))  # type: ignore[no-any-return]
+            return (yield LastRequest(statements))  # type: ignore[no-any-return]
 
-        return await self._database.awrite(flow, exclusive=exclusive, removes=removes)
+        return await self._database.awrite(flow, exclusive_names=exclusive, deletes_rows=removes)

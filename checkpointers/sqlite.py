@@ -14,12 +14,12 @@ from perdure.checkpointers.saver import serde_and_seal
 from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
-from perdure.storage.flow import load
+from perdure.storage.flow import load_sql
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_SQL: Final = load("perdure.checkpointers", "sqlite.sql")
+_SQL: Final = load_sql("perdure.checkpointers", "sqlite.sql")
 _SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
 
 

@@ -68,7 +68,7 @@ from perdure.errors import (
     PerdureError,
     UnknownThread,
 )
-from perdure.storage.flow import ALL, Flow, Statement
+from perdure.storage.flow import NO_LIMIT, Flow, Statement
 
 _LOW: Final = 0xFFFFFFFF
 _NAMED: Final = 20  # refused threads
@@ -101,7 +101,7 @@ def said_on(
     head = yield from reader.find(Address(thread_id, "", None))
     if head is None:
         return None
-    rows = yield reader.sql("checkpoints_page", *key_range(head.namespace), ALL)
+    rows = yield reader.sql("checkpoints_page", *key_range(head.namespace), NO_LIMIT)
     trunk = {row[0] for row in select_lineage(rows, head.snapshot.key)}
     inner, log, ways = {row[2] for row in rows}, 0, list[list[int]]()
     for row in reversed(rows):
@@ -193,7 +193,7 @@ class _ThreadWriter:
                         hashed = content_hash(self.seal, key, stored) if at < ALIASES else 0
                         body = self.seal.seal(stored, item_associated_data(self.target, name, at))
                         rows.append((row_key(key, at), hashed, times[at], body))
-                    yield Statement(self.sql["add_item"], rows, many=True)
+                    yield Statement(self.sql["add_item"], rows, execute_many=True)
 
     def write_namespace(self, records: NamespaceRecords) -> Flow[None]:
         ns, head, checkpoints, writes = records
@@ -274,7 +274,7 @@ def copy_thread(
             yield reader.sql("mark_rows_removed", new)
         return keys
 
-    maintenance.database.write(flow, reader.cache.keys.refill, exclusive=(source, target))
+    maintenance.database.write(flow, reader.cache.keys.refill, exclusive_names=(source, target))
 
 
 # -- merging
@@ -499,4 +499,4 @@ class Merge:
                 reader.cache.keys.refill(keys)
             reader.cache.drop_thread(target)
 
-        return self.target.database.write(flow, committed, exclusive=(target,))
+        return self.target.database.write(flow, committed, exclusive_names=(target,))

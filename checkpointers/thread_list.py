@@ -31,9 +31,9 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.reports import Retention, ThreadHead, ThreadStatus
 from perdure.checkpointers.status import IDLE
 from perdure.checkpointers.thread_copy import copy_thread
-from perdure.storage.database import awaited
-from perdure.storage.encryption import Clear, LangGraphCipher
-from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement, rows_of
+from perdure.storage.database import make_async_twin
+from perdure.storage.encryption import ChecksumSeal, LangGraphSeal
+from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement, fetch_rows
 
 T = TypeVar("T")
 RunStatus = Literal["idle", "busy", "interrupted", "error"]
@@ -198,23 +198,23 @@ class ThreadList:
         """
         return self._database.read(lambda: self._search_pages(query, match, limit, offset))
 
-    asearch = awaited(search)
+    asearch = make_async_twin(search)
 
     def get(self, thread_id: str) -> ListedThread | None:
         """Return a thread, or None if it does not exist."""
         return self._database.read(lambda: self._read_thread(thread_id))
 
-    aget = awaited(get)
+    aget = make_async_twin(get)
 
     def count(self, query: ThreadQuery) -> int:
         """Return the number of threads that match the SQL conditions of a query."""
         sql, params = append_conditions(
             self._sql["count_listed_threads"], self.build_conditions(query)
         )
-        ((count,),) = self._database.read(lambda: rows_of(sql, *params))
+        ((count,),) = self._database.read(lambda: fetch_rows(sql, *params))
         return int(count)
 
-    acount = awaited(count)
+    acount = make_async_twin(count)
 
     def _search_pages(
         self,
@@ -257,9 +257,9 @@ class ThreadList:
             yield "t.updated_at <= ?", [query.active_until.timestamp() + 1e-6]
         if query.is_unindexed:
             yield self._sql["is_unindexed"], []
-        if query.text and isinstance(self._seal, Clear):
+        if query.text and isinstance(self._seal, ChecksumSeal):
             yield self._build_key_condition([fold_search_text(query.text)])
-        if not isinstance(self._seal, LangGraphCipher):  # rows have no search keys with this cipher
+        if not isinstance(self._seal, LangGraphSeal):  # rows have no search keys with this cipher
             tags = islice(self._iter_tags(query.metadata or {}), _MAX_TAGS)
             yield from map(self._build_key_condition, tags)
 
@@ -361,10 +361,10 @@ class ThreadList:
             set_title = self._sql("set_list_entry", None, b"", thread.key)
             sealed = encrypt_client_metadata(self._seal, thread_id, client)
             try:
-                yield Guarded(
+                yield GuardedRequest(
                     [insert, set_title, self._sql("set_client_metadata", *sealed, thread.key)]
                 )
-            except Stale:
+            except GuardFailed:
                 return False
             return True
 
@@ -373,9 +373,9 @@ class ThreadList:
                 cache.keys.refill(unused_keys)
                 cache.replace_thread(thread_id, thread)
 
-        return self._database.write(flow, update_cache, exclusive=(thread_id,))
+        return self._database.write(flow, update_cache, exclusive_names=(thread_id,))
 
-    acreate = awaited(create)
+    acreate = make_async_twin(create)
 
     def update(
         self,
@@ -415,34 +415,34 @@ class ThreadList:
                     if not seq:  # a put would have updated the time
                         yield self._sql("touch_thread", time.time(), key)
 
-        self._database.write(flow, exclusive=(thread_id,), watch=self._saver._watch)
+        self._database.write(flow, exclusive_names=(thread_id,), watch=self._saver._watch)
 
-    aupdate = awaited(update)
+    aupdate = make_async_twin(update)
 
     def count_without_ttl(self) -> int:
         """Return the number of threads that have no time to live."""
-        ((count,),) = self._database.read(lambda: rows_of(self._sql["count_without_ttl"]))
+        ((count,),) = self._database.read(lambda: fetch_rows(self._sql["count_without_ttl"]))
         return int(count)
 
     def set_ttl(self, thread_id: str, ttl: TimeToLive) -> None:
         """Set the time to live of a thread, counted from now."""
         self._write_row(thread_id, "set_ttl", ttl.minutes, time.time(), int(ttl.keeps_latest))
 
-    aset_ttl = awaited(set_ttl)
+    aset_ttl = make_async_twin(set_ttl)
 
     def delete(self, thread_id: str, *, add_removal_record: bool) -> None:
         """Delete a thread; see `Maintenance.delete_thread`."""
         self._saver._maintenance.delete_threads([thread_id], recorded=add_removal_record)
 
-    adelete = awaited(delete)
+    adelete = make_async_twin(delete)
 
     def list_expired(self, limit: int) -> list[str]:
         """Return the ids of at most `limit` expired threads that have no live run."""
         params = time.time(), "", limit
-        rows = self._database.read(lambda: rows_of(self._sql["expired_threads"], *params))
+        rows = self._database.read(lambda: fetch_rows(self._sql["expired_threads"], *params))
         return [thread_id for thread_id, _ in rows]
 
-    alist_expired = awaited(list_expired)
+    alist_expired = make_async_twin(list_expired)
 
     def delete_if_expired(self, thread_id: str) -> bool:
         """Delete a thread, or only its older checkpoints, if its time to live has ended.
@@ -466,12 +466,14 @@ class ThreadList:
             self._write_row(thread_id, "mark_latest_kept", now)
         return keeps is not None
 
-    adelete_if_expired = awaited(delete_if_expired)
+    adelete_if_expired = make_async_twin(delete_if_expired)
 
     def _write_row(self, thread_id: str, name: str, *params: Any) -> None:
         """Execute a statement that changes the row of a thread."""
         sql = self._sql[name]
-        self._database.write(lambda: rows_of(sql, *params, thread_id), exclusive=(thread_id,))
+        self._database.write(
+            lambda: fetch_rows(sql, *params, thread_id), exclusive_names=(thread_id,)
+        )
 
     def copy_thread(
         self,
@@ -486,7 +488,7 @@ class ThreadList:
             self._saver._maintenance, source, target, checkpoint_id, client, last_run_status
         )
 
-    acopy_thread = awaited(copy_thread)
+    acopy_thread = make_async_twin(copy_thread)
 
 
 def append_conditions(sql: str, where: Iterable[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:

@@ -21,7 +21,7 @@ from perdure.checkpointers.records import (
     unpack_id,
 )
 from perdure.checkpointers.threads import missing
-from perdure.storage.flow import ALL, Flow, Row
+from perdure.storage.flow import NO_LIMIT, Flow, Row
 
 _LOW: Final = 0xFFFFFFFF
 
@@ -130,7 +130,7 @@ def _read_namespace(
     reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last: int
 ) -> Flow[NamespaceRecords]:
     """Read the records of a namespace up to a place; in the root, only those that lead there."""
-    rows = yield reader.sql("checkpoints_page", *key_range(namespace), ALL)
+    rows = yield reader.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
     yield from reader.check_complete(len(rows), *key_range(namespace))
     if last != _LOW:
         rows = [row for row in rows if row[0] & _LOW <= last]

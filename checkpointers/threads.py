@@ -52,7 +52,7 @@ from perdure.checkpointers.reports import (
 from perdure.checkpointers.status import IDLE
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
-from perdure.storage.flow import ALL, Flow, Row
+from perdure.storage.flow import NO_LIMIT, Flow, Row
 
 _SOON: Final = float("inf")
 
@@ -424,7 +424,7 @@ class ThreadReader:
             keys = yield self.sql("checkpoint_keys", *key_range(namespace))
             yield from self.reader.check_complete(len(keys), *key_range(namespace))
             trunk = {key for key, *_ in select_lineage(keys, row_key(namespace, head))}
-            most = ALL if limit is None else limit
+            most = NO_LIMIT if limit is None else limit
             part = key_range(namespace) if before is None else key_range(namespace, 0, before)
             for row in (yield self.sql("checkpoints_page", *part, most)):
                 out.append((yield from self._checkpoint(thread_id, ns, row, trunk, head)))

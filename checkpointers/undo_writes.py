@@ -62,8 +62,8 @@ async def undo_writes(
     await saver.database.awrite(
         lambda: _undo(reader, thread_id, run_id, former),
         lambda _: reader.cache.drop_thread(thread_id),
-        exclusive=(thread_id,),
-        removes=True,
+        exclusive_names=(thread_id,),
+        deletes_rows=True,
     )
 
 

@@ -85,11 +85,11 @@ class WebhookTable(ServerTable):
             for content, attempts in (yield self._sql("due_webhook", run_id, now)):
                 retry_at = now + retry_delays_s[min(attempts, len(retry_delays_s) - 1)]
                 if (yield self._sql("claim_webhook", retry_at, run_id, attempts)):
-                    decrypted = self._seal.open(content, ("webhook", run_id))
+                    decrypted = self._seal.unseal(content, ("webhook", run_id))
                     return json.loads(decrypted), attempts
             return None
 
-        return await self._database.awrite(flow, exclusive=(run_id,))
+        return await self._database.awrite(flow, exclusive_names=(run_id,))
 
     async def delete(self, run_id: str) -> None:
         """Delete the webhook of a run after its delivery, or when it is given up."""

@@ -41,7 +41,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.status import NULL_TASK, is_by_update
 from perdure.storage.database import Watch
-from perdure.storage.flow import Flow, Guarded, Row, Stale, Statement
+from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
@@ -91,8 +91,8 @@ class CheckpointWriter:
         def flow() -> Flow[Commit]:
             if planned is not None:
                 try:
-                    planned.learn((yield Guarded(planned.statements)))
-                except Stale:
+                    planned.learn((yield GuardedRequest(planned.statements)))
+                except GuardFailed:
                     if isinstance(request, CheckpointPut):  # others may not be planned upon it
                         self.cache.invalidate_heads(thread_id)
                         if planned.statements[0].sql == self.sql["new_thread"]:
@@ -231,7 +231,7 @@ class CheckpointWriter:
         statements += additions.statements()
         tags = [(number, snapshot.key) for number in metadata_tags(self.seal, metadata)]
         if tags:
-            statements.append(Statement(self.sql["add_tag"], tags, many=True))
+            statements.append(Statement(self.sql["add_tag"], tags, execute_many=True))
         if thread.pending_writes or put.replayed is not None:
             statements += self._build_reference_statements(
                 put, head.namespace_key, thread, snapshot, additions

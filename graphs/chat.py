@@ -17,7 +17,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from perdure.effects import Effect, awaiting, blocking, calling
+from perdure.effects import Effect, awaiting, blocking, call_method
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory.context import UseMemories, use_memories
 from perdure.memory.extraction import remember_turns
@@ -84,7 +84,7 @@ def chat_graph(
             messages = await Effect(
                 lambda: shows(state, config), lambda: shows.acall(state, config)
             )
-        answer = await calling(chosen, "invoke", list(messages), config)
+        answer = await call_method(chosen, "invoke", list(messages), config)
         now = {**state, "messages": [*state["messages"], answer]}
         calls = isinstance(answer, AIMessage) and answer.tool_calls
         if calls and tools:
@@ -159,7 +159,7 @@ def _quiet(part: Part) -> Runnable[Any, Any]:
     """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
 
     async def updating(state: Any, config: RunnableConfig) -> Command[Any]:
-        update = await calling(part, "invoke", state, config)
+        update = await call_method(part, "invoke", state, config)
         return Command(update=list(update.items()))
 
     return RunnableLambda(blocking(updating), awaiting(updating))

@@ -279,8 +279,8 @@ class Background:
         """The report of an extraction in a thread of its own; None: it was abandoned."""
         extract = partial(self.extraction.extract, job.thread_id, job.config)
         # of daemons: an extraction that hangs must not keep the process alive
-        threads = ThreadPool(1, "perdure-extraction", lasting=False)
-        future: Future[ExtractionReport] = threads.submit(extract, awaited=False)
+        threads = ThreadPool(1, "perdure-extraction", is_permanent=False)
+        future: Future[ExtractionReport] = threads.submit(extract, is_async=False)
         end = time.monotonic() + self.pace.limit_s
         while not wait([future], min(_TICK_S[0], max(0.0, end - time.monotonic()))).done:
             if self._abandon.is_set():

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from perdure.effects import Effect, calling, run
+from perdure.effects import Effect, call_method, run
 from perdure.memory.conversation import Messages, role
 from perdure.storage.threads import ThreadPool
 
@@ -91,13 +91,13 @@ async def read_head(thread: SavedThread, messages_key: str) -> Head | None:
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
-    found: CheckpointTuple | None = await calling(thread.saver, "get_tuple", thread.config)
+    found: CheckpointTuple | None = await call_method(thread.saver, "get_tuple", thread.config)
     if found is None:
         return None
     values = found.checkpoint["channel_values"]
     if isinstance(thread.saver, Checkpointer) and not isinstance(values.get(messages_key), list):
         at = {"checkpoint_id": found.checkpoint["id"]}
-        deltas = await calling(thread.saver, "delta_values", thread.thread_id, **at)
+        deltas = await call_method(thread.saver, "delta_values", thread.thread_id, **at)
         values = {**values, **deltas}
     return Head(found, values)
 
@@ -142,7 +142,7 @@ async def store_summary(
             return False
         if now.values.get(messages_key) != head.values.get(messages_key):
             return False
-        await calling(saver, "put_writes", now.tuple.config, list(writes.items()), _NULL_TASK)
+        await call_method(saver, "put_writes", now.tuple.config, list(writes.items()), _NULL_TASK)
         return True
     finally:
         if lock is not None:
@@ -158,7 +158,7 @@ class BackgroundSummaries:
         self._jobs = set[object]()  # all jobs that have not ended
         self._changed = threading.Condition()
         self._pool, self._pid = (
-            ThreadPool(_MAX_OS_THREADS, "perdure-summary", lasting=False),
+            ThreadPool(_MAX_OS_THREADS, "perdure-summary", is_permanent=False),
             os.getpid(),
         )
 
@@ -187,7 +187,7 @@ class BackgroundSummaries:
             if _wait_for_end(thread, messages_key, last_id, is_newest):
                 summarize_thread(thread)
 
-        self._pool.submit(partial(self._run_job, key, job, summarize_after_run), awaited=None)
+        self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
 
     def _run_job(self, key: tuple[int, str], job: object, work: Callable[[], None]) -> None:
         """Run `work`, log its failure, and remove the job."""

@@ -66,7 +66,7 @@ from perdure.memory.records import (
     succeeding,
 )
 from perdure.memory.run_config import read_run_source
-from perdure.storage.database import in_event_loop
+from perdure.storage.database import is_in_event_loop
 from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.namespaces import check_key
@@ -128,7 +128,7 @@ async def written_in_turn(
     locks, turn = _locks(os.getpid()), None
     with suppress(AlreadyLocked, StorageUnavailable):  # not free in time, or held by the caller
         turn = await Effect(
-            lambda: locks.acquire(name, 0.0 if in_event_loop() else _WAIT_S),
+            lambda: locks.acquire(name, 0.0 if is_in_event_loop() else _WAIT_S),
             lambda: locks.aacquire(name, _WAIT_S),
         )
     try:

@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
-from perdure.effects import awaiting, blocking, calling
+from perdure.effects import awaiting, blocking, call_method
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, role
 from perdure.memory.counting_functions import find_largest
@@ -304,7 +304,7 @@ class UseMemories(MessagesNode):
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
         for part in self._following:
-            model_input = await calling(part, "transform_input", model_input, state, config)
+            model_input = await call_method(part, "transform_input", model_input, state, config)
         return frozenset(message.id for message in model_input.to_messages())
 
     async def _recalled(

@@ -26,7 +26,7 @@ from langgraph.store.base import BaseStore
 from perdure.checkpointers import ThreadHead
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.effects import Operation, awaiting, blocking, in_thread, run
+from perdure.effects import Operation, awaiting, blocking, run, run_in_thread
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -185,7 +185,7 @@ class Extraction:
 
         if anew:
             await pipeline.setting_back(thread_id)
-        return await in_thread(pipeline.extracting(thread_id, reads))
+        return await run_in_thread(pipeline.extracting(thread_id, reads))
 
     extract, aextract = blocking(_extract), awaiting(_extract)
 
@@ -362,7 +362,7 @@ class RememberTurns(Learner):
             pipeline = Pipeline(
                 TurnExtractor(), self.gate, _RUN, scope, guards=False, loaded=loaded
             )
-            return await in_thread(pipeline.extracting(thread_id, reads))
+            return await run_in_thread(pipeline.extracting(thread_id, reads))
         except ConfigurationError:
             raise
         except Exception as exc:

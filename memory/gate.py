@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from langgraph.store.base import GetOp
 
-from perdure.effects import Effect, computed
+from perdure.effects import Effect, run_computation
 from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment
 from perdure.memory.options import check_choice, check_instance
 from perdure.memory.records import (
@@ -169,7 +169,9 @@ class Gate:
         A candidate is not compared with the memory of its own key. The `thread` tells which
         messages later runs have brought.
         """
-        verdicts = await computed(lambda: [self._static(candidate) for candidate in candidates])
+        verdicts = await run_computation(
+            lambda: [self._static(candidate) for candidate in candidates]
+        )
         keys = [None] * len(candidates) if keys is None else keys
         judgement = _Judgement(candidates, verdicts, keys)
         await _refuse_deleted(judgement, adapter, namespace, thread)
@@ -445,7 +447,7 @@ def _answers(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict | 
         valid = verdict is None or isinstance(verdict, Verdict)
         return verdict if valid else f"returned {verdict!r:.80}, which is no answer"
 
-    return computed(lambda: [answer(candidate) for candidate in shown])
+    return run_computation(lambda: [answer(candidate) for candidate in shown])
 
 
 def _functions(name: str, functions: Any) -> tuple[Any, ...]:

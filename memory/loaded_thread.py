@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.effects import calling
+from perdure.effects import call_method
 
 
 class LoadedThread(NamedTuple):
@@ -37,7 +37,7 @@ class LoadedThread(NamedTuple):
     async def check_erased(self, messages: Sequence[BaseMessage]) -> list[bool]:
         """Return for each message whether it has been erased since the thread was loaded."""
         arguments = self.thread_id, messages
-        erased: list[bool] = await calling(self.saver, "removed", *arguments, since=self.since)
+        erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
         return erased
 
     async def is_said_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
@@ -50,7 +50,7 @@ class LoadedThread(NamedTuple):
             "config": None if isinstance(self.since, int) else self.since,
         }
         arguments = self.thread_id, message_ids, moment
-        said: list[bool] = await calling(self.saver, "said_after", *arguments, **options)
+        said: list[bool] = await call_method(self.saver, "said_after", *arguments, **options)
         return bool(said) and all(said)
 
 
@@ -93,5 +93,5 @@ async def begin_loading_thread(
     """
     if not isinstance(saver, Checkpointer):
         return None
-    since = await calling(saver, "removals", thread_id)
+    since = await call_method(saver, "removals", thread_id)
     return LoadedThread(saver, thread_id, since, channel)

@@ -13,7 +13,7 @@ from langgraph.config import get_config
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.types import Command
 
-from perdure.effects import Effect, awaiting, blocking, calling
+from perdure.effects import Effect, awaiting, blocking, call_method
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.memory.extraction import RememberTurns
 from perdure.memory.nodes import Learner, MessagesNode, View, view
@@ -105,7 +105,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
                 if (await learner.learn_from_messages(messages, state, config)) is None:
                     due.skip_turn(state)
                     return None
-        return (await calling(due, "invoke", state, config)) or None
+        return (await call_method(due, "invoke", state, config)) or None
 
     async def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
@@ -136,7 +136,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Return the request with the messages that the view shows."""
         system = [request.system_message] if request.system_message is not None else []
         given = [*system, *request.messages], request.state, config
-        shown: list[Any] = await calling(shows, "select_messages", *given)
+        shown: list[Any] = await call_method(shows, "select_messages", *given)
         first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
         rest = shown[1:] if first is not None else shown
         return request.override(system_message=first, messages=rest)
@@ -168,7 +168,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
         for learner in self._learners:
-            await calling(learner, "invoke", state, get_config())
+            await call_method(learner, "invoke", state, get_config())
         if self._summaries:
             for part in self._summaries_for(get_config()):
                 part.schedule(state)

@@ -23,7 +23,7 @@ from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, 
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.quotation import middle_out
 from perdure.memory.thread_messages import storable
-from perdure.storage.threads import ThreadPool, awaited_for, waited_for
+from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
 ModelRequest = Sequence[BaseMessage]
@@ -289,11 +289,11 @@ class ModelCall:
 
         The call runs in an OS thread of its own, so that the time limit can end the wait.
         """
-        threads = ThreadPool(1, "perdure-model", lasting=False)
+        threads = ThreadPool(1, "perdure-model", is_permanent=False)
         run = contextvars.copy_context().run
         call = partial(run, self._hide_from_stream().invoke, list(request), self.config)
         try:
-            return waited_for(threads.submit(call, awaited=False), self.timeout_s)
+            return wait_for_outcome(threads.submit(call, is_async=False), self.timeout_s)
         except GraphBubbleUp:
             raise  # a control-flow signal such as an interrupt, not a failure of the model
         except Exception as exc:
@@ -302,7 +302,7 @@ class ModelCall:
     async def _call_async(self, request: ModelRequest) -> Any:
         call = self._hide_from_stream().ainvoke(list(request), self.config)
         try:
-            return await awaited_for(call, self.timeout_s)
+            return await await_outcome(call, self.timeout_s)
         except GraphBubbleUp:
             raise
         except Exception as exc:

@@ -18,7 +18,7 @@ from langchain_core.messages import BaseMessage, SystemMessage, convert_to_messa
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from perdure.effects import awaiting, blocking, calling
+from perdure.effects import awaiting, blocking, call_method
 from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn
 from perdure.memory.exchanges import Purpose, iter_turns
@@ -160,7 +160,7 @@ class MessagesNode(Node):
 
         `state` is the state that contains the messages, or None for a plain list.
         """
-        model_input: ModelInput = await calling(
+        model_input: ModelInput = await call_method(
             self, "transform_input", ModelInput.from_messages(messages), state, config
         )
         return model_input.to_messages()
@@ -249,7 +249,7 @@ class View(MessagesNode):
     ) -> ModelInput:
         """Return the model input after the changes of all parts, in their order."""
         for part in self.parts:
-            model_input = await calling(part, "transform_input", model_input, state, config)
+            model_input = await call_method(part, "transform_input", model_input, state, config)
         return model_input
 
     transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]

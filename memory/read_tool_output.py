@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from pydantic import Field, create_model
 
 from perdure.checkpointers.records import VIEWS_NAMESPACE
-from perdure.effects import calling
+from perdure.effects import call_method
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.options import check_instance, check_text, check_whole_number
@@ -177,7 +177,7 @@ class _ThreadHistory:
     async def find_elsewhere(self, message_ids: Set[str | None]) -> ToolMessage | None:
         """Search the namespaces that have not been searched yet for one of these message ids."""
         try:
-            thread = await calling(self.saver, "thread", self.thread_id)
+            thread = await call_method(self.saver, "thread", self.thread_id)
         except UnknownThread:
             return None
         for namespace in {*thread.namespaces} - self.searched - {VIEWS_NAMESPACE}:
@@ -213,7 +213,7 @@ class _ThreadHistory:
         on_branch: ToolMessage | None = None
         before: int | None = None
         while True:
-            items = await calling(
+            items = await call_method(
                 self.saver,
                 "history",
                 self.thread_id,

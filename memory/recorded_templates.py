@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from langgraph.store.base import BaseStore, PutOp
 
-from perdure.effects import calling
+from perdure.effects import call_method
 from perdure.errors import PerdureError
 from perdure.memory.run_config import Template, Versioned
 from perdure.stores import tombstones
@@ -58,17 +58,17 @@ async def _record(store: BaseStore, labels: Namespace) -> None:
     value = {"labels": [*labels]}
     is_perdures = isinstance(store, Versioned)
     options = {"refresh_ttl": False} if is_perdures else {}
-    if await calling(store, "get", _PLACE, key, **options) is None:
+    if await call_method(store, "get", _PLACE, key, **options) is None:
         put: Any = PutOp(_PLACE, key, value, index=False)
         if is_perdures:
             put = PutItem(_PLACE, key, value, index=False, ttl=None)
-        await calling(store, "batch", [put])
+        await call_method(store, "batch", [put])
 
 
 async def read_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store."""
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
-    items = await calling(store, "search", _PLACE, limit=_LIMIT, **options)
+    items = await call_method(store, "search", _PLACE, limit=_LIMIT, **options)
     recorded, place = _cache_of(store)
     known = [tuple(map(str, item.value.get("labels", ()))) for item in items]
     return [*dict.fromkeys((*known, *(labels for at, labels in sorted(recorded) if at == place)))]

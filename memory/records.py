@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, GetOp, Item, PutOp
 from pydantic import TypeAdapter
 
-from perdure.effects import Effect, Operation, calling
+from perdure.effects import Effect, Operation, call_method
 from perdure.errors import InvalidNamespace
 from perdure.memory.options import check_instance
 from perdure.memory.recorded_templates import record_templates
@@ -259,7 +259,7 @@ class StoreAdapter:
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
         """The effect of a method of the store."""
-        return calling(self.store, method, *args, **options)
+        return call_method(self.store, method, *args, **options)
 
     async def got(
         self, namespace: Namespace, key: str, as_of: datetime | None = None

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from perdure.checkpointers.delta import COUNTERS
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
 from perdure.checkpointers.values import DeltaSnapshot
-from perdure.effects import calling
+from perdure.effects import call_method
 from perdure.errors import PerdureError, UnknownThread
 from perdure.memory import conversation
 from perdure.memory.conversation import SHORTENED
@@ -136,7 +136,7 @@ async def state_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
         place = head.config["configurable"]
         names = ("checkpoint_id", "checkpoint_ns")
         at = {name: place[name] for name in names if name in place}
-        known = await calling(saver, "delta_values", place["thread_id"], **at)
+        known = await call_method(saver, "delta_values", place["thread_id"], **at)
         values |= {name: value for name, value in known.items() if value is not None}
     return values
 
@@ -148,7 +148,7 @@ async def read_history(
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
         return await _history(saver, thread_id, channel, known)
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    head = await calling(saver, "get_tuple", config)
+    head = await call_method(saver, "get_tuple", config)
     if head is None:
         raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
     values = head.checkpoint["channel_values"].get(channel)
@@ -167,7 +167,7 @@ async def is_read_in_full(
     """
     try:
         at = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL)}
-        tail: list[HistoryItem] = await calling(saver, "history", thread_id, **at)
+        tail: list[HistoryItem] = await call_method(saver, "history", thread_id, **at)
         newest = _read(check_messages([item.value for item in tail], f"the channel {channel!r}"))
         if not tail or not mark.count:
             return not tail
@@ -193,7 +193,7 @@ async def _history(
     info = next((info for info in infos if info.is_head), None)
     uid = None if info is None else info.checkpoint_id
     at = {"channel": channel, "checkpoint_id": uid}
-    items: list[HistoryItem] = await calling(saver, "history", thread_id, **at)
+    items: list[HistoryItem] = await call_method(saver, "history", thread_id, **at)
     read = _read(check_messages([item.value for item in items], f"the channel {channel!r}"))
     messages = _latest(zip(read, (item.seen is not False for item in items), strict=True))
     untimed = [i for i, m in enumerate(messages) if m.at is None and m.id not in known]
@@ -211,7 +211,7 @@ async def _history(
 
 
 async def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
-    infos: list[CheckpointInfo] = await calling(
+    infos: list[CheckpointInfo] = await call_method(
         saver, "checkpoints", thread_id, checkpoint_ns="", limit=limit
     )
     return infos

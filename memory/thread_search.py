@@ -287,8 +287,8 @@ class SaidSearch:
                         del self._readings[owner]
 
             # of daemons: who searches does not keep the process alive
-            pool = ThreadPool(1, "perdure-thread-search", lasting=False)
-            reading.future = pool.submit(work, awaited=False)
+            pool = ThreadPool(1, "perdure-thread-search", is_permanent=False)
+            reading.future = pool.submit(work, is_async=False)
             self._readings[owner] = reading
             return reading
 
@@ -334,7 +334,7 @@ class SaidSearch:
 
         # ids of a namespace grow: who adds to one waits for others
         names = {part.thread_id for part in some} | {repr(part.after.path) for part in some}
-        self._database.write(flow, exclusive=[*names], watch=self._saver._watch)
+        self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
     def _items(self, part: _Unread) -> Iterator[PutItem]:
         label = (part.after.path or b"").decode().rstrip("\0")
@@ -460,6 +460,6 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
 
 def forget_said(saver: Checkpointer) -> None:
     """Remove what searches have kept of all threads; another search reads them again."""
-    while saver.database.write(lambda: unsay_some(saver._sql, _THREADS), removes=True):
+    while saver.database.write(lambda: unsay_some(saver._sql, _THREADS), deletes_rows=True):
         pass
     saver.database.shrink()

@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from perdure.effects import awaiting, blocking, calling, computed
+from perdure.effects import awaiting, blocking, call_method, run_computation
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn, Unit
 from perdure.memory.message_updates import (
@@ -116,7 +116,7 @@ class ClearToolOutputs(MessagesNode):
             target = [line_of.get(message.id, message) for message in merged]
             return build_messages_update(target, messages, self.messages_key)
 
-        update = await computed(build_update)
+        update = await run_computation(build_update)
         return {self.messages_key: update} if update else {}
 
     def _clear_results(self, turns: Iterator[Turn]) -> Iterator[Turn]:
@@ -198,7 +198,7 @@ async def _expand(
     """
     expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
     saver: Any = check_instance("checkpointer", checkpointer, Versioned, expected)
-    head: CheckpointTuple | None = await calling(saver, "get_tuple", config)
+    head: CheckpointTuple | None = await call_method(saver, "get_tuple", config)
     if head is None:
         configurable = config["configurable"]
         thread, checkpoint_id = (configurable.get(n) for n in ("thread_id", "checkpoint_id"))
@@ -211,7 +211,7 @@ async def _expand(
         return []
     configurable = head.config["configurable"]
     address = {name: value for name, value in configurable.items() if name in _ADDRESS_KEYS}
-    history = await calling(saver, "history", channel=messages_key, **address)
+    history = await call_method(saver, "history", channel=messages_key, **address)
     summarized, originals = set(ids), dict[str, BaseMessage]()
     for item in history:
         message = item.value

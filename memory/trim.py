@@ -20,7 +20,7 @@ from langchain_core.messages import (
 )
 from langchain_core.runnables import RunnableConfig
 
-from perdure.effects import computed
+from perdure.effects import run_computation
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
 from perdure.memory.counting_functions import find_largest
@@ -157,7 +157,7 @@ class Trim(MessagesNode):
             )
             return {self.messages_key: update} if update else {}
 
-        return await computed(build_update)
+        return await run_computation(build_update)
 
     def _fit(self, model_input: ModelInput) -> ModelInput:
         """Return the part of `model_input` that fits into the budget."""

@@ -37,7 +37,7 @@ def forget_author(
         written = parts.database.read(lambda: _find(parts, path, author))
         return _build_receipt(parts, written, hand_over=hand_over, clean=False)
     written = parts.database.write(
-        lambda: _apply(parts, path, author, hand_over=hand_over), removes=True
+        lambda: _apply(parts, path, author, hand_over=hand_over), deletes_rows=True
     )
     parts.database.read(parts.indexes.purge)
     clean = parts.database.scrub()
@@ -73,21 +73,21 @@ def _apply(parts: StoreParts, path: bytes, author: str, *, hand_over: bool) -> F
         return written
     paths = [(each,) for each in {row[1] for row in changed}]
     for statement in ("drop_index_at", "raise_changes_at"):
-        yield Statement(sql[statement], paths, many=True)
+        yield Statement(sql[statement], paths, execute_many=True)
     rewritten = changed if hand_over else written.quoting
     for row in rewritten:
         yield from _rewrite(parts, row, author, hand_over=hand_over)
     if not hand_over:
         present = [(row[0],) for row in written.own if row[6] is None]
-        yield Statement(sql["shrink_namespace"], present, many=True)
+        yield Statement(sql["shrink_namespace"], present, execute_many=True)
         ids = [(row[0],) for row in written.own]
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
-            yield sql.many(statement, ids)
+            yield sql.batch_statement(statement, ids)
     yield sql("drop_empty_namespaces", *prefix_range(path))
     yield sql("drop_index_left")
     yield from parts.writer.hush()
     yield sql("bump_setting", "erasures")
-    yield from parts.database.scrub_wanted()
+    yield from parts.database.request_scrub()
     return written
 
 

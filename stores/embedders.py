@@ -26,8 +26,8 @@ from langchain_core.embeddings import Embeddings
 from langgraph.store.base import ensure_embeddings
 
 from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
-from perdure.storage.flow import arun, run
-from perdure.storage.threads import ThreadPool, TimedOut, awaited_for, waited_for
+from perdure.storage.flow import arun_flow, run_flow
+from perdure.storage.threads import ThreadPool, TimedOut, await_outcome, wait_for_outcome
 from perdure.stores.text import split_into_chunks
 from perdure.stores.vectors import Floats, Model, check_vectors, encode_groups
 
@@ -200,7 +200,7 @@ class CheckedEmbedder:
         self._batch_size = batch_size
         self._in_process = getattr(model, "in_process", False) is True
         self._timeout_s = None if self._in_process else timeout_s
-        self._threads = ThreadPool(_MOST_THREADS, "perdure-embed", lasting=False)
+        self._threads = ThreadPool(_MOST_THREADS, "perdure-embed", is_permanent=False)
         self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
         self._lock = threading.Lock()  # of the dimensions and the cache
         self._cache: dict[tuple[str, bool], Floats] = {}  # by text and `query`; oldest use first
@@ -218,20 +218,22 @@ class CheckedEmbedder:
                 answered for the batches before is kept, so that another try is cheaper.
             ConfigurationError: `texts` is not a list of strings.
         """
-        return run(self._flow(texts, query=False), partial(self._call, self._documents))
+        return run_flow(self._flow(texts, query=False), partial(self._call, self._documents))
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
         """The same from a coroutine."""
-        return await arun(self._flow(texts, query=False), partial(self._acall, self._documents))
+        return await arun_flow(
+            self._flow(texts, query=False), partial(self._acall, self._documents)
+        )
 
     def embed_query(self, text: str) -> Floats:
         """The vector of a query: float32[dims]; raises as `embed` does."""
-        rows = run(self._flow([text], query=True), partial(self._call, self._queries))
+        rows = run_flow(self._flow([text], query=True), partial(self._call, self._queries))
         return rows[0]  # type: ignore[no-any-return]
 
     async def aembed_query(self, text: str) -> Floats:
         """The same from a coroutine."""
-        rows = await arun(self._flow([text], query=True), partial(self._acall, self._queries))
+        rows = await arun_flow(self._flow([text], query=True), partial(self._acall, self._queries))
         return rows[0]  # type: ignore[no-any-return]
 
     def clear_cache(self) -> None:
@@ -277,22 +279,22 @@ class CheckedEmbedder:
         if self._in_process:
             return self._answer(function, texts)
         with self._errors():
-            return waited_for(self._begun(function, texts, awaited=False), self._timeout_s)
+            return wait_for_outcome(self._begun(function, texts, awaited=False), self._timeout_s)
 
     async def _acall(self, function: _Function, texts: list[str]) -> Floats:
         with self._errors():
             if function.acall is None:
                 begun = self._begun(function, texts, awaited=True)
-                return await awaited_for(begun, self._timeout_s)
+                return await await_outcome(begun, self._timeout_s)
             given = texts[0] if function.of_one else texts
-            answer = await awaited_for(function.acall(given), self._timeout_s)
+            answer = await await_outcome(function.acall(given), self._timeout_s)
             if len(texts) > _CHECKED_IN_LOOP:
                 return await asyncio.to_thread(self._checked, function, texts, answer)
             return self._checked(function, texts, answer)
 
     def _begun(self, function: _Function, texts: list[str], *, awaited: bool) -> Any:
         work = partial(contextvars.copy_context().run, self._answer, function, texts)
-        return self._threads.submit(work, awaited=awaited)
+        return self._threads.submit(work, is_async=awaited)
 
     def _answer(self, function: _Function, texts: list[str]) -> Floats:
         given = texts[0] if function.of_one else texts
@@ -305,7 +307,7 @@ class CheckedEmbedder:
                 answer = function.acall(given)
             if inspect.isawaitable(answer):
                 future = asyncio.run_coroutine_threadsafe(_awaited(answer), _own_loop())
-                answer = waited_for(future, self._timeout_s)
+                answer = wait_for_outcome(future, self._timeout_s)
             return self._checked(function, texts, answer)
 
     @contextmanager

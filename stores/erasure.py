@@ -100,7 +100,7 @@ def forget(
     erased = _erase_messages(checkpointer, first)
     clean = True
     if not nothing:
-        doomed = parts.database.write(lambda: _erase(parts, choice), removes=True)
+        doomed = parts.database.write(lambda: _erase(parts, choice), deletes_rows=True)
         late = {t: ids - (first.get(t) or set()) for t, ids in doomed.messages.items()}
         erased += _erase_messages(checkpointer, {t: ids for t, ids in late.items() if ids})
         # words and vectors leave this process now, others when they next search
@@ -178,17 +178,17 @@ def _erase(parts: StoreParts, choice: _Choice) -> Flow[_Doomed]:
     ids = [(row[0],) for row in doomed.rows]
     paths = [(path,) for path in {row[1] for row in doomed.rows}]
     for statement in ("drop_index_at", "raise_changes_at"):
-        yield Statement(sql[statement], paths, many=True)
+        yield Statement(sql[statement], paths, execute_many=True)
     present = [(row[0],) for row in doomed.rows if row[6] is None]
-    yield Statement(sql["shrink_namespace"], present, many=True)
+    yield Statement(sql["shrink_namespace"], present, execute_many=True)
     for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
-        yield sql.many(statement, ids)
+        yield sql.batch_statement(statement, ids)
     emptied = yield sql("drop_empty_namespaces", *prefix_range(choice.selection.prefix))
     if ids or emptied:
         yield sql("drop_index_left")
         yield from parts.writer.hush()
         yield sql("bump_setting", "erasures")
-        yield from parts.database.scrub_wanted()
+        yield from parts.database.request_scrub()
     return doomed
 
 

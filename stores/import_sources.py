@@ -18,7 +18,7 @@ from langgraph.store.base import BaseStore, SearchItem, SearchOp
 
 from perdure.errors import ConfigurationError, ImportFailed, NotADatabase, StorageError
 from perdure.settings import is_dsn
-from perdure.storage.flow import Row, rows_of
+from perdure.storage.flow import Row, fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import PROVENANCE, Namespace
@@ -146,14 +146,14 @@ def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Line
     )
     try:
         with closing(database) as file:
-            columns = {row[0] for row in file.read(lambda: rows_of(_COLUMNS))}
+            columns = {row[0] for row in file.read(lambda: fetch_rows(_COLUMNS))}
             if not {"prefix", "key", "value"} <= columns:
                 raise _not_langgraphs(file)
             sql = _THEIRS.format(_life_columns(columns))
             last: Row = ("", "")
-            while page := file.read(partial(rows_of, _THEIR_KEYS, *last, PAGE)):
+            while page := file.read(partial(fetch_rows, _THEIR_KEYS, *last, PAGE)):
                 for at in page:
-                    for row in file.read(partial(rows_of, sql, *at)):
+                    for row in file.read(partial(fetch_rows, sql, *at)):
                         yield _of_row(file.path, row)
                 last = page[-1]
     except NotADatabase:
@@ -164,7 +164,7 @@ def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Line
 
 def _not_langgraphs(file: SQLiteDatabase) -> NotADatabase:
     """Build the error for a file without the items of langgraph's store."""
-    if file.read(lambda: rows_of("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
+    if file.read(lambda: fetch_rows("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
         return NotADatabase(
             f"{file.path!r} is a file of perdure's own: export its items to JSON Lines and import "
             "those, or open it and give the open store"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import CorruptRecord
-from perdure.storage.encryption import Place, Seal
+from perdure.storage.encryption import AssociatedData, Seal
 from perdure.stores.namespaces import decode_path
 from perdure.stores.ranking import Arrangement, arrange
 from perdure.stores.separation import (
@@ -552,14 +552,14 @@ def opened(
 ) -> tuple[Index, Covered] | None:
     """The index of a compact form; None: it is damaged, or was made in another way."""
     try:
-        return _unpacked(seal.open(body, _place(path)), model, approximate_above, made)
+        return _unpacked(seal.unseal(body, _place(path)), model, approximate_above, made)
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
         of = decode_path(path)
         _LOG.warning("the search index of %r is damaged, and is made anew: %s", of, exc)
         return None
 
 
-def _place(path: bytes) -> Place:
+def _place(path: bytes) -> AssociatedData:
     """The data that binds a compact form to its namespace."""
     return ("index", path.decode())
 

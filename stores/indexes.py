@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import Flow, Row, fetch_rows
 from perdure.stores.index import (
     FOREVER,
     NOWHERE,
@@ -518,7 +518,7 @@ class Indexes:
         bound = (covered.newest, covered.closed, body)
         which = (namespace.ns, namespace.path, state.erasures)
 
-        self.post(lambda: rows_of(self.sql["keep_index"], *bound, *which))
+        self.post(lambda: fetch_rows(self.sql["keep_index"], *bound, *which))
 
 
 def _is_worth_keeping(fresh: int, items: int) -> bool:

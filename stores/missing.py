@@ -10,7 +10,7 @@ from functools import partial
 
 from perdure.effects import Effect
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import ALL, Flow, Row, rows_of
+from perdure.storage.flow import NO_LIMIT, Flow, Row, fetch_rows
 from perdure.stores.base import Pending, Progress
 from perdure.stores.namespaces import decode_path, prefix_range
 from perdure.stores.parts import StoreParts
@@ -67,7 +67,7 @@ class MissingEmbeddings:
 
     def pending(self, prefix: bytes) -> Flow[list[Pending]]:
         """Items under a prefix whose vectors could not be made yet."""
-        rows = yield from self._pending(prefix, 0, ALL)
+        rows = yield from self._pending(prefix, 0, NO_LIMIT)
         root, records = len(self._parts.root), self._parts.records
         return [
             Pending(
@@ -80,10 +80,10 @@ class MissingEmbeddings:
         ]
 
     def _pending(
-        self, prefix: bytes, since: int, limit: int, attempts: int = ALL
+        self, prefix: bytes, since: int, limit: int, attempts: int = NO_LIMIT
     ) -> Flow[list[Row]]:
         sql = self._sql["pending"]
-        return (yield from rows_of(sql, since, *prefix_range(prefix), attempts, limit))
+        return (yield from fetch_rows(sql, since, *prefix_range(prefix), attempts, limit))
 
     def count(self) -> Flow[int]:
         """The number of items without vectors of the file's model."""
@@ -144,7 +144,7 @@ class MissingEmbeddings:
         assert embedder is not None
         if self._embeddings.in_process:  # slow: no read waits for it
             embed = partial(embedder.embed, pieces)
-            return Effect(embed, lambda: self._parts.database.in_thread(embed))
+            return Effect(embed, lambda: self._parts.database.run_in_thread(embed))
         return Effect(lambda: embedder.embed(pieces), lambda: embedder.aembed(pieces))
 
     def _pieces_of(self, row: Row) -> list[str]:
@@ -165,9 +165,13 @@ class MissingEmbeddings:
         model = model.with_dims(probe.shape[1])
         number = await self._runner.write(partial(self._parts.writer.enrol, model, replace=True))
         done = since = 0
-        of = (await self._runner.read(lambda: rows_of(self._sql["to_embed_count"], number)))[0][0]
+        of = (await self._runner.read(lambda: fetch_rows(self._sql["to_embed_count"], number)))[0][
+            0
+        ]
         while rows := (
-            await self._runner.read(partial(rows_of, self._sql["to_embed"], since, number, BATCH))
+            await self._runner.read(
+                partial(fetch_rows, self._sql["to_embed"], since, number, BATCH)
+            )
         ):
             since = rows[-1][0]
             done += await self._give_each(rows)
@@ -179,13 +183,13 @@ class MissingEmbeddings:
         """Drop the vectors of models before one whose vectors the search makes."""
         done = 0
         while rows := (
-            await self._runner.write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))
+            await self._runner.write(partial(fetch_rows, self._sql["drop_vectors"], number, BATCH))
         ):
             done += len(rows)
             if progress is not None:
                 progress(done, done)
-        done += len(await self._runner.write(partial(rows_of, self._sql["drop_all_pending"])))
-        await self._runner.write(partial(rows_of, self._sql["bump_setting"], "embedded"))
+        done += len(await self._runner.write(partial(fetch_rows, self._sql["drop_all_pending"])))
+        await self._runner.write(partial(fetch_rows, self._sql["bump_setting"], "embedded"))
         return done
 
     def _model(self) -> Model:

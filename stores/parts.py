@@ -32,9 +32,9 @@ from typing_extensions import TypedDict
 from perdure.effects import Effect, Operation, arun, run
 from perdure.errors import ConfigurationError, CorruptRecord, PerdureError
 from perdure.storage.database import Database
-from perdure.storage.encryption import Clear, Seal, agree_on_key, seal_for
+from perdure.storage.encryption import ChecksumSeal, Seal, bind_seal, build_seal
 from perdure.storage.flow import Flow, NamedSQL
-from perdure.storage.threads import Promise, deliver
+from perdure.storage.threads import Promise, deliver_outcomes
 from perdure.stores.base import PROVENANCE, TTL, FoundItem, PutItem, StoredItem
 from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONPlace
@@ -227,8 +227,8 @@ class StoreParts:
         values: JSONPlace,
     ) -> Self:
         """Make the parts; `database_of` is given what to run whenever the database is opened."""
-        seal = seal_for(options.key)
-        kept = "clear" if isinstance(seal, Clear) else options.text_index
+        seal = build_seal(options.key)
+        kept = "clear" if isinstance(seal, ChecksumSeal) else options.text_index
         masked = _mask(seal.hash_key) if kept == "keyed" else None
         embeddings = _embeddings(options.index, options.vectors)
         index: Any = options.index or {}
@@ -237,7 +237,7 @@ class StoreParts:
 
         def begin() -> Flow[None]:
             read_only = options.read_only
-            yield from agree_on_key(seal, database.path, database.tenant, read_only=read_only)
+            yield from bind_seal(seal, database.path, database.tenant, read_only=read_only)
             preparer.fields[:] = yield from agreed_fields(sql, chosen, kept, read_only=read_only)
             rows = yield sql("get_setting", "model")
             with suppress(CorruptRecord):  # what needs the model says so
@@ -437,7 +437,7 @@ class Runner:
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
-        self.reads: Reads = Together(database.in_thread, _called).ask
+        self.reads: Reads = Together(database.run_in_thread, _called).ask
         self._puts = Together(call, self._put_together)
 
     def run(self, operation: Operation[T]) -> T:
@@ -459,13 +459,15 @@ class Runner:
         """What a call returns, which reads, or computes for long."""
         return Effect(make, lambda: self.reads(make))
 
-    def read(self, make: Callable[[], Flow[T]]) -> Effect[T]:
+    def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
         """The read of a flow, on one snapshot."""
-        return self.called(lambda: self.database.read(make))
+        return self.called(lambda: self.database.read(make_flow))
 
-    def write(self, make: Callable[[], Flow[T]]) -> Effect[T]:
+    def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
         """The write of a flow, in one transaction."""
-        return Effect(lambda: self.database.write(make), lambda: self.database.awrite(make))
+        return Effect(
+            lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
+        )
 
     def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
         """Puts and deletes, all or none."""
@@ -484,8 +486,8 @@ class Runner:
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
         return write(
             partial(self.writer.write, *request),
-            exclusive=[path.hex() for path in paths],
-            removes=all(put.text is None for put in puts),
+            exclusive_names=[path.hex() for path in paths],
+            deletes_rows=all(put.text is None for put in puts),
         )
 
     async def _put_together(self, asks: list[_Ask]) -> None:
@@ -529,7 +531,7 @@ class Together:
         if asks is None or len(asks) == _TOGETHER:
             asks = self._open[loop] = []
             loop.call_soon(self._end, loop, asks)
-        promise: Promise[Any] = Promise(awaited=True)
+        promise: Promise[Any] = Promise(is_async=True)
         asks.append((what, promise))
         return promise.future  # type: ignore[return-value]
 
@@ -552,7 +554,7 @@ def _settle(asks: list[_Ask], done: asyncio.Future[None]) -> None:
     error = asyncio.CancelledError() if done.cancelled() else done.exception()
     for _, promise in asks:
         promise.error = error or promise.error
-    deliver([promise for _, promise in asks])
+    deliver_outcomes([promise for _, promise in asks])
 
 
 def _called(asks: list[_Ask]) -> None:

@@ -10,7 +10,7 @@ from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
-from perdure.storage.flow import load
+from perdure.storage.flow import load_sql
 from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
 from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
@@ -21,11 +21,11 @@ from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 _SQL: Final = {
-    tenants: load("perdure.stores", "sqlite.sql", "postgres.sql", tenants=tenants)
+    tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", tenants=tenants)
     for tenants in (False, True)
 }
 _FEW: Final = 4  # values that are compared one by one
-_READ: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `AnyText`
+_READ: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
 _READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
 _DOCUMENT: Final = "d.doc"
 _AT: Final = f"{_DOCUMENT} #> ?::text[]"

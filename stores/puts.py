@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from perdure.errors import ConfigurationError, LimitExceeded, VersionConflict
-from perdure.storage.flow import Flow, Last, NamedSQL, Row, Statement
+from perdure.storage.flow import Flow, LastRequest, NamedSQL, Row, Statement
 from perdure.stores.base import Provenance
 from perdure.stores.embedders import StoreEmbedder
 from perdure.stores.namespaces import check_key, check_namespace, decode_path, prefix_range
@@ -247,7 +247,7 @@ class ItemWriter:
         """
         if "delete" in self.sql and all(put.text is None and put.unconditional for put in puts):
             keys = [(put.path, put.key) for put in puts]
-            yield Last([self.sql("delete", *map(list, zip(*keys, strict=True)), now)])
+            yield LastRequest([self.sql("delete", *map(list, zip(*keys, strict=True)), now)])
             return
         changes = Changes()
         statements = yield from self._apply(puts, now, changes, model)
@@ -262,7 +262,7 @@ class ItemWriter:
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
         if not limits:
             if last:
-                yield Last(last)
+                yield LastRequest(last)
             return
         yield last
         for limit in limits:
@@ -282,10 +282,10 @@ class ItemWriter:
             if put.missing is not None:
                 out.append(self._pending(row, put.missing))
         if rows:
-            out.append(self.sql.many("add_index", rows))
+            out.append(self.sql.batch_statement("add_index", rows))
         if changes.items:
             grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
-            out.append(self.sql.many("grow_namespace", grown))
+            out.append(self.sql.batch_statement("grow_namespace", grown))
         return out
 
     def _apply(
@@ -295,7 +295,7 @@ class ItemWriter:
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
             self.new_ids(count),
-            *self.sql.each("locate", [(put.path, put.key) for put in puts]),
+            *self.sql.statements_for_rows("locate", [(put.path, put.key) for put in puts]),
             *([] if model is None else [self.sql("get_setting", "model")]),
         ]
         if model is not None:
@@ -337,9 +337,9 @@ class ItemWriter:
             return []
         rows = [(row,) for _, row in ends]
         return [
-            self.sql.many("close", ends),
-            self.sql.many("drop_item", rows),
-            self.sql.many("drop_pending", rows),
+            self.sql.batch_statement("close", ends),
+            self.sql.batch_statement("drop_item", rows),
+            self.sql.batch_statement("drop_pending", rows),
         ]
 
     def add(
@@ -349,7 +349,9 @@ class ItemWriter:
         lacking = dict.fromkeys(put.path for put, ns, *_ in added if ns is None)
         numbers: dict[bytes, int] = {}
         if lacking:
-            made = yield self.sql.each("add_namespace", [(path,) for path in lacking])
+            made = yield self.sql.statements_for_rows(
+                "add_namespace", [(path,) for path in lacking]
+            )
             numbers = dict(chain.from_iterable(made))
         rows = []
         for row, (put, ns, version, times) in zip(ids, added, strict=True):
@@ -359,7 +361,7 @@ class ItemWriter:
             if put.indexed:
                 changes.indexed.append((put, row))
             changes.grow(ns, 1, size)
-        return [self.sql.many("add_item", rows)] if rows else []
+        return [self.sql.batch_statement("add_item", rows)] if rows else []
 
     def new_ids(self, count: int) -> Statement:
         """Asks for ids that no version ever had, in a namespace in growing order."""
@@ -434,7 +436,7 @@ class ItemWriter:
             of = None if shut is None else number
             yield self.sql("set_vectors", row, shut, of)
             yield self.sql("drop_pending", row)
-        yield Statement(self.sql["raise_changes"], [(row,) for row, _ in given], many=True)
+        yield Statement(self.sql["raise_changes"], [(row,) for row, _ in given], execute_many=True)
         yield self.sql("bump_setting", "embedded")
 
     def still_missing(self, row: int, error: str) -> Flow[None]:
@@ -448,24 +450,24 @@ class ItemWriter:
         """Forget why vectors are missing: an error may quote other texts."""
         rows = yield self.sql("pending_ids")
         hushed = [(self.records.shut("", ("pending", row)), row) for (row,) in rows]
-        yield Statement(self.sql["hush_pending"], hushed, many=True)
+        yield Statement(self.sql["hush_pending"], hushed, execute_many=True)
 
     # -- time
 
     def touch(self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]) -> Flow[None]:
         """Let items live on for their time from now."""
         now = clock()  # in the transaction: one may have waited for it past an item's time
-        yield Statement(self.sql["touch"], [(now, *key) for key in keys], many=True)
+        yield Statement(self.sql["touch"], [(now, *key) for key in keys], execute_many=True)
 
     def sweep(self, now: int, limit: int, paths: Container[bytes]) -> Flow[int]:
         """Close some items in namespaces whose time is over. Returns how many."""
         rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in paths]
         if rows:
             grown = [(-1, -size, ns) for _, ns, size, _, _ in rows]
-            yield Last(
+            yield LastRequest(
                 [
                     *self.close([(expires, row) for row, _, _, expires, _ in rows]),
-                    self.sql.many("grow_namespace", grown),
+                    self.sql.batch_statement("grow_namespace", grown),
                 ]
             )
         return len(rows)

@@ -13,8 +13,16 @@ from typing import Any
 from langgraph.store.base import MatchCondition
 
 from perdure.errors import ConfigurationError, CorruptRecord
-from perdure.storage.encryption import Clear, Place, Seal
-from perdure.storage.flow import ALL, AnyText, Flow, NamedSQL, Row, Statement, stored_text
+from perdure.storage.encryption import AssociatedData, ChecksumSeal, Seal
+from perdure.storage.flow import (
+    NO_LIMIT,
+    Flow,
+    NamedSQL,
+    Row,
+    Statement,
+    TextOrBytes,
+    decode_text_or_bytes,
+)
 from perdure.stores.base import PROVENANCE, Namespace, Provenance, QueryPlan, StoredItem
 from perdure.stores.filter_sql import Condition, JSONPlace, condition_of
 from perdure.stores.filters import Filter
@@ -94,19 +102,19 @@ class Records:
     @property
     def sealed(self) -> bool:
         """Whether rows are encrypted."""
-        return not isinstance(self.seal, Clear)
+        return not isinstance(self.seal, ChecksumSeal)
 
     # -- parts of a row
 
-    def shut(self, text: str, place: Place) -> str | bytes:
+    def shut(self, text: str, place: AssociatedData) -> str | bytes:
         """Text as it is stored."""
-        return self.seal.seal(text.encode(), place) if self.sealed else AnyText(text)
+        return self.seal.seal(text.encode(), place) if self.sealed else TextOrBytes(text)
 
-    def text(self, stored: str | bytes, place: Place) -> str:
+    def text(self, stored: str | bytes, place: AssociatedData) -> str:
         """Text from how it is stored, unless it was damaged, or moved from another row."""
         if isinstance(stored, bytes) and self.sealed:
-            return self.seal.open(stored, place).decode()
-        stored = stored if self.sealed else stored_text(stored)
+            return self.seal.unseal(stored, place).decode()
+        stored = stored if self.sealed else decode_text_or_bytes(stored)
         if isinstance(stored, str) and not self.sealed:
             return stored
         raise CorruptRecord(f"the row {place!r} holds a {type(stored).__name__}: it was damaged")
@@ -119,7 +127,7 @@ class Records:
 
     def vectors(self, stored: bytes, row: int) -> bytes:
         """Vectors as bytes, from how they are stored."""
-        return self.seal.open(stored, ("vectors", row)) if self.sealed else stored
+        return self.seal.unseal(stored, ("vectors", row)) if self.sealed else stored
 
     # -- whole rows
 
@@ -166,12 +174,12 @@ class Records:
         )
 
 
-def value_place(path: bytes, key: str, version: int) -> Place:
+def value_place(path: bytes, key: str, version: int) -> AssociatedData:
     """The data that binds a value to its row."""
     return ("value", path.decode(), key, version)
 
 
-def provenance_place(path: bytes, key: str, version: int) -> Place:
+def provenance_place(path: bytes, key: str, version: int) -> AssociatedData:
     """The data that binds provenance to its row."""
     return ("provenance", path.decode(), key, version)
 
@@ -260,11 +268,11 @@ class ItemReader:
     def ids(self, selection: Selection) -> Flow[list[int]]:
         """The ids of all present items that meet the filters."""
         if selection.filter is None or selection.provenance is not None or self.records.sealed:
-            return [row[0] for row, _ in (yield from self.search(selection, ALL, 0))]
+            return [row[0] for row, _ in (yield from self.search(selection, NO_LIMIT, 0))]
         condition, indexed = yield from self._condition(selection)
-        rows = yield self._matching(selection, condition, indexed, "i.id, i.value", ALL)
+        rows = yield self._matching(selection, condition, indexed, "i.id, i.value", NO_LIMIT)
         matches = selection.filter.matches
-        return [row for row, value in rows if matches(decode_value(stored_text(value)))]
+        return [row for row, value in rows if matches(decode_value(decode_text_or_bytes(value)))]
 
     def closed(self, selection: Selection) -> Flow[list[Row]]:
         """The path and id of each version wanted that was closed after the moment looked at."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from perdure.effects import Effect, run
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, rows_of
+from perdure.storage.flow import Flow, fetch_rows
 from perdure.stores.base import FoundItem, Mode, Span, WhyNot
 from perdure.stores.index import Ints
 from perdure.stores.indexes import NAMING, USER, Overtaken, Pool, Sought
@@ -356,7 +356,7 @@ class Searcher:
                 return vector if query.mode == "semantic" or vector.any() else None
             if selection.as_of is None:  # a call that may cost money
                 sql, under = self._parts.sql["namespaces_under"], prefix_range(selection.prefix)
-                if not await runner.read(lambda: rows_of(sql, *under)):
+                if not await runner.read(lambda: fetch_rows(sql, *under)):
                     return None
             return await Effect(
                 lambda: embedder.embed_query(text), lambda: embedder.aembed_query(text)

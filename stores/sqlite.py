@@ -10,7 +10,7 @@ from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
-from perdure.storage.flow import load
+from perdure.storage.flow import load_sql
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
@@ -21,7 +21,7 @@ from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 # read here, as no event loop may wait for a file
-_SQL: Final = load("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
+_SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
 SCHEMA: Final = Schema("stores", with_said(_SQL["schema"]))
 
 

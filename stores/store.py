@@ -26,8 +26,8 @@ from langgraph.store.base import (
 
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
-from perdure.storage.database import awaited
-from perdure.storage.flow import rows_of
+from perdure.storage.database import make_async_twin
+from perdure.storage.flow import fetch_rows
 from perdure.stores.author_erasure import forget_author
 from perdure.stores.base import (
     TTL,
@@ -378,11 +378,11 @@ class Store(BaseStore):
         """
         parts, wanted = self._parts, check_prefix((label,))
         sql, bounds = parts.sql["every_path"], prefix_range(parts.root)
-        paths = [row[0] for row in self.database.read(lambda: rows_of(sql, *bounds))]
+        paths = [row[0] for row in self.database.read(lambda: fetch_rows(sql, *bounds))]
         found = (decode_path(path[len(parts.root) :]) for path in paths if wanted in path)
         return [namespace for namespace in found if label in namespace]
 
-    afind_namespaces = awaited(find_namespaces)
+    afind_namespaces = make_async_twin(find_namespaces)
 
     async def alist_namespaces(
         self,
@@ -527,7 +527,7 @@ class Store(BaseStore):
             self._parts, prefix, key, filter, provenance, query, dry_run, checkpointer, threads
         )
 
-    aforget = awaited(forget)
+    aforget = make_async_twin(forget)
 
     def forget_author(
         self, prefix: Namespace, author: str, *, hand_over: bool = False, dry_run: bool = False
@@ -550,7 +550,7 @@ class Store(BaseStore):
         options = {"hand_over": hand_over, "dry_run": dry_run}
         return forget_author(self._parts, prefix, author, **options)
 
-    aforget_author = awaited(forget_author)
+    aforget_author = make_async_twin(forget_author)
 
     # -- sizes
 
@@ -560,7 +560,7 @@ class Store(BaseStore):
         rows = self.database.read(lambda: self._parts.reader.sizes(paths))
         return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
 
-    anamespace_sizes = awaited(namespace_sizes)
+    anamespace_sizes = make_async_twin(namespace_sizes)
 
     # -- vectors that are missing
 
@@ -570,7 +570,7 @@ class Store(BaseStore):
             lambda: self._missing.pending(self._parts.resolve_prefix(namespace_prefix))
         )
 
-    apending_embeddings = awaited(pending_embeddings)
+    apending_embeddings = make_async_twin(pending_embeddings)
 
     def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """Make missing vectors; returns how many items got vectors.

@@ -17,8 +17,8 @@ from langgraph.store.base import BaseStore, IndexConfig
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.settings import LIST_LIMIT
-from perdure.storage.database import Database, DatabaseOwner, awaited
-from perdure.storage.flow import ALL, Flow, NamedSQL, Statement, by_month, rows_of
+from perdure.storage.database import Database, DatabaseOwner, make_async_twin
+from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Statement, fetch_rows, sum_by_month
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 from perdure.stores.base import (
     Namespace,
@@ -88,10 +88,10 @@ class WholeStore(DatabaseOwner, Store):
 
     def count_without_ttl(self) -> int:
         """Return the number of items that never expire."""
-        ((count,),) = self.database.read(lambda: rows_of(self._parts.sql["count_without_ttl"]))
+        ((count,),) = self.database.read(lambda: fetch_rows(self._parts.sql["count_without_ttl"]))
         return int(count)
 
-    acount_without_ttl = awaited(count_without_ttl)
+    acount_without_ttl = make_async_twin(count_without_ttl)
 
     def sweep_ttl(self) -> int:
         """Close expired items, which no read returns any more; returns how many."""
@@ -100,17 +100,17 @@ class WholeStore(DatabaseOwner, Store):
             total += swept
         return total
 
-    asweep_ttl = awaited(sweep_ttl)
+    asweep_ttl = make_async_twin(sweep_ttl)
 
     def _sweep(self) -> int:
         """Close some of them; only those wait who write to their namespaces, or sweep them too."""
         parts, now = self._parts, self._parts.now()
-        due = self.database.read(lambda: rows_of(parts.sql["expired"], now, _SWEEP))
+        due = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _SWEEP))
         paths = {row[4] for row in due}
         return self.database.write(
             lambda: parts.writer.sweep(now, _SWEEP, paths),
-            exclusive=[path.hex() for path in paths],
-            removes=True,
+            exclusive_names=[path.hex() for path in paths],
+            deletes_rows=True,
         )
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
@@ -143,7 +143,7 @@ class WholeStore(DatabaseOwner, Store):
         self._sweeper.join(timeout)
         return not self._sweeper.is_alive()
 
-    astop_ttl_sweeper = awaited(stop_ttl_sweeper)
+    astop_ttl_sweeper = make_async_twin(stop_ttl_sweeper)
 
     # -- old versions
 
@@ -162,13 +162,13 @@ class WholeStore(DatabaseOwner, Store):
         now = self._parts.now()
         bound = (-1, 0) if rule is None else _bound(rule, now)
         bounds = (*prefix_range(self._parts.resolve_prefix(prefix)), now, *bound)
-        rows = self.database.read(lambda: rows_of(self._parts.sql["removable"], *bounds))
+        rows = self.database.read(lambda: fetch_rows(self._parts.sql["removable"], *bounds))
         return [
             RemovableVersions(decode_path(path), key, bool(expired), versions, size)
             for path, key, expired, versions, size in rows
         ]
 
-    afind_removable = awaited(find_removable)
+    afind_removable = make_async_twin(find_removable)
 
     def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
         """Drop closed versions that a rule does not keep, in batches; returns how many.
@@ -181,21 +181,21 @@ class WholeStore(DatabaseOwner, Store):
             _bound(rule, self._parts.now()),
         )
         drop = partial(self._drop_versions, under, bound)
-        total = dropped = self.database.write(drop, removes=True)
+        total = dropped = self.database.write(drop, deletes_rows=True)
         while dropped == _SWEEP:
-            dropped = self.database.write(drop, removes=True)
+            dropped = self.database.write(drop, deletes_rows=True)
             total += dropped
         if total:
             self.database.shrink()
         return total
 
-    aretain = awaited(retain)
+    aretain = make_async_twin(retain)
 
     def _drop_versions(self, under: tuple[bytes, bytes], bound: tuple[int, int]) -> Flow[int]:
         sql, emptied = self._parts.sql, []
         rows = yield sql("old_versions", *under, *bound, _SWEEP)
         for name in ("drop_index_with", "drop_version", "drop_index"):
-            yield Statement(sql[name], rows, many=True)
+            yield Statement(sql[name], rows, execute_many=True)
         if len(rows) < _SWEEP:  # the last of them
             emptied = yield sql("drop_empty_namespaces", *under)
         if rows or emptied:
@@ -218,22 +218,22 @@ class WholeStore(DatabaseOwner, Store):
             raise ConfigurationError(f"values in this store {why}, so a path cannot have an index")
         sql = self._parts.sql["create_path_index"]
         sql = sql.format(name=index_name(path), expression=expression)
-        self.database.write(lambda: rows_of(sql))
+        self.database.write(lambda: fetch_rows(sql))
 
-    acreate_index = awaited(create_index)
+    acreate_index = make_async_twin(create_index)
 
     def drop_index(self, path: str) -> None:
         """Remove an index; one that is not there is no error."""
         sql = self._parts.sql["drop_path_index"].format(name=index_name(index_path(path)))
-        self.database.write(lambda: rows_of(sql))
+        self.database.write(lambda: fetch_rows(sql))
 
-    adrop_index = awaited(drop_index)
+    adrop_index = make_async_twin(drop_index)
 
     def indexes(self) -> list[str]:
         """The paths that have an index."""
         return self.database.read(self._parts.reader.indexes)
 
-    aindexes = awaited(indexes)
+    aindexes = make_async_twin(indexes)
 
     def explain_query(
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
@@ -242,7 +242,7 @@ class WholeStore(DatabaseOwner, Store):
         selection = self._parts.build_selection(namespace_prefix, filter)
         return self.database.read(lambda: self._parts.reader.explain(selection))
 
-    aexplain_query = awaited(explain_query)
+    aexplain_query = make_async_twin(explain_query)
 
     # -- vectors of another model
 
@@ -253,14 +253,14 @@ class WholeStore(DatabaseOwner, Store):
             EmbedderMismatch: They come from another embedder, so a search by vectors would fail.
         """
         model = self._parts.preparer.embeddings.model
-        rows = self.database.read(lambda: rows_of(self._parts.sql["get_setting"], "model"))
+        rows = self.database.read(lambda: fetch_rows(self._parts.sql["get_setting"], "model"))
         stored = Model.from_setting(rows[0][0]) if rows else None
         if stored is None or model is None:
             return
         if stored.name != model.name or model.dims not in (0, stored.dims):
             raise stored.build_mismatch_error(model)
 
-    acheck_embedder = awaited(check_embedder)
+    acheck_embedder = make_async_twin(check_embedder)
 
     def reembed(self, progress: Progress | None = None) -> int:
         """Make all vectors anew with the store's present embedder.
@@ -342,7 +342,7 @@ class WholeStore(DatabaseOwner, Store):
         """
         return self._transfer.take(of_text(lines, namespace), progress, "line")
 
-    aimport_lines = awaited(import_lines)
+    aimport_lines = make_async_twin(import_lines)
 
     def import_from(
         self,
@@ -391,29 +391,29 @@ class WholeStore(DatabaseOwner, Store):
             lines = of_langgraph(source, max_value_bytes)
         return self._transfer.take(lines, progress, "item", skips=on_unsuitable == "skip")
 
-    aimport_from = awaited(import_from)
+    aimport_from = make_async_twin(import_from)
 
     # -- looking
 
     def stats(self) -> StoreStats:
         """Counts and sizes."""
         read = self.database.read
-        ((namespaces, items, size, versions),) = read(lambda: rows_of(self._parts.sql["counts"]))
+        ((namespaces, items, size, versions),) = read(lambda: fetch_rows(self._parts.sql["counts"]))
         pending, indexes = read(self._missing.count), tuple(self.indexes())
         database = self.database.stats()
         return StoreStats(namespaces, items, versions, pending, size, indexes, database)
 
-    astats = awaited(stats)
+    astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> StoreUsage:
         """The largest namespaces, at most `limit`, and in which months the items were made."""
         sql, read = self._parts.sql, self.database.read
-        largest = read(lambda: rows_of(sql["largest_namespaces"], limit))
-        days = read(lambda: rows_of(sql["made_by_day"]))
+        largest = read(lambda: fetch_rows(sql["largest_namespaces"], limit))
+        days = read(lambda: fetch_rows(sql["made_by_day"]))
         sizes = (NamespaceSize(decode_path(path), 1, items, size) for path, items, size in largest)
-        return StoreUsage(tuple(sizes), by_month(days))
+        return StoreUsage(tuple(sizes), sum_by_month(days))
 
-    ausage = awaited(usage)
+    ausage = make_async_twin(usage)
 
 
 class Sweeper(threading.Thread):
@@ -441,5 +441,5 @@ def _bound(rule: VersionRetention, now: int) -> tuple[int, int]:
         if number is not None:
             expected = "a number, zero or more"
             check_number(f"retention {name}", number, expected, most=_FAR, whole=name == "last")
-    since = ALL if rule.days is None else now - int(rule.days * 86_400_000_000)
-    return since, ALL if rule.last is None else rule.last
+    since = NO_LIMIT if rule.days is None else now - int(rule.days * 86_400_000_000)
+    return since, NO_LIMIT if rule.last is None else rule.last

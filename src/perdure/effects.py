@@ -48,7 +48,7 @@ class _End(NamedTuple):
 
 def run(operation: Operation[T]) -> T:
     """Run an operation in the calling thread; every error is raised within it."""
-    return flow.run(operation, lambda effect: effect.blocking())
+    return flow.run_flow(operation, lambda effect: effect.blocking())
 
 
 async def arun(operation: Operation[T], hop: Hop | None = None) -> T:
@@ -89,12 +89,12 @@ def _step(go_on: Callable[[], Any]) -> Effect[Any] | _End:
         return _End(stop.value)
 
 
-def in_thread(operation: Operation[T]) -> Effect[T]:
+def run_in_thread(operation: Operation[T]) -> Effect[T]:
     """The whole of an operation; when awaited, what it computes is computed in a thread."""
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
 
-def calling(of: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
+def call_method(of: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
     """The effect of a method that blocks; when awaited, of its twin, whose name begins with `a`."""
     return Effect(
         lambda: getattr(of, method)(*args, **options),
@@ -102,7 +102,7 @@ def calling(of: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
     )
 
 
-def computed(call: Callable[[], T]) -> Effect[T]:
+def run_computation(call: Callable[[], T]) -> Effect[T]:
     """The effect of a computation; when awaited, it is made in a thread."""
     return Effect(call, lambda: asyncio.to_thread(call))
 

@@ -37,7 +37,7 @@ from perdure.errors import (
     StorageError,
     ThreadDeleted,
 )
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.whole_store import WholeStore
 from tests import backends, postgres_server, store_backends
@@ -442,8 +442,8 @@ def test_new_rows_have_numbers_that_were_never_given_out(database: Any) -> None:
 
 def numbers(of: Database) -> list[int]:
     """The next key of a thread, and the next number of an item."""
-    key = partial(rows_of, of.saver._sql["allocate_keys"], 1)
-    number = partial(rows_of, "SELECT nextval('store_items_id_seq')")
+    key = partial(fetch_rows, of.saver._sql["allocate_keys"], 1)
+    number = partial(fetch_rows, "SELECT nextval('store_items_id_seq')")
     return [of.saver.database.write(key)[0][0], of.store.database.write(number)[0][0]]
 
 

@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers import ErasureReport, SQLiteCheckpointer
 from perdure.checkpointers.address import REMOVALS_KEY
 from perdure.checkpointers.postgres import PostgresCheckpointer
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.contracts.puts import at, shape
 
 Saver = SQLiteCheckpointer
@@ -50,7 +50,7 @@ def raw(saver: Saver) -> bytes:
 
 def _rows(saver: Saver) -> Iterator[Sequence[Any]]:
     def read(sql: str) -> Any:
-        return saver.database.read(lambda: rows_of(sql))
+        return saver.database.read(lambda: fetch_rows(sql))
 
     tables = "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema"
     for (table,) in read(tables):

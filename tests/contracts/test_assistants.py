@@ -10,7 +10,7 @@ import pytest
 
 from perdure.checkpointers.assistants import AssistantRow, AssistantTable
 from perdure.errors import CorruptRecord
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.backends import BACKENDS
 from tests.contracts.erased import SECRET, raw
 
@@ -108,7 +108,7 @@ def test_what_clients_gave_is_sealed(kind: str, tmp_path: Path) -> None:
         asyncio.run(table.create("a", given))
         asyncio.run(table.add_version("a", lambda row: row.content))
 
-        stored = str(saver.database.read(lambda: rows_of("SELECT * FROM assistants")))
+        stored = str(saver.database.read(lambda: fetch_rows("SELECT * FROM assistants")))
         assert SECRET not in stored
         assert asyncio.run(table.get("a")).content == given  # type: ignore[union-attr]
         assert SECRET.encode() not in raw(saver)
@@ -120,7 +120,7 @@ def test_a_version_belongs_to_its_row(tmp_path: Path) -> None:
         asyncio.run(table.create("a", content()))
         asyncio.run(table.add_version("a", counted))
         moved = "UPDATE assistants SET content = (SELECT content FROM assistants WHERE version = 1)"
-        saver.database.write(lambda: rows_of(moved))
+        saver.database.write(lambda: fetch_rows(moved))
 
         with pytest.raises(CorruptRecord):
             asyncio.run(table.get("a"))

@@ -16,7 +16,7 @@ from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow, DueCron, LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.webhooks import WebhookTable
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.backends import BACKENDS
 from tests.contracts.erased import SECRET, doomed, human, raw
 from tests.contracts.test_runs import accepted, asked, of, put
@@ -184,7 +184,7 @@ def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
         run = told(saver, SECRET, keeps_thread=False)
         tables = []
         for sql in ("SELECT * FROM crons", "SELECT * FROM webhooks"):
-            tables.append(str(saver.database.read(partial(rows_of, sql))))
+            tables.append(str(saver.database.read(partial(fetch_rows, sql))))
 
         assert cron.cron_id in tables[0]
         assert run.run_id in tables[1]

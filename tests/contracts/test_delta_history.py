@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.titles import existing_head
 from perdure.errors import UnknownThread
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.backends import Place
 from tests.contracts.erased import SECRET, both_doors, everything, raw
 from tests.contracts.puts import at, uid_of
@@ -453,7 +453,7 @@ def test_files_of_a_dict(saver: SQLiteCheckpointer) -> None:
     assert dict(expected) == graph.get_state(at()).values["files"]
     stored: list[bytes] = []
     for table in ("items", "writes", "checkpoints"):
-        rows = saver.database.read(partial(rows_of, f"SELECT body FROM {table}"))
+        rows = saver.database.read(partial(fetch_rows, f"SELECT body FROM {table}"))
         stored += [bytes(body) for (body,) in rows]
     assert sum(SECRET.encode() in body for body in stored) <= 1  # 0 if it is encrypted
 

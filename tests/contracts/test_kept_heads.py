@@ -23,7 +23,7 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.errors import ThreadDeleted
-from perdure.storage.flow import Flow, Guarded, Stale, rows_of
+from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, fetch_rows
 from tests.backends import Place
 from tests.contracts.puts import at, listed, put, uid_of, values_at
 
@@ -55,7 +55,7 @@ def rows(saver: SQLiteCheckpointer) -> list[Any]:
     """All that is in the tables of a database."""
 
     def read(table: str) -> Any:
-        return saver.database.read(lambda: rows_of(f"SELECT * FROM {table}"))
+        return saver.database.read(lambda: fetch_rows(f"SELECT * FROM {table}"))
 
     return [sorted(map(repr, read(table))) for table in TABLES]
 
@@ -76,7 +76,7 @@ def planned(saver: SQLiteCheckpointer, uid: str, upon: str, values: dict[str, An
 
 def guarded(plan: Any) -> Flow[None]:
     """Only what was planned: without what follows if it is stale."""
-    yield Guarded(plan.statements)
+    yield GuardedRequest(plan.statements)
 
 
 CHANGES: dict[str, Callable[[SQLiteCheckpointer], object]] = {
@@ -99,7 +99,7 @@ def test_a_stale_put_leaves_no_row(
     stale = planned(one, "three", "two", said("a", "b", "new"))
     CHANGES[change](other)
     before = rows(one)
-    with pytest.raises(Stale):
+    with pytest.raises(GuardFailed):
         one.database.write(lambda: guarded(stale))
 
     assert rows(one) == before
@@ -127,7 +127,7 @@ def test_stale_writes_of_a_task_leave_no_row(
     assert stale is not None
     CHANGES[change](other)
     before = rows(one)
-    with pytest.raises(Stale):
+    with pytest.raises(GuardFailed):
         one.database.write(lambda: guarded(stale))
 
     assert rows(one) == before
@@ -149,7 +149,7 @@ def test_puts_that_were_planned_upon_a_stale_one_fail_with_it(
     assert second is not None
     put(other, said("a", "c"), at(uid="one"), uid="x")
     for each in (first, second):
-        with pytest.raises(Stale):
+        with pytest.raises(GuardFailed):
             one.database.write(partial(guarded, each))
 
     assert listed(one, at()) == ["x", "one"]
@@ -276,7 +276,7 @@ def held(saver: SQLiteCheckpointer) -> Iterator[None]:
     with lock:
         # the writing thread has taken one job, and waits; those that come are its next group
         write, watch = saver.database.write, saver._watch  # else the kept heads are not trusted
-        first = threading.Thread(target=lambda: write(lambda: rows_of("SELECT 1"), watch=watch))
+        first = threading.Thread(target=lambda: write(lambda: fetch_rows("SELECT 1"), watch=watch))
         first.start()
         time.sleep(0.05)
         yield

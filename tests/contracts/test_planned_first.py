@@ -15,7 +15,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.put import TaskWrites
 from perdure.errors import StorageError
-from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.flow import Flow, Statement, fetch_rows
 from perdure.storage.sqlite_writer import _Asked
 from tests.contracts.puts import at, listed, put, values_at
 from tests.contracts.test_kept_heads import aput, handed_in, held, said
@@ -225,7 +225,7 @@ def test_a_look_at_the_connection_leaves_nothing_behind(files: Savers) -> None:
     writer = saver.database._connected().writer  # type: ignore[attr-defined]
 
     def epoch() -> object:
-        return asyncio.run(writer.epoch_soon("checkpointer", saver._watch))
+        return asyncio.run(writer.wait_for_epoch("checkpointer", saver._watch))
 
     with writer._in_use():
         assert epoch() is None
@@ -284,8 +284,8 @@ def test_keys_that_a_copy_brought_are_given_no_more(files: Savers) -> None:
         "INSERT INTO threads (thread_key, thread_id, created_at, updated_at) VALUES (?, ?, 0, 0)"
     )
     for each in range(key + 1, key + 31):
-        other.database.write(lambda each=each: rows_of(adding, each, f"copied {each}"))  # type: ignore[misc]
-    other.database.write(lambda: rows_of("UPDATE keys SET last_key = ?", key + 1000))
+        other.database.write(lambda each=each: fetch_rows(adding, each, f"copied {each}"))  # type: ignore[misc]
+    other.database.write(lambda: fetch_rows("UPDATE keys SET last_key = ?", key + 1000))
     for thread in "abc":
         put(one, {"n": 2}, thread=thread)
 

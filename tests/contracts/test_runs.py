@@ -457,9 +457,9 @@ def test_words_are_sealed(kind: str, tmp_path: Path) -> None:
 
 
 def _rows(sql: str) -> Any:
-    from perdure.storage.flow import rows_of
+    from perdure.storage.flow import fetch_rows
 
-    return rows_of(sql)
+    return fetch_rows(sql)
 
 
 def test_a_merge_leaves_the_runs_of_a_thread(tmp_path: Path) -> None:

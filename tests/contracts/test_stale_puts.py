@@ -18,7 +18,7 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import REMOVALS_KEY
 from perdure.checkpointers.removal_records import KEPT_DAYS
 from perdure.errors import ThreadDeleted
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.backends import Place
 from tests.contracts.erased import SECRET, Saver, everything, raw
 from tests.contracts.puts import put, uid_of
@@ -477,7 +477,9 @@ def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.Monk
     """The next erasure or deletion after `KEPT_DAYS` drops those of all threads."""
 
     def numbers() -> list[int]:
-        rows = saver.database.read(lambda: rows_of("SELECT number FROM removals ORDER BY number"))
+        rows = saver.database.read(
+            lambda: fetch_rows("SELECT number FROM removals ORDER BY number")
+        )
         return [number for (number,) in rows]
 
     begin(saver)

@@ -13,8 +13,8 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 from perdure.checkpointers.titles import existing_head
-from perdure.storage.encryption import LangGraphCipher
-from perdure.storage.flow import rows_of
+from perdure.storage.encryption import LangGraphSeal
+from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
 from tests.contracts.erased import SECRET, raw
 from tests.contracts.puts import at, put
@@ -117,7 +117,7 @@ def test_sql_leaves_what_may_match(saver: SQLiteCheckpointer) -> None:
         )
     ThreadList(saver).create("new", ClientMetadata({"topic": "topic 1", "title": "QUESTION 1?"}))
 
-    if isinstance(saver._seal, LangGraphCipher):
+    if isinstance(saver._seal, LangGraphSeal):
         assert found(saver, metadata={"topic": "topic 2"}) == ["new", "t2", "t1", "t0"]
         return
     wanted: Any = [("topic", "topic 2"), ("number", 2.0), ("in", {"n": 2, "row": 7})]
@@ -148,7 +148,7 @@ def test_what_has_too_many_numbers_to_be_found_by_is_compared(saver: SQLiteCheck
 
     have = found(saver, metadata={"topic": "ponds"})
     assert set(have) - {"beside"} == {"both", "of-head", "of-client"}
-    assert "beside" not in have or isinstance(saver._seal, LangGraphCipher)
+    assert "beside" not in have or isinstance(saver._seal, LangGraphSeal)
 
 
 def test_the_owner_may_be_the_user(saver: SQLiteCheckpointer) -> None:
@@ -157,7 +157,7 @@ def test_the_owner_may_be_the_user(saver: SQLiteCheckpointer) -> None:
     put(saver, {"n": 1}, thread="c", uid="1", metadata={"user_id": "bob"})
 
     owned = found(saver, metadata={"owner": "ann"})
-    assert owned == ["b", "a"] or isinstance(saver._seal, LangGraphCipher)
+    assert owned == ["b", "a"] or isinstance(saver._seal, LangGraphSeal)
 
 
 def test_only_threads_that_may_wait_are_looked_at(
@@ -202,7 +202,7 @@ def test_what_a_client_gave_and_what_is_told_is_erased(saver: SQLiteCheckpointer
     assert thread.client is not None
     assert SECRET not in f"{thread}"
     assert (told(saver)["topic"], thread.client.metadata["topic"]) == ("ponds", "ponds")
-    rows = saver.database.read(lambda: rows_of("SELECT * FROM threads"))
+    rows = saver.database.read(lambda: fetch_rows("SELECT * FROM threads"))
     for text in (SECRET, SECRET.casefold()):
         assert text.encode() not in b"".join(
             bytes(c) for row in rows for c in row if isinstance(c, bytes)
@@ -215,7 +215,7 @@ def test_nothing_is_readable_with_a_key(place: Place) -> None:
         put(saver, {"n": 1}, uid="1", metadata={"quote": SECRET, "title": SECRET})
         ThreadList(saver).create("new", ClientMetadata({"quote": SECRET, "title": SECRET}))
         rows = saver.database.read(
-            lambda: rows_of(
+            lambda: fetch_rows(
                 "SELECT list_entry, search_keys, client_metadata, client_search_keys FROM threads"
             )
         )

@@ -10,7 +10,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.titles import existing_head
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
 from tests.contracts.puts import at, put
 
@@ -33,7 +33,7 @@ def called(saver: SQLiteCheckpointer, thread: str = "t") -> str:
 def stored(saver: SQLiteCheckpointer) -> bool:
     """Whether the thread's row has a title."""
     sql = "SELECT count(*) FROM threads WHERE list_entry IS NOT NULL"
-    ((titled,),) = saver.database.read(lambda: rows_of(sql))
+    ((titled,),) = saver.database.read(lambda: fetch_rows(sql))
     return bool(titled)
 
 
@@ -142,7 +142,7 @@ def test_a_copy_has_it(saver: SQLiteCheckpointer) -> None:
 def test_it_is_sealed(place: Place) -> None:
     with place.saver(key=KEY) as saver:
         put(saver, said(ASKED), uid="1")
-        ((title,),) = saver.database.read(lambda: rows_of("SELECT list_entry FROM threads"))
+        ((title,),) = saver.database.read(lambda: fetch_rows("SELECT list_entry FROM threads"))
         assert called(saver) == "How do ponds freeze?"
 
     assert b"ponds" not in bytes(title)

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import Flow, Row, fetch_rows
 
 # imported once, in the server that forks: fresh interpreters would import for a minute
 WARM = [
@@ -106,4 +106,4 @@ def killed(
 
 
 def integrity() -> Flow[list[Row]]:
-    return (yield from rows_of("PRAGMA integrity_check"))
+    return (yield from fetch_rows("PRAGMA integrity_check"))

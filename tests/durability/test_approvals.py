@@ -75,7 +75,7 @@ def answer_and_die(
     global _dies_after_s
     _dies_after_s = dies_after_s
     for module in (sqlite_writer, postgres):
-        vars(module)["PATIENCE_S"] = patience_s
+        vars(module)["GROUP_WAIT_S"] = patience_s
     durability: Any = "async" if build is paying else "sync"
     with place.saver() as saver:
         graph = build(saver)
@@ -137,8 +137,8 @@ def test_an_answer_is_committed_by_one_statement(tmp_path: Path) -> None:
 
 def test_writes_of_tasks_wait_for_a_put(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only those of the null task, which are answers and updates of a `Command`, do not."""
-    monkeypatch.setattr(sqlite_writer, "PATIENCE_S", NEVER_S)
-    monkeypatch.setattr(postgres, "PATIENCE_S", NEVER_S)
+    monkeypatch.setattr(sqlite_writer, "GROUP_WAIT_S", NEVER_S)
+    monkeypatch.setattr(postgres, "GROUP_WAIT_S", NEVER_S)
 
     async def run(saver: SQLiteCheckpointer) -> list[str]:
         parent = await asyncio.to_thread(put, saver, {"n": 1})

@@ -140,7 +140,7 @@ def test_awaiting_in_a_forked_child(tmp_path: Path) -> None:
     database = opened(tmp_path / "x.db")
 
     async def look() -> int:
-        return await asyncio.wait_for(database.in_thread(lambda: 1), 5)
+        return await asyncio.wait_for(database.run_in_thread(lambda: 1), 5)
 
     def refused() -> None:
         with pytest.raises(StorageUnavailable):
@@ -173,7 +173,7 @@ def test_a_fork_while_another_thread_hands_work_in(tmp_path: Path) -> None:
     database = opened(tmp_path / "x.db")
 
     async def look() -> int:
-        return await asyncio.wait_for(database.in_thread(lambda: 1), 5)
+        return await asyncio.wait_for(database.run_in_thread(lambda: 1), 5)
 
     def refused() -> None:
         faulthandler.dump_traceback_later(20, exit=True)

@@ -25,7 +25,7 @@ from perdure import PostgresCheckpointer, PostgresStore, retention
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
 from perdure.storage import postgres
-from perdure.storage.flow import Flow, rows_of
+from perdure.storage.flow import Flow, fetch_rows
 from perdure.storage.postgres_connection import RUN
 from perdure.storage.postgres_errors import translate_error
 from perdure.storage.postgres_requests import Pipelined
@@ -200,7 +200,7 @@ def test_what_a_task_wrote_shares_a_request_with_the_put_that_follows(
     overtaken: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If it rests on what is no more, as another process has put meanwhile, each is made alone."""
-    monkeypatch.setattr(postgres, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(postgres, "GROUP_WAIT_S", 30.0)
     requests: list[list[str]] = []
     ask = Pipelined.ask
 
@@ -236,7 +236,7 @@ def test_nobody_is_overtaken_by_a_put_that_shares_a_request(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write of another thread ends the wait of a task's, and comes before what follows."""
-    monkeypatch.setattr(postgres, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(postgres, "GROUP_WAIT_S", 30.0)
 
     async def run(saver: PostgresCheckpointer) -> None:
         written = asyncio.ensure_future(saver.aput_writes(at(uid="1"), [("a", 1)], "task"))
@@ -399,7 +399,10 @@ def test_what_fails_after_a_commit_undoes_no_commit(options: dict[str, Any]) -> 
             raise RuntimeError
 
         made = store.database.write(
-            lambda: rows_of("SELECT 1"), committed, lambda: undone.append(1), exclusive=("x",)
+            lambda: fetch_rows("SELECT 1"),
+            committed,
+            lambda: undone.append(1),
+            exclusive_names=("x",),
         )
 
     assert (made, undone) == ([(1,)], [1])
@@ -416,7 +419,7 @@ def test_writes_of_one_name_keep_their_order(
     def first() -> Flow[None]:
         entered.set()
         assert may.wait(30)
-        yield from rows_of("SELECT 1")
+        yield from fetch_rows("SELECT 1")
 
     async def scenario(store: PostgresStore) -> None:
         def handed_in(number: int) -> asyncio.Future[Any]:
@@ -424,14 +427,14 @@ def test_writes_of_one_name_keep_their_order(
                 order.append(number)
 
             made = store.database.awrite(
-                lambda: rows_of("SELECT 1"), committed, exclusive=("x", f"y{number % 2}")
+                lambda: fetch_rows("SELECT 1"), committed, exclusive_names=("x", f"y{number % 2}")
             )
             return asyncio.ensure_future(made)
 
-        holds = store.database.awrite(first, exclusive=("x",))
+        holds = store.database.awrite(first, exclusive_names=("x",))
         await asyncio.to_thread(entered.wait, 30)
         waiting = [handed_in(number) for number in range(20)]
-        other = store.database.awrite(lambda: rows_of("SELECT 2"), exclusive=("z",))
+        other = store.database.awrite(lambda: fetch_rows("SELECT 2"), exclusive_names=("z",))
         if cancelled is not None:
             waiting[cancelled].cancel()
         may.set()
@@ -451,18 +454,18 @@ def test_close_writes_what_was_handed_in(options: dict[str, Any]) -> None:
     def held() -> Flow[None]:
         entered.set()
         assert may.wait(30)
-        yield from rows_of("SELECT 1")
+        yield from fetch_rows("SELECT 1")
 
     async def scenario(store: PostgresStore) -> None:
         database = store.database
-        first = database.awrite(held, exclusive=("x",))
+        first = database.awrite(held, exclusive_names=("x",))
         await asyncio.to_thread(entered.wait, 30)
         waiting = [
             database.awrite(
-                lambda n=n: rows_of(  # type: ignore[misc]
+                lambda n=n: fetch_rows(  # type: ignore[misc]
                     "INSERT INTO settings (name, value) VALUES (?, '')", str(n)
                 ),
-                exclusive=("x",),
+                exclusive_names=("x",),
             )
             for n in range(20)
         ]
@@ -479,4 +482,4 @@ def test_close_writes_what_was_handed_in(options: dict[str, Any]) -> None:
     asyncio.run(scenario(PostgresStore.open(dsn, index=None, **options)))
     count = "SELECT count(*) FROM settings WHERE length(name) < 3"
     with PostgresStore.open(dsn, index=None, **options) as store:
-        assert store.database.read(lambda: rows_of(count)) == [(20,)]
+        assert store.database.read(lambda: fetch_rows(count)) == [(20,)]

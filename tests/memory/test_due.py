@@ -16,7 +16,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import ThreadHead, ThreadStatus
-from perdure.effects import computed
+from perdure.effects import run_computation
 from perdure.errors import ConfigurationError
 from perdure.memory import extraction
 from perdure.memory.extraction import DueThreads, Extraction, Pace, standing
@@ -123,7 +123,7 @@ def test_two_threads_may_ask_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
-        await computed(lambda: time.sleep(0.01))
+        await run_computation(lambda: time.sleep(0.01))
         found = await watermarks(*args)
         inside -= 1
         return found

@@ -28,7 +28,7 @@ from perdure.memory.extraction import remember_turns
 from perdure.memory.extractors import TurnExtractor, superseded_turns, turn_key
 from perdure.memory.records import Memory, StoreAdapter, memory_of
 from perdure.memory.thread_messages import Watermark, watermark
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.threads import ANN, FailingStore, Graph, kept, texts
 from tests.rounds import rounds
@@ -79,7 +79,7 @@ def say(graph: Graph, *said: str) -> None:
 
 def in_order(store: SQLiteStore) -> list[str]:
     """The turns of Ann's threads as search lays them side by side: by position, then by age."""
-    rows = store.database.read(lambda: rows_of("SELECT key, id FROM store_items"))
+    rows = store.database.read(lambda: fetch_rows("SELECT key, id FROM store_items"))
     age = {str(key): id for key, id in rows}
     items = sorted(kept(store), key=lambda item: (item.provenance.position, age[item.key]))
     return [item.value["text"].partition(": ")[2] for item in items]

@@ -29,7 +29,7 @@ from perdure.memory import asearch_threads, memories, recall, remember, search_t
 from perdure.memory.collection import Collection
 from perdure.memory.thread_search import SaidSearch, forget_said, marks
 from perdure.settings import Rules
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from perdure.stores import SQLiteStore, indexes
 from tests.backends import KEY, Place, places
 from tests.contracts.puts import at, put, uid_of
@@ -58,12 +58,12 @@ class Opened:
 
     def kept(self, table: str = "transcript_items") -> list[Any]:
         """The rows of a table of what was said."""
-        return self.saver.database.read(lambda: rows_of(f"SELECT * FROM {table}"))
+        return self.saver.database.read(lambda: fetch_rows(f"SELECT * FROM {table}"))
 
     def keys(self) -> list[str]:
         """The keys of what is kept, in order: each tells a thread and a position."""
         sql = "SELECT key FROM transcript_items"
-        return sorted(key for (key,) in self.saver.database.read(lambda: rows_of(sql)))
+        return sorted(key for (key,) in self.saver.database.read(lambda: fetch_rows(sql)))
 
     def close(self) -> None:
         self.store.close()
@@ -253,7 +253,7 @@ def test_a_thread_that_cannot_be_read_does_not_hold_up_others(
     with closing(Opened(place)) as both:
         fill(both)
         sql = "UPDATE items SET body = ? WHERE row_key = (SELECT min(row_key) FROM items)"
-        both.saver.database.write(lambda: rows_of(sql, b"damaged"))
+        both.saver.database.write(lambda: fetch_rows(sql, b"damaged"))
     with closing(Opened(place)) as both:
         assert {*both.search("canoe")} == {"home", "work", "old"}
         assert "'trip' is not searched" in caplog.text
@@ -377,7 +377,9 @@ def test_no_byte_is_left(
         said = [f"the {SECRET} horse", "the other horse"]
         talk(both.saver, "t", said=said, user_id="ann-of-ghent")
         assert both.search("horse", user="ann-of-ghent") == ["t"]
-        both.saver.database.write(lambda: rows_of("SELECT 1"))  # after the index, which was posted
+        both.saver.database.write(
+            lambda: fetch_rows("SELECT 1")
+        )  # after the index, which was posted
         assert len(both.kept("transcript_indexes")) == 1
         rows = [part for row in whole(both) for part in row if isinstance(part, bytes | str)]
         told = [part if isinstance(part, bytes) else part.encode() for part in rows]
@@ -514,7 +516,7 @@ def expected_keys(both: Opened) -> list[str]:
     sql = "SELECT thread_key, thread_id FROM threads"
     return sorted(
         f"{thread:x}.{item.position:08x}"
-        for thread, thread_id in both.saver.database.read(lambda: rows_of(sql))
+        for thread, thread_id in both.saver.database.read(lambda: fetch_rows(sql))
         for item in both.saver.history(thread_id)
         if item.value.text and item.value.type in ("human", "ai")
     )

@@ -21,7 +21,7 @@ from langgraph.store.base import IndexConfig
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.postgres import PostgresCheckpointer
-from perdure.storage.database import OnAwait, in_event_loop
+from perdure.storage.database import LazyAwaitable, is_in_event_loop
 from perdure.stores import SQLiteStore
 from perdure.stores.postgres import PostgresStore
 
@@ -62,10 +62,10 @@ class InPostgres(LikeLangGraph, PostgresCheckpointer):
 class NoCursor:
     """Takes what fixtures do to langgraph's tables, and does nothing, awaited or not."""
 
-    def execute(self, sql: str, *args: Any) -> OnAwait[None]:
+    def execute(self, sql: str, *args: Any) -> LazyAwaitable[None]:
         if args:
             pytest.fail("of langgraph's tables")
-        return OnAwait(partial(asyncio.sleep, 0))
+        return LazyAwaitable(partial(asyncio.sleep, 0))
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ def awaited_sweeper(store: type[SQLiteStore | PostgresStore]) -> type:
 
     def either(blocking: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
-            return asyncio.to_thread(blocking, *args) if in_event_loop() else blocking(*args)
+            return asyncio.to_thread(blocking, *args) if is_in_event_loop() else blocking(*args)
 
         return call
 

@@ -26,7 +26,7 @@ from perdure.checkpointers.thread_list import ThreadList
 from perdure.checkpointers.webhooks import WebhookTable
 from perdure.errors import ConfigurationError, StorageUnavailable, UnknownPerson
 from perdure.memory import Collection, memories, remember
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance
 from tests.people import (
     People,
@@ -76,7 +76,7 @@ def both(backend: str, tmp_path: Path) -> Iterator[People]:
 def count_rows(both: People) -> dict[str, int]:
     """Return the number of rows of each table."""
     counts = [
-        both.saver.database.read(partial(rows_of, f"SELECT count(*) FROM {table}"))
+        both.saver.database.read(partial(fetch_rows, f"SELECT count(*) FROM {table}"))
         for table in TABLES
     ]
     return {table: rows[0][0] for table, rows in zip(TABLES, counts, strict=True)}

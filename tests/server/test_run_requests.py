@@ -22,7 +22,7 @@ from perdure.server import create_app, run_queue
 from perdure.server.access import Action, Filter, Identity, Local
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.server.running import running, until
 from tests.server.talking import Gate, says, talk
 from tests.server.test_runs import texts
@@ -46,7 +46,7 @@ def test_a_delayed_run_lets_others_pass(
     sdk.runs.wait("t", "talk", input=says("now"))
     before = texts(sdk)
     with SQLiteCheckpointer(settings.db) as saver:
-        saver.database.write(lambda: rows_of("UPDATE runs SET not_before = 0"))
+        saver.database.write(lambda: fetch_rows("UPDATE runs SET not_before = 0"))
     sdk.runs.join("t", delayed["run_id"])
 
     assert stands == ("idle", "pending")

@@ -12,7 +12,7 @@ from perdure.checkpointers import open_checkpointer
 from perdure.memory.thread_search import SaidSearch
 from perdure.server import create_app
 from perdure.settings import Settings
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from perdure.stores import open_store
 from tests.server.running import running
 from tests.server.test_mcp import Users
@@ -61,7 +61,7 @@ def test_it_is_turned_off(settings: Settings) -> None:
     with running(create_app(replace(settings, search_threads=False))) as url:
         found = httpx.get(f"{url}/ui/threads.json?q=canoe").json()
     with open_checkpointer(settings.db) as saver, open_store(settings.db):
-        kept = saver.database.read(lambda: rows_of("SELECT * FROM transcript_progress"))
+        kept = saver.database.read(lambda: fetch_rows("SELECT * FROM transcript_progress"))
     assert found["said"] == kept == []
 
 
@@ -82,5 +82,5 @@ def test_it_is_removed_with_a_thread_of_the_server(
     [hit] = client.get("/ui/threads.json?q=canoe").json()["said"]
     with open_checkpointer(settings.db) as saver, open_store(settings.db):
         sql = "SELECT key FROM transcript_items"
-        kept: list[Any] = saver.database.read(lambda: rows_of(sql))
+        kept: list[Any] = saver.database.read(lambda: fetch_rows(sql))
     assert (hit["thread_id"], len(kept)) == ("of bob", 2)

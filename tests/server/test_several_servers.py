@@ -26,7 +26,7 @@ from perdure.server.graphs import Graphs
 from perdure.server.run import Run
 from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
-from perdure.storage.flow import Statement, rows_of
+from perdure.storage.flow import Statement, fetch_rows
 from tests.server.running import running, until
 from tests.server.talking import Gate, State, says, talk
 from tests.server.test_runs import texts
@@ -60,7 +60,7 @@ def both(settings: Settings, gate: Gate) -> Iterator[list[SyncLangGraphClient]]:
 
 
 def changed(saver: Checkpointer, statement: Statement) -> None:
-    saver.database.write(lambda: rows_of(statement.sql, *statement.params))
+    saver.database.write(lambda: fetch_rows(statement.sql, *statement.params))
 
 
 def statuses(client: SyncLangGraphClient) -> Any:

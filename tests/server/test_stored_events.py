@@ -20,7 +20,7 @@ from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app, run_events, run_log, run_queue
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.server.running import running, until
 from tests.server.talking import Gate, State, ask, fail, says, talk
 
@@ -75,7 +75,7 @@ def told(client: SyncLangGraphClient, run: str, **options: Any) -> list[tuple[An
 def stored(settings: Settings) -> int:
     """How many batches there are."""
     with open_checkpointer(settings.db) as saver:
-        [(count,)] = saver.database.read(lambda: rows_of("SELECT count(body) FROM run_events"))
+        [(count,)] = saver.database.read(lambda: fetch_rows("SELECT count(body) FROM run_events"))
     return int(count)
 
 

@@ -24,7 +24,7 @@ from perdure.errors import AlreadyLocked, StorageUnavailable, UnknownThread, Ver
 from perdure.server.access import Filter, Forbidden, containing
 from perdure.server.threads import Threads
 from perdure.settings import Settings
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.server.graphs import ask, say
 
 Use = Callable[[Threads, SQLiteStore], Awaitable[Any]]
@@ -208,7 +208,9 @@ def test_a_deleted_thread_leaves_nothing(settings: Settings) -> None:
         await threads.create("t", {"secret": 1})
         await threads.delete("t")
 
-        assert await threads._saver.database.aread(lambda: rows_of("SELECT * FROM threads")) == []
+        assert (
+            await threads._saver.database.aread(lambda: fetch_rows("SELECT * FROM threads")) == []
+        )
 
     run(settings, use)
 

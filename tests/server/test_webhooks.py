@@ -28,7 +28,7 @@ from perdure.server.graphs import Graphs
 from perdure.server.run_queue import SWEEP_S
 from perdure.server.webhooks import Webhooks
 from perdure.settings import Settings
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from tests.server.running import running, until
 from tests.server.talking import Gate, fail, says, talk
 from tests.server.test_run_ends import hold_end
@@ -93,7 +93,7 @@ def served(settings: Settings, gate: Gate, *hosts: str) -> Iterator[SyncLangGrap
 
 def left(settings: Settings) -> list[Any]:
     with SQLiteCheckpointer.open(settings.db) as saver:
-        return saver.database.read(lambda: rows_of("SELECT run_id, attempts FROM webhooks"))
+        return saver.database.read(lambda: fetch_rows("SELECT run_id, attempts FROM webhooks"))
 
 
 def test_the_end_of_a_run_is_told_once(settings: Settings, gate: Gate, listener: Listener) -> None:

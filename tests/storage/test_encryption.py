@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, WrongKey
 from perdure.storage.database import Schema
-from perdure.storage.encryption import AESGCM, Clear, Seal, agree_on_key
+from perdure.storage.encryption import AESGCMSeal, ChecksumSeal, Seal, bind_seal
 from perdure.storage.sqlite import SQLiteDatabase
 from tests.backends import KEY
 from tests.checkpointers.test_bad_input import SECRET, checkpoint, config, put
@@ -78,7 +78,7 @@ def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
     database = SQLiteDatabase(
         path,
         NOTES,
-        begin=lambda: agree_on_key(seal, str(path), read_only=read_only),
+        begin=lambda: bind_seal(seal, str(path), read_only=read_only),
         read_only=read_only,
     )
     database.connect()
@@ -87,17 +87,17 @@ def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
 
 def test_the_components_of_a_file_have_one_key(sealed: Path) -> None:
     """What one component made with a key, another opens with the same key alone."""
-    for other in (Clear(), AESGCM(b"another key, 32 bytes long......")):
+    for other in (ChecksumSeal(), AESGCMSeal(b"another key, 32 bytes long......")):
         with pytest.raises(WrongKey, match=r"sealed\.db"):
             opened_notes(sealed, other)
     for read_only in (False, True):
-        opened_notes(sealed, AESGCM(KEY), read_only=read_only)
+        opened_notes(sealed, AESGCMSeal(KEY), read_only=read_only)
 
 
 def test_the_first_component_decides(tmp_path: Path) -> None:
     """Whichever component makes a file, a checkpointer in it has to have its key."""
     path = tmp_path / "notes.db"
-    opened_notes(path, AESGCM(KEY))
+    opened_notes(path, AESGCMSeal(KEY))
     with pytest.raises(WrongKey, match="is encrypted"):
         SQLiteCheckpointer.open(path)
     with SQLiteCheckpointer.open(path, key=KEY) as saver:
@@ -113,7 +113,7 @@ def test_reading_records_no_key(tmp_path: Path) -> None:
     database.connect()
     database.close()
     before = path.read_bytes()
-    for seal in (Clear(), AESGCM(KEY)):
+    for seal in (ChecksumSeal(), AESGCMSeal(KEY)):
         opened_notes(path, seal, read_only=True)
 
     assert before == path.read_bytes()

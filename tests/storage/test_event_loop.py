@@ -19,7 +19,7 @@ from langgraph.store.base import GetOp, Op, PutOp, SearchOp
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, NotADatabase, StorageUnavailable
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from perdure.stores import SQLiteStore
 from tests.backends import Place
 
@@ -212,7 +212,7 @@ def test_pages_of_rows_are_awaited(place: Place) -> None:
             await store.aput(FACTS, str(start), {"n": start})
             pages = await asyncio.gather(
                 *(
-                    store.database.aread(lambda: rows_of("SELECT count(*) FROM store_items"))
+                    store.database.aread(lambda: fetch_rows("SELECT count(*) FROM store_items"))
                     for _ in range(20)
                 )
             )

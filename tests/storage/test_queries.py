@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from perdure.storage.flow import load
+from perdure.storage.flow import load_sql
 
 
 def _statements(package: str) -> list[str]:
     scripts = Path(str(files(package).joinpath(""))).glob("*.sql")
-    return [name for script in scripts for name in load(package, script.name)]
+    return [name for script in scripts for name in load_sql(package, script.name)]
 
 
 @pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])

@@ -27,7 +27,7 @@ from perdure.errors import (
 )
 from perdure.storage import sqlite_connection, sqlite_writer
 from perdure.storage.database import Schema
-from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.flow import Flow, Statement, fetch_rows
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import WAL_LIMIT_BYTES
 from perdure.storage.threads import ThreadPool
@@ -145,7 +145,7 @@ def test_a_failing_flow_alone_leaves_nothing(database: SQLiteDatabase) -> None:
     with pytest.raises(LookupError):
         database.write(partial(add_and_fail, 1))
     with pytest.raises(StorageError, match="no such table"):
-        database.write(partial(rows_of, "SELECT * FROM absent"))
+        database.write(partial(fetch_rows, "SELECT * FROM absent"))
     database.write(partial(add, 1))
 
     assert database.read(numbers) == [1]
@@ -188,12 +188,12 @@ def test_a_patient_write_shares_the_next_commit(
     database: SQLiteDatabase, monkeypatch: pytest.MonkeyPatch, follows: bool
 ) -> None:
     """It waits for another write, as long as that is worth it."""
-    monkeypatch.setattr(sqlite_writer, "PATIENCE_S", 60.0 if follows else 0.001)
+    monkeypatch.setattr(sqlite_writer, "GROUP_WAIT_S", 60.0 if follows else 0.001)
     database.write(partial(add, 0))
 
     async def run() -> None:
         Commits.count = 0
-        tasks = [asyncio.ensure_future(database.awrite(partial(add, 1), patient=True))]
+        tasks = [asyncio.ensure_future(database.awrite(partial(add, 1), may_wait=True))]
         await asyncio.sleep(0.02)  # the writing thread has it
         if follows:
             tasks.append(asyncio.ensure_future(database.awrite(partial(add, 2))))
@@ -311,15 +311,15 @@ def test_threads_are_started_as_they_are_needed() -> None:
 
     async def work() -> tuple[int, int]:
         for _ in range(5):
-            await threads.submit(running, awaited=True)
+            await threads.submit(running, is_async=True)
         one, gate = running(), threading.Event()
-        waiting = [threads.submit(gate.wait, awaited=True) for _ in range(3)]
+        waiting = [threads.submit(gate.wait, is_async=True) for _ in range(3)]
         two = running()
         gate.set()
         await asyncio.gather(*waiting)
         return one, two
 
-    threads = ThreadPool(2, "some", lasting=True)
+    threads = ThreadPool(2, "some", is_permanent=True)
     found = asyncio.run(work())
     threads.close()
 
@@ -333,13 +333,13 @@ def test_a_thread_that_cannot_start(lasting: bool, monkeypatch: pytest.MonkeyPat
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    threads, done = ThreadPool(2, "some", lasting=lasting), list[int]()
+    threads, done = ThreadPool(2, "some", is_permanent=lasting), list[int]()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for i in range(3):
             with pytest.raises(RuntimeError, match="can't start"):
-                threads.submit(partial(done.append, i), awaited=False)
-    threads.submit(partial(done.append, 3), awaited=False).result(30)
+                threads.submit(partial(done.append, i), is_async=False)
+    threads.submit(partial(done.append, 3), is_async=False).result(30)
     threads.close()
 
     assert done == [3]
@@ -379,7 +379,7 @@ def test_a_flow_may_yield_lists(name: str, tmp_path: Path) -> None:
     """It is sent the rows of each statement; an error in one of them undoes all."""
     database = opened(name if name == ":memory:" else tmp_path / name)
     insert = "INSERT INTO notes (n, text) VALUES (?, 'x')"
-    several = Statement(insert, [(3,), (4,)], many=True)
+    several = Statement(insert, [(3,), (4,)], execute_many=True)
 
     def listed(*requests: Statement) -> Flow[Any]:
         return (yield list(requests))
@@ -408,7 +408,7 @@ def test_reading_for_coroutines(database: SQLiteDatabase) -> None:
     async def course() -> tuple[Any, ...]:
         seen = await database.aread(twice)
         with pytest.raises(StorageError, match="no such table"):
-            await database.aread(lambda: rows_of("SELECT * FROM absent"))
+            await database.aread(lambda: fetch_rows("SELECT * FROM absent"))
         tasks = [asyncio.create_task(database.aread(numbers)) for _ in range(50)]
         for n, task in enumerate(tasks):
             await asyncio.sleep(0)
@@ -445,7 +445,7 @@ def test_a_read_that_was_cancelled_outlives_its_event_loop(tmp_path: Path) -> No
             self.create_function("held", 0, held)
 
     async def course() -> list[bool]:
-        read = partial(rows_of, "SELECT held()")
+        read = partial(fetch_rows, "SELECT held()")
         reads = [asyncio.create_task(notes.aread(read)) for _ in range(8)]
         await asyncio.to_thread(begun.wait, 30)
         for _ in range(3):
@@ -549,7 +549,7 @@ def test_a_closed_database_says_so(name: str, tmp_path: Path) -> None:
     database.close()
 
     async def in_thread() -> int:
-        return await database.in_thread(lambda: 1)
+        return await database.run_in_thread(lambda: 1)
 
     calls = (database.shrink, database.stats, lambda: database.read(numbers))
     for call in (*calls, lambda: asyncio.run(in_thread())):
@@ -574,7 +574,7 @@ def test_threads_and_event_loops_share_a_database(database: SQLiteDatabase) -> N
     async def some(start: int) -> list[int]:
         writes = [database.awrite(partial(add, n)) for n in range(start, start + 10)]
         await asyncio.gather(*writes)
-        return await database.in_thread(lambda: database.read(numbers))
+        return await database.run_in_thread(lambda: database.read(numbers))
 
     found = [asyncio.run(some(0)), asyncio.run(some(10))]
     with ThreadPoolExecutor(4) as pool:

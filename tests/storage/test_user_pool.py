@@ -23,7 +23,7 @@ from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.memory import search_threads
 from perdure.memory.background import place_of
 from perdure.settings import Rules
-from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.flow import Flow, Statement, fetch_rows
 from perdure.storage.postgres_connection import RUN
 from perdure.storage.postgres_transaction import Transaction
 from perdure.stores import open_store
@@ -119,7 +119,7 @@ def test_a_connection_comes_back_as_it_was_after_an_error(
     """Of a statement, of Python, in a read, in the first request of a write and in a later one."""
     with PostgresStore.open(pool, index=None, **options) as store:
         database = store.database
-        for make in (failing, lambda: rows_of("SELECT 1 / 0"), lambda: rows_of("nonsense")):
+        for make in (failing, lambda: fetch_rows("SELECT 1 / 0"), lambda: fetch_rows("nonsense")):
             for call in (database.read, database.write):
                 with pytest.raises(StorageError, match=r"division by zero|syntax error"):
                     call(make)

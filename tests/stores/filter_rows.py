@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from perdure.storage.flow import AnyText
+from perdure.storage.flow import TextOrBytes
 from perdure.stores.filter_sql import JSONPlace, condition_of, index_expression
 from perdure.stores.filters import Filter
 from perdure.stores.postgres import JSONBPlace
@@ -71,7 +71,7 @@ def postgres_ids(pool: list[dict[str, Any]], filter: Filter, *, ascii_only: bool
         "SELECT i.id FROM unnest(?1::bigint[], ?2::bytea[]) AS i (id, value) "
         f"WHERE {condition.numbered(3)}"
     )
-    bodies = [AnyText(text).as_bytes() for text in texts.values()]
+    bodies = [TextOrBytes(text).to_column_bytes() for text in texts.values()]
     with psycopg.RawCursor(_connection()) as cursor:
         bound = ([*texts], bodies, *condition.params)
         cursor.execute(query.replace("?", "$").encode(), bound, binary=True)

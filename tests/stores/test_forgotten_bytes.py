@@ -17,7 +17,7 @@ from langgraph.store.base import PutOp
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore, indexes
 from perdure.stores.vectors import encode_vectors
 from tests.backends import KEY
@@ -84,7 +84,7 @@ def test_vectors_that_were_being_made(again: str, tmp_path: Path, clock: Clock) 
         embedder.store = store
         getattr(store, again)()
         left = raw(tmp_path)
-        rows = store.database.read(lambda: rows_of("SELECT count(*) FROM store_index"))
+        rows = store.database.read(lambda: fetch_rows("SELECT count(*) FROM store_index"))
 
     assert rows == [(0,)]
     assert secret not in left

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from langgraph.store.base import PutOp
 
-from perdure.storage.flow import rows_of
+from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, indexes
 from perdure.stores.index import FOREVER, Index, IndexedItem
 from perdure.stores.puts import Preparer
@@ -557,7 +557,7 @@ def test_two_forget_at_once(tmp_path: Path) -> None:
         store.search(A, query="tea")
         indexes = store._parts.indexes
         flow = indexes.purge()
-        marks = store.database.read(lambda: rows_of(indexes.sql["marks"]))
+        marks = store.database.read(lambda: fetch_rows(indexes.sql["marks"]))
         next(flow)
         store.forget(A, key="secret")
         with pytest.raises(StopIteration):

@@ -34,9 +34,9 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.removal_records import record_place
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
-from perdure.storage.database import Database, statements
-from perdure.storage.encryption import Place
-from perdure.storage.flow import ALL, Flow, NamedSQL, Row, Statement, rows_of
+from perdure.storage.database import Database, split_script
+from perdure.storage.encryption import AssociatedData
+from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Row, Statement, fetch_rows
 from perdure.stores.namespaces import decode_path
 from perdure.stores.whole_store import WholeStore
 
@@ -72,7 +72,7 @@ class Table(NamedTuple):
     large: str = ""
     ids: Sequence[int] = ()
     flags: Sequence[int] = ()
-    sealed: Callable[[Sequence[Any]], Sequence[Place]] = lambda row: ()
+    sealed: Callable[[Sequence[Any]], Sequence[AssociatedData]] = lambda row: ()
     top: Any = _TOP
 
     def page(self, after: Sequence[Any]) -> Flow[list[Row]]:
@@ -102,7 +102,7 @@ class Table(NamedTuple):
             )
             flat = [[*chain(*rows[at : at + width])] for at in range(start, stop, width)]
             if flat:
-                made.append(Statement(sql, flat, many=True))
+                made.append(Statement(sql, flat, execute_many=True))
             start = stop
         return made
 
@@ -128,8 +128,8 @@ class Tables:
 
     database: Database
     sql: NamedSQL
-    open: Callable[[Any, Place], Any]
-    shut: Callable[[Any, Place], Any]
+    open: Callable[[Any, AssociatedData], Any]
+    shut: Callable[[Any, AssociatedData], Any]
     tables: ClassVar[Sequence[Table]]
     noun: ClassVar[str]  # of an owner
 
@@ -268,7 +268,7 @@ class ThreadTables(Tables):
             "updated_at, not_before, details, error, request",
             *_OF_THREAD,
             key="thread_key, seq",
-            top=ALL,
+            top=NO_LIMIT,
             names="graph_id",
             large="details, error, request",
             sealed=lambda row: [(name, row[0], row[3]) for name in ("about", "error", "request")],
@@ -297,7 +297,7 @@ class ThreadTables(Tables):
     def of(cls, saver: Checkpointer) -> ThreadTables:
         """Those of a checkpointer."""
         reader = saver._reader
-        return cls(saver.database, reader.sql, reader.seal.open, reader.seal.seal, reader)
+        return cls(saver.database, reader.sql, reader.seal.unseal, reader.seal.seal, reader)
 
     def opened(self, table: Table, row: Row) -> Row:
         """See `Tables.opened`."""
@@ -338,7 +338,7 @@ class ThreadTables(Tables):
     def removals(self) -> set[Row]:
         """Return the thread hash and the number of each removal record."""
         sql = "SELECT thread_hash, number FROM removals"
-        return {*self.database.read(lambda: rows_of(sql), snapshot=False)}
+        return {*self.database.read(lambda: fetch_rows(sql), snapshot=False)}
 
     def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
         """See `Tables.writes`."""
@@ -360,7 +360,7 @@ _OF_VERSION: Final = (
 _COMMON: Final = "id, ns, key, version, created_at, valid_from"
 
 
-def _of_item(path: bytes, key: str, version: int) -> list[Place]:
+def _of_item(path: bytes, key: str, version: int) -> list[AssociatedData]:
     return [(name, path.decode(), key, version) for name in ("value", "provenance")]
 
 
@@ -440,7 +440,7 @@ class StoreTables(Tables):
                 ((kept,),) = yield self.sql("get_setting", name)
                 value = json.dumps(json.loads(kept) | {"fields": json.loads(value)["fields"]})
             yield self.sql("set_setting", name, str(value))
-        yield statements(self.sql["raise_keys_after_copy"])
+        yield split_script(self.sql["raise_keys_after_copy"])
 
 
 @dataclass
@@ -504,18 +504,18 @@ class Copy:
             )
         self._check_not_erased()
         self.last()
-        self._home.write(lambda: rows_of(_DONE))
+        self._home.write(lambda: fetch_rows(_DONE))
 
     def __post_init__(self) -> None:
         self._path = self.ends[0][0].database.path
         self._home = self.ends[0][1].database  # where it is recorded that a copy is not complete
 
     def _begin(self) -> None:
-        if self.ends[0][0].database.read(lambda: rows_of(_BEGUN)):
+        if self.ends[0][0].database.read(lambda: fetch_rows(_BEGUN)):
             raise ConfigurationError(
                 f"{self._path} is a copy that was not completed; copy to it again first"
             )
-        begun = self._home.read(lambda: rows_of(_BEGUN))
+        begun = self._home.read(lambda: fetch_rows(_BEGUN))
         if begun and begun[0][0] != self._path.encode():
             raise ConfigurationError(
                 f"{self._home.path} holds a part of {begun[0][0].decode()}, not of {self._path}: "
@@ -523,14 +523,14 @@ class Copy:
             )
         for source, target in self.ends:
             for table in () if begun else target.tables:
-                if target.database.read(partial(rows_of, f"SELECT 1 FROM {table.name} LIMIT 1")):
+                if target.database.read(partial(fetch_rows, f"SELECT 1 FROM {table.name} LIMIT 1")):
                     raise ConfigurationError(
                         f"{target.database.path} is not empty: it has rows in {table.name}; "
                         "copy into a new database"
                     )
             self._check_names(source, target)
         if not begun:
-            self._home.write(lambda: rows_of(_BEGIN, self._path.encode()))
+            self._home.write(lambda: fetch_rows(_BEGIN, self._path.encode()))
 
     def _check_not_erased(self) -> None:
         """Raise ImportFailed if something was erased from the source during the copy."""
@@ -547,7 +547,7 @@ class Copy:
     def _check_names(self, source: Tables, target: Tables) -> None:
         owners: list[str] = []
         try:
-            target.database.read(lambda: rows_of("SELECT CAST(? AS text)", "\0"), snapshot=False)
+            target.database.read(lambda: fetch_rows("SELECT CAST(? AS text)", "\0"), snapshot=False)
         except StorageError:
             with suppress(StorageError):
                 owners = source.database.read(source.unfit, snapshot=False)
@@ -562,7 +562,7 @@ class Copy:
         """Copy and compare. Returns the names of those that differ."""
         for table in source.tables:
             number = table.key.split(", ")[0]
-            last = partial(rows_of, f"SELECT coalesce(max({number}), 0) FROM {table.name}")
+            last = partial(fetch_rows, f"SELECT coalesce(max({number}), 0) FROM {table.name}")
             pages = _Pages(source, table, table.first_key(target.database.read(last)[0][0]))
             while rows := (yield from pages.next()):
                 target.database.write(partial(_written, target.writes(table, rows)))

@@ -50,7 +50,7 @@ from perdure.server.run_request import Given, Mode, RunRequest, expand_arrays
 from perdure.server.runs import All, Runs
 from perdure.server.teams import check_named_teams
 from perdure.settings import SEARCH_LIMIT
-from perdure.storage.flow import ALL
+from perdure.storage.flow import NO_LIMIT
 
 routes = APIRouter(tags=["runs"])
 ENDS: Final = "the server ends, and the run goes on with the next one"
@@ -166,7 +166,7 @@ async def cancel_many(
     await call.permit({"thread_id": body.thread_id, "metadata": {}, "action": action})
     if body.status is not None:
         for status in ("pending", "running") if body.status == "all" else (body.status,):
-            for row, *_ in await call.threads.runs(ThreadQuery(), status, ALL, 0):
+            for row, *_ in await call.threads.runs(ThreadQuery(), status, NO_LIMIT, 0):
                 await runs.cancel(call.identity.tenant, row.live, action)
         return
     thread_id = body.thread_id or ""

@@ -24,8 +24,10 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.threads import Promise
 
 _log = logging.getLogger("perdure")
-VERSION: Final = 2  # the schema version of every component; 1 is a build before the first release
-PATIENCE_S: Final = 0.002  # how long a patient write waits for another
+SCHEMA_VERSION: Final = (
+    2  # the schema version of every component; 1 is a build before the first release
+)
+GROUP_WAIT_S: Final = 0.002  # how long a patient write waits for another
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -59,12 +61,14 @@ class Schema(NamedTuple):
         if not rows:
             return False
         version, script_hash = rows[0]
-        if version < VERSION or (version == VERSION and script_hash != self.script_hash):
+        if version < SCHEMA_VERSION or (
+            version == SCHEMA_VERSION and script_hash != self.script_hash
+        ):
             raise earlier_build_error(path)
-        if version > VERSION:
+        if version > SCHEMA_VERSION:
             raise SchemaMismatch(
                 f"{path!r} has version {version} of the {self.component} schema, but "
-                f"this version of perdure supports only {VERSION}: upgrade perdure"
+                f"this version of perdure supports only {SCHEMA_VERSION}: upgrade perdure"
             )
         return True
 
@@ -86,37 +90,45 @@ class Watch:
         own: How many transactions it made itself; `epoch`: as of the last of them.
     """
 
-    own: int = 0
+    own_commits: int = 0
     epoch: object = None
 
 
 class Job(Promise[T]):
     """A transaction to be made: see `Database.write`."""
 
-    __slots__ = ("committed", "component", "make", "patient", "removes", "undone", "watch")
+    __slots__ = (
+        "component",
+        "deletes_rows",
+        "make_flow",
+        "may_wait",
+        "on_commit",
+        "on_rollback",
+        "watch",
+    )
 
     def __init__(
         self,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None = None,
-        undone: Callable[[], None] | None = None,
+        make_flow: Callable[[], Flow[T]],
+        on_commit: Callable[[T], None] | None = None,
+        on_rollback: Callable[[], None] | None = None,
         component: str = "",
         watch: Watch | None = None,
-        patient: bool = False,
-        removes: bool = False,
+        may_wait: bool = False,
+        deletes_rows: bool = False,
         *,
-        awaited: bool,
+        is_async: bool,
     ) -> None:
-        super().__init__(awaited=awaited)
-        self.make, self.committed, self.undone = make, committed, undone
+        super().__init__(is_async=is_async)
+        self.make_flow, self.on_commit, self.on_rollback = make_flow, on_commit, on_rollback
         self.component, self.watch = component, watch
-        self.patient, self.removes = patient, removes
+        self.may_wait, self.deletes_rows = may_wait, deletes_rows
 
     def succeed(self) -> None:
         """Its transaction is committed."""
         try:
-            if self.committed is not None:
-                self.committed(self.result)
+            if self.on_commit is not None:
+                self.on_commit(self.result)
         except Exception:
             _log.exception("committed() failed; the write is stored, undone() is called")
             self._undo()
@@ -128,13 +140,13 @@ class Job(Promise[T]):
 
     def _undo(self) -> None:
         try:
-            if self.undone is not None:
-                self.undone()
+            if self.on_rollback is not None:
+                self.on_rollback()
         except Exception:
             _log.exception("undone() failed")
 
 
-def statements(script: str) -> list[Statement]:
+def split_script(script: str) -> list[Statement]:
     """The statements of a script; none of them contains a semicolon."""
     return [Statement(sql) for sql in script.split(";") if sql.strip()]
 
@@ -201,48 +213,48 @@ class Database(Protocol):
     async def aconnect(self) -> None:
         """See `connect`."""
 
-    def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
+    def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """Run a flow that only reads, in the calling thread.
 
         Args:
-            make: Makes the flow; is called again if the connection was lost.
+            make_flow: Makes the flow; is called again if the connection was lost.
             snapshot: Whether all its statements must see one state of the database; a flow of a
                 single statement does not need it.
         """
 
-    async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
+    async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """Run a flow that only reads, each statement awaited; for pages of rows.
 
         Nothing is held when it returns. What takes long to decode is better read by `in_thread`.
         """
 
-    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+    def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run blocking work, such as `read` and decoding, in one of the reading threads."""
 
     def write(
         self,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None = None,
-        undone: Callable[[], None] | None = None,
-        exclusive: Sequence[str] | None = None,
+        make_flow: Callable[[], Flow[T]],
+        on_commit: Callable[[T], None] | None = None,
+        on_rollback: Callable[[], None] | None = None,
+        exclusive_names: Sequence[str] | None = None,
         watch: Watch | None = None,
-        patient: bool = False,
+        may_wait: bool = False,
         urgent: bool = False,
-        removes: bool = False,
+        deletes_rows: bool = False,
     ) -> T:
         """Run a flow in a transaction, and wait until it is committed.
 
         Args:
-            make: Makes the flow; may be called twice.
-            committed: Called in the writing thread with the result, after the commit.
-            undone: Called there instead, once, when the flow or the commit failed.
-            exclusive: Names of what is written, such as a thread: a flow that is about one of
+            make_flow: Makes the flow; may be called twice.
+            on_commit: Called in the writing thread with the result, after the commit.
+            on_rollback: Called there instead, once, when the flow or the commit failed.
+            exclusive_names: Names of what is written, such as a thread: a flow that is about one of
                 them waits until this one is committed. None: all writers of the component wait.
             watch: Of who keeps in memory what this transaction leaves behind.
-            patient: Whether it may wait 2 ms for another write, to share its transaction.
+            may_wait: Whether it may wait 2 ms for another write, to share its transaction.
             urgent: Whether the calling thread itself commits the write if no other write is in
                 progress. This saves the time that it takes to wake the writing thread.
-            removes: Whether it deletes rows. On a full disk it may use the room that SQLite's
+            deletes_rows: Whether it deletes rows. On a full disk it may use the room that SQLite's
                 database reserves for that.
 
         Raises:
@@ -251,18 +263,18 @@ class Database(Protocol):
 
     def awrite(
         self,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None = None,
-        undone: Callable[[], None] | None = None,
-        exclusive: Sequence[str] | None = None,
+        make_flow: Callable[[], Flow[T]],
+        on_commit: Callable[[T], None] | None = None,
+        on_rollback: Callable[[], None] | None = None,
+        exclusive_names: Sequence[str] | None = None,
         watch: Watch | None = None,
-        patient: bool = False,
+        may_wait: bool = False,
         urgent: bool = False,
-        removes: bool = False,
+        deletes_rows: bool = False,
     ) -> Awaitable[T]:
         """See `write`. The work is handed over by the call, not by the first `await`."""
 
-    def post(self, make: Callable[[], Flow[object]]) -> None:
+    def post(self, make_flow: Callable[[], Flow[object]]) -> None:
         """Write what nobody waits for; if it fails, nobody is told."""
 
     def epoch(self, watch: Watch) -> object | None:
@@ -271,10 +283,10 @@ class Database(Protocol):
         None: it cannot be told at once. It does no I/O, and may be called in an event loop.
         """
 
-    async def epoch_soon(self, watch: Watch) -> object | None:
+    async def wait_for_epoch(self, watch: Watch) -> object | None:
         """The `epoch`; if a transaction is in the way, once it is committed, if that is soon."""
 
-    def scrub_wanted(self) -> Flow[None]:
+    def request_scrub(self) -> Flow[None]:
         """Record, in the transaction that deletes, that its bytes are to be overwritten.
 
         Call `scrub` after it. If the process is killed in between, the next to connect does.
@@ -304,7 +316,7 @@ class Database(Protocol):
 # -- blocking and awaited
 
 
-def in_event_loop() -> bool:
+def is_in_event_loop() -> bool:
     """Whether the calling thread runs an event loop."""
     try:
         asyncio.get_running_loop()
@@ -313,7 +325,7 @@ def in_event_loop() -> bool:
     return True
 
 
-def awaited(
+def make_async_twin(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """The method that is awaited, and does in a thread what a blocking one does."""
@@ -327,7 +339,7 @@ def awaited(
     return twin  # type: ignore[return-value] # `wraps` names the argument `self`
 
 
-class OnAwait(Generic[T]):
+class LazyAwaitable(Generic[T]):
     """Runs a coroutine function each time it is awaited, and warns of nothing if it never is.
 
     What a method returns that one class of langgraph's blocks in and the other awaits.
@@ -376,20 +388,20 @@ class DatabaseOwner:
         """Open by the name that langgraph's savers and stores use; see `open`."""
         return cls.open(conn_string, **options)
 
-    def setup(self) -> OnAwait[None]:
+    def setup(self) -> LazyAwaitable[None]:
         """Open the database, which the first use does otherwise. May be awaited or not.
 
         In an event loop nothing is done before it is awaited, as opening blocks.
         """
-        if not in_event_loop():
+        if not is_in_event_loop():
             self.database.connect()
-        return OnAwait(self.database.aconnect)
+        return LazyAwaitable(self.database.aconnect)
 
     def close(self) -> None:
         """Close the database, once everything handed to it is written."""
         self.database.close()
 
-    aclose = awaited(close)
+    aclose = make_async_twin(close)
 
     def __enter__(self) -> Self:
         self.database.connect()

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _CRC = 4  # bytes
 _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
-Place = tuple[str | int | None, ...]  # what a row is bound to: its kind, thread and position
+AssociatedData = tuple[
+    str | int | None, ...
+]  # what a row is bound to: its kind, thread and position
 _CHECK: Final = "key check"  # the name of the row in the table `settings`
 _PROOF: Final = b"perdure"  # the decrypted key check is this text, then the id of the database
 _ID_BYTES: Final = 16  # length of the random id of a database
@@ -34,50 +36,54 @@ class Seal(Protocol):
     hash_key: bytes
     """Keys the content hashes, so that equal hashes tell nothing without the key."""
 
-    def seal(self, data: bytes, place: Place) -> bytes:
+    def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """Encrypt."""
 
-    def open(self, data: bytes, place: Place) -> bytes:
+    def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """Decrypt.
 
         Raises:
             CorruptRecord: The bytes are damaged, or were moved from another place.
         """
 
-    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+    def unseal_rows(self, bodies: Sequence[bytes], of: AssociatedData, start: int) -> list[bytes]:
         """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on."""
-        return [self.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
+        return [self.unseal(body, (*of, position)) for position, body in enumerate(bodies, start)]
 
 
-class Clear(Seal):
+class ChecksumSeal(Seal):
     """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged, or is astray."""
 
     hash_key = b""
 
-    def seal(self, data: bytes, place: Place) -> bytes:
+    def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """The bytes, then the checksum of their place and of them."""
-        begun = zlib.crc32(b"%a" % place[-1:], zlib.crc32(repr(place[:-1]).encode()))
+        begun = zlib.crc32(
+            b"%a" % associated_data[-1:], zlib.crc32(repr(associated_data[:-1]).encode())
+        )
         return data + zlib.crc32(data, begun).to_bytes(_CRC, "little")
 
-    def open(self, data: bytes, place: Place) -> bytes:
-        """See `Seal.open`."""
-        checked = type(data) is bytes and _checksum(data[:-_CRC], _begun(place[:-1]), place[-1])
+    def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
+        """See `Seal.unseal`."""
+        checked = type(data) is bytes and _checksum(
+            data[:-_CRC], _begun(associated_data[:-1]), associated_data[-1]
+        )
         if checked and checked == data[-_CRC:]:
             return data[:-_CRC]
-        raise CorruptRecord(f"the row {place!r} is damaged; restore it from a backup")
+        raise CorruptRecord(f"the row {associated_data!r} is damaged; restore it from a backup")
 
-    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
-        """See `Seal.open_run`."""
+    def unseal_rows(self, bodies: Sequence[bytes], of: AssociatedData, start: int) -> list[bytes]:
+        """See `Seal.unseal_rows`."""
         begun = _begun(of)
         out = []
         for position, body in enumerate(bodies, start):
             if type(body) is not bytes or _checksum(body[:-_CRC], begun, position) != body[-_CRC:]:
-                self.open(body, (*of, position))
+                self.unseal(body, (*of, position))
             out.append(body[:-_CRC])
         return out
 
 
-def _begun(of: Place) -> int:
+def _begun(of: AssociatedData) -> int:
     return zlib.crc32(repr(of).encode())
 
 
@@ -85,7 +91,7 @@ def _checksum(data: bytes, begun: int, last: str | int | None) -> bytes:
     return zlib.crc32(data, zlib.crc32(b"%a" % (last,), begun)).to_bytes(_CRC, "little")
 
 
-class AESGCM(Seal):
+class AESGCMSeal(Seal):
     """Authenticated encryption; a row moved or changed does not open (NIST SP 800-38D).
 
     `bind` must be called before rows are encrypted or decrypted; `agree_on_key` calls it.
@@ -133,19 +139,19 @@ class AESGCM(Seal):
         database_id = proof[len(_PROOF) :]
         self._binding = repr((database_id, tenant)).encode()
 
-    def seal(self, data: bytes, place: Place) -> bytes:
+    def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """Return a random nonce, followed by the ciphertext and its tag."""
-        return self._encrypt(data, self._binding + repr(place).encode())
+        return self._encrypt(data, self._binding + repr(associated_data).encode())
 
-    def open(self, data: bytes, place: Place) -> bytes:
-        """See `Seal.open`."""
-        return self._decrypt(data, self._binding + repr(place).encode(), place)
+    def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
+        """See `Seal.unseal`."""
+        return self._decrypt(data, self._binding + repr(associated_data).encode(), associated_data)
 
     def _encrypt(self, data: bytes, associated_data: bytes) -> bytes:
         nonce = os.urandom(_NONCE)
         return nonce + self._aead.encrypt(nonce, data, associated_data)
 
-    def _decrypt(self, data: bytes, associated_data: bytes, place: Place) -> bytes:
+    def _decrypt(self, data: bytes, associated_data: bytes, place: AssociatedData) -> bytes:
         try:
             return self._aead.decrypt(data[:_NONCE], data[_NONCE:], associated_data)
         except (self._invalid, ValueError, TypeError) as exc:
@@ -159,7 +165,7 @@ def _describe_key_check(tenant: str | None) -> bytes:
     return repr((_CHECK, tenant)).encode()
 
 
-class LangGraphCipher(Seal):
+class LangGraphSeal(Seal):
     """The cipher of a langgraph `EncryptedSerializer`, for those who have one already.
 
     It has no associated data, so unlike `AESGCM` it cannot tell a row that was moved.
@@ -171,25 +177,25 @@ class LangGraphCipher(Seal):
         # hash, so each process hashes with a key of its own and finds only what it stored itself
         self.hash_key = os.urandom(32)
 
-    def seal(self, data: bytes, place: Place) -> bytes:
+    def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """The cipher's name, its length before it, then the ciphertext."""
         name, sealed = self._cipher.encrypt(data)
         text = name.encode()
         return bytes((len(text),)) + text + sealed
 
-    def open(self, data: bytes, place: Place) -> bytes:
-        """See `Seal.open`."""
+    def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
+        """See `Seal.unseal`."""
         try:
             end = 1 + data[0]
             return self._cipher.decrypt(data[1:end].decode(), data[end:])
         except Exception as exc:
             raise CorruptRecord(
-                f"the row {place!r} does not decrypt ({exc}): it was "
+                f"the row {associated_data!r} does not decrypt ({exc}): it was "
                 "damaged, or written with another key"
             ) from exc
 
 
-def seal_for(key: bytes | str | None) -> Seal:
+def build_seal(key: bytes | str | None) -> Seal:
     """The seal of a file that is opened with a key; without one, with that of `PERDURE_KEY`.
 
     Raises:
@@ -204,10 +210,10 @@ def seal_for(key: bytes | str | None) -> Seal:
             "the key is not hexadecimal; make one with: "
             'python -c "import secrets; print(secrets.token_hex(32))"'
         ) from exc
-    return Clear() if secret is None else AESGCM(secret)
+    return ChecksumSeal() if secret is None else AESGCMSeal(secret)
 
 
-def agree_on_key(
+def bind_seal(
     seal: Seal, path: str, tenant: str | None = None, *, read_only: bool = False
 ) -> Flow[None]:
     """Check the key of a database, and bind the seal to the database and its tenant.
@@ -228,15 +234,15 @@ def agree_on_key(
     rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_CHECK,))
     key_check = rows[0][0] if rows else None
     if key_check is None and not read_only:
-        key_check = seal.create_key_check(tenant) if isinstance(seal, AESGCM) else _NO_KEY
+        key_check = seal.create_key_check(tenant) if isinstance(seal, AESGCMSeal) else _NO_KEY
         yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, key_check))
-    if key_check is None and tenant is not None and isinstance(seal, AESGCM):
+    if key_check is None and tenant is not None and isinstance(seal, AESGCMSeal):
         raise StorageError(
             f"{path!r} has nothing of the tenant {tenant!r} yet; open it once without read_only"
         )
     if key_check is None:
         return
-    if not isinstance(seal, AESGCM):
+    if not isinstance(seal, AESGCMSeal):
         if key_check != _NO_KEY:
             raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass key=")
         return

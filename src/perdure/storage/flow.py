@@ -13,24 +13,24 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-ALL = 1 << 62  # a limit of rows that limits nothing
+NO_LIMIT = 1 << 62  # a limit of rows that limits nothing
 _UUID = 16  # bytes
 _EPOCH = date(1970, 1, 1)
 Row = tuple[Any, ...]
 
 
-class AnyText(str):
+class TextOrBytes(str):
     """Text for a column that holds bytes too, which Postgres has as bytes: see `stored_text`."""
 
     __slots__ = ()
 
-    def as_bytes(self) -> bytes:
+    def to_column_bytes(self) -> bytes:
         """NUL, the text in UTF-8, and 0xFF if it would be as long as a UUID otherwise."""
         data = b"\0" + self.encode()
         return data + b"\xff" if len(data) == _UUID else data
 
 
-def stored_text(stored: Any) -> Any:
+def decode_text_or_bytes(stored: Any) -> Any:
     """What a column of text or bytes holds, whichever database it comes from."""
     if type(stored) is bytes and stored[:1] == b"\0" and len(stored) != _UUID:
         return stored[1:].removesuffix(b"\xff").decode()
@@ -42,17 +42,17 @@ class Statement(NamedTuple):
 
     sql: str
     params: Sequence[Any] = ()
-    many: bool = False
+    execute_many: bool = False
 
 
-class Last(list[Statement]):
+class LastRequest(list[Statement]):
     """The last request of a flow; one that goes on is in another transaction, or snapshot.
 
     On Postgres each of its statements sees what was committed when it is run.
     """
 
 
-class Guarded(list[Statement]):
+class GuardedRequest(list[Statement]):
     """A whole transaction, if the first statement has a row; it rests on what is no more, else.
 
     That row is sent. In Postgres the statement raises an error itself, as the request is sent
@@ -60,11 +60,11 @@ class Guarded(list[Statement]):
     """
 
 
-class Combined(Guarded):
+class CombinedRequest(GuardedRequest):
     """Several `Guarded` requests as one transaction; it is sent the rows of all statements."""
 
 
-class Stale(Exception):
+class GuardFailed(Exception):
     """The first statement of a `Guarded` request has no row; a flow may go on otherwise."""
 
 
@@ -75,7 +75,7 @@ Flow = Generator[Request, Any, T]
 Steps = Generator[R, Any, T] | Coroutine[R, Any, T]
 
 
-def run(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
+def run_flow(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
     """Drive a flow to its end: errors of `execute` are thrown into it, its result is returned."""
     send = flow.send
     try:
@@ -91,7 +91,7 @@ def run(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
-async def arun(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -> T:
+async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -> T:
     """See `run`."""
     try:
         request = flow.send(None)
@@ -106,12 +106,12 @@ async def arun(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
-def rows_of(sql: str, *params: Any) -> Flow[list[Row]]:
+def fetch_rows(sql: str, *params: Any) -> Flow[list[Row]]:
     """The flow of a single statement."""
     return (yield Statement(sql, params))  # type: ignore[no-any-return]
 
 
-def by_month(days: Sequence[Row]) -> dict[str, int]:
+def sum_by_month(days: Sequence[Row]) -> dict[str, int]:
     """Counts by month, of counts by days since 1970.
 
     >>> by_month([(0, 2), (30, 1), (31, 5)])
@@ -136,7 +136,7 @@ class NamedSQL(dict[str, str]):
         """The statement of a name, with its parameters."""
         return Statement(self[name], params)
 
-    def each(self, name: str, rows: Sequence[Row]) -> list[Statement]:
+    def statements_for_rows(self, name: str, rows: Sequence[Row]) -> list[Statement]:
         """The statement of a name for each row of parameters.
 
         For more than one it is a single `<name>_all`, if there is that, with columns as arrays.
@@ -145,14 +145,14 @@ class NamedSQL(dict[str, str]):
             return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]
         return [self(name, *row) for row in rows]
 
-    def many(self, name: str, rows: Sequence[Row]) -> Statement:
+    def batch_statement(self, name: str, rows: Sequence[Row]) -> Statement:
         """See `each`; no rows result."""
         if len(rows) > 1 and f"{name}_all" in self:
-            return self.each(name, rows)[0]
-        return Statement(self[name], rows, many=True)
+            return self.statements_for_rows(name, rows)[0]
+        return Statement(self[name], rows, execute_many=True)
 
 
-def load(package: str, *filenames: str, tenants: bool = False) -> NamedSQL:
+def load_sql(package: str, *filenames: str, tenants: bool = False) -> NamedSQL:
     """Read the named statements of packaged `.sql` files; a later file replaces statements.
 
     `{tenant}` stands before the columns of a key: of tables that tenants share, it is one too.

@@ -135,7 +135,7 @@ class Hold:
 _held: ContextVar[tuple[Hold, ...]] = ContextVar("perdure_locks", default=())
 
 
-class Between(Protocol):
+class ProcessLocks(Protocol):
     """Locks between processes, of the process that has this object; at most one for each name."""
 
     pause_s: float  # between two tries
@@ -155,7 +155,7 @@ class Between(Protocol):
         """Release all."""
 
 
-class FileLocks(Between):
+class FileLocks(ProcessLocks):
     """Locks on bytes of a file, one for each name.
 
     Args:
@@ -232,7 +232,7 @@ class Locks:
         between: Keeps other processes out; None: none can have the database open.
     """
 
-    def __init__(self, between: Between | None) -> None:
+    def __init__(self, between: ProcessLocks | None) -> None:
         self._between = between
         self._pid = os.getpid()
         self._queues = Queues()

@@ -30,7 +30,7 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.storage.database import (
-    PATIENCE_S,
+    GROUP_WAIT_S,
     DatabaseOwner,
     Job,
     QueueLocation,
@@ -38,17 +38,17 @@ from perdure.storage.database import (
     Watch,
 )
 from perdure.storage.flow import (
-    Combined,
+    CombinedRequest,
     Flow,
-    Guarded,
-    Stale,
+    GuardedRequest,
+    GuardFailed,
     Statement,
-    rows_of,
-    run,
+    fetch_rows,
+    run_flow,
 )
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.shared import Opening
-from perdure.storage.threads import Queues, Ticket, settle
+from perdure.storage.threads import Queues, Ticket, settle_promises
 
 try:
     import psycopg
@@ -74,7 +74,7 @@ try:
     )
     from perdure.storage.postgres_errors import is_lost, map_errors, translate_error
     from perdure.storage.postgres_requests import Requests
-    from perdure.storage.postgres_schema import checked_tenant, make_tables, tables_of
+    from perdure.storage.postgres_schema import check_tenant_name, list_table_names, make_tables
     from perdure.storage.postgres_transaction import BEGIN, Transaction
 except ImportError as exc:
     raise MissingDependency(
@@ -175,9 +175,9 @@ class PostgresDatabase(Opening[Server]):
         self._read_only = read_only
         self._lock_timeout = str(max(1, min(int(timeout_s * 1000), 2**31 - 1)))
         self._pooled, self._pool_size, self._timeout_s = pooled, pool_size, timeout_s
-        self._tenant = checked_tenant(tenant)
+        self._tenant = check_tenant_name(tenant)
         self._space = (schema,) if tenant is None else (schema, tenant)
-        self._tables = ["schemas", "settings", *tables_of(tables.script)]
+        self._tables = ["schemas", "settings", *list_table_names(tables.script)]
         self._locks = Locks(self._build_advisory_locks(direct))
         # what was handed in first is written first: a run that was left does not overtake the next
         self._queues, self._handing_in = Queues(), Lock()
@@ -271,50 +271,54 @@ class PostgresDatabase(Opening[Server]):
 
     def write(
         self,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None = None,
-        undone: Callable[[], None] | None = None,
-        exclusive: Sequence[str] | None = None,
+        make_flow: Callable[[], Flow[T]],
+        on_commit: Callable[[T], None] | None = None,
+        on_rollback: Callable[[], None] | None = None,
+        exclusive_names: Sequence[str] | None = None,
         watch: Watch | None = None,
-        patient: bool = False,
+        may_wait: bool = False,
         urgent: bool = False,
-        removes: bool = False,
+        deletes_rows: bool = False,
     ) -> T:
         """See `Database.write`."""
-        server, job = self._writable(), Job(make, committed, undone, awaited=False)
+        server, job = self._writable(), Job(make_flow, on_commit, on_rollback, is_async=False)
         with self._handing_in:
-            group = self._group(job, exclusive)
-        self._make(server, group, exclusive)
+            group = self._group(job, exclusive_names)
+        self._make(server, group, exclusive_names)
         return job.future.result()
 
     def awrite(
         self,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None = None,
-        undone: Callable[[], None] | None = None,
-        exclusive: Sequence[str] | None = None,
+        make_flow: Callable[[], Flow[T]],
+        on_commit: Callable[[T], None] | None = None,
+        on_rollback: Callable[[], None] | None = None,
+        exclusive_names: Sequence[str] | None = None,
         watch: Watch | None = None,
-        patient: bool = False,
+        may_wait: bool = False,
         urgent: bool = False,
-        removes: bool = False,
+        deletes_rows: bool = False,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._shared is None:
             self._locks.check()  # here: the threads of a pool are nobody's run
-            work = partial(self.write, make, committed, undone, exclusive)
-            return self._later(lambda server: server.in_thread(work))
-        server, job = self._writable(), Job(make, committed, undone, awaited=True)
-        name = exclusive[0] if exclusive is not None and len(exclusive) == 1 else ""
+            work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
+            return self._later(lambda server: server.run_in_thread(work))
+        server, job = self._writable(), Job(make_flow, on_commit, on_rollback, is_async=True)
+        name = (
+            exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
+        )
         with self._handing_in:  # in the order of turns: else all threads may wait for one to come
             group = self._patient.get(name)
             if group is not None:
                 group.jobs.append(job)
-                if not patient:
+                if not may_wait:
                     self._close(name)
                 return job.future  # type: ignore[return-value]
-            group = self._group(job, exclusive, patient=patient and bool(name))
+            group = self._group(job, exclusive_names, patient=may_wait and bool(name))
             try:
-                server.threads.submit(partial(self._make, server, group, exclusive), awaited=None)
+                server.threads.submit(
+                    partial(self._make, server, group, exclusive_names), is_async=None
+                )
             except BaseException:
                 self._close(name)
                 group.ticket.leave()
@@ -340,7 +344,7 @@ class PostgresDatabase(Opening[Server]):
 
     def _make(self, server: Server, group: _Group, exclusive: Sequence[str] | None) -> None:
         """Make the transactions of a group, once those before it are made."""
-        if group.closed is not None and not group.closed.wait(PATIENCE_S) and exclusive:
+        if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive:
             with self._handing_in:
                 if self._patient.get(exclusive[0]) is group:
                     del self._patient[exclusive[0]]
@@ -354,14 +358,14 @@ class PostgresDatabase(Opening[Server]):
         except BaseException as exc:
             for job in jobs:
                 job.fail(exc)
-        settle(jobs)
+        settle_promises(jobs)
 
     def _commit(
         self, server: Server, jobs: list[Job[Any]], exclusive: Sequence[str] | None
     ) -> None:
         """Run jobs in one request; if that fails, each in a transaction of its own."""
         try:
-            make = partial(_together, jobs) if len(jobs) > 1 else jobs[0].make
+            make = partial(_together, jobs) if len(jobs) > 1 else jobs[0].make_flow
             result = self._run(server, make, [BEGIN], self._excluding(exclusive))
         except BaseException as exc:
             alone = len(jobs) == 1 or isinstance(exc, StorageUnavailable)
@@ -375,16 +379,16 @@ class PostgresDatabase(Opening[Server]):
         """See `Database.epoch`: a server is asked by I/O only."""
         return None
 
-    async def epoch_soon(self, watch: Watch) -> object | None:
+    async def wait_for_epoch(self, watch: Watch) -> object | None:
         """See `epoch`."""
         return None
 
-    def post(self, make: Callable[[], Flow[object]]) -> None:
+    def post(self, make_flow: Callable[[], Flow[object]]) -> None:
         """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
         with suppress(StorageError):
             server = self._writable()
-            group = self._group(Job(make, awaited=False), None)
-            server.threads.submit(partial(self._make, server, group, None), awaited=None)
+            group = self._group(Job(make_flow, is_async=False), None)
+            server.threads.submit(partial(self._make, server, group, None), is_async=None)
 
     def _writable(self) -> Server:
         if self._read_only:
@@ -408,7 +412,7 @@ class PostgresDatabase(Opening[Server]):
                         server, conn, begin, self._build_call_statements(conn, *calls)
                     ) as whole,
                 ):
-                    return run(make(), whole.execute)
+                    return run_flow(make(), whole.execute)
             except psycopg.Error as exc:
                 if not (is_lost(exc) or isinstance(exc, _GAVE_WAY)):
                     raise translate_error(exc, server.name) from exc
@@ -443,13 +447,13 @@ class PostgresDatabase(Opening[Server]):
 
     # -- reading
 
-    def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
+    def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._run(self._connected(), make, [_SNAPSHOT] if snapshot else [])
+        return self._run(self._connected(), make_flow, [_SNAPSHOT] if snapshot else [])
 
-    async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
+    async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
-        return await self.in_thread(lambda: self.read(make, snapshot=snapshot))
+        return await self.run_in_thread(lambda: self.read(make_flow, snapshot=snapshot))
 
     # -- locking
 
@@ -465,18 +469,18 @@ class PostgresDatabase(Opening[Server]):
 
     # -- upkeep
 
-    def scrub_wanted(self) -> Flow[None]:
+    def request_scrub(self) -> Flow[None]:
         """See `Database.scrub_wanted`."""
         of = "" if self._tenant is None else "tenant, "
         yield Statement(_SCRUB_WANTED.format(of), (secrets.token_bytes(8),))
 
     def scrub(self) -> bool:
         """See `Database.scrub`: tables are vacuumed, but Postgres overwrites no bytes of a page."""
-        wanted_by = self.read(lambda: rows_of("SELECT value FROM settings WHERE name = 'scrub'"))
+        wanted_by = self.read(lambda: fetch_rows("SELECT value FROM settings WHERE name = 'scrub'"))
         if wanted_by:
             self._vacuum(0)
             drop = "DELETE FROM settings WHERE name = 'scrub' AND value = ?"
-            self.write(lambda: rows_of(drop, *wanted_by[0]))
+            self.write(lambda: fetch_rows(drop, *wanted_by[0]))
         return not wanted_by
 
     def shrink(self) -> None:
@@ -485,7 +489,7 @@ class PostgresDatabase(Opening[Server]):
 
     def _vacuum(self, dead: int) -> None:
         """Vacuum tables with at least so many deleted rows, unless another does so already."""
-        tables = partial(rows_of, _VACUUMED, self._schema, self._tables, dead)
+        tables = partial(fetch_rows, _VACUUMED, self._schema, self._tables, dead)
         server, due = self._writable(), self.read(tables)
         with map_errors(server.name), server.connection() as conn:
             for (table,) in due:
@@ -494,7 +498,7 @@ class PostgresDatabase(Opening[Server]):
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; the size is that of the schema's tables with their indexes."""
-        ((version, size),) = self.read(lambda: rows_of(_SIZES, self._schema))
+        ((version, size),) = self.read(lambda: fetch_rows(_SIZES, self._schema))
         return {"path": self.path, "postgres_version": version, "size_bytes": int(size)}
 
 
@@ -530,11 +534,11 @@ def _together(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
     Raises:
         Stale: One of them is not, or rests on what is no more.
     """
-    flows = [job.make() for job in jobs]
+    flows = [job.make_flow() for job in jobs]
     requests: list[Any] = [next(flow) for flow in flows]
-    if not all(isinstance(request, Guarded) for request in requests):
-        raise Stale
-    rows, results = iter((yield Combined(chain(*requests)))), list[Any]()
+    if not all(isinstance(request, GuardedRequest) for request in requests):
+        raise GuardFailed
+    rows, results = iter((yield CombinedRequest(chain(*requests)))), list[Any]()
     for flow, request in zip(flows, requests, strict=True):
         answers = [next(rows) for _ in request]
         try:

@@ -18,7 +18,7 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequest
 
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.storage.flow import Row, Statement
-from perdure.storage.locks import Between
+from perdure.storage.locks import ProcessLocks
 from perdure.storage.postgres_dsn import DsnSource, redact_dsn
 from perdure.storage.postgres_errors import map_errors, translate_error
 from perdure.storage.postgres_requests import Borrowed, Pipelined, Requests, build_transformer
@@ -400,7 +400,9 @@ class Server(Shared):
     """
 
     def __init__(self, connections: Connections) -> None:
-        super().__init__(connections.name, ThreadPool(_THREADS, "perdure-postgres", lasting=True))
+        super().__init__(
+            connections.name, ThreadPool(_THREADS, "perdure-postgres", is_permanent=True)
+        )
         self._connections = connections
         self.lend_replacement = connections.lend_replacement
 
@@ -420,7 +422,7 @@ class Server(Shared):
 # -- locks
 
 
-class AdvisoryLocks(Between):
+class AdvisoryLocks(ProcessLocks):
     """Locks of a connection of its own: each checkpointer has one for all its locks.
 
     Args:

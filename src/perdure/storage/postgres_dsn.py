@@ -206,7 +206,7 @@ class DsnFunction(DsnSource):
         _check_callable(function, label)
         self._function, self._label, self.key, self._advice = function, label, key, advice
         self.name = f"the database of {label}"
-        self._threads = ThreadPool(_CALLS, "perdure-dsn", lasting=False)
+        self._threads = ThreadPool(_CALLS, "perdure-dsn", is_permanent=False)
         self._guard = threading.Lock()  # protects `_pending`
         self._pending: dict[object, float] = {}  # start time of each call that is still running
         self._problem = ""  # reason why the last call failed; empty after a success
@@ -235,7 +235,7 @@ class DsnFunction(DsnSource):
 
     def _call_function(self, deadline: float) -> tuple[str, str]:
         """Return the normalized DSN and "", or "" and the reason why there is no DSN."""
-        future = self._threads.submit(self._call_and_describe_error, awaited=False)
+        future = self._threads.submit(self._call_and_describe_error, is_async=False)
         while True:
             left_s = deadline - time.monotonic()
             try:

@@ -22,7 +22,7 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg.types.string import BytesBinaryDumper
 
-from perdure.storage.flow import AnyText, Row, Statement
+from perdure.storage.flow import Row, Statement, TextOrBytes
 
 _MAX_PREPARED: Final = 256  # prepared statements per connection; further ones are sent as text
 _BINARY: Final = pq.Format.BINARY
@@ -54,14 +54,14 @@ class _AnyTextDumper(BytesBinaryDumper):
     """Dumps text for a column that is declared as text or as bytea."""
 
     def dump(self, obj: Any) -> Any:
-        return super().dump(obj.as_bytes())
+        return super().dump(obj.to_column_bytes())
 
 
 def _register_adapters(adapters: AdaptersMap) -> AdaptersMap:
     """Register the adapters that perdure's statements need, and return the map."""
     # one type for all integers, so that a statement is prepared once and not for each width
     adapters.register_dumper(int, Int8BinaryDumper)
-    adapters.register_dumper(AnyText, _AnyTextDumper)
+    adapters.register_dumper(TextOrBytes, _AnyTextDumper)
     adapters.register_dumper(
         list, ListBinaryDumper
     )  # in text form, the integers of a list may have any width

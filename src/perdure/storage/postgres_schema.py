@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 
 from perdure.errors import ConfigurationError, StorageError
-from perdure.storage.database import VERSION, Schema, earlier_build_error, statements
+from perdure.storage.database import SCHEMA_VERSION, Schema, earlier_build_error, split_script
 from perdure.storage.flow import Row, Statement
 from perdure.storage.postgres_connection import lock_key
 from perdure.storage.postgres_requests import Requests
@@ -51,21 +51,21 @@ DROP POLICY IF EXISTS tenant ON {{0}};
 CREATE POLICY tenant ON {{0}} USING (tenant = {_MINE});"""
 
 
-def tables_of(script: str) -> list[str]:
+def list_table_names(script: str) -> list[str]:
     """The names of the tables that a script makes."""
     words = [
-        statement.sql.replace("IF NOT EXISTS ", "").split() for statement in statements(script)
+        statement.sql.replace("IF NOT EXISTS ", "").split() for statement in split_script(script)
     ]
     return [line[2] for line in words if line[:2] == ["CREATE", "TABLE"]]
 
 
-def made(script: str, tenant: str | None) -> list[Statement]:
+def build_statements(script: str, tenant: str | None) -> list[Statement]:
     """The statements of a script; for tenants with their column and the policy of each table."""
     if tenant is None:
-        return statements(script.replace("{tenant_column}", "").replace("{tenant}", ""))
-    policies = "".join(_POLICY.format(table) for table in tables_of(script))
+        return split_script(script.replace("{tenant_column}", "").replace("{tenant}", ""))
+    policies = "".join(_POLICY.format(table) for table in list_table_names(script))
     keyed = script.replace("{tenant_column}", _COLUMN).replace("{tenant}", "tenant, ")
-    return statements(f"{keyed};{policies}")
+    return split_script(f"{keyed};{policies}")
 
 
 def make_tables(
@@ -108,13 +108,15 @@ def make_tables(
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
         if not _run_statements(conn, Statement(exists, (schema,))):
             _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))
-        common = [*statements(_SCHEMAS), *made(_SETTINGS, tenant)]
+        common = [*split_script(_SCHEMAS), *build_statements(_SETTINGS, tenant)]
         _run_statements(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
         _check_tenant(conn, schema, tenant)
         if not _has_tables(conn, name, component, schema):
             insert = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"
-            row = component.component, VERSION, component.script_hash
-            _run_statements(conn, *made(component.script, tenant), Statement(insert, row))
+            row = component.component, SCHEMA_VERSION, component.script_hash
+            _run_statements(
+                conn, *build_statements(component.script, tenant), Statement(insert, row)
+            )
 
 
 def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
@@ -156,7 +158,7 @@ def _has_tables(conn: Requests, name: str, component: Schema, schema: str) -> bo
 # -- tenants
 
 
-def checked_tenant(tenant: Any) -> str | None:
+def check_tenant_name(tenant: Any) -> str | None:
     """The tenant that is given, if any.
 
     Raises:

@@ -11,7 +11,15 @@ import psycopg
 from psycopg import errors
 
 from perdure.errors import StorageUnavailable
-from perdure.storage.flow import Combined, Guarded, Last, Request, Row, Stale, Statement
+from perdure.storage.flow import (
+    CombinedRequest,
+    GuardedRequest,
+    GuardFailed,
+    LastRequest,
+    Request,
+    Row,
+    Statement,
+)
 from perdure.storage.postgres_connection import Server
 from perdure.storage.postgres_errors import is_lost
 from perdure.storage.postgres_requests import Requests
@@ -55,14 +63,16 @@ class Transaction:
         """Execute a request and return its rows. The last request is sent with the COMMIT."""
         statements = request if isinstance(request, list) else [request]
         try:
-            rows = self._send_statements(statements, last=isinstance(request, Last | Guarded))
+            rows = self._send_statements(
+                statements, last=isinstance(request, LastRequest | GuardedRequest)
+            )
         except (errors.DivisionByZero, errors.UniqueViolation) as exc:
-            if not isinstance(request, Guarded):
+            if not isinstance(request, GuardedRequest):
                 raise
             if self._conn.needs_transaction:
                 self._conn.ask([_ROLLBACK])
-            raise Stale from exc
-        of_first = isinstance(request, Guarded) and not isinstance(request, Combined)
+            raise GuardFailed from exc
+        of_first = isinstance(request, GuardedRequest) and not isinstance(request, CombinedRequest)
         return rows if isinstance(request, list) and not of_first else rows[0]
 
     def _send_statements(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:

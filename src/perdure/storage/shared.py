@@ -66,12 +66,12 @@ class Shared(ABC):
         if self.refused:
             raise StorageUnavailable(f"the database {self.name} {self.refused}")
 
-    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+    def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
         self.check()  # before the gate: a forked process may have it closed
         with self.gate:
             self.check()
-            return self.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
+            return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
 
     def leave(self) -> None:
         """Count one user less; the last one ends it."""
@@ -151,11 +151,11 @@ class Opening(ABC, Generic[S]):
         if self._closed:
             raise StorageUnavailable(f"the database {self._name} is closed")
 
-    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+    def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
         if self._shared is None:
-            return self._later(lambda shared: shared.in_thread(work))
-        return self._shared.in_thread(work)
+            return self._later(lambda shared: shared.run_in_thread(work))
+        return self._shared.run_in_thread(work)
 
     def _later(self, call: Callable[[S], Awaitable[T]]) -> Awaitable[T]:
         """What a call answers once the database is open."""

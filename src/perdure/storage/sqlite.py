@@ -21,7 +21,7 @@ import aiosqlite
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Job, QueueLocation, Schema, Watch
-from perdure.storage.flow import Flow, Request, Statement, T, arun, rows_of, run
+from perdure.storage.flow import Flow, Request, Statement, T, arun_flow, fetch_rows, run_flow
 from perdure.storage.locks import FileLocks, Locks, NamedLock
 from perdure.storage.shared import Opening, Shared, inherited
 from perdure.storage.sqlite_connection import (
@@ -36,7 +36,7 @@ from perdure.storage.sqlite_connection import (
     own_tables,
 )
 from perdure.storage.sqlite_writer import SCRUB_WANTED, SQLiteWriter
-from perdure.storage.threads import Promise, ThreadPool, settle
+from perdure.storage.threads import Promise, ThreadPool, settle_promises
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 _READING_THREADS: Final = 4
@@ -56,7 +56,9 @@ class SQLiteFile(Shared):
     def __init__(self, connector: Connector, schema: Schema | None) -> None:
         self.path = path = connector.path
         _close_inherited(path)
-        super().__init__(repr(path), ThreadPool(_READING_THREADS, "perdure-read", lasting=True))
+        super().__init__(
+            repr(path), ThreadPool(_READING_THREADS, "perdure-read", is_permanent=True)
+        )
         self.connector = connector
         self.readers = Readers(connector)
         self.locks = Locks(FileLocks(path + ".locks") if connector.on_disk else None)
@@ -102,11 +104,11 @@ class SQLiteFile(Shared):
         with map_errors(self.path), lent() as conn:
             if self.connector.guard is not None:
                 with self.connector.reading(conn):
-                    return run(flow, partial(execute, conn))
+                    return run_flow(flow, partial(execute, conn))
             if not snapshot:
-                return run(flow, partial(execute, conn))
+                return run_flow(flow, partial(execute, conn))
             conn.execute("BEGIN")
-            result = run(flow, partial(execute, conn))
+            result = run_flow(flow, partial(execute, conn))
             conn.execute("COMMIT")
             return result
 
@@ -114,7 +116,7 @@ class SQLiteFile(Shared):
         """See `Database.aread`. A database in memory and an untrusted file are read in a thread."""
         self.check()
         if not self.connector.on_disk or self.connector.guard is not None:
-            return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
+            return await self.run_in_thread(lambda: self.read(flow, snapshot=snapshot))
         with self.gate:
             self.check()
             reading = self.async_readers.submit(flow, snapshot=snapshot)
@@ -282,7 +284,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
                 # without it no rows could be deleted
-                file.submit(Job(self._begin, removes=True, awaited=False)).result()
+                file.submit(Job(self._begin, deletes_rows=True, is_async=False)).result()
         except BaseException:
             file.leave()
             raise
@@ -303,17 +305,26 @@ class SQLiteDatabase(Opening[SQLiteFile]):
 
     def write(
         self,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None = None,
-        undone: Callable[[], None] | None = None,
-        exclusive: Sequence[str] | None = None,
+        make_flow: Callable[[], Flow[T]],
+        on_commit: Callable[[T], None] | None = None,
+        on_rollback: Callable[[], None] | None = None,
+        exclusive_names: Sequence[str] | None = None,
         watch: Watch | None = None,
-        patient: bool = False,
+        may_wait: bool = False,
         urgent: bool = False,
-        removes: bool = False,
+        deletes_rows: bool = False,
     ) -> T:
         """See `Database.write`. SQLite has one writer at a time."""
-        job = Job(make, committed, undone, self._component, watch, patient, removes, awaited=False)
+        job = Job(
+            make_flow,
+            on_commit,
+            on_rollback,
+            self._component,
+            watch,
+            may_wait,
+            deletes_rows,
+            is_async=False,
+        )
         file = self._connected()
         if not urgent or file.refused or not file.writer.commit_in_calling_thread(job):
             file.submit(job)
@@ -321,34 +332,43 @@ class SQLiteDatabase(Opening[SQLiteFile]):
 
     def awrite(
         self,
-        make: Callable[[], Flow[T]],
-        committed: Callable[[T], None] | None = None,
-        undone: Callable[[], None] | None = None,
-        exclusive: Sequence[str] | None = None,
+        make_flow: Callable[[], Flow[T]],
+        on_commit: Callable[[T], None] | None = None,
+        on_rollback: Callable[[], None] | None = None,
+        exclusive_names: Sequence[str] | None = None,
         watch: Watch | None = None,
-        patient: bool = False,
+        may_wait: bool = False,
         urgent: bool = False,
-        removes: bool = False,
+        deletes_rows: bool = False,
     ) -> Awaitable[T]:
         """See `Database.write`."""
-        job = Job(make, committed, undone, self._component, watch, patient, removes, awaited=True)
+        job = Job(
+            make_flow,
+            on_commit,
+            on_rollback,
+            self._component,
+            watch,
+            may_wait,
+            deletes_rows,
+            is_async=True,
+        )
         if self._shared is None:
             return self._later(lambda file: file.submit(job))
         return self._shared.submit(job)  # type: ignore[no-any-return]
 
-    def post(self, make: Callable[[], Flow[object]]) -> None:
+    def post(self, make_flow: Callable[[], Flow[object]]) -> None:
         """See `Database.post`."""
         with suppress(StorageUnavailable):
-            self._connected().submit(Job(make, component=self._component, awaited=False))
+            self._connected().submit(Job(make_flow, component=self._component, is_async=False))
 
-    def read(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
+    def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._connected().read(make(), snapshot=snapshot)
+        return self._connected().read(make_flow(), snapshot=snapshot)
 
-    async def aread(self, make: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
+    async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
         await self.aconnect()
-        return await self._connected().aread(make(), snapshot=snapshot)
+        return await self._connected().aread(make_flow(), snapshot=snapshot)
 
     def epoch(self, watch: Watch) -> object | None:
         """See `Database.epoch`."""
@@ -357,16 +377,16 @@ class SQLiteDatabase(Opening[SQLiteFile]):
             return None
         return file.writer.epoch(self._component, watch)
 
-    async def epoch_soon(self, watch: Watch) -> object | None:
+    async def wait_for_epoch(self, watch: Watch) -> object | None:
         """See `Database.epoch_soon`."""
         file = self._shared
         if file is None or self.read_only:
             return None
-        return await file.writer.epoch_soon(self._component, watch)
+        return await file.writer.wait_for_epoch(self._component, watch)
 
     # -- maintenance
 
-    def scrub_wanted(self) -> Flow[None]:
+    def request_scrub(self) -> Flow[None]:
         """See `Database.scrub_wanted`."""
         yield Statement(SCRUB_WANTED)
 
@@ -376,11 +396,11 @@ class SQLiteDatabase(Opening[SQLiteFile]):
 
     def shrink(self) -> None:
         """See `Database.shrink`."""
-        self._connected().writer.shrink(lambda: self.write(lambda: rows_of("SELECT 1")))
+        self._connected().writer.shrink(lambda: self.write(lambda: fetch_rows("SELECT 1")))
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
-        ((size, pages, free),) = self.read(lambda: rows_of(_SIZES))
+        ((size, pages, free),) = self.read(lambda: fetch_rows(_SIZES))
         return {
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,
@@ -506,7 +526,7 @@ class AsyncReaders(_Pausable):
 
     def submit(self, flow: Flow[T], *, snapshot: bool) -> Awaitable[T]:
         """Have a flow read, for a coroutine. Returns its future."""
-        promise: Promise[T] = Promise(awaited=True)
+        promise: Promise[T] = Promise(is_async=True)
         if self._loop is None:
             loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
@@ -527,7 +547,7 @@ class AsyncReaders(_Pausable):
                         promise.result = await self._read(flow, snapshot)
             except BaseException as exc:
                 promise.error = exc
-        settle([promise])
+        settle_promises([promise])
 
     @asynccontextmanager
     async def _count_read(self) -> AsyncIterator[None]:
@@ -557,7 +577,7 @@ class AsyncReaders(_Pausable):
         try:
             if snapshot:
                 await conn.execute_fetchall("BEGIN")
-            return await arun(flow, partial(_execute, conn))
+            return await arun_flow(flow, partial(_execute, conn))
         finally:
             try:
                 await conn.rollback()

@@ -21,8 +21,8 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.settings import is_dsn
-from perdure.storage.database import VERSION, Schema, earlier_build_error, statements
-from perdure.storage.flow import Guarded, Request, Stale, T
+from perdure.storage.database import SCHEMA_VERSION, Schema, earlier_build_error, split_script
+from perdure.storage.flow import GuardedRequest, GuardFailed, Request, T
 from perdure.storage.locks import file_lock
 from perdure.storage.untrusted_sqlite import (
     Guard,
@@ -243,9 +243,9 @@ class Connector:
         conn.execute("BEGIN IMMEDIATE")
         try:
             conn.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            execute(conn, statements(_TABLES + schema.script))
+            execute(conn, split_script(_TABLES + schema.script))
             sql = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"
-            conn.execute(sql, (schema.component, VERSION, schema.script_hash))
+            conn.execute(sql, (schema.component, SCHEMA_VERSION, schema.script_hash))
             conn.execute("COMMIT")
         except BaseException:
             if conn.in_transaction:  # on a full disk SQLite has rolled back
@@ -349,7 +349,7 @@ def own_tables(script: str) -> dict[str, TableSQL]:
 
 def execute(conn: sqlite3.Connection, request: Request) -> Any:
     """Run what a flow yielded on a connection; see `flow.Request`."""
-    if isinstance(request, Guarded):
+    if isinstance(request, GuardedRequest):
         return _guarded(conn, request)
     if isinstance(request, list):
         return list(map(partial(execute, conn), request))
@@ -360,15 +360,15 @@ def execute(conn: sqlite3.Connection, request: Request) -> Any:
     return conn.execute(sql, params).fetchall()
 
 
-def _guarded(conn: sqlite3.Connection, statements: Guarded) -> list[Any]:
+def _guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> list[Any]:
     first, *others = statements
     try:
         cursor = conn.execute(first.sql, first.params)
         rows = cursor.fetchall()
     except sqlite3.IntegrityError as exc:  # the key is there
-        raise Stale from exc
+        raise GuardFailed from exc
     if not rows and cursor.rowcount < 1:  # a statement without RETURNING has only the count
-        raise Stale
+        raise GuardFailed
     for sql, params, many in others:
         (conn.executemany if many else conn.execute)(sql, params)
     return rows

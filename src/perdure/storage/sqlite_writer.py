@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from perdure.errors import StorageError, StorageFull, StorageUnavailable
 from perdure.storage import sqlite_connection
-from perdure.storage.database import PATIENCE_S, Job, Schema, Watch
-from perdure.storage.flow import Guarded, Stale, run
+from perdure.storage.database import GROUP_WAIT_S, Job, Schema, Watch
+from perdure.storage.flow import GuardedRequest, GuardFailed, run_flow
 from perdure.storage.sqlite_connection import (
     WAL_LIMIT_BYTES,
     Connector,
@@ -31,7 +31,7 @@ from perdure.storage.sqlite_connection import (
     map_errors,
     translate_error,
 )
-from perdure.storage.threads import Promise, settle
+from perdure.storage.threads import Promise, settle_promises
 
 _log = logging.getLogger("perdure")
 
@@ -53,7 +53,7 @@ class _Asked(Promise[object | None]):
     __slots__ = ("component", "watch")
 
     def __init__(self, component: str, watch: Watch) -> None:
-        super().__init__(awaited=True)
+        super().__init__(is_async=True)
         self.component, self.watch = component, watch
         self.result = None
 
@@ -98,7 +98,7 @@ class SQLiteWriter:
                     self._after_commit()
                 while self._asked:
                     with self._in_use():
-                        settle(self._answered())
+                        settle_promises(self._answered())
             del jobs  # else the last results live until the next job
 
     def commit_in_calling_thread(self, job: Job[Any]) -> bool:
@@ -134,16 +134,16 @@ class SQLiteWriter:
         """
         if self._broken:
             return False
-        flow = job.make()
+        flow = job.make_flow()
         try:
             if time.monotonic() - self._file_seen >= FILE_SEEN_S:
                 self._check_file()
             request = flow.send(None)
-            if not isinstance(request, Guarded) or len(request) > 1:
+            if not isinstance(request, GuardedRequest) or len(request) > 1:
                 flow.close()
                 return False
             rows = execute(self._conn, request)
-        except (Stale, sqlite3.Error, StorageUnavailable):
+        except (GuardFailed, sqlite3.Error, StorageUnavailable):
             return False
         try:
             flow.send(rows)
@@ -151,7 +151,7 @@ class SQLiteWriter:
             job.result = stop.value
         self._count([job])
         job.succeed()
-        settle([job, *self._answered()])
+        settle_promises([job, *self._answered()])
         return True
 
     def _group(self) -> tuple[list[Job[Any]], bool]:
@@ -163,9 +163,9 @@ class SQLiteWriter:
                 jobs.append(job)
             if not queue.empty():
                 job = queue.get()
-            elif jobs and all(job.patient for job in jobs):
+            elif jobs and all(job.may_wait for job in jobs):
                 now = time.monotonic()
-                until = until or now + PATIENCE_S
+                until = until or now + GROUP_WAIT_S
                 try:
                     job = queue.get(timeout=max(0.0, until - now))
                 except Empty:
@@ -188,7 +188,7 @@ class SQLiteWriter:
             self._look()
             by = partial(execute, conn)
             for running in jobs:
-                running.result = run(running.make(), by)
+                running.result = run_flow(running.make_flow(), by)
             running = None
             if in_reserve:
                 conn.execute(SCRUB_WANTED)
@@ -200,7 +200,7 @@ class SQLiteWriter:
             if len(jobs) > 1 and (full or running is not None):
                 for job in jobs:
                     self._commit([job])
-            elif full and jobs[0].removes and not in_reserve:
+            elif full and jobs[0].deletes_rows and not in_reserve:
                 with self._in_reserve():
                     self._commit(jobs, in_reserve=True)
             else:
@@ -209,20 +209,20 @@ class SQLiteWriter:
             self._count(jobs)
             for job in jobs:
                 job.succeed()
-            settle([*jobs, *self._answered()])
+            settle_promises([*jobs, *self._answered()])
 
     def _fail(self, jobs: list[Job[Any]], error: BaseException) -> None:
         for job in jobs:
             job.fail(error)
-        settle([*jobs, *self._answered()])
+        settle_promises([*jobs, *self._answered()])
 
     def _count(self, jobs: list[Job[Any]]) -> None:
         """Count commits, for those who watch what others commit."""
         for job in jobs:
             commits = self._commits[job.component] = self._commits[job.component] + 1
             if job.watch is not None:
-                job.watch.own += 1
-                job.watch.epoch = self._foreign, commits - job.watch.own
+                job.watch.own_commits += 1
+                job.watch.epoch = self._foreign, commits - job.watch.own_commits
 
     def _answered(self) -> list[_Asked]:
         """Those who asked for the epoch, which is told by the connection as it is now. Never fails.
@@ -266,7 +266,7 @@ class SQLiteWriter:
             self._foreign += 1
 
     def _epoch(self, component: str, watch: Watch) -> object:
-        return self._foreign, self._commits[component] - watch.own
+        return self._foreign, self._commits[component] - watch.own_commits
 
     def epoch(self, component: str, watch: Watch) -> object | None:
         """See `Database.epoch`; while the connection is in use, it cannot be told."""
@@ -282,7 +282,7 @@ class SQLiteWriter:
         finally:
             self.lock.release()
 
-    async def epoch_soon(self, component: str, watch: Watch) -> object | None:
+    async def wait_for_epoch(self, component: str, watch: Watch) -> object | None:
         """See `Database.epoch_soon`: told by who uses the connection."""
         asked = _Asked(component, watch)
         self._asked.append(asked)
@@ -290,7 +290,7 @@ class SQLiteWriter:
             epoch = self.epoch(component, watch)  # it may have become free just before
             if epoch is not None:
                 return epoch
-            limit = asyncio.get_running_loop().call_later(SOON_S, settle, [asked])
+            limit = asyncio.get_running_loop().call_later(SOON_S, settle_promises, [asked])
             try:
                 return await asked.future  # type: ignore[misc,no-any-return]
             finally:

@@ -26,8 +26,8 @@ class Promise(Generic[T]):
 
     __slots__ = ("_loop", "error", "future", "result")
 
-    def __init__(self, *, awaited: bool) -> None:
-        self._loop = asyncio.get_running_loop() if awaited else None
+    def __init__(self, *, is_async: bool) -> None:
+        self._loop = asyncio.get_running_loop() if is_async else None
         self.future: Future[T] | asyncio.Future[T] = (
             self._loop.create_future() if self._loop else Future()
         )
@@ -41,20 +41,20 @@ class Promise(Generic[T]):
         return not self.future.cancelled()
 
 
-def settle(promises: Sequence[Promise[Any]]) -> None:
+def settle_promises(promises: Sequence[Promise[Any]]) -> None:
     """Deliver outcomes; each event loop is woken once."""
     by_loop: dict[asyncio.AbstractEventLoop | None, list[Promise[Any]]] = {}
     for promise in promises:
         by_loop.setdefault(promise._loop, []).append(promise)
     for loop, of_loop in by_loop.items():
         if loop is None:
-            deliver(of_loop)
+            deliver_outcomes(of_loop)
         else:
             with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
-                loop.call_soon_threadsafe(deliver, of_loop)
+                loop.call_soon_threadsafe(deliver_outcomes, of_loop)
 
 
-def deliver(promises: Sequence[Promise[Any]]) -> None:
+def deliver_outcomes(promises: Sequence[Promise[Any]]) -> None:
     """Deliver outcomes in the event loop's own thread, or of threads."""
     for promise in promises:
         if promise.future.done():
@@ -80,37 +80,37 @@ class ThreadPool:
     thread, and the connection and the caches that go with it.
 
     Args:
-        most: How many threads at most.
+        max_threads: How many threads at most.
         name: What they are called.
-        lasting: Whether they wait for more work, until `close`; else they end when there is none.
+        is_permanent: Whether idle threads wait for more work until `close`. Otherwise they end.
     """
 
-    def __init__(self, most: int, name: str, *, lasting: bool) -> None:
-        self._most, self._name, self._lasting = most, name, lasting
+    def __init__(self, max_threads: int, name: str, *, is_permanent: bool) -> None:
+        self._max_threads, self._name, self._is_permanent = max_threads, name, is_permanent
         self._lock = threading.Lock()  # of what follows
         self._waiting: deque[_Task] = deque()
         self._undone = 0
         self._threads: list[threading.Thread] = []
         self._wake: SimpleQueue[bool] = SimpleQueue()  # of lasting ones; False: no more will come
 
-    def submit(self, work: Callable[[], object], *, awaited: bool | None) -> Any:
+    def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
         """Have work done. Returns its future: asyncio's for a coroutine that calls.
 
         With None there is none: the work tells its outcome itself, and raises nothing.
         """
-        promise: Promise[Any] | None = None if awaited is None else Promise(awaited=awaited)
+        promise: Promise[Any] | None = None if is_async is None else Promise(is_async=is_async)
         with self._lock:
             # else what was cancelled piles up behind threads that hang
             while self._waiting and (first := self._waiting[0][0]) and first.future.cancelled():
                 self._waiting.popleft()
                 self._undone -= 1
-            if len(self._threads) < min(self._undone + 1, self._most):
+            if len(self._threads) < min(self._undone + 1, self._max_threads):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()  # first: if it cannot, nothing has been handed in
                 self._threads.append(thread)
             self._waiting.append((promise, work))
             self._undone += 1
-        if self._lasting:
+        if self._is_permanent:
             self._wake.put(True)
         return None if promise is None else promise.future
 
@@ -127,16 +127,16 @@ class ThreadPool:
             with self._lock:  # first: who is told the outcome may have more work at once
                 self._undone -= 1
             if promise is not None and is_wanted:
-                settle([promise])
+                settle_promises([promise])
             del task, promise, work  # else the last result lives until the next
 
     def _next(self) -> _Task | None:
         while True:
-            is_open = self._lasting and self._wake.get()
+            is_open = self._is_permanent and self._wake.get()
             with self._lock:
                 if self._waiting:
                     return self._waiting.popleft()
-                if not self._lasting:
+                if not self._is_permanent:
                     self._threads.remove(threading.current_thread())
                 if not is_open:
                     return None
@@ -246,7 +246,7 @@ class TimedOut(TimeoutError):
     """A call took longer than its limit. It may go on; its outcome is ignored."""
 
 
-def waited_for(future: Future[T], timeout_s: float | None) -> T:
+def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:
     """The outcome of a call, for which a thread waits.
 
     Raises:
@@ -261,7 +261,7 @@ def waited_for(future: Future[T], timeout_s: float | None) -> T:
         raise TimedOut(f"no answer within {timeout_s} s") from exc
 
 
-async def awaited_for(call: Awaitable[T], timeout_s: float | None) -> T:
+async def await_outcome(call: Awaitable[T], timeout_s: float | None) -> T:
     """See `waited_for`."""
     limit = asyncio.timeout(timeout_s)
     try:

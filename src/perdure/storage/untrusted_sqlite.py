@@ -27,7 +27,7 @@ _SCHEMA_STEPS: Final = 2 * _STRIDE  # steps that reading the schema may take: 20
 _BASE_STEPS: Final = 50_000_000  # steps that a read of a small file may take: about a second
 _STEPS_PER_BYTE: Final = 32  # additional steps for each byte of the file
 _VERSIONS: Final = "schemas"  # the table with the schema versions, which is checked first
-_UNREAD: Final = {"store_indexes", "transcript_indexes"}  # large; searches rebuild them
+_UNREAD: Final = {"store_indexes", "said_indexes"}  # large; searches rebuild them
 _BESIDE: Final = ("-wal", "-shm", "-journal")  # suffixes of the files that SQLite also opens
 
 _TOKEN: Final = re.compile(
