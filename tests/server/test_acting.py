@@ -277,6 +277,21 @@ def test_handlers_see_the_caller_and_the_person(
         assert "Heron" in desk.prompts()
 
 
+def test_a_tenant_that_a_file_cannot_keep_apart_is_refused(
+    settings: Settings,
+    tmp_path: Path,
+    model: Model,  # noqa: F811
+) -> None:
+    """A handler names a tenant, and the database is an SQLite file, which has none."""
+    named = HANDLERS.replace('{"identity": name,', '{"identity": name, "tenant": "acme",')
+    with served(settings, AuthFile(written(tmp_path, named)), model) as desk:
+        for person in ("desk", "dora"):
+            headers = {"authorization": "Bearer desk", "x-perdure-user": person}
+            url = f"{desk.url}/memories/search"
+            replied = httpx.post(url, headers=headers, json={"query": "refund"}, timeout=60)
+            assert (replied.status_code, "on Postgres only" in replied.text) == (422, True)
+
+
 def test_handlers_see_the_person_beside_a_user_of_another_class(
     settings: Settings,
     tmp_path: Path,
