@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import Item
 
-from perdure.memory.options import check_instance, check_text
+from perdure.memory.options import check_instance
 from perdure.memory.recorded_templates import PERSONAL, USER, read_templates
 from perdure.memory.records import (
     AUTHOR,
@@ -31,6 +31,7 @@ from perdure.memory.records import (
     removal_of,
 )
 from perdure.memory.run_config import TEAMS, Template
+from perdure.settings import check_user
 from perdure.stores.base import Namespace, PutItem, Receipt
 
 CHATS: Final = "chat_memory"
@@ -72,7 +73,7 @@ async def find_person_namespaces(
             extracted into the person's memories. With None, neither these nor those threads count,
             only the conversation with the name of the person.
     """
-    check_text("user", user, "the name of a person, not blank")
+    check_user("user", user, "give the name of the person")
     given = [Template(labels).labels for labels in templates]
     known = [(label, USER) for label in PERSONAL]
     every = dict.fromkeys((*known, *given, *await read_templates(adapter.store)))

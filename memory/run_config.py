@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from perdure.checkpointers.address import TEAMS_KEY, WITHOUT_MEMORY_KEY, context_values
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import check_instance, check_whole_number
+from perdure.settings import is_name
 
 Clock = Callable[[RunnableConfig | None], datetime | None]
 """A function that returns the point in time for a run with this config, or None for now."""
@@ -73,7 +74,7 @@ def read_run_user(config: RunnableConfig | None) -> str | None:
     """Return the `user_id` of a run, or None if the run has none."""
     config = ensure_config(config)
     user_id = {**config["configurable"], **context_values(config, ("user_id",))}.get("user_id")
-    return user_id if isinstance(user_id, str) and user_id.strip() else None
+    return user_id if is_name(user_id) else None
 
 
 def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
@@ -108,10 +109,10 @@ def parse_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
         raise InvalidConfig(f"'teams' of the run is {teams!r:.80}; expected a list of names")
     chosen = [*(teams or ())] if team is None else [team]
     for name in chosen:
-        if not isinstance(name, str) or not name.strip() or "\0" in name:
+        if not is_name(name) or "\0" in name:
             raise InvalidConfig(
-                f"the run names the team {name!r:.80}; expected text that is not blank and has no "
-                "NUL"
+                f"the run names the team {name!a:.80}; expected a name, which is not blank and has "
+                "no NUL"
             )
     if team is not None and teams is not None and team not in teams:
         raise InvalidConfig(f"'team' of the run is {team!r:.80}, which is not one of its 'teams'")
@@ -291,9 +292,10 @@ class Template:
                 f'context={{{name!r}: "…"}} or config={{"configurable": {{{name!r}: "…"}}}}'
             )
         value = values[name]
-        if not isinstance(value, str) or not value.strip() or "\0" in value:
+        is_valid = isinstance(value, str) and value.strip() and "\0" not in value
+        if not is_valid or (name == "user_id" and not is_name(value)):
             raise InvalidConfig(
-                f"{name!r} of the run is {value!r:.80}, which cannot be a label in "
+                f"{name!r} of the run is {value!a:.80}, which cannot be a label in "
                 f"{self.labels!r}; expected text that is not blank and has no NUL"
             )
         return str.__str__(value)  # for a str enum, its value and not its name

@@ -43,7 +43,7 @@ from perdure.errors import (
 )
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.thread_messages import ThreadMessage, time_of
-from perdure.settings import SEARCH_LIMIT
+from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.storage.flow import Flow
 from perdure.storage.threads import ThreadPool
 from perdure.stores.base import FoundItem, Provenance, PutItem
@@ -433,7 +433,7 @@ def search_threads(
     """
     check_text("text", text)
     if user is not None:
-        check_text("user", user, "a user's id that is not blank, or None for all users")
+        check_user("user", user, "give None for all users")
     metadata = check_instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}")
     wanted = [
         (check_instance("a name in filter", name, str, "text"), metadata[name]) for name in metadata

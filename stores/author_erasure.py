@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.errors import ConfigurationError
+from perdure.settings import check_user
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Receipt
 from perdure.stores.namespaces import decode_path, prefix_range
@@ -30,8 +30,7 @@ def forget_author(
     parts: StoreParts, prefix: Namespace, author: str, *, hand_over: bool, dry_run: bool
 ) -> Receipt:
     """See `Store.forget_author`."""
-    if not isinstance(author, str) or not author.strip():
-        raise ConfigurationError(f"author is {author!r:.80}; expected the name of a user")
+    check_user("author", author, "give the name of the author")
     path = parts.resolve_prefix(prefix)
     if dry_run:
         written = parts.database.read(lambda: _find(parts, path, author))

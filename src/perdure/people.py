@@ -22,7 +22,6 @@ from perdure.checkpointers.person_rows import PersonRows
 from perdure.checkpointers.records import CronRow
 from perdure.effects import run
 from perdure.errors import StorageUnavailable, UnknownPerson, UnknownThread
-from perdure.memory.options import check_text
 from perdure.memory.person_archive import iter_archive
 from perdure.memory.person_namespaces import (
     PersonNamespaces,
@@ -39,6 +38,7 @@ from perdure.memory.person_quotations import (
     read_said_texts,
 )
 from perdure.memory.records import RESERVED, StoreAdapter
+from perdure.settings import check_user
 from perdure.stores.base import Namespace, Receipt
 from perdure.stores.whole_store import WholeStore
 
@@ -428,7 +428,7 @@ def _rows_of(
     owners_are_people: bool | None,
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
-    check_text("user", user, "the name of a person, not blank")
+    check_user("user", user, "give the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:
         owners_are_people = not has_organisations(saver)

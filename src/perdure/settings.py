@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import platformdirs
 
@@ -71,6 +72,16 @@ def _checked(name: str, value: Any, kind: str) -> Any:
     return value
 
 
+_INVISIBLE: Final = ("Cc", "Cf", "Cs")
+"""Unicode categories of characters that are displayed as nothing: controls, formats, surrogates."""
+_FILLERS: Final = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
+    + "".join(map(chr, (*range(0x2060, 0x2070), *range(0xFE00, 0xFE10), *range(0xE0000, 0xE1000))))
+)
+"""Characters of other categories that are displayed as nothing: Unicode's property
+`Default_Ignorable_Code_Point`, and the blank of Braille."""
+
+
 def check_user(name: str, user: Any, otherwise: str = "leave it out for the default user") -> str:
     """Check the name of a user that comes from outside, and return it.
 
@@ -83,13 +94,29 @@ def check_user(name: str, user: Any, otherwise: str = "leave it out for the defa
         otherwise: What to do instead, for the error.
 
     Raises:
-        ConfigurationError: The user is not text, or is blank.
+        ConfigurationError: It is no name; see `is_name`.
     """
-    if not isinstance(user, str) or not user.strip():
+    if not is_name(user):
+        rule = "'.' or '..'" if user in (".", "..") else "blank"
         raise ConfigurationError(
-            f"{name} is {user!r:.80}; expected the name of a user, which is not blank; {otherwise}"
+            f"{name} is {user!a:.80}; expected the name of a user, which is not {rule}; {otherwise}"
         )
     return user
+
+
+def is_name(name: Any) -> TypeGuard[str]:
+    """Return whether a value may be the name of a user or a team.
+
+    It is text with a visible character. Spaces, control and format characters, such as the
+    zero-width space, are invisible. `"."` and `".."` are no names, because no URL can have them as
+    a part of its path.
+    """
+    if not isinstance(name, str) or name in (".", ".."):
+        return False
+    return not all(
+        char.isspace() or char in _FILLERS or unicodedata.category(char) in _INVISIBLE
+        for char in name
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from perdure.stores import SQLiteStore
 from tests.cli.commands import error, read, run
 from tests.cli.memory import texts
 
-BLANKS = ["", "  "]
+BLANKS = ["", "  ", "\u200b\u2060"]
 COMMANDS = [
     ("memories", "forget", "--all", "--yes"),
     ("memories", "list"),
@@ -108,7 +108,7 @@ def test_an_empty_user_of_a_call_is_refused(user: str, tmp_path: Path) -> None:
         new_key(user)
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
-        with pytest.raises(ConfigurationError, match="expected a user's id"):
+        with pytest.raises(ConfigurationError, match="expected the name of a user"):
             search_threads(saver, store, "tea", user=user)
         with pytest.raises(InvalidConfig, match="text that is not blank"):
             Collection(store).insert("tea", config={"configurable": {"user_id": user}})

@@ -138,7 +138,8 @@ def test_a_person_of_another_tenant_is_another_person(
             site.ask(user, "zoe", "GET", "/threads/of-zoe/state"),
             site.ask(user, "zoe", "POST", "/mcp", json=rpc),
         ]
-        assert acting.threads.search() == acting.crons.search() == []
+        assert acting.threads.search() == []
+        assert acting.crons.search() == []
         assert acting.store.search_items(["memories", "zoe"])["items"] == []
         acting.runs.wait("of-zoe", "desk", input=MORE, if_not_exists="create")
         with site.sdk(user) as own:

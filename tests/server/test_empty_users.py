@@ -16,7 +16,8 @@ from perdure.server.keys import Keys
 from perdure.settings import Settings
 from tests.server.running import running
 
-BLANKS = ["", " "]
+BLANKS = ["", " ", "\u200b", "\u2060\u3164\ufe0f \xad", "."]
+"""Nothing, a space, characters that are displayed as nothing, and a part of no path."""
 AUTH = """
 from langgraph_sdk import Auth
 
@@ -56,9 +57,9 @@ def test_clients_name_no_empty_user(
     for status, how, path, body in refused:
         reply = client.request(how, path, json=body)
         assert reply.status_code == status, (how, path, body, reply.text)
-    if not blank:  # a header has no spaces around it
-        reply = client.get("/memories", headers={"X-Perdure-User": blank})
-        assert reply.status_code == 403, reply.text
+    header = b"X-Perdure-User", blank.strip().encode()  # a header has no spaces around it
+    reply = client.get("/memories", headers=[header])
+    assert reply.status_code == 403, reply.text
     assert [thread["thread_id"] for thread in sdk.threads.search()] == ["t"]
     assert sdk.crons.search() == []
     assert sdk.runs.list("t") == []
@@ -91,15 +92,23 @@ def test_nobody_has_a_key(blank: str, tmp_path: Path) -> None:
         Keys(file)
 
 
-@pytest.mark.parametrize("identity", ["", "_"], ids=["empty", "blank"])
+@pytest.mark.parametrize("identity", ["", "_", "\xad", ".."], ids=repr)
 def test_a_handler_names_somebody(identity: str, tmp_path: Path, settings: Settings) -> None:
     """An identity without a name is no authentication."""
     (tmp_path / "nameless.py").write_text(AUTH)
     access = AuthFile(f"{tmp_path}/nameless.py:auth")
     with running(create_app(settings, access=access)) as url:
-        headers = {"Authorization": f"Bearer{identity}"}
+        headers = {b"Authorization": f"Bearer{identity}".encode("latin-1")}
         replies = [httpx.get(f"{url}/memories", headers=headers).status_code]
         replies += [
             httpx.get(f"{url}/memories", headers={"Authorization": "Bearerann"}).status_code
         ]
     assert replies == [401, 200]
+
+
+@pytest.mark.parametrize("path", ["/people/%2E", "/people/%2e%2e/export", "/ui/person?user=.."])
+def test_dots_are_no_people(path: str, client: httpx.Client) -> None:
+    """They are no names, since clients resolve them as parts of a path."""
+    reply = client.get(path)
+
+    assert (reply.status_code, "which is not" in reply.text) == (422, True), reply.text

@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.server.access import ACT, Access, Forbidden, Identity
 from perdure.server.teams import find_teams
+from perdure.settings import is_name
 
 HEADER: Final = "X-Perdure-User"
 """The header that names the person for whom a request is sent, in UTF-8."""
@@ -48,9 +49,8 @@ def act_for(access: Access, identity: Identity, person: Any) -> Identity:
         Forbidden: The name is blank or not valid, the caller may not act for others, already acts
             for somebody else, or the person is known in other tenants only.
     """
-    is_name = isinstance(person, str) and person.strip() and len(person) <= _LONGEST
-    if not is_name or person == "*" or "\0" in person:
-        raise Forbidden(f"the person is {person!r:.80}; expected the name of a user")
+    if not is_name(person) or len(person) > _LONGEST or person == "*" or "\0" in person:
+        raise Forbidden(f"the person is {person!a:.80}; expected the name of a user")
     if person == identity.person:
         return identity
     if identity.acting_for is not None:

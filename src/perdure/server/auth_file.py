@@ -23,6 +23,7 @@ from perdure.errors import ConfigurationError
 from perdure.graphs.langgraph_json import import_object
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused, Unauthenticated
 from perdure.server.teams import read_teams
+from perdure.settings import is_name
 
 _LOG: Final = logging.getLogger("perdure.server")
 _PARAMETERS: Final = (
@@ -138,7 +139,7 @@ class AuthFile:
             default = {"is_authenticated": True, "permissions": [], "display_name": ""}
             user = User(default | dict(user))
         identity = getattr(user, "identity", None)
-        if not (isinstance(identity, str) and identity.strip()):
+        if not is_name(identity):
             raise Unauthenticated("the authentication handler returned no user with an identity")
         if not getattr(user, "is_authenticated", True):
             raise Unauthenticated("the user is not authenticated")

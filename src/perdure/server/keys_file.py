@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from perdure.errors import ConfigurationError
+from perdure.settings import is_name
 
 _HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
 _TRIES: Final = 20  # how often the file is read again, if another program changes it meanwhile
@@ -26,8 +27,8 @@ def check_key_user(name: str) -> str:
     Raises:
         ConfigurationError: No user can have this name.
     """
-    if not name.strip() or name == "*" or "\0" in name:
-        raise ConfigurationError(f"no user can be called {name!r}; choose another name")
+    if not is_name(name) or name == "*" or "\0" in name:
+        raise ConfigurationError(f"no user can be called {name!a}; choose another name")
     return name
 
 
@@ -37,8 +38,8 @@ def check_team_name(name: str) -> str:
     Raises:
         ConfigurationError: No team can have this name.
     """
-    if not name.strip() or name == "*" or "\0" in name:
-        raise ConfigurationError(f"no team can be called {name!r}; choose another name")
+    if not is_name(name) or name == "*" or "\0" in name:
+        raise ConfigurationError(f"no team can be called {name!a}; choose another name")
     return name
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from perdure.memory.run_config import TEAMS
 from perdure.server.access import Access, Forbidden, Identity
 from perdure.server.person import Person, Sender
+from perdure.settings import is_name
 
 _LOG: Final = logging.getLogger("perdure.server")
 
@@ -20,16 +21,16 @@ _LOG: Final = logging.getLogger("perdure.server")
 def read_teams(user: Any) -> frozenset[str]:
     """Return the teams of a user whom an authentication handler returned, in its field `teams`."""
     teams = getattr(user, "teams", None) or ()
-    are_names = not isinstance(teams, str) and isinstance(teams, Iterable)
-    names = [*teams] if are_names else []
-    if not are_names or not all(map(_is_name, names)):
+    is_list = not isinstance(teams, str) and isinstance(teams, Iterable)
+    names = [*teams] if is_list else []
+    if not is_list or not all(map(_is_team, names)):
         _LOG.error("a user is in no team: the handler returned teams that are no list of names")
         return frozenset()
     return frozenset(names)
 
 
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and bool(name.strip()) and name != "*" and "\0" not in name
+def _is_team(name: Any) -> bool:
+    return is_name(name) and name != "*" and "\0" not in name
 
 
 def find_teams(access: Access, user: str, tenant: str | None) -> frozenset[str] | None:

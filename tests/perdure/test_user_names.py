@@ -1,0 +1,77 @@
+"""Names of users: text with a visible character, wherever it comes from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableConfig
+
+from perdure import people, settings
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.memory.run_config import Template, parse_teams, user_of_run
+from perdure.server.access import ADMIN, Forbidden, Identity, Local
+from perdure.server.acting import act_for
+from perdure.server.keys_file import check_key_user
+from perdure.server.teams import read_teams
+from perdure.stores import SQLiteStore
+
+INVISIBLE = [
+    "", " ", "\t\n", "\xa0", "\u200b", "\u200c\u200d\u2060\ufeff", "\xad", "\u202e", "\u3164",
+    "\u2800", "\u115f", "\ufe0f", "\u034f", "\U000e0020\U000e0100", "\x00", "\x1b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*INVISIBLE, ".", "..", None, 5, b"ann", ["ann"]], ids=ascii)
+def test_a_name_that_nobody_can_have(name: Any) -> None:
+    """Names without a visible character, parts of a path that mean a folder, and other values."""
+    assert not settings.is_name(name)
+    with pytest.raises(ConfigurationError, match=r"user is .*; expected the name of a user"):
+        settings.check_user("user", name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ann",
+        "a",
+        "...",
+        "-",
+        " ann ",
+        "a\u200db",
+        "\u06cc\u200c",
+        "Åsa",
+        "安娜",
+        "한",
+        "\U0001f600\ufe0f",
+        "\u0301a",
+    ],
+    ids=ascii,
+)
+def test_a_name_with_a_visible_character(name: str) -> None:
+    """Format characters within a name are allowed: some languages and emoji need them."""
+    assert settings.check_user("user", name) == name
+
+
+@pytest.mark.parametrize("name", [*INVISIBLE[1:-2], ".."], ids=ascii)
+def test_parts_that_are_called_with_a_user_refuse_it(name: str) -> None:
+    """Acting for a person, keys, teams, namespaces of a run, forgetting, and authors."""
+    access, config = Local("boss"), RunnableConfig(configurable={"user_id": name})
+    caller = Identity("boss", permissions=frozenset({ADMIN}))
+    with pytest.raises(Forbidden, match="expected the name of a user"):
+        act_for(access, caller, name)
+    with pytest.raises(ConfigurationError, match="no user can be called"):
+        check_key_user(name)
+    assert read_teams(SimpleNamespace(teams=["red", name])) == frozenset()
+    assert user_of_run(config) is None
+    with pytest.raises(InvalidConfig, match="not blank"):
+        Template(("memories", "{user_id}")).filled(config)
+    with pytest.raises(InvalidConfig, match="the run names the team"):
+        parse_teams(name, None)
+    with SQLiteStore.open(":memory:") as store, SQLiteCheckpointer.open(":memory:") as saver:
+        with pytest.raises(ConfigurationError, match="expected the name of a user"):
+            people.plan(name, saver, store)
+        with pytest.raises(ConfigurationError, match="expected the name of a user"):
+            store.forget_author(("teams",), name)
