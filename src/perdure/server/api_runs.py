@@ -41,6 +41,7 @@ from perdure.server.api_states import checkpoint_at, checkpoint_of, config_of
 from perdure.server.assistants import assistant_of_run
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import Graph
+from perdure.server.input_checks import check_messages, find_suspect_values
 from perdure.server.person import Sender
 from perdure.server.reply import JSON, encoded
 from perdure.server.run import Run, interrupted, shown
@@ -298,6 +299,7 @@ async def check(
         UnknownThread: There is no such thread, and none is to be created.
         UnknownCheckpoint: It is to go on from one that the thread has not.
         UnknownAssistant: There is none, or its graph is not served.
+        InvalidUpdate: Its input or its command has malformed messages.
         Forbidden: Its context names a person for whom the caller may not act, or the thread is
             another person's.
     """
@@ -323,6 +325,7 @@ async def check(
     body = body.of_assistant(assistant)
     if runs.teams is not None and runs.teams.are_known:
         check_named_teams(call.identity, body.named_teams())
+    await _check_input(call, runs, body, assistant["graph_id"], thread_id)
     threads, creates = call.threads, temporary or body.if_not_exists == "create"
     reached: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
@@ -349,6 +352,25 @@ async def check(
         return await runs.start(call, body, graph, thread_id, protocol, **how)
 
     return start
+
+
+async def _check_input(
+    call: Call, runs: Runs, body: RunRequest, graph_name: str, thread_id: str
+) -> None:
+    """Refuse malformed messages. The graph is opened only if there may be some.
+
+    Raises:
+        InvalidUpdate: See `check_messages`.
+    """
+    if not (suspects := find_suspect_values(body)):
+        return
+    about = {"thread_id": thread_id, "user_id": call.identity.person}
+    config = body.config_with(about, begun=False)
+    opened = runs.graphs.opened(
+        *(graph_name, call.saver, call.store, config), user=call.identity.raw
+    )
+    async with opened as graph:
+        check_messages(graph, suspects)
 
 
 def act_by_context(call: Call, body: RunRequest) -> Call:

@@ -1,0 +1,152 @@
+"""Malformed messages in an input or a command are refused, and the thread stays as it was."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+import httpx
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage
+from langgraph.graph import StateGraph
+from langgraph.graph.message import add_messages
+
+from perdure.memory.reducers import messages
+from perdure.server import create_app
+from perdure.server.graphs import Graphs
+from perdure.settings import Settings
+from tests.server.running import running
+
+BAD: list[Any] = [
+    [{"role": "nobody", "content": "x"}],
+    [{"content": "x"}],
+    [{"role": "user"}],
+    [{"role": "user", "content": {"a": 1}}],
+    [{"role": "tool", "content": "x"}],
+    [{"type": "keep", "from": "x"}],
+    [["nobody", "hi"]],
+    [5],
+    [None],
+    5,
+    {"role": "x"},
+]
+RESEMBLING = 6
+"""How many of them are lists of objects that resemble messages."""
+GOOD: list[Any] = [
+    "text",
+    ["text"],
+    [["user", "hi"]],
+    [],
+    {"role": "user", "content": "hi"},
+    [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
+    [{"type": "human", "content": [{"type": "text", "text": "hi"}]}],
+    [{"type": "keep", "from": -1, "to": None}],
+    [{"role": "remove", "id": "first", "content": ""}],
+    [AIMessage("hi").to_json()],
+]
+HI: Any = {"messages": [{"role": "user", "content": "hi", "id": "first"}]}
+CRON = {"schedule": "0 0 1 1 *"}
+
+
+class Chat(TypedDict, total=False):
+    """Channels of messages by two reducers, of objects that look like messages, and of a list."""
+
+    messages: Annotated[list[AnyMessage], messages]
+    others: Annotated[list[AnyMessage], add_messages]
+    forms: Annotated[list[Any], operator.add]
+    last: Any
+
+
+def graph() -> Any:
+    """A graph that adds nothing."""
+    builder = StateGraph(Chat)
+    builder.add_node("node", lambda state: {"forms": []})
+    builder.set_entry_point("node")
+    return builder.compile()
+
+
+@pytest.fixture
+def client(db: Settings) -> Any:
+    """A client of a server, on a file and on Postgres."""
+    app = create_app(db, graphs=Graphs({"chat": graph()}))
+    with running(app) as url, httpx.Client(base_url=url, timeout=60) as made:
+        yield made
+
+
+def begun(client: httpx.Client) -> str:
+    """A thread with a turn."""
+    thread_id: str = client.post("/threads", json={}).json()["thread_id"]
+    body = {"assistant_id": "chat", "input": HI | {"others": HI["messages"]}}
+    client.post(f"/threads/{thread_id}/runs/wait", json=body).raise_for_status()
+    return thread_id
+
+
+def requests(thread_id: str, channel: str, value: Any) -> list[tuple[str, Any]]:
+    """Paths and bodies that send a value to a channel of a thread in all ways."""
+    bodies: list[dict[str, Any]] = [
+        {"assistant_id": "chat", "command": {"update": {channel: value}}},
+        {"assistant_id": "chat", "command": {"update": [[channel, value]]}},
+        {"assistant_id": "chat", "input": {channel: value}},
+    ]
+    of_thread = f"/threads/{thread_id}"
+    return [
+        *((f"{of_thread}/runs/wait", body) for body in bodies),
+        *((f"{of_thread}/runs/stream", body) for body in bodies[:1]),
+        *((f"{of_thread}/runs/crons", body | CRON) for body in bodies[:1]),
+        ("/runs/wait", bodies[2]),
+        ("/runs/batch", [bodies[0] | {"thread_id": thread_id}]),
+        (f"{of_thread}/commands", {"id": 1, "method": "run.start", "params": bodies[2]}),
+        (f"{of_thread}/state", {"values": {channel: value}}),
+    ]
+
+
+def test_they_are_refused_before_anything_is_written(client: httpx.Client) -> None:
+    """With 422 and a sentence, in all ways into a run; the thread can be read and goes on."""
+    thread_id = begun(client)
+    paths = [f"/threads/{thread_id}/{each}" for each in ("state", "history", "runs")]
+    before = [client.get(path).json() for path in paths]
+    sent = [each for value in BAD for each in requests(thread_id, "messages", value)]
+    sent += [each for value in BAD[:RESEMBLING] for each in requests(thread_id, "others", value)]
+    sent += [requests(thread_id, "others", value)[0] for value in BAD[RESEMBLING:]]
+    for path, body in sent:
+        reply = client.post(path, json=body)
+        assert reply.status_code == 422, (path, body, reply.text)
+        assert "detail" in reply.json()
+
+    assert [client.get(path).json() for path in paths] == before
+    assert client.post("/runs/crons/count", json={}).json() == 0
+    assert client.post("/threads/count", json={}).json() == 1
+    begin = {"assistant_id": "chat", "input": HI}
+    ended = client.post(f"/threads/{thread_id}/runs/wait", json=begin).json()
+    assert [each["content"] for each in ended["messages"]] == ["hi"]
+
+
+def test_the_sentence_names_the_value_and_what_was_expected(client: httpx.Client) -> None:
+    path, body = requests(begun(client), "messages", BAD[0])[0]
+    sentence = client.post(path, json=body).json()["detail"]
+
+    assert "the value of 'messages' is [{'role': 'nobody', 'content': 'x'}]" in sentence
+    assert 'expected messages, such as [{"role": "user", "content": "hello"}]' in sentence
+    assert "Unexpected message type: 'nobody'" in sentence
+
+
+@pytest.mark.parametrize("number", range(len(GOOD)))
+def test_all_forms_of_messages_are_accepted(client: httpx.Client, number: int) -> None:
+    """Also removals and keeps, which depend on the state."""
+    thread_id = begun(client)
+    for path, body in requests(thread_id, "messages", GOOD[number])[:1]:
+        reply = client.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        assert "__error__" not in reply.json()
+    assert client.get(f"/threads/{thread_id}/state").status_code == 200
+
+
+def test_channels_of_other_values_take_what_looks_like_messages(client: httpx.Client) -> None:
+    """Only the reducer tells whether a channel is one of messages."""
+    thread_id = begun(client)
+    values = {"forms": [{"role": "nobody"}], "last": [{"type": 5}], "none": [{"role": 1}]}
+    for body in ({"input": values}, {"command": {"update": values}}):
+        path, sent = f"/threads/{thread_id}/runs/wait", {"assistant_id": "chat", **body}
+        reply = client.post(path, json=sent)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["last"] == [{"type": 5}]
