@@ -45,7 +45,7 @@ def check_messages(graph: Graph, suspects: list[tuple[str, Any]]) -> None:
         InvalidUpdate: The reducer of a channel cannot apply one of the values, whatever the state.
     """
     for name, value in suspects:
-        channel = graph.channels.get(name)
+        channel: Any = graph.channels.get(name)
         if channel is None or not _is_of_messages(channel):
             continue
         try:
