@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure import people, settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory.run_config import Template, parse_teams, user_of_run
+from perdure.memory.run_config import Template, parse_teams, read_run_user
 from perdure.server.access import ADMIN, Forbidden, Identity, Local
 from perdure.server.acting import act_for
 from perdure.server.keys_file import check_key_user
@@ -65,9 +65,9 @@ def test_parts_that_are_called_with_a_user_refuse_it(name: str) -> None:
     with pytest.raises(ConfigurationError, match="no user can be called"):
         check_key_user(name)
     assert read_teams(SimpleNamespace(teams=["red", name])) == frozenset()
-    assert user_of_run(config) is None
+    assert read_run_user(config) is None
     with pytest.raises(InvalidConfig, match="not blank"):
-        Template(("memories", "{user_id}")).filled(config)
+        Template(("memories", "{user_id}")).fill(config)
     with pytest.raises(InvalidConfig, match="the run names the team"):
         parse_teams(name, None)
     with SQLiteStore.open(":memory:") as store, SQLiteCheckpointer.open(":memory:") as saver:
