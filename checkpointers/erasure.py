@@ -1,9 +1,9 @@
-"""Erasure: messages are removed from all checkpoints, history and pending writes of a thread.
+"""Erase messages from all checkpoints, transcripts and pending writes of a thread.
 
-One transaction. What refers to items is gone over twice: the messages are found by their ids, then
-everything that holds or quotes one is written anew without it; no item is changed in place. What
-nothing refers to any more is swept. What counts as a quotation, and which tasks are cancelled:
-docs/erasure.md.
+An erasure is one transaction. It visits everything that refers to items twice. The first pass finds
+the messages by their ids. The second pass rewrites each value that contains or quotes a message. No
+item is changed in place: changed items are appended to the log, and unreferenced items are deleted
+at the end. docs/erasure.md defines quotations, and says which tasks are cancelled.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from perdure.checkpointers.records import (
     unpack_id,
 )
 from perdure.checkpointers.removal import (
-    GONE,
     NEXT_NODE,
     NO_WRITES,
+    REMOVED,
     TASK_CHANNELS,
     UNALTERED,
     Remover,
     TextSet,
-    Where,
+    ValueContext,
     has_no_result,
     hash_message,
     remove_quoting_tasks,
@@ -83,8 +83,9 @@ from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import NO_LIMIT, Flow, Row
 
-_MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
-_SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was sent at a place
+_MAX_MESSAGE_FIELDS: Final = 64  # entries of a dict; a dict with more is not taken for a message
+_SEND_PATH: Final = "~__pregel_push, {:010d}"
+"""The start of the path of a task that langgraph creates for the `Send` with an index."""
 
 
 def erase_from_thread(
@@ -95,8 +96,8 @@ def erase_from_thread(
 ) -> Flow[ErasureReport]:
     """Erase messages from a thread, or delete the thread if `message_ids` is None.
 
-    Unknown ids are no error. Python's garbage collector is paused meanwhile. Otherwise the many new
-    objects would start collections of the whole heap, for which all threads wait.
+    Unknown ids are ignored. Python's garbage collector is paused. Otherwise the many new objects
+    would start collections of the whole heap, for which all threads of the process wait.
     """
     with collector_paused():
         if message_ids is None:
@@ -104,7 +105,7 @@ def erase_from_thread(
         remover = Remover(frozenset(message_ids), reader.codec.types.texts_of)
         report = yield from _erase_messages(reader, maintenance, thread_id, remover)
         if message_ids:
-            number = yield from reader.removals.add_record(thread_id, remover.known_texts(), None)
+            number = yield from reader.removals.add_record(thread_id, remover.texts_by_kind(), None)
             for thread, *_ in (yield reader.sql("find_thread", thread_id)):
                 yield reader.sql("note_removal", number, thread)
         return report
@@ -117,32 +118,35 @@ def _erase_messages(
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
-    of_runs = rows[0][0], 0, NO_LIMIT
-    yield [reader.sql("stop_storing_events", *of_runs), reader.sql("mark_erased", rows[0][0])]
-    events = len((yield reader.sql("drop_events", *of_runs, NO_LIMIT)))
+    all_runs = rows[0][0], 0, NO_LIMIT
+    yield [reader.sql("stop_storing_events", *all_runs), reader.sql("mark_erased", rows[0][0])]
+    events = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.read_logs()
-    yield from eraser.run(looking=True)
-    if not eraser.remover.found:
-        yield from eraser.untitle()
+    yield from eraser.run_pass(collect_only=True)
+    if not eraser.remover.has_match:
+        yield from eraser.remove_from_list_entry()
         if events:
             yield from maintenance.database.request_scrub()
         return ErasureReport(events=events)
     views = yield from _drop_views(reader, maintenance, thread_id, rows[0][0])
-    eraser.settle()
-    if eraser.dicts:  # histories come before the older dicts whose parts they hold
+    eraser.learn_texts()
+    if eraser.dicts:  # a transcript may be visited before the older dicts whose items it contains
         channels = TextSet(eraser.remover.channels)
-        yield from eraser.run(looking=True)
+        yield from eraser.run_pass(collect_only=True)
         eraser.remover.channels = channels
-    yield from eraser.run(looking=False)
+    yield from eraser.run_pass(collect_only=False)
     yield eraser.additions.statements()
     items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
     yield from unsay(reader.sql, rows[0][0])
-    yield from eraser.untitle()
+    yield from eraser.remove_from_list_entry()
     yield from maintenance.database.request_scrub()
     hashes = sorted(
-        {hash_message(reader.seal.hash_key, message) for message in eraser.remover.removed.values()}
+        {
+            hash_message(reader.seal.hash_key, message)
+            for message in eraser.remover.removed_messages.values()
+        }
     )
     cancelled = tuple(sorted(eraser.cancelled))
     counts = eraser.checkpoints + views, items
@@ -153,7 +157,11 @@ def _erase_messages(
 def _drop_views(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread: int
 ) -> Flow[int]:
-    """Remove what models were shown: memories and summaries in it may quote messages."""
+    """Delete the recorded model inputs of a thread, because they may quote messages.
+
+    Returns:
+        The number of deleted checkpoints.
+    """
     views = 0
     for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread)):
         if ns == VIEWS_NAMESPACE:
@@ -165,14 +173,14 @@ def _drop_views(
 def _erase_thread(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str
 ) -> Flow[ErasureReport]:
-    """Delete a thread, and report the hashes of all of its messages."""
+    """Delete a thread, and report the hashes of all its messages."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
     hashes: set[str] = set()
     for log, name, *_ in (yield reader.sql("thread_logs", rows[0][0])):
         for row in (yield reader.sql("items_between", *key_range(log, 0, ALIASES))):
-            with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
+            with suppress(CorruptRecord, ForbiddenType):  # the item is deleted without its hash
                 _, stored = decrypt_item(reader.seal, thread_id, name, *row)
                 value = reader.codec.decode(stored)
                 if isinstance(value, BaseMessage):
@@ -185,15 +193,15 @@ def _erase_thread(
 
 
 class _Eraser:
-    """Goes over everything in a thread that refers to items.
+    """Visits everything in a thread that refers to items, and rewrites it without the messages.
 
     Attributes:
-        checkpoints: How many checkpoints changed.
+        checkpoints: The number of changed checkpoints.
         cancelled: The tasks of heads that will not run.
-        dicts: Logs whose items are pairs.
-        deltas: Logs of `DeltaChannel`s, whose items may come from writes of tasks.
-        runs: How many runs of the server changed.
-        crons: How many crons of the server were deleted.
+        dicts: The logs whose items are key-value pairs.
+        deltas: The logs of `DeltaChannel`s, whose items may come from writes of tasks.
+        runs: The number of changed runs of the server.
+        crons: The number of deleted crons of the server.
     """
 
     def __init__(
@@ -202,28 +210,34 @@ class _Eraser:
         key, _, generation, removals = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
-        self.thread = Thread(key, generation, removals)  # not the cache's
+        self.thread = Thread(key, generation, removals)  # separate from the cached thread
         self.additions = Additions(reader.sql, reader.seal, thread_id, self.thread, time.time())
         self.checkpoints = self.runs = self.crons = 0
         self.cancelled: set[str] = set()
         self.dicts: set[int] = set()
         self.deltas: set[int] = set()
-        self._needles = remover.needles()
+        self._needles = remover.build_needles()
         self._types_with_texts = reader.codec.types.encoded_names_of_searchable_types
-        self._looking = True  # nothing is written yet
-        self._stored: dict[int, dict[int, bytes]] = {}  # all items, by log and position
-        # the positions of those whose bytes may name a message, and of those that may change
-        self._suspects: dict[int, list[int]] = {}
-        self._times: dict[int, dict[int, float]] = {}  # time of first storage, by log and position
-        self._hits: dict[int, list[int]] = {}
-        self._items: dict[tuple[int, int, bool, Where], Any] = {}  # what is left of hits
-        self._calling: set[tuple[int, int]] = set()  # messages with calls that go
-        self._parts_of_gone: set[tuple[int, int]] = set()  # pairs of removed dicts
-        # the tasks sent that quoted a message, by checkpoint and place, for one namespace
-        self._sent: dict[str, dict[int, str]] = {}
-        self._subgraphs: tuple[str, ...] = ()  # the namespaces of those that have run
-        self._in_sent = False  # whether this namespace is one of them
-        self._awaited = False  # whether a list ended with a call that goes, unanswered
+        self._collect_only = True  # whether the current pass writes nothing
+        # all items of the thread and the times at which they were first stored, by log and position
+        self._items_by_log: dict[int, dict[int, bytes]] = {}
+        self._stored_at: dict[int, dict[int, float]] = {}
+        # sorted positions by log: items whose bytes may contain something to erase, and the items
+        # among them that contain or quote a message in some context
+        self._suspect_positions: dict[int, list[int]] = {}
+        self._hit_positions: dict[int, list[int]] = {}
+        # results of `_build_replacement`, by its arguments
+        self._replacements: dict[tuple[int, int, bool, ValueContext], Any] = {}
+        # log and position of removed messages with tool calls, and of items of removed dicts
+        self._items_with_calls: set[tuple[int, int]] = set()
+        self._items_of_removed_dicts: set[tuple[int, int]] = set()
+        # nodes of the removed `Send`s of the current namespace, by checkpoint id and index
+        self._removed_sends: dict[str, dict[int, str]] = {}
+        # prefixes of the namespaces of subgraphs that removed `Send`s have run
+        self._subgraph_prefixes: tuple[str, ...] = ()
+        self._in_removed_subgraph = False  # whether the current namespace has such a prefix
+        # whether a list of the current checkpoint ended with a removed, unanswered tool call
+        self._ends_with_removed_call = False
 
     def read_logs(self) -> Flow[None]:
         """Read all items of the thread."""
@@ -234,217 +248,299 @@ class _Eraser:
                 for start in range(first, stop, PAGE):
                     page = self.reader.stored(self.thread_id, name, key, start, start + PAGE)
                     items.update((yield from page))
-            self._times[key] = yield from self.reader.read_item_times(key, [(0, log.next_position)])
+            self._stored_at[key] = yield from self.reader.read_item_times(
+                key, [(0, log.next_position)]
+            )
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
-            self._stored[key] = items
-            for position, stored in items.items():  # what is left of another item may be this
+            self._items_by_log[key] = items
+            for position, stored in items.items():  # a changed item may equal an existing one
                 self.additions.placed.setdefault((name, stored), position)
 
-    def untitle(self) -> Flow[None]:
-        """Leave nothing that quotes what is erased where lists of threads read."""
+    def remove_from_list_entry(self) -> Flow[None]:
+        """Remove quotations from the title and the metadata that lists of threads show."""
         for thread, *_, stored in (yield self.sql("one_thread", self.thread_id)):
-            title, told = decrypt_list_entry(self.seal, self.thread_id, stored)
-            if self._quotes(title):
+            title, listed_metadata = decrypt_list_entry(self.seal, self.thread_id, stored)
+            if self._title_quotes(title):
                 yield self.sql("set_list_entry", None, None, thread)
-            elif told is not None and (left := self._inline(told, Where(tasks=True))) is not told:
-                left = self._encoded({}) if left is GONE else left
-                listed = encrypt_list_entry(
-                    self.seal, self.thread_id, title, (self.codec.decode(left), left)
+            elif (
+                listed_metadata is not None
+                and (
+                    remaining := self._rewrite_encoded(
+                        listed_metadata, ValueContext(describes_task=True)
+                    )
                 )
-                yield self.sql("set_list_entry", *listed, thread)
+                is not listed_metadata
+            ):
+                remaining = self._encode({}) if remaining is REMOVED else remaining
+                list_entry = encrypt_list_entry(
+                    self.seal, self.thread_id, title, (self.codec.decode(remaining), remaining)
+                )
+                yield self.sql("set_list_entry", *list_entry, thread)
         for thread, *_, stored in (yield self.sql("lock_client_metadata", self.thread_id)):
             client = decrypt_client_metadata(self.seal, self.thread_id, stored)
             if client is None:
                 continue
-            of_client = self.remover.without(client.metadata, Where(tasks=True))
-            if of_client is not client.metadata:
-                client = client._replace(metadata={} if of_client is GONE else of_client)
+            client_metadata = self.remover.remove_from(
+                client.metadata, ValueContext(describes_task=True)
+            )
+            if client_metadata is not client.metadata:
+                client = client._replace(
+                    metadata={} if client_metadata is REMOVED else client_metadata
+                )
                 sealed = encrypt_client_metadata(self.seal, self.thread_id, client)
                 yield self.sql("set_client_metadata", *sealed, thread)
 
-    def _quotes(self, title: Title | None) -> bool:
-        """Whether a title has a part of what is erased."""
+    def _title_quotes(self, title: Title | None) -> bool:
+        """Return whether a title may contain a part of an erased message."""
         if title is None or title == NO_TITLE:
             return False
-        told = {"title": title.text}
-        if self.remover.without(told, Where(tasks=True)) is not told:
+        content = {"title": title.text}
+        if self.remover.remove_from(content, ValueContext(describes_task=True)) is not content:
             return True
-        if title.message_id is None:  # what a cut one quotes cannot be told
-            return bool(self.remover.found) and len(title.text) >= TITLE_LENGTH
+        if title.message_id is None:  # a title that was cut off may quote the start of a message
+            return bool(self.remover.has_match) and len(title.text) >= TITLE_LENGTH
         return title.message_id in {"", *self.remover.ids}
 
-    def settle(self) -> None:
-        """Learn what the messages found say that no other message says."""
-        self.remover.settle()
-        self._needles = self.remover.needles()
-        stored = (stored for items in self._stored.values() for stored in items.values())
-        self.remover.spare(map(self.codec.decode, filter(self._may_name, stored)))
+    def learn_texts(self) -> None:
+        """Learn the texts of the found messages that no other message of the thread contains."""
+        self.remover.learn_texts()
+        self._needles = self.remover.build_needles()
+        stored = (stored for items in self._items_by_log.values() for stored in items.values())
+        self.remover.exclude_texts_of_others(
+            map(self.codec.decode, filter(self._may_contain_erased, stored))
+        )
 
-    def _may_name(self, stored: bytes) -> bool:
-        """Whether something to erase may be in these bytes; what cannot hold it is not decoded."""
+    def _may_contain_erased(self, stored: bytes) -> bool:
+        """Return whether encoded bytes may contain something to erase.
+
+        The check avoids decoding values that cannot contain any of it.
+        """
         if not self.codec.packs_messages or any(needle in stored for needle in self._needles):
             return True
         return any(name in stored for name in self._types_with_texts)
 
-    def run(self, *, looking: bool) -> Flow[None]:
-        """Go over the thread once."""
-        self._looking, self._subgraphs = looking, ()
-        self._items.clear()
+    def run_pass(self, *, collect_only: bool) -> Flow[None]:
+        """Visit all checkpoints, pending writes, runs, crons and webhooks of the thread once.
+
+        Args:
+            collect_only: Whether only to find messages and their channels, and to write nothing.
+        """
+        self._collect_only, self._subgraph_prefixes = collect_only, ()
+        self._replacements.clear()
         self.cancelled.clear()
-        for key, items in self._stored.items():
-            suspects = {p for p, stored in items.items() if self._may_name(stored)}
-            hits = {p for p in suspects if self._is_hit(self.codec.decode(items[p]))}
+        for key, items in self._items_by_log.items():
+            suspects = {p for p, stored in items.items() if self._may_contain_erased(stored)}
+            hits = {p for p in suspects if self._must_change(self.codec.decode(items[p]))}
             origins = self.thread.logs[key].origins.items()
-            for places, at in (self._suspects, suspects), (self._hits, hits):
-                places[key] = sorted([*at, *(p for p, origin in origins if origin in at)])
+            for positions_by_log, selected in (
+                (self._suspect_positions, suspects),
+                (self._hit_positions, hits),
+            ):
+                positions_by_log[key] = sorted(
+                    [*selected, *(p for p, origin in origins if origin in selected)]
+                )
         for namespace, ns, newest in (yield self.sql("thread_namespaces", self.thread.key)):
-            self._in_sent = f"{ns}|".startswith(self._subgraphs)
-            self._sent, head = {}, None
+            self._in_removed_subgraph = f"{ns}|".startswith(self._subgraph_prefixes)
+            self._removed_sends, head = {}, None
             for row, snapshot in (yield from self.reader.rows(self.thread_id, ns, namespace)):
                 is_head = row[0] == row_key(namespace, newest)
                 head = snapshot.checkpoint_id if is_head else head
-                yield from self._checkpoint(ns, row, snapshot, is_head=is_head)
+                yield from self._rewrite_checkpoint(ns, row, snapshot, is_head=is_head)
             for row in (yield self.sql("namespace_writes", namespace)):
-                yield from self._writes(namespace, ns, row, head)
-            self.cancelled |= {_task(ns, node) for node in self._sent.get(head or "", {}).values()}
+                yield from self._rewrite_writes(namespace, ns, row, head)
+            self.cancelled |= {
+                _name_task(ns, node) for node in self._removed_sends.get(head or "", {}).values()
+            }
         for row in (yield self.sql("runs_of_thread", self.thread_id, "")):
-            yield from self._run(decrypt_run(self.seal, row))
-        yield from self._crons_and_webhooks()
+            yield from self._rewrite_run(decrypt_run(self.seal, row))
+        yield from self._delete_crons_and_webhooks()
 
-    def _crons_and_webhooks(self) -> Flow[None]:
-        """Those of the thread that quote what is erased are deleted."""
-        where = Where(inputs=True, texts=True, tasks=True)
+    def _delete_crons_and_webhooks(self) -> Flow[None]:
+        """Delete the crons and webhooks of the thread that quote an erased message."""
+        context = ValueContext(is_input=True, allows_bare_text=True, describes_task=True)
         for row in (yield self.sql("crons_of_thread", self.thread_id)):
             content = decrypt_cron(self.seal, row).content
-            if self.remover.without(content, where) is not content and not self._looking:
+            if self.remover.remove_from(content, context) is not content and not self._collect_only:
                 yield self.sql("drop_cron", row[0])
                 self.crons += 1
         for run_id, sealed in (yield self.sql("webhooks_of_thread", self.thread_id)):
-            told = json.loads(self.seal.unseal(sealed, ("webhook", run_id)))
-            if self.remover.without(told, where) is not told and not self._looking:
+            webhook = json.loads(self.seal.unseal(sealed, ("webhook", run_id)))
+            if self.remover.remove_from(webhook, context) is not webhook and not self._collect_only:
                 yield self.sql("drop_webhook", run_id)
 
-    def _run(self, run: RunRow) -> Flow[None]:
-        """What a run of the server is asked, and what is told of it."""
-        before = [*run[3:6]]
-        wheres = Where(tasks=True), Where(tasks=True), Where(inputs=True, texts=True, tasks=True)
-        left = [self.remover.without(*each) for each in zip(before, wheres, strict=True)]
-        if self._looking or all(new is old for new, old in zip(left, before, strict=True)):
+    def _rewrite_run(self, run: RunRow) -> Flow[None]:
+        """Remove quotations from the request, the metadata and the error of a run."""
+        columns = [*run[3:6]]
+        contexts = (
+            ValueContext(describes_task=True),
+            ValueContext(describes_task=True),
+            ValueContext(is_input=True, allows_bare_text=True, describes_task=True),
+        )
+        remaining = [
+            self.remover.remove_from(*pair) for pair in zip(columns, contexts, strict=True)
+        ]
+        if self._collect_only or all(
+            new is old for new, old in zip(remaining, columns, strict=True)
+        ):
             return
-        left = [old and {} if new is GONE else new for new, old in zip(left, before, strict=True)]
-        yield self.sql("rewrite_run", *encrypt_run(self.seal, run.live, left), *run.live[1:3])
+        remaining = [
+            old and {} if new is REMOVED else new
+            for new, old in zip(remaining, columns, strict=True)
+        ]
+        yield self.sql("rewrite_run", *encrypt_run(self.seal, run.live, remaining), *run.live[1:3])
         self.runs += 1
 
-    def _is_hit(self, value: Any) -> bool:
-        """Whether an item, whatever it is part of, may not stay as it is."""
-        where, entry = Where(True, True, True), _entry(value)
-        if entry is not None and self.remover.without(entry, where) is not entry:
+    def _must_change(self, value: Any) -> bool:
+        """Return whether an item contains or quotes a message in any context."""
+        context, entry = ValueContext(True, True, True), _pair_as_dict(value)
+        if entry is not None and self.remover.remove_from(entry, context) is not entry:
             return True
-        return self.remover.without(value, where) is not value
+        return self.remover.remove_from(value, context) is not value
 
     # -- checkpoints and pending writes
 
-    def _checkpoint(self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool) -> Flow[None]:
-        self._awaited = False
+    def _rewrite_checkpoint(
+        self, ns: str, row: Row, snapshot: Snapshot, *, is_head: bool
+    ) -> Flow[None]:
+        """Rewrite a checkpoint without the messages, if it contains or quotes one."""
+        self._ends_with_removed_call = False
         other, metadata = snapshot.encoded_fields
-        fields = [self._inline(other, Where()), self._inline(metadata, Where(tasks=True))]
-        fields = [self._encoded({}) if stored is GONE else stored for stored in fields]
-        refs, said = {}, {}
+        fields = [
+            self._rewrite_encoded(other, ValueContext()),
+            self._rewrite_encoded(metadata, ValueContext(describes_task=True)),
+        ]
+        fields = [self._encode({}) if stored is REMOVED else stored for stored in fields]
+        refs, transcripts = {}, {}
         for channel, ref in snapshot.references.items():
             if channel == TASKS:
-                refs[channel] = yield from self._tasks(snapshot.checkpoint_id, ref)
+                refs[channel] = yield from self._rewrite_tasks(snapshot.checkpoint_id, ref)
             else:
-                refs[channel] = yield from self._ref(channel, ref, channel.startswith("__"))
-        for channel, before in snapshot.transcript.items():
-            held = None if refs.get(channel) is GONE else snapshot.references.get(channel)
-            said[channel] = self._said(held, *before)
-        for channel in refs if self._awaited else ():
+                refs[channel] = yield from self._rewrite_reference(
+                    channel, ref, channel.startswith("__")
+                )
+        for channel, stored_transcript in snapshot.transcript.items():
+            value_ref = None if refs.get(channel) is REMOVED else snapshot.references.get(channel)
+            transcripts[channel] = self._rewrite_transcript(value_ref, *stored_transcript)
+        for channel in refs if self._ends_with_removed_call else ():
             if channel.startswith(NEXT_NODE):
-                refs[channel] = GONE
+                refs[channel] = REMOVED
                 if is_head:
-                    self.cancelled.add(_task(ns, channel.removeprefix(NEXT_NODE)))
-        if self._looking or (fields, refs, said) == (
+                    self.cancelled.add(_name_task(ns, channel.removeprefix(NEXT_NODE)))
+        if self._collect_only or (fields, refs, transcripts) == (
             snapshot.encoded_fields,
             snapshot.references,
             snapshot.transcript,
         ):
             return
-        if fields[1] is not metadata:  # it is found no more by what this does not hold any more
-            old, new = (
+        if fields[1] is not metadata:  # the index must not find removed metadata
+            old_tags, new_tags = (
                 {*metadata_tags(self.seal, self.codec.decode(stored))}
                 for stored in (metadata, fields[1])
             )
-            for number in old - new:
-                yield self.sql("drop_tag", number, row[0])
+            for tag in old_tags - new_tags:
+                yield self.sql("drop_tag", tag, row[0])
         snapshot.encoded_fields = fields
-        snapshot.references = {channel: ref for channel, ref in refs.items() if ref is not GONE}
-        body = encrypt_checkpoint(self.seal, self.thread_id, ns, row, snapshot, said)
+        snapshot.references = {channel: ref for channel, ref in refs.items() if ref is not REMOVED}
+        body = encrypt_checkpoint(self.seal, self.thread_id, ns, row, snapshot, transcripts)
         yield self.sql("rewrite_checkpoint", body, row[0])
         self.checkpoints += 1
 
-    def _tasks(self, uid: str, ref: Any) -> Flow[Any]:
-        """The tasks sent to run next, without those that quote."""
-        value = (yield from self._value(ref)) if self._may_change(ref) else None
+    def _rewrite_tasks(self, checkpoint_id: str, ref: Any) -> Flow[Any]:
+        """Return a reference to the `Send`s of a checkpoint without those that quote a message."""
+        value = (yield from self._read_value(ref)) if self._may_reference_erased(ref) else None
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
-            return (yield from self._ref(TASKS, ref, inputs=True))  # a program's own
-        left, gone = remove_quoting_tasks(self.remover, value)
-        self._sent[uid] = {at: task.node for at, task in gone.items()}
-        return self._encoded(left) if gone else ref
+            # another program than langgraph has stored the value
+            return (yield from self._rewrite_reference(TASKS, ref, inputs=True))
+        remaining, removed = remove_quoting_tasks(self.remover, value)
+        self._removed_sends[checkpoint_id] = {index: task.node for index, task in removed.items()}
+        return self._encode(remaining) if removed else ref
 
-    def _writes(self, namespace: int, ns: str, row: Row, head: str | None) -> Flow[None]:
-        """The writes of one task. A task with a result gets no run again."""
-        uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
+    def _rewrite_writes(self, namespace: int, ns: str, row: Row, head: str | None) -> Flow[None]:
+        """Rewrite the pending writes of one task without the messages.
+
+        A task that has a result must not run again. If nothing of its result remains, it gets an
+        empty write. A removed `Send` that is still to run is cancelled instead.
+        """
+        checkpoint_id, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
         writes = decrypt_writes(self.seal, self.thread_id, ns, row)
-        waits, sent = uid == head, self._sent.get(uid, {})
-        quoting = next((at for at in sent if path.startswith(_SENT.format(at))), None)
-        name = _task(ns, sent[quoting] if quoting is not None else "", task)
-        if quoting is not None:
-            self._subgraphs += (f"{name}|",)
-        kept: list[Write] = []
-        if quoting is not None and waits:
-            del sent[quoting]
+        is_pending, removed_sends = (
+            checkpoint_id == head,
+            self._removed_sends.get(checkpoint_id, {}),
+        )
+        send_index = next(
+            (index for index in removed_sends if path.startswith(_SEND_PATH.format(index))), None
+        )
+        name = _name_task(ns, removed_sends[send_index] if send_index is not None else "", task)
+        if send_index is not None:
+            self._subgraph_prefixes += (f"{name}|",)
+        remaining: list[Write] = []
+        if send_index is not None and is_pending:
+            del removed_sends[send_index]
             self.cancelled.add(name)
         else:
-            kept = yield from self._left_writes(ns, writes, waits)
-            if has_no_result(writes) and len(kept) < len(writes):
-                kept = [[0, NO_WRITES, self._encoded(None)]]
-                if waits and any(channel == INTERRUPT for _, channel, _ in writes):
+            remaining = yield from self._filter_writes(ns, writes, is_pending)
+            if has_no_result(writes) and len(remaining) < len(writes):
+                remaining = [[0, NO_WRITES, self._encode(None)]]
+                if is_pending and any(channel == INTERRUPT for _, channel, _ in writes):
                     node = path.rpartition(", ")[2]
-                    self.cancelled.discard(_task(ns, node))
-                    self.cancelled.add(_task(ns, node, task))
-            elif not has_no_result(writes) and has_no_result(kept):  # else the task would run again
-                kept.append([0, NO_WRITES, self._encoded(None)])
-        if not self._looking and kept != writes:
-            body = encrypt_writes(self.seal, (self.thread_id, ns, uid, task, path), kept)
+                    self.cancelled.discard(_name_task(ns, node))
+                    self.cancelled.add(_name_task(ns, node, task))
+            elif not has_no_result(writes) and has_no_result(
+                remaining
+            ):  # else the task would run again
+                remaining.append([0, NO_WRITES, self._encode(None)])
+        if not self._collect_only and remaining != writes:
+            body = encrypt_writes(
+                self.seal, (self.thread_id, ns, checkpoint_id, task, path), remaining
+            )
             yield self.sql("put_writes", namespace, *row[:3], body)
 
-    def _left_writes(self, ns: str, writes: list[Write], waits: bool) -> Flow[list[Write]]:
-        """The remaining writes of a task. Its questions and answers are never altered."""
-        kept = []
+    def _filter_writes(self, ns: str, writes: list[Write], is_pending: bool) -> Flow[list[Write]]:
+        """Return the remaining writes of a task.
+
+        Interrupts and answers are removed as a whole, and never altered.
+
+        Args:
+            ns: The namespace.
+            writes: The writes of the task.
+            is_pending: Whether the writes belong to the head, so that a removed `Send` is
+                cancelled.
+        """
+        remaining = []
         for index, channel, ref in writes:
-            new = yield from self._ref(channel, ref, True)
-            if new is ref or (new is not GONE and channel not in UNALTERED):
-                kept.append([index, channel, new])
-            elif waits and channel == TASKS:
-                sent = yield from self._value(ref)
-                self.cancelled.add(_task(ns, getattr(sent, "node", TASKS)))
-        return kept
+            new = yield from self._rewrite_reference(channel, ref, True)
+            if new is ref or (new is not REMOVED and channel not in UNALTERED):
+                remaining.append([index, channel, new])
+            elif is_pending and channel == TASKS:
+                send = yield from self._read_value(ref)
+                self.cancelled.add(_name_task(ns, getattr(send, "node", TASKS)))
+        return remaining
 
     # -- references
 
-    def _ref(self, channel: str, ref: Any, inputs: bool) -> Flow[Any]:
-        """A reference to what is left of a value: the same if all of it is, `GONE` if nothing."""
-        texts, tasks = inputs and channel in self.remover.channels, channel in TASK_CHANNELS
-        where, new = Where(inputs, texts, tasks or self._in_sent), ref
+    def _rewrite_reference(self, channel: str, ref: Any, inputs: bool) -> Flow[Any]:
+        """Return a reference to a value without the messages.
+
+        Returns:
+            The same reference if the value does not change, or `REMOVED` if nothing of it remains.
+        """
+        allows_bare_text, describes_task = (
+            inputs and channel in self.remover.channels,
+            channel in TASK_CHANNELS,
+        )
+        context, new_ref = (
+            ValueContext(inputs, allows_bare_text, describes_task or self._in_removed_subgraph),
+            ref,
+        )
         if not isinstance(ref, bytes) and ref[0] in (SNAPSHOT, DELTA):
             return (yield from self._erase_from_delta(channel, ref))
         if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
-            new = yield from self._split(ref, where)
-        elif self._may_change(ref):
-            new = self._left((yield from self._value(ref)), where, ref)
-        if new is not ref and self._looking and not channel.startswith("__"):
+            new_ref = yield from self._rewrite_split_value(ref, context)
+        elif self._may_reference_erased(ref):
+            new_ref = self._encode_remaining((yield from self._read_value(ref)), context, ref)
+        if new_ref is not ref and self._collect_only and not channel.startswith("__"):
             self.remover.channels.add(channel)
-        return new
+        return new_ref
 
     def _erase_from_delta(self, channel: str, ref: Any) -> Flow[Any]:
         """Return a reference to the value of a `DeltaChannel` without the erased messages."""
@@ -452,149 +548,196 @@ class _Eraser:
         if isinstance(inner, int):
             return ref
         # from a replayed value, messages without ids are erased as they are from the writes
-        left = yield from self._ref(channel, inner, kind == DELTA)
-        if left is GONE:  # without a snapshot here, langgraph would use an older one
-            empty = self._encoded(DeltaSnapshot(None))
+        remaining = yield from self._rewrite_reference(channel, inner, kind == DELTA)
+        if remaining is REMOVED:  # without a snapshot here, langgraph would use an older one
+            empty = self._encode(DeltaSnapshot(None))
             return empty if inner[0] == ITEM else [kind, [*inner[:2], []]]
-        return ref if left is inner else [kind, left]
+        return ref if remaining is inner else [kind, remaining]
 
-    def _may_change(self, ref: Any) -> bool:
-        return self._may_name(ref if isinstance(ref, bytes) else pack(ref)) or any(
-            _between(self._suspects, log, *part)
+    def _may_reference_erased(self, ref: Any) -> bool:
+        """Return whether the value of a reference may contain something to erase."""
+        return self._may_contain_erased(ref if isinstance(ref, bytes) else pack(ref)) or any(
+            _find_positions(self._suspect_positions, log, *part)
             for log, numbers in references(ref)
             for part in unflat(numbers)
         )
 
-    def _value(self, ref: Any) -> Flow[Any]:
+    def _read_value(self, ref: Any) -> Flow[Any]:
         return (yield from self.reader.value(self.thread_id, self.thread, ref))
 
-    def _inline(self, stored: bytes, where: Where) -> Any:
-        if not self._may_name(stored):
+    def _rewrite_encoded(self, stored: bytes, context: ValueContext) -> Any:
+        """Return encoded bytes without the messages, or `REMOVED` if nothing remains."""
+        if not self._may_contain_erased(stored):
             return stored
-        return self._left(self.codec.decode(stored), where, stored)
+        return self._encode_remaining(self.codec.decode(stored), context, stored)
 
-    def _left(self, value: Any, where: Where, ref: Any) -> Any:
-        new = self.remover.without(value, where)
-        return ref if new is value else GONE if new is GONE else self._encoded(new)
+    def _encode_remaining(self, value: Any, context: ValueContext, ref: Any) -> Any:
+        """Remove the messages from a value, and encode the rest.
 
-    def _encoded(self, value: Any) -> bytes:
-        return self.codec.encode(value, lambda: "a value that held an erased message")
+        Returns:
+            `ref` if the value does not change, `REMOVED` if nothing remains, otherwise the bytes.
+        """
+        remaining = self.remover.remove_from(value, context)
+        return (
+            ref
+            if remaining is value
+            else REMOVED
+            if remaining is REMOVED
+            else self._encode(remaining)
+        )
 
-    def _split(self, ref: Any, where: Where) -> Flow[Any]:
+    def _encode(self, value: Any) -> bytes:
+        return self.codec.encode(value, lambda: "a value that contained an erased message")
+
+    def _rewrite_split_value(self, ref: Any, context: ValueContext) -> Flow[Any]:
+        """Return a reference to a list, dict or item of a log without the messages."""
         kind, log, numbers = ref
         ranges = unflat([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
             self.dicts.add(log)
-            if (yield from self._is_message(log, ranges, where)):
-                self._parts_of_gone |= {(log, position) for position in positions(ranges)}
-                return GONE
-        parts = self._parts(log, ranges, where, pairs=kind == DICT)
+            if (yield from self._is_split_message(log, ranges, context)):
+                self._items_of_removed_dicts |= {(log, position) for position in positions(ranges)}
+                return REMOVED
+        parts = self._replace_hits(log, ranges, context, pairs=kind == DICT)
         if parts is None:
             return ref
         if kind == ITEM:
-            return [ITEM, log, self._append(log, parts)[0][0]] if parts else GONE
-        last = self.thread.logs[log].origin_position(ranges[-1][1] - 1)
-        self._awaited = self._awaited or (log, last) in self._calling
-        return [kind, log, flat(self._append(log, parts))]
+            return [ITEM, log, self._append_items(log, parts)[0][0]] if parts else REMOVED
+        last_position = self.thread.logs[log].origin_position(ranges[-1][1] - 1)
+        self._ends_with_removed_call = (
+            self._ends_with_removed_call or (log, last_position) in self._items_with_calls
+        )
+        return [kind, log, flat(self._append_items(log, parts))]
 
-    def _is_message(self, log: int, ranges: Ranges, where: Where) -> Flow[bool]:
-        """Whether a dict that was split is itself a message."""
-        suspects = (_between(self._suspects, log, *part) for part in ranges)
-        if count(ranges) > _MESSAGE_FIELDS or not any(suspects):
+    def _is_split_message(self, log: int, ranges: Ranges, context: ValueContext) -> Flow[bool]:
+        """Return whether a dict that was split into items is itself an erased message."""
+        suspects = (_find_positions(self._suspect_positions, log, *part) for part in ranges)
+        if count(ranges) > _MAX_MESSAGE_FIELDS or not any(suspects):
             return False
-        return self.remover.is_gone((yield from self._value([DICT, log, flat(ranges)])), where)
+        return self.remover.is_erased(
+            (yield from self._read_value([DICT, log, flat(ranges)])), context
+        )
 
-    def _said(self, held: Any, log: int, numbers: Any) -> Any:
-        """The history up to a checkpoint, `held` by a channel in part, if it does not stay."""
+    def _rewrite_transcript(self, value_ref: Any, log: int, numbers: Any) -> Any:
+        """Return the stored transcript of a channel without the messages.
+
+        Args:
+            value_ref: The reference to the value of the channel at the same checkpoint, or None.
+            log: The key of the log.
+            numbers: The stored ranges of the transcript.
+        """
         ranges = unflat(numbers)
-        ref, are_pairs = value_reference(held), False
-        if ref is not held:
+        ref, are_pairs = value_reference(value_ref), False
+        if ref is not value_ref:
             self.deltas.add(log)
-            are_pairs = held[1] == DICT
-        split = isinstance(ref, list) and ref[0] in (LIST, DICT)
-        pairs = ref[0] == DICT if split else are_pairs or log in self.dicts
-        where = Where(inputs=log in self.deltas, tasks=self._in_sent)
-        parts = self._parts(log, ranges, where, pairs=pairs)
-        gone = self._parts_of_gone and self._parts_of_gone.intersection(
+            are_pairs = value_ref[1] == DICT
+        is_split = isinstance(ref, list) and ref[0] in (LIST, DICT)
+        pairs = ref[0] == DICT if is_split else are_pairs or log in self.dicts
+        context = ValueContext(
+            is_input=log in self.deltas, describes_task=self._in_removed_subgraph
+        )
+        parts = self._replace_hits(log, ranges, context, pairs=pairs)
+        removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
             (log, position) for position in positions(ranges)
         )
-        if gone and split:  # keep items that are also part of another value
-            gone -= {(log, p) for p in positions(unflat(ref[2]))}
-        if parts is None and not gone:
+        if removed and is_split:  # keep items that are also part of another value
+            removed -= {(log, p) for p in positions(unflat(ref[2]))}
+        if parts is None and not removed:
             return [log, numbers]
-        kept: list[bytes | Range] = []
+        remaining: list[bytes | Range] = []
         for part in ranges if parts is None else parts:
             if isinstance(part, bytes):
-                kept.append(part)
+                remaining.append(part)
             else:
-                kept += ((p, p + 1) for p in range(*part) if (log, p) not in gone)
-        return [log, flat(once(self._append(log, kept)))]
+                remaining += ((p, p + 1) for p in range(*part) if (log, p) not in removed)
+        return [log, flat(once(self._append_items(log, remaining)))]
 
-    def _append(self, log: int, parts: list[bytes | Range]) -> Ranges:
-        if self._looking:
-            return [(0, 1)]  # nobody will read it
+    def _append_items(self, log: int, parts: list[bytes | Range]) -> Ranges:
+        """Append items to a log, and return the ranges of all parts."""
+        if self._collect_only:
+            return [(0, 1)]  # a placeholder; this pass discards its results
         return self.additions.append(self.thread.logs[log].name, parts)
 
     # -- items
 
-    def _parts(
-        self, log: int, ranges: Ranges, where: Where, *, pairs: bool
+    def _replace_hits(
+        self, log: int, ranges: Ranges, context: ValueContext, *, pairs: bool
     ) -> list[bytes | Range] | None:
-        """The remaining parts of a list or dict; None: all of it."""
+        """Return the parts of a list or dict without the messages, or None if nothing changes.
+
+        A part is a range of positions that stay, or the bytes of a new item.
+        """
         parts: list[bytes | Range] = []
-        same = True
+        is_unchanged = True
         for start, stop in ranges:
-            for position in _between(self._hits, log, start, stop):
-                new = self._item(log, self.thread.logs[log].origin_position(position), pairs, where)
-                if new is None:
+            for position in _find_positions(self._hit_positions, log, start, stop):
+                replacement = self._get_replacement(
+                    log, self.thread.logs[log].origin_position(position), pairs, context
+                )
+                if replacement is None:
                     continue
-                same = False
+                is_unchanged = False
                 parts += [(start, position)] if start < position else []
-                parts += [] if new is GONE else [new]
+                parts += [] if replacement is REMOVED else [replacement]
                 start = position + 1
             parts += [(start, stop)] if start < stop else []
-        return None if same else parts
+        return None if is_unchanged else parts
 
-    def _item(self, *hit: Any) -> Any:
-        """See `_new_item`. A `functools.cache` of it would hold this object in a cycle."""
-        if hit not in self._items:
-            self._items[hit] = self._new_item(*hit)
-        return self._items[hit]
+    def _get_replacement(self, *hit: Any) -> Any:
+        """Return the cached result of `_build_replacement`.
 
-    def _new_item(self, log: int, position: int, pair: bool, where: Where) -> Any:
-        """A hit without the messages, as it is stored; None: it stays as it is."""
-        value = self.codec.decode(self._stored[log][position])
-        entry = _entry(value) if pair else None
-        before = value if entry is None else entry
-        new = self.remover.without(before, where)
-        if new is before:
+        `functools.cache` is not used, because it would keep this object alive in a reference cycle.
+        """
+        if hit not in self._replacements:
+            self._replacements[hit] = self._build_replacement(*hit)
+        return self._replacements[hit]
+
+    def _build_replacement(
+        self, log: int, position: int, is_pair: bool, context: ValueContext
+    ) -> Any:
+        """Return the bytes that replace an item.
+
+        Returns:
+            The encoded item without the messages, `REMOVED` if nothing remains, or None if the item
+            does not change.
+        """
+        value = self.codec.decode(self._items_by_log[log][position])
+        entry = _pair_as_dict(value) if is_pair else None
+        old = value if entry is None else entry
+        new = self.remover.remove_from(old, context)
+        if new is old:
             return None
-        if new is GONE and isinstance(value, AIMessage) and value.tool_calls:
-            self._calling.add((log, position))
-        if entry is not None and new is not GONE:
-            new = [*new.popitem()] if new else GONE
-        if new is GONE:
-            return GONE
-        stored = self._encoded(new)
+        if new is REMOVED and isinstance(value, AIMessage) and value.tool_calls:
+            self._items_with_calls.add((log, position))
+        if entry is not None and new is not REMOVED:
+            new = [*new.popitem()] if new else REMOVED
+        if new is REMOVED:
+            return REMOVED
+        stored = self._encode(new)
         times, key = self.additions.times, (self.thread.logs[log].name, stored)
-        times[key] = min(times.get(key, inf), self._times[log].get(position, inf))
+        times[key] = min(times.get(key, inf), self._stored_at[log].get(position, inf))
         return stored
 
 
-def _between(places: dict[int, list[int]], log: int, start: int, stop: int) -> list[int]:
-    at = places.get(log, [])
-    return at[bisect_left(at, start) : bisect_left(at, stop)]
+def _find_positions(
+    positions_by_log: dict[int, list[int]], log: int, start: int, stop: int
+) -> list[int]:
+    """Return the positions within a range, from sorted positions by log."""
+    sorted_positions = positions_by_log.get(log, [])
+    return sorted_positions[
+        bisect_left(sorted_positions, start) : bisect_left(sorted_positions, stop)
+    ]
 
 
-def _entry(value: Any) -> dict[Any, Any] | None:
-    """The entry of a dict of which an item is the pair; None: it is none."""
+def _pair_as_dict(value: Any) -> dict[Any, Any] | None:
+    """Return a key-value pair as a dict with one entry, or None if the value is no such pair."""
     if type(value) is list and len(value) == 2:
-        with suppress(TypeError):  # no key
+        with suppress(TypeError):  # the first element is not hashable, so it is no key
             return dict([value])
     return None
 
 
-def _task(ns: str, node: str, task_id: str = "") -> str:
-    """A task as langgraph names it in a namespace."""
+def _name_task(ns: str, node: str, task_id: str = "") -> str:
+    """Return the name of a task in the form of langgraph, with its namespace."""
     name = f"{node}:{task_id}" if task_id else node
     return f"{ns}|{name}" if ns else name

@@ -1,7 +1,7 @@
-"""Removal of messages and their quotations from values, at any depth (docs/erasure.md).
+"""Remove messages and their quotations from values, at any depth (docs/erasure.md).
 
-A message is a langchain message, or what langgraph's `add_messages` takes for one: a dict with a
-role and content, the dumped forms of a message, a `(role, text)` pair, or bare text.
+A message is a langchain message, or a value that langgraph's `add_messages` accepts as one: a dict
+with a role and content, the dumped forms of a message, a `(role, text)` pair, or bare text.
 """
 
 from __future__ import annotations
@@ -36,31 +36,46 @@ NO_WRITES: Final = "__no_writes__"
 """The channel to which langgraph writes when a task returns nothing."""
 NEXT_NODE: Final = "branch:to:"
 """The prefix of the names of the channels that start a node."""
-_CANCELLED: Final = Send(CANCELLED, None)  # a task that never runs, to keep the order of others
-GONE: Final = object()  # stands for a value that is removed
-_LONG: Final = 16  # characters from which on a text is taken to be one message's own
-_RESULT: Final = {"tool_call_id", "name"}  # what makes a message the result of a call
-_TEXT_KEYS: Final = ("text", "thinking", "reasoning")  # of content blocks
-_KINDS: Final = ("says", "calls", "deeds", "texts", "traces")  # kinds of the texts of a `Remover`
-_PLAIN: Final = {int, float, bool, type(None), bytes, bytearray}
+_CANCELLED_TASK: Final = Send(CANCELLED, None)
+"""A task that never runs. It replaces a removed task, so that later tasks keep their position."""
+REMOVED: Final = object()
+"""The result for a value that is removed as a whole."""
+_MIN_QUOTATION_CHARS: Final = 16
+"""The length in characters from which a text is recognised as a quotation. Shorter texts occur in
+many messages by chance."""
+_RESULT_FIELDS: Final = {"tool_call_id", "name"}  # fields that connect a result with its tool call
+_TEXT_KEYS: Final = ("text", "thinking", "reasoning")  # keys of the text in content blocks
+_TEXT_ATTRIBUTES: Final = {
+    "says": "_contents",
+    "calls": "_call_ids",
+    "deeds": "_call_keys",
+    "texts": "_long_texts",
+    "traces": "_task_texts",
+}
+"""The attributes of a `Remover` by the kind of their texts. Removal records store hashes that
+depend on the kinds, so the names of the kinds never change."""
+_PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}  # types without text
 
 
-class Where(NamedTuple):
-    """The context of a value.
+class ValueContext(NamedTuple):
+    """The context of a value, which decides what counts as a message or a quotation in it.
 
     Attributes:
-        inputs: A reducer has yet to give ids to messages in it: one without an id is removed if
-            its content is that of a removed message.
-        texts: Bare text or a pair in it may be such a message: a channel of messages gets it.
-        tasks: It describes a task (a `Send`, an interrupt, an error, metadata): a text quotes a
-            message if it contains what the message says.
-        kept: It is part of a message that stays, whose texts and calls are its own.
+        is_input: Whether the value is an input of a reducer, which has yet to assign ids to
+            messages. A message without an id is then removed if its content equals that of an
+            erased message.
+        allows_bare_text: Whether bare text or a `(role, text)` pair may be such a message, because
+            a channel of messages receives the value.
+        describes_task: Whether the value describes a task (a `Send`, an interrupt, an error,
+            metadata). Text in it is a quotation if it contains a text of an erased message.
+        in_kept_message: Whether the value is part of a message that is kept. Its texts and calls
+            are then no quotations.
     """
 
-    inputs: bool = False
-    texts: bool = False
-    tasks: bool = False
-    kept: bool = False
+    is_input: bool = False
+    allows_bare_text: bool = False
+    describes_task: bool = False
+    in_kept_message: bool = False
 
 
 class TextSet(set[str]):
@@ -68,196 +83,241 @@ class TextSet(set[str]):
 
     def has_part_of(self, text: str) -> bool:
         """Return whether a text contains one of these texts."""
-        return any(each in text for each in self)
+        return any(part in text for part in self)
 
 
 @dataclass(slots=True)
 class Remover:
-    """Removes messages from values: first by their ids, after `settle` also what quotes them.
+    """Removes messages from values by their ids and, after `learn_texts`, also their quotations.
 
     Args:
-        ids: Which messages.
+        ids: The ids of the messages.
         texts_of: A function that returns the texts in a value of a registered type, or None for a
             value of any other type.
 
     Attributes:
-        found: Whether any was found.
-        removed: The messages found, in all their versions.
-        channels: The names of channels that held one.
+        has_match: Whether one of the messages was found.
+        removed_messages: The messages that were found, each different version once.
+        channels: The names of the channels that contained one of the messages.
     """
 
     ids: Set[str]
     texts_of: Callable[[Any], Iterable[str] | None] = lambda value: None
-    found: bool = False
-    removed: dict[str, BaseMessage] = field(default_factory=dict)
+    has_match: bool = False
+    removed_messages: dict[str, BaseMessage] = field(default_factory=dict)
     channels: TextSet = field(default_factory=TextSet)
-    _says: TextSet = field(default_factory=TextSet)
-    _calls: TextSet = field(default_factory=TextSet)  # ids
-    _deeds: TextSet = field(default_factory=TextSet)  # calls without their ids
-    _texts: TextSet = field(default_factory=TextSet)  # long contents
-    _traces: TextSet = field(default_factory=TextSet)  # long texts in tasks that quote the messages
-    _path: set[int] = field(default_factory=set)
+    _contents: TextSet = field(default_factory=TextSet)  # keys of whole messages
+    _call_ids: TextSet = field(default_factory=TextSet)  # ids of tool calls
+    _call_keys: TextSet = field(default_factory=TextSet)  # names and arguments of tool calls
+    _long_texts: TextSet = field(default_factory=TextSet)  # texts of the content
+    _task_texts: TextSet = field(default_factory=TextSet)  # texts that tasks may contain
+    _ancestors: set[int] = field(default_factory=set)  # ids of the objects around a value
 
     @classmethod
-    def from_known_texts(
+    def from_texts(
         cls,
-        known: Callable[[str], TextSet],
+        get_texts: Callable[[str], TextSet],
         texts_of: Callable[[Any], Iterable[str] | None],
     ) -> Self:
         """Build a `Remover` for messages that another `Remover` has already identified.
 
         Args:
-            known: A function that returns the texts of a kind, for the kinds in `known_texts`.
+            get_texts: A function that returns the texts of a kind, for the kinds in
+                `texts_by_kind`.
             texts_of: See the class.
         """
-        own: dict[str, Any] = {f"_{kind}": known(kind) for kind in _KINDS}
-        return cls(known("ids"), texts_of, channels=known("channels"), **own)
+        texts: Any = {name: get_texts(kind) for kind, name in _TEXT_ATTRIBUTES.items()}
+        return cls(get_texts("ids"), texts_of, channels=get_texts("channels"), **texts)
 
-    def known_texts(self) -> dict[str, Set[str]]:
+    def texts_by_kind(self) -> dict[str, Set[str]]:
         """Return the ids, channels and texts by which the messages are recognised, by kind."""
-        own = {kind: getattr(self, f"_{kind}") for kind in _KINDS}
-        return {"ids": self.ids, "channels": self.channels, **own}
+        texts = {kind: getattr(self, name) for kind, name in _TEXT_ATTRIBUTES.items()}
+        return {"ids": self.ids, "channels": self.channels, **texts}
 
-    def settle(self) -> None:
-        """Learn what the messages found say."""
-        own = self._calls, self._deeds, self._texts, self._traces
-        for message in self.removed.values():
-            if message.content or _calls(message):  # an empty one has no twin
-                self._says.add(_saying(message))
-            for texts, more in zip(own, _tells(message), strict=True):
-                texts |= more
+    def learn_texts(self) -> None:
+        """Collect the texts and tool calls of the found messages, to recognise quotations."""
+        text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
+        for message in self.removed_messages.values():
+            if message.content or _list_calls(message):  # empty messages are not compared
+                self._contents.add(_build_content_key(message))
+            for texts, new_texts in zip(text_sets, _collect_texts(message), strict=True):
+                texts |= new_texts
 
-    def needles(self) -> list[bytes]:
-        """Texts of which one is in the bytes of each value that may have to change."""
-        texts = {*self.ids, *self._calls, *self._texts, *self._traces}
-        for message in self.removed.values():
-            texts |= {call["name"] or "" for call in _calls(message)}
-            if message.content:  # "" is in all
-                texts.add(max(_strings(message.content), key=len, default=""))
+    def build_needles(self) -> list[bytes]:
+        """Return byte strings. Each encoded value that may have to change contains at least one."""
+        texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
+        for message in self.removed_messages.values():
+            texts |= {call["name"] or "" for call in _list_calls(message)}
+            if message.content:  # the needle "" would occur in every value
+                texts.add(max(_iter_strings(message.content), key=len, default=""))
         return [text.encode(errors="surrogatepass") for text in texts]
 
-    def spare(self, others: Iterable[Any]) -> None:
-        """Learn what else is said by a message that stays: that is not their own."""
-        own = self._calls, self._deeds, self._texts, self._traces
-        for value in others:
-            uid, fields = _identified(value)
-            if not uid or uid in self.ids or _get(value, "tool_call_id") in self._calls:
-                continue
-            other = _message(fields)
-            if other is not None:
-                for texts, theirs in zip(own, _tells(other), strict=True):
-                    texts -= theirs
+    def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
+        """Exclude texts and tool calls that also occur in messages that are kept.
 
-    def without(self, value: Any, where: Where) -> Any:
-        """The value without them: itself if it has none, `GONE` if it is one."""
-        if type(value) in _PLAIN or id(value) in self._path:
+        Such a text is not a quotation of the erased messages only.
+        """
+        text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
+        for value in values:
+            uid, fields = _parse_message_like(value)
+            if not uid or uid in self.ids or _get_text(value, "tool_call_id") in self._call_ids:
+                continue
+            other = _convert_to_message(fields)
+            if other is not None:
+                for texts, other_texts in zip(text_sets, _collect_texts(other), strict=True):
+                    texts -= other_texts
+
+    def remove_from(self, value: Any, context: ValueContext) -> Any:
+        """Remove the messages and their quotations from a value.
+
+        Returns:
+            The same object if nothing is to be removed, `REMOVED` if the value itself is to be
+            removed, otherwise a changed copy.
+        """
+        if type(value) in _PLAIN_TYPES or id(value) in self._ancestors:
             return value
-        if self.is_gone(value, where):
-            return GONE
+        if self.is_erased(value, context):
+            return REMOVED
         if isinstance(value, str):
-            return "" if not isinstance(value, Enum) and self._quotes(value, where) else value
+            is_quotation = not isinstance(value, Enum) and self._is_quotation(value, context)
+            return "" if is_quotation else value
         if (texts := self.texts_of(value)) is not None:
-            return GONE if any(self._contains_erased_text(text, where) for text in texts) else value
-        self._path.add(id(value))
+            has_text = any(self._contains_erased_text(text, context) for text in texts)
+            return REMOVED if has_text else value
+        self._ancestors.add(id(value))
         try:
             if isinstance(value, list | tuple | set | frozenset | deque):
-                return self._elements(value, where)
-            return self._parts(value, where)
+                return self._remove_from_elements(value, context)
+            return self._remove_from_fields(value, context)
         finally:
-            self._path.discard(id(value))
+            self._ancestors.discard(id(value))
 
-    def is_gone(self, value: Any, where: Where) -> bool:
-        """Whether a value is one of them itself, or a call of one."""
+    def is_erased(self, value: Any, context: ValueContext) -> bool:
+        """Return whether a value is one of the messages, or a tool call of one."""
         if isinstance(value, str):
-            return where.texts and bool(self._says) and self._is_twin(HumanMessage(value))
-        uid, fields = _identified(value)
+            is_possible = context.allows_bare_text and bool(self._contents)
+            return is_possible and self._has_erased_content(HumanMessage(value))
+        uid, fields = _parse_message_like(value)
         if fields is None:
-            return not where.kept and self._is_call(value, where)
+            return not context.in_kept_message and self._is_erased_call(value, context)
         if uid is None:
-            # a pair is two words, where no message would be written as a pair
-            possible = where.inputs if isinstance(value, BaseMessage | dict) else where.texts
-            return possible and bool(self._says) and self._is_twin(_message(fields))
+            # two words are a pair, too, so pairs count as messages only where messages are expected
+            is_pair = not isinstance(value, BaseMessage | dict)
+            is_possible = context.allows_bare_text if is_pair else context.is_input
+            if not is_possible or not self._contents:
+                return False
+            return self._has_erased_content(_convert_to_message(fields))
         if uid in self.ids:
-            self.found = True
-            message = _message(fields)
+            self.has_match = True
+            message = _convert_to_message(fields)
             if message is not None and type(message) is not RemoveMessage:
-                self.removed.setdefault(f"{type(message)}{message.__dict__}", message)
+                self.removed_messages.setdefault(f"{type(message)}{message.__dict__}", message)
         return uid in self.ids
 
-    def _is_twin(self, message: BaseMessage | None) -> bool:
-        return message is not None and _saying(message) in self._says
+    def _has_erased_content(self, message: BaseMessage | None) -> bool:
+        """Return whether a message has the same content and calls as an erased one."""
+        return message is not None and _build_content_key(message) in self._contents
 
-    def _is_call(self, value: Any, where: Where) -> bool:
-        if where.tasks and isinstance(value, dict) and {"name", "args"} <= value.keys():
-            return _deed(value) in self._deeds or _get(value, "id") in self._calls
-        return _get(value, "id") in self._calls
+    def _is_erased_call(self, value: Any, context: ValueContext) -> bool:
+        """Return whether a value is a tool call of an erased message.
 
-    def _quotes(self, text: str, where: Where) -> bool:
-        if len(text) < _LONG or where.kept:
+        A call in the description of a task may have no id. It is then recognised by its name and
+        arguments.
+        """
+        if context.describes_task and isinstance(value, dict) and {"name", "args"} <= value.keys():
+            return (
+                _build_call_key(value) in self._call_keys
+                or _get_text(value, "id") in self._call_ids
+            )
+        return _get_text(value, "id") in self._call_ids
+
+    def _is_quotation(self, text: str, context: ValueContext) -> bool:
+        """Return whether a text is a quotation of the messages.
+
+        In the description of a task, a text that contains a text of the messages is one, too.
+        """
+        if len(text) < _MIN_QUOTATION_CHARS or context.in_kept_message:
             return False
-        return text in self._texts or (where.tasks and self._traces.has_part_of(text))
+        return text in self._long_texts or (
+            context.describes_task and self._task_texts.has_part_of(text)
+        )
 
-    def _contains_erased_text(self, text: str, where: Where) -> bool:
+    def _contains_erased_text(self, text: str, context: ValueContext) -> bool:
         """Return whether a text of a registered type contains the text of an erased message."""
-        return self._texts.has_part_of(text) or (where.tasks and self._traces.has_part_of(text))
+        is_in_task = context.describes_task and self._task_texts.has_part_of(text)
+        return is_in_task or self._long_texts.has_part_of(text)
 
-    def _parts(self, value: Any, where: Where) -> Any:
-        """A dict or an object with other parts, if they change. A `Send` is never altered."""
-        changed = self._changed(value, where)
+    def _remove_from_fields(self, value: Any, context: ValueContext) -> Any:
+        """Remove the messages from the fields of a dict or an object.
+
+        A `Send` is never altered. It is removed as a whole.
+        """
+        changed = self._find_changed_fields(value, context)
         if not changed:
             return value
         if isinstance(value, Send):
-            return GONE
+            return REMOVED
         if isinstance(value, dict):
-            out = copy.copy(value)
-            out.update(changed)
-            for name in [name for name, new in changed.items() if new is GONE]:
-                del out[name]
-            return out
-        changed = {name: None if new is GONE else new for name, new in changed.items()}
+            changed_copy = copy.copy(value)
+            changed_copy.update(changed)
+            for name in [name for name, new in changed.items() if new is REMOVED]:
+                del changed_copy[name]
+            return changed_copy
+        changed = {name: None if new is REMOVED else new for name, new in changed.items()}
         if isinstance(value, BaseModel):
             return value.model_copy(update=changed)
-        out = copy.copy(value)
+        changed_copy = copy.copy(value)
         for name, new in changed.items():
-            object.__setattr__(out, name, new)  # it may be frozen
-        return out
+            object.__setattr__(changed_copy, name, new)  # the class may be a frozen dataclass
+        return changed_copy
 
-    def _changed(self, value: Any, where: Where) -> dict[Any, Any]:
-        """The parts of a dict or an object that do not stay as they are."""
-        is_dict, is_message = isinstance(value, dict), _identified(value)[1] is not None
-        result = is_message and _get(value, "tool_call_id") in self._calls
+    def _find_changed_fields(self, value: Any, context: ValueContext) -> dict[Any, Any]:
+        """Return the new values of the fields that change, by name.
+
+        For a removed field, the value is `REMOVED`. The result of an erased tool call keeps its
+        message, but loses its quotations.
+        """
+        is_dict, is_message = isinstance(value, dict), _parse_message_like(value)[1] is not None
+        is_result = is_message and _get_text(value, "tool_call_id") in self._call_ids
         if is_message:
-            where = where._replace(kept=not result, tasks=result)
+            context = context._replace(in_kept_message=not is_result, describes_task=is_result)
         elif isinstance(value, Send | Interrupt):
-            where = where._replace(tasks=True)
-        inputs = where.inputs and not isinstance(value, BaseMessage)
+            context = context._replace(describes_task=True)
+        inputs = context.is_input and not isinstance(value, BaseMessage)
         changed = {}
-        for name, part in value.items() if is_dict else _attributes(value).items():
-            if result and name in _RESULT:
+        for name, part in value.items() if is_dict else _get_attributes(value).items():
+            if is_result and name in _RESULT_FIELDS:
                 continue
-            texts = inputs and ((where.texts and not is_dict) or name in self.channels)
-            new = self.without(part, where._replace(texts=texts))
-            if is_dict and type(name) is str and not where.kept:
-                new = GONE if name in self._calls or self._quotes(name, where) else new
+            texts = inputs and ((context.allows_bare_text and not is_dict) or name in self.channels)
+            new = self.remove_from(part, context._replace(allows_bare_text=texts))
+            if is_dict and type(name) is str and not context.in_kept_message:
+                is_erased = name in self._call_ids or self._is_quotation(name, context)
+                new = REMOVED if is_erased else new
             if new is not part:
                 changed[name] = new
-        if result and _get(value, "name"):
+        if is_result and _get_text(value, "name"):
             changed["name"] = None
         return changed
 
-    def _elements(self, value: Any, where: Where) -> Any:
-        news = [self.without(part, where) for part in value]
-        if all(new is part for new, part in zip(news, value, strict=True)):
+    def _remove_from_elements(self, value: Any, context: ValueContext) -> Any:
+        """Remove the messages from the elements of a collection.
+
+        A named tuple keeps its length. Its removed fields become None.
+        """
+        results = [self.remove_from(part, context) for part in value]
+        if all(result is part for result, part in zip(results, value, strict=True)):
             return value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            make: Any = type(value)
-            return make(*(None if new is GONE else new for new in news))
-        kept = [new for new in news if new is not GONE]
-        return deque(kept, value.maxlen) if isinstance(value, deque) else type(value)(kept)
+            build: Any = type(value)
+            return build(*(None if result is REMOVED else result for result in results))
+        remaining = [result for result in results if result is not REMOVED]
+        if isinstance(value, deque):
+            return deque(remaining, value.maxlen)
+        return type(value)(remaining)
 
 
-def _attributes(value: Any) -> Mapping[str, Any]:
-    """The attributes of an object, in its `__dict__` and its slots."""
+def _get_attributes(value: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object, from its `__dict__` and its slots."""
     if isinstance(value, type | Enum):
         return {}
     if isinstance(value, BaseModel):
@@ -268,92 +328,107 @@ def _attributes(value: Any) -> Mapping[str, Any]:
     return state or {}
 
 
-def _get(value: Any, name: str) -> str:
-    """A text that a dict or an object has under a name; else an empty one."""
+def _get_text(value: Any, name: str) -> str:
+    """Return the text that a dict or an object has under a name, or `""`."""
     try:
         text = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-    except Exception:  # a property's
+    except Exception:  # raised by a property of the object
         return ""
     return text if type(text) is str else ""
 
 
-def _identified(value: Any) -> tuple[str | None, Any]:
-    """The id of what may be a message, and what it is made of; `(None, None)`: it is none."""
+def _parse_message_like(value: Any) -> tuple[str | None, Any]:
+    """Parse a value that may be a message.
+
+    Returns:
+        The id of the message, or None if it has none. And the value from which langchain can build
+        the message, or None if the value is not a message.
+    """
     if isinstance(value, BaseMessage):
         return value.id, value
     if isinstance(value, tuple | list) and len(value) == 2 and all(type(v) is str for v in value):
         return None, value
     if not isinstance(value, dict):
         return None, None
-    fields = made_of = value
+    fields = message_form = value
     if value.get("lc") == 1 and isinstance(value.get("kwargs"), dict):  # langchain's `dumpd`
         fields = value["kwargs"]
     elif "type" in value and isinstance(value.get("data"), dict):  # its `message_to_dict`
         fields = value["data"]
-        made_of = {**fields, "type": value["type"]}
+        message_form = {**fields, "type": value["type"]}
     elif not value.keys() & {"role", "type"}:
         return None, None
-    return (_get(fields, "id") or None, made_of) if "content" in fields else (None, None)
+    return (_get_text(fields, "id") or None, message_form) if "content" in fields else (None, None)
 
 
-def _message(value: Any) -> BaseMessage | None:
+def _convert_to_message(value: Any) -> BaseMessage | None:
+    """Convert a value to a message, or return None if langchain cannot convert it."""
     try:
         return convert_to_messages([value])[0]
-    except Exception:  # whatever it is, it is not what a reducer would make a message of
+    except Exception:  # `add_messages` would refuse the value, too
         return None
 
 
-# -- what messages say
+# -- texts of messages
 
 
-def _saying(message: BaseMessage) -> str:
-    """The content of a message, of any role and in any form."""
+def _build_content_key(message: BaseMessage) -> str:
+    """Return a text that is equal for messages with equal content and tool calls, of any role."""
     return repr((message.content, getattr(message, "tool_calls", [])))
 
 
-def _calls(message: BaseMessage) -> list[Any]:
+def _list_calls(message: BaseMessage) -> list[Any]:
+    """Return the valid and the invalid tool calls of a message."""
     if not isinstance(message, AIMessage):
         return []
     return [*message.tool_calls, *message.invalid_tool_calls]
 
 
-def _deed(call: Any) -> str:
+def _build_call_key(call: Any) -> str:
+    """Return a text that is equal for tool calls with equal name and arguments."""
     return repr((call["name"], call["args"]))
 
 
-def _tells(message: BaseMessage) -> tuple[set[str], ...]:
-    """What tells of a message: the ids of its calls, these without ids, its texts, its traces.
+def _collect_texts(message: BaseMessage) -> tuple[set[str], ...]:
+    """Collect the texts by which a message and its quotations are recognised.
 
-    Its texts are its content, or that of its text blocks; its traces are what tells of it in what
-    describes a task, as it is or printed. Short ones are left out.
+    Returns:
+        Four sets: the ids of its tool calls; the keys of its tool calls, see `_build_call_key`; the
+        texts of its content; and the texts by which descriptions of tasks quote it, also in printed
+        and JSON form. Short texts are left out of the last two sets.
     """
-    calls = _calls(message)
+    calls = _list_calls(message)
     blocks = [message.content] if isinstance(message.content, str) else message.content
-    texts = _long({b if isinstance(b, str) else _get(b, k) for b in blocks for k in _TEXT_KEYS})
+    texts = _keep_long(
+        {b if isinstance(b, str) else _get_text(b, k) for b in blocks for k in _TEXT_KEYS}
+    )
     ids = {call["id"] for call in calls if call["id"]}
-    traces = {*texts, *_strings([call["args"] for call in calls]), *ids, message.id or ""}
-    traces |= {repr(text)[1:-1] for text in traces} | {json.dumps(text)[1:-1] for text in traces}
+    task_texts = {*texts, *_iter_strings([call["args"] for call in calls]), *ids, message.id or ""}
+    printed = {repr(text)[1:-1] for text in task_texts}
+    task_texts |= printed | {json.dumps(text)[1:-1] for text in task_texts}
     for call in calls:
-        traces |= {repr(call["args"]), json.dumps(call["args"], default=repr)}
-    return ids, set(map(_deed, calls)), texts, _long(traces)
+        task_texts |= {repr(call["args"]), json.dumps(call["args"], default=repr)}
+    return ids, set(map(_build_call_key, calls)), texts, _keep_long(task_texts)
 
 
-def _long(texts: set[str]) -> set[str]:
-    return {text for text in texts if len(text) >= _LONG}
+def _keep_long(texts: set[str]) -> set[str]:
+    """Return the texts that are long enough to be recognised as quotations."""
+    return {text for text in texts if len(text) >= _MIN_QUOTATION_CHARS}
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _iter_strings(value: Any) -> Iterator[str]:
+    """Yield all texts in a value of dicts and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _strings(part)
+            yield from _iter_strings(part)
 
 
 def hash_message(key: bytes, message: BaseMessage) -> str:
     """Return the BLAKE2b-256 (RFC 7693) of a message's type, id and content, as JSON."""
-    says = [message.type, message.id, message.content]
-    text = json.dumps(says, ensure_ascii=False, separators=(",", ":"), default=repr)
+    content = [message.type, message.id, message.content]
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=repr)
     data = text.encode(errors="surrogatepass")
     return hashlib.blake2b(data, digest_size=32, key=key).hexdigest()
 
@@ -370,15 +445,15 @@ def remove_quoting_tasks(
         The remaining tasks, and the removed tasks by position. A removed task before a remaining
         one is replaced by a task that never runs.
     """
-    gone = {
-        at: task
-        for at, task in enumerate(tasks)
-        if remover.without(task, Where(tasks=True)) is GONE
+    removed = {
+        index: task
+        for index, task in enumerate(tasks)
+        if remover.remove_from(task, ValueContext(describes_task=True)) is REMOVED
     }
-    left = [_CANCELLED if at in gone else task for at, task in enumerate(tasks)]
-    while left and left[-1] is _CANCELLED:
-        left.pop()
-    return left, gone
+    remaining = [_CANCELLED_TASK if index in removed else task for index, task in enumerate(tasks)]
+    while remaining and remaining[-1] is _CANCELLED_TASK:
+        remaining.pop()
+    return remaining, removed
 
 
 def has_no_result(writes: list[Any]) -> bool:

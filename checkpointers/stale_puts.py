@@ -20,14 +20,14 @@ from perdure.checkpointers.put import CheckpointPut, TaskWrites, decode_inline, 
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import pack_id
 from perdure.checkpointers.removal import (
-    GONE,
     NEXT_NODE,
     NO_WRITES,
+    REMOVED,
     TASK_CHANNELS,
     UNALTERED,
     Remover,
     TextSet,
-    Where,
+    ValueContext,
     has_no_result,
     remove_quoting_tasks,
 )
@@ -49,7 +49,7 @@ class KeyedTexts(TextSet):
     """Texts of one kind, some of which are known only by their keyed hashes.
 
     Args:
-        kind: The kind of the texts; see `removal.Remover.known_texts`.
+        kind: The kind of the texts; see `removal.Remover.texts_by_kind`.
         hashes: The hashes from removal records.
         removals: The removal records, which compute the hash of a text.
     """
@@ -114,9 +114,7 @@ class StalePut:
         self._codec, self._removals, self._is_inner = reader.codec, reader.removals, is_inner
         self._known: list[KeyedTexts] = []
         self._records = [*records]
-        self._remover = Remover.from_known_texts(
-            self._make_keyed_texts, reader.codec.types.texts_of
-        )
+        self._remover = Remover.from_texts(self._make_keyed_texts, reader.codec.types.texts_of)
 
     def _make_keyed_texts(self, kind: str) -> KeyedTexts:
         hashes = (each for record in self._records for each in record.texts.get(kind, ()))
@@ -155,7 +153,7 @@ class StalePut:
 
     def is_erased(self, message: BaseMessage) -> bool:
         """Return whether a message was erased."""
-        return self._remover.is_gone(message, Where(inputs=True))
+        return self._remover.is_erased(message, ValueContext(is_input=True))
 
     # -- a checkpoint
 
@@ -163,19 +161,19 @@ class StalePut:
         """Return a put without the erased messages and without quotations of them."""
         values, other, metadata = put.decode_values(self._codec)
         self._find_erased(values.items(), inputs=False)
-        self._remover.without(other, Where())
+        self._remover.remove_from(other, ValueContext())
         left: dict[str, Any] = {}
         is_answer_gone = False
         for channel, value in values.items():
             new = self._remove_erased(channel, value, inputs=channel.startswith("__"))
-            if new is not GONE:
+            if new is not REMOVED:
                 left[channel] = new
             is_answer_gone = is_answer_gone or self._lost_last_tool_call(value)
         if is_answer_gone:  # a tool node would repeat the call
             left = {name: value for name, value in left.items() if not name.startswith(NEXT_NODE)}
-        other = self._remover.without(other, Where())
-        metadata = self._remover.without(metadata, Where(tasks=True))
-        fields = ({} if part is GONE else part for part in (other, metadata))
+        other = self._remover.remove_from(other, ValueContext())
+        metadata = self._remover.remove_from(metadata, ValueContext(describes_task=True))
+        fields = ({} if part is REMOVED else part for part in (other, metadata))
         return put.with_values(self._codec, left, *fields)
 
     def _find_erased(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
@@ -185,8 +183,10 @@ class StalePut:
             new = self._remove_erased(channel, value, inputs=inputs or channel.startswith("__"))
             if new is not value and not channel.startswith("__"):
                 self._remover.channels.add(channel)
-        self._remover.settle()
-        self._remover.spare(part for _, value in values for part in _iter_elements(value))
+        self._remover.learn_texts()
+        self._remover.exclude_texts_of_others(
+            part for _, value in values for part in _iter_elements(value)
+        )
 
     def _remove_erased(self, channel: str, value: Any, *, inputs: bool) -> Any:
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
@@ -194,7 +194,7 @@ class StalePut:
             return left if gone else value
         texts = inputs and channel in self._remover.channels
         tasks = channel in TASK_CHANNELS or self._is_inner
-        return self._remover.without(value, Where(inputs, texts, tasks))
+        return self._remover.remove_from(value, ValueContext(inputs, texts, tasks))
 
     def _lost_last_tool_call(self, value: Any) -> bool:
         """Return whether a list ends with an erased message that calls tools."""
@@ -202,7 +202,7 @@ class StalePut:
         last = value[-1] if isinstance(value, list) and value else None
         if not isinstance(last, AIMessage) or not last.tool_calls:
             return False
-        return self._remover.is_gone(last, Where())
+        return self._remover.is_erased(last, ValueContext())
 
     # -- the writes of a task
 
@@ -224,7 +224,7 @@ class StalePut:
             new = self._remove_erased(channel, value, inputs=True)
             if new is value:
                 kept.append([index, channel, ref])
-            elif new is not GONE and channel not in UNALTERED:
+            elif new is not REMOVED and channel not in UNALTERED:
                 path = f"the write to {channel!r}"
                 kept.append([index, channel, here(self._codec, None, channel, new, path)])
         if len(kept) < len(writes) and has_no_result(kept):  # otherwise the task would run again
