@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli import import_chatgpt
-from perdure.cli.app import opened
+from perdure.cli.app import open_database
 from perdure.cli.conversation import MessageNode
 from perdure.cli.import_report import ConversationsReport
 from perdure.cli.import_thread import Importing
@@ -106,7 +106,7 @@ def former_import(file: Path, reader: Any = import_chatgpt.read) -> None:
                 if node.parent == key:
                     shorter.nodes[other] = node._replace(parent=parent)
     shorter.former = {}
-    with opened("x.db", None, create=True) as database:
+    with open_database("x.db", None, create=True) as database:
         Importing(database, ConversationsReport(), wanted=True, later=False).store("", [shorter])
 
 

@@ -12,7 +12,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from perdure.cli import main
-from perdure.cli.history import spoken
+from perdure.cli.history import render_item_lines
 from tests.cli.commands import attempt, error, folded, run
 from tests.cli.exports import zipped
 from tests.cli.talk import say
@@ -74,7 +74,7 @@ def test_lines_may_end_as_windows_ends_them() -> None:
     """A carriage return alone is a control."""
     value = HumanMessage(["one\r\ntwo", {"type": "text", "text": "x\r\ny\rz"}])
 
-    assert [line.text for line in spoken(value)] == ["one", "two", "x", "y\rz"]
+    assert [line.text for line in render_item_lines(value)] == ["one", "two", "x", "y\rz"]
 
 
 def test_without_its_pager_a_text_is_shown(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:

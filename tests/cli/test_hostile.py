@@ -28,7 +28,7 @@ from perdure.checkpointers.records import CronRow, LiveRun, RunRow
 from perdure.checkpointers.runs import RunTable
 from perdure.cli import main
 from perdure.cli.app import app
-from perdure.cli.store import shown as typed_as
+from perdure.cli.store import format_namespace as typed_as
 from perdure.graphs import chat_graph
 from perdure.stores import Provenance, SQLiteStore
 from tests.store_backends import Words

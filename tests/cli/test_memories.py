@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from perdure.cli.app import opened
+from perdure.cli.app import open_database
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.memory import Instructions
 from perdure.memory.profile import Profile
@@ -155,8 +155,8 @@ def test_the_past_is_searched_and_listed() -> None:
 def test_a_search_is_quick_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """It loads neither graphs nor tracers, and reads an index that was made when items came."""
     talk("trip", *(f"I have {n} figs in the garden" for n in range(2, 40)))
-    with opened(None) as file:
-        file.index([file.user])
+    with open_database(None) as file:
+        file.index_memories([file.user])
     code = """if True:
         import sys
         import perdure.cli

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from perdure.cli.app import opened
+from perdure.cli.app import open_database
 from perdure.errors import ConfigurationError
 from perdure.memory import Background
 from perdure.server import create_app
@@ -112,7 +112,7 @@ def test_threads_of_a_chat_do_not_wait(db: Path) -> None:
 
 def work() -> None:
     """Extract all facts there are, as a worker does."""
-    with opened(None) as file, Background(file.extraction(facts=True)) as background:
+    with open_database(None) as file, Background(file.build_extraction(facts=True)) as background:
         background.flush(PATIENCE)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli import output
-from perdure.cli.store import namespace, shown
+from perdure.cli.store import format_namespace, parse_namespace
 from perdure.errors import EmbedderMismatch, StorageError, WrongKey
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.offline import StaticEmbedder
@@ -151,7 +151,7 @@ def test_search_finds(seat: str) -> None:
 @given(st.lists(st.text(min_size=1).filter(lambda label: "\0" not in label)))
 def test_a_namespace_is_read_as_it_is_shown(labels: list[str]) -> None:
     """Whatever the labels hold, the shown form names the same namespace."""
-    assert namespace(shown(tuple(labels))) == tuple(labels)
+    assert parse_namespace(format_namespace(tuple(labels))) == tuple(labels)
 
 
 def test_labels_may_hold_a_slash() -> None:

@@ -15,7 +15,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.checkpointers.titles import existing_head
-from perdure.cli.history import spoken
+from perdure.cli.history import render_item_lines
 from perdure.graphs import chat_graph
 from perdure.memory import Keep
 from perdure.stores import Provenance, SQLiteStore
@@ -280,7 +280,7 @@ def test_history_shows_everything_with_its_lines(db: Path) -> None:
 )
 def test_a_file_is_named(block: Any, name: str) -> None:
     """In the forms of langchain, OpenAI and Anthropic, by its name, address or id."""
-    assert [line.text for line in spoken(HumanMessage([block]))] == [f"[{name}]"]
+    assert [line.text for line in render_item_lines(HumanMessage([block]))] == [f"[{name}]"]
 
 
 def test_only_prose_is_wrapped(terminal: Any) -> None:
@@ -330,7 +330,7 @@ def test_long_history_is_paged_on_a_terminal(
 )
 def test_no_value_is_shown_as_python(value: Any, expected: str) -> None:
     """Items of other channels are JSON."""
-    assert [line.text for line in spoken(value)] == [expected]
+    assert [line.text for line in render_item_lines(value)] == [expected]
 
 
 # -- show

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
 
 import typer
 
-from perdure.cli.app import DB, AsJson, OpenedDatabase, app, completed_thread, opened, thread_head
-from perdure.cli.history import stands
+from perdure.cli.app import (
+    CommandDatabase,
+    DbOption,
+    JsonOption,
+    app,
+    complete_thread_id,
+    find_thread_head,
+    open_database,
+)
+from perdure.cli.history import describe_status
 from perdure.cli.output import at_work, counted, line, note, say_done
 from perdure.errors import (
     ConfigurationError,
@@ -64,7 +72,7 @@ def answer(
         typer.Argument(
             metavar="ID",
             help="The thread, or the beginning of its id.",
-            autocompletion=completed_thread,
+            autocompletion=complete_thread_id,
         ),
     ],
     action: Annotated[
@@ -98,8 +106,8 @@ def answer(
         str | None,
         typer.Option(metavar="URL", help="Ask the server there, with PERDURE_API_KEY."),
     ] = None,
-    db: DB = None,
-    json: AsJson = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Answer the question of a graph, and let its run go on.
 
@@ -228,14 +236,14 @@ def _answer_here(
     db: str | None, graphs: str | None, typed: str, given: _Answer, graph: str | None
 ) -> tuple[str, Any, Any, _Outcome]:
     """Answer a question in this process, under the lock of the thread."""
-    with opened(db, graphs=graphs) as file:
+    with open_database(db, graphs=graphs) as file:
         if file.settings.graphs is None:
             raise ConfigurationError(
                 "nothing says which graph goes on: give --graphs FILE, a langgraph.json, or --url "
                 "URL of the server that serves it"
             )
         try:
-            thread_id = thread_head(file, typed).thread_id
+            thread_id = find_thread_head(file, typed).thread_id
         except ConfigurationError as exc:
             _refuse(str(exc))
         with at_work(f"running the graph of {thread_id!r} …"):
@@ -243,7 +251,7 @@ def _answer_here(
 
 
 async def _resume(
-    file: OpenedDatabase, thread_id: str, given: _Answer, graph: str | None
+    file: CommandDatabase, thread_id: str, given: _Answer, graph: str | None
 ) -> tuple[Any, Any, _Outcome]:
     """Run the graph of a thread with the answer to one of its questions."""
     try:
@@ -266,7 +274,7 @@ async def _resume(
             | {"response_schema": getattr(each, "response_schema", None)}
             for each in head.status.interrupts
         ]
-        chosen, resumed = _choose(questions, given, thread_id, stands(head.status))
+        chosen, resumed = _choose(questions, given, thread_id, describe_status(head.status))
         name = _name_graph(head, [*served], graph)
         config: Any = {**_config_of(head), "callbacks": [record_views(saver)]}
         parts: Any = (name, saver, file.store, config)
@@ -289,7 +297,7 @@ async def _resume(
         after = await saver.ahead(thread_id)
     status = after.status if after is not None else head.status
     waits = [question for _, question in status.questions]
-    outcome = _Outcome(status.state, stands(status), waits, _last_said(values))
+    outcome = _Outcome(status.state, describe_status(status), waits, _last_said(values))
     return chosen, resumed, outcome
 
 

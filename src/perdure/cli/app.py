@@ -57,8 +57,11 @@ class Command(typer.core.TyperCommand):
                     formatter.write_dl(rows)
 
 
-HELP = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
-REMOVALS = """\b
+HELP_SETTINGS = {
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+    "rich_markup_mode": None,
+}
+REMOVALS_HELP = """\b
 What removes something:
   delete               Threads for good, with the memories made of them.
   forget               Everything that belongs to a person, for good.
@@ -71,15 +74,15 @@ What removes something:
 app = typer.Typer(
     name="perdure",
     no_args_is_help=True,
-    epilog=REMOVALS,
+    epilog=REMOVALS_HELP,
     pretty_exceptions_enable=False,
-    **HELP,  # type: ignore[arg-type]
+    **HELP_SETTINGS,  # type: ignore[arg-type]
 )
 
 
-def group(name: str, help: str) -> typer.Typer:
+def add_command_group(name: str, help: str) -> typer.Typer:
     """A group of commands, added to the application."""
-    made = typer.Typer(name=name, help=help, no_args_is_help=True, **HELP)  # type: ignore[arg-type]
+    made = typer.Typer(name=name, help=help, no_args_is_help=True, **HELP_SETTINGS)  # type: ignore[arg-type]
     app.add_typer(made)
     return made
 
@@ -116,31 +119,31 @@ def main() -> None:
     except BrokenPipeError:
         code = 0
     except OSError as exc:
-        code = _failed(str(exc))
+        code = _report_error(str(exc))
         sys.stdout = None
     except PerdureError as exc:
-        code = _failed(str(exc))
+        code = _report_error(str(exc))
     except Exception as exc:
         if isinstance(exc, typer.Abort):
-            code = _failed("aborted", 1)
+            code = _report_error("aborted", 1)
         elif hasattr(exc, "format_message"):  # an error of usage, whose class typer does not export
-            code = _misused(exc)
+            code = _report_usage_error(exc)
         else:
-            code = _failed(traceback.format_exc(), 1)
+            code = _report_error(traceback.format_exc(), 1)
     gc.freeze()  # else Python looks through all modules for cycles at exit: a tenth of a second
     raise SystemExit(code)
 
 
-def _failed(text: str, code: int = 2) -> int:
+def _report_error(text: str, code: int = 2) -> int:
     note(f"perdure: {text}")
     return code
 
 
-def _misused(exc: Any) -> int:
+def _report_usage_error(exc: Any) -> int:
     """Say how a command is called; of a group without a command that is its help."""
     context, text = getattr(exc, "ctx", None), exc.format_message()
     if context is None:
-        return _failed(text)
+        return _report_error(text)
     if text == context.get_help():
         note(text)
         return 2
@@ -148,47 +151,49 @@ def _misused(exc: Any) -> int:
         called = f"{context.command_path} COMMAND {exc.option_name}"
         text = f"{text}; options of a command stand after its name: {called}"
     note(context.get_usage())
-    return _failed(text)
+    return _report_error(text)
 
 
 # -- options
 
-DB = Annotated[
+DbOption = Annotated[
     str | None,
     typer.Option("--db", metavar="FILE", help="The database, instead of the configured one."),
 ]
-User = Annotated[
+UserOption = Annotated[
     str | None, typer.Option("--user", metavar="NAME", help="Whose memories, instead of yours.")
 ]
-GraphsFile = Annotated[
+GraphsOption = Annotated[
     str | None,
     typer.Option("--graphs", metavar="FILE", help="A langgraph.json that configures the store."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Limit = Annotated[int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N.")]
-Ids = Annotated[bool, typer.Option("--ids", help="Show whole ids, and keys.")]
-Owners = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LimitOption = Annotated[
+    int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N.")
+]
+IdsOption = Annotated[bool, typer.Option("--ids", help="Show whole ids, and keys.")]
+OwnersOption = Annotated[
     Literal["people", "organisations"] | None,
     typer.Option(
         metavar="KIND",
         help="What owners of threads are: people or organisations.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]
-NoPager = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
-Words = Annotated[
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]
+NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
+QueryOption = Annotated[
     str | None, typer.Option("--query", metavar="TEXT", help="All that contain these words.")
 ]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the beginning of it.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the beginning of it.")]
 
 
-def check_words(query: str | None) -> None:
+def check_query(query: str | None) -> None:
     """Raise ConfigurationError if `--query` is given and blank, because it would match all."""
     if query is not None and not query.strip():
         raise ConfigurationError("--query is empty; give it words, or leave it out")
 
 
-def _moment(text: str) -> datetime:
+def _parse_moment(text: str) -> datetime:
     """A moment as it is typed; without a time zone it is one of this machine's."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
@@ -199,16 +204,18 @@ def _moment(text: str) -> datetime:
         ) from exc
 
 
-AsOf = Annotated[
+AsOfOption = Annotated[
     datetime | None,
-    typer.Option(parser=_moment, metavar="MOMENT", help="As it was then, like 2026-01-31T09:30Z."),
+    typer.Option(
+        parser=_parse_moment, metavar="MOMENT", help="As it was then, like 2026-01-31T09:30Z."
+    ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def confirm(question: str, yes: bool) -> None:
+def require_confirmation(question: str, is_confirmed: bool) -> None:
     """Ask before something is gone for good."""
-    if not yes:
+    if not is_confirmed:
         try:
             with redirect_stdout(sys.stderr):  # else typer writes a space to stdout
                 typer.confirm(safe(question), abort=True, err=True)
@@ -216,9 +223,9 @@ def confirm(question: str, yes: bool) -> None:
             raise exc.__context__ or exc from None  # Ctrl-C, which it takes for a no
 
 
-def erase(
-    what: Callable[..., Receipt],
-    named: Callable[[Receipt], str],
+def erase_items(
+    forget: Callable[..., Receipt],
+    describe: Callable[[Receipt], str],
     preview: Callable[[Receipt], None] = lambda receipt: None,
     *,
     dry_run: bool = False,
@@ -226,14 +233,14 @@ def erase(
     json: bool,
 ) -> Receipt:
     """Erase items and show the receipt; ask before, with a preview of what is to go."""
-    receipt = what(dry_run=True)
+    receipt = forget(dry_run=True)
     if receipt.keys and not dry_run:
         if not yes:
             preview(receipt)
-        confirm(f"Forget {named(receipt)} for good?", yes)
-        receipt = what(dry_run=False)
+        require_confirmation(f"Forget {describe(receipt)} for good?", yes)
+        receipt = forget(dry_run=False)
     did = "would forget" if dry_run else "forgot"
-    say_done({**asdict(receipt), "dry_run": dry_run}, json, f"{did} {named(receipt)}")
+    say_done({**asdict(receipt), "dry_run": dry_run}, json, f"{did} {describe(receipt)}")
     if receipt.keys and not (dry_run or json):
         say_clean(receipt.clean)
     return receipt
@@ -242,17 +249,26 @@ def erase(
 # -- the database
 
 
-class OpenedDatabase:
+class CommandDatabase:
     """The database of a command: each part is opened when it is first used."""
 
-    def __init__(self, settings: Settings, stack: ExitStack, *, reads: bool, hasty: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        stack: ExitStack,
+        *,
+        allow_read_only: bool,
+        relaxed_durability: bool,
+    ) -> None:
         from perdure.settings import is_dsn
 
         self.settings, self.user = settings, settings.user
         self._stack = stack
-        self._reads = reads
-        self.direct = settings.direct if is_dsn(settings.db) else None  # for locks
-        self._options = {"synchronous": "normal"} if hasty and not is_dsn(settings.db) else {}
+        self._reads = allow_read_only
+        self.direct_dsn = settings.direct if is_dsn(settings.db) else None  # for locks
+        self._options = (
+            {"synchronous": "normal"} if relaxed_durability and not is_dsn(settings.db) else {}
+        )
 
     @cached_property
     def saver(self) -> Checkpointer:
@@ -263,8 +279,8 @@ class OpenedDatabase:
         """Open the threads with options such as `types`; see `SQLiteCheckpointer.open`."""
         from perdure.checkpointers import open_checkpointer
 
-        direct = {"direct": self.direct} if self.direct else {}
-        return self._opened(partial(open_checkpointer, **direct, **options))
+        direct = {"direct": self.direct_dsn} if self.direct_dsn else {}
+        return self._open_component(partial(open_checkpointer, **direct, **options))
 
     @cached_property
     def store(self) -> WholeStore:
@@ -272,31 +288,31 @@ class OpenedDatabase:
         from perdure.stores import open_store
 
         if self.settings.graphs is None:
-            return self._opened(open_store)
+            return self._open_component(open_store)
         from perdure.graphs.langgraph_json import LanggraphFile
 
         options = LanggraphFile.read(self.settings.graphs).import_store_options()
-        return self._opened(partial(open_store, **options))
+        return self._open_component(partial(open_store, **options))
 
     @property
     def config(self) -> RunnableConfig:
         """What fills in the namespaces of memories."""
         return {"configurable": {"user_id": self.user}}
 
-    def index(self, users: Iterable[str]) -> None:
+    def index_memories(self, users: Iterable[str]) -> None:
         """Index the memories of users, so that the first search does not have to."""
         for user in users:
             self.store.search(("memories", user), query="memories", limit=1, refresh_ttl=False)
 
-    def extraction(self, *, facts: bool = False) -> Extraction:
+    def build_extraction(self, *, facts: bool = False) -> Extraction:
         """The extraction of the threads: of turns, or of facts by the configured model."""
         from perdure.memory.extraction import Extraction
         from perdure.memory.recall import NAMESPACE
 
-        extractor = self._extractor() if facts else None
+        extractor = self._build_model_extractor() if facts else None
         return Extraction(self.saver, self.store, extractor, namespace=NAMESPACE)
 
-    def _extractor(self) -> Extractor:
+    def _build_model_extractor(self) -> Extractor:
         from perdure.graphs.configured import configured_model
         from perdure.memory.model_extractor import ModelExtractor
 
@@ -305,36 +321,45 @@ class OpenedDatabase:
             raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or leave it out")
         return ModelExtractor(model)
 
-    def _opened(self, open_part: Callable[..., Part]) -> Part:
+    def _open_component(self, open_component: Callable[..., Part]) -> Part:
         from perdure.errors import StorageError
 
         path, key = self.settings.db, self.settings.key
         try:
-            opened = open_part(path, key=key, **self._options)
-            return self._stack.enter_context(opened)
+            component = open_component(path, key=key, **self._options)
+            return self._stack.enter_context(component)
         except StorageError as exc:
             # its kinds say that the file is locked, damaged or none: reading would say so again
             if not self._reads or type(exc) is not StorageError:
                 raise
-            return self._stack.enter_context(open_part(path, key=key, read_only=True))
+            return self._stack.enter_context(open_component(path, key=key, read_only=True))
 
 
 @contextmanager
-def opened(
+def open_database(
     db: str | None,
     user: str | None = None,
     *,
     create: bool = False,
-    reads: bool = False,
-    hasty: bool = False,
+    allow_read_only: bool = False,
+    relaxed_durability: bool = False,
     key: str | None = None,
     graphs: str | None = None,
-) -> Iterator[OpenedDatabase]:
-    """Open the database of a command. `key` and `graphs` replace the configured ones.
+) -> Iterator[CommandDatabase]:
+    """Open the database of a command, and close it at the end.
 
-    With `create` it may begin one; with `reads` a file will do that cannot be written. With `hasty`
-    a write does not wait for the disk: a power cut may lose the last, so the command must be one
-    that can be repeated.
+    Args:
+        db: The file or the Postgres DSN, or None for the configured database.
+        user: The user, or None for the configured user.
+        create: Whether to create the file if it does not exist.
+        allow_read_only: Whether to open a file read-only if it cannot be opened for writing.
+        relaxed_durability: Whether a write may return before its data are on the disk. The last
+            writes may be lost in a power cut, so the command must be repeatable.
+        key: The encryption key, or None for the configured key.
+        graphs: The langgraph.json, or None for the configured file.
+
+    Raises:
+        ConfigurationError: The file does not exist, and `create` is False.
     """
     from perdure.settings import is_dsn, load
 
@@ -342,7 +367,9 @@ def opened(
     if not create and not is_dsn(settings.db):
         check_exists(settings.db)
     with ExitStack() as stack:
-        yield OpenedDatabase(settings, stack, reads=reads, hasty=hasty)
+        yield CommandDatabase(
+            settings, stack, allow_read_only=allow_read_only, relaxed_durability=relaxed_durability
+        )
 
 
 def check_exists(db: str) -> None:
@@ -359,7 +386,7 @@ def check_exists(db: str) -> None:
 _SHORT_ID: Final = 12  # characters
 
 
-def the_one(typed: str, ids: Iterable[str], noun: str, listing: str) -> str:
+def resolve_id_prefix(typed: str, ids: Iterable[str], noun: str, list_command: str) -> str:
     """The id that equals what is typed, or the only one of those ids, which begin with it.
 
     Raises:
@@ -373,90 +400,90 @@ def the_one(typed: str, ids: Iterable[str], noun: str, listing: str) -> str:
     if len(ids) == 1:
         return ids[0]
     if not ids:
-        raise ConfigurationError(f"there is no {noun} {typed!r}; '{listing}' lists them")
+        raise ConfigurationError(f"there is no {noun} {typed!r}; '{list_command}' lists them")
     some = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     raise ConfigurationError(
         f"several ids of {noun}s begin with {typed!r} ({some}); give more of the one you mean"
     )
 
 
-def item_place(
+def resolve_item_key(
     store: WholeStore,
-    places: Sequence[Namespace],
+    namespaces: Sequence[Namespace],
     typed: str,
-    listing: str,
+    list_command: str,
     *,
-    deleted: bool = False,
+    include_deleted: bool = False,
 ) -> tuple[Namespace, str]:
     """The namespace and key of the item that a key, or the beginning of one, names.
 
     A whole key may with `deleted` be that of an item of the past.
     """
-    for place in places:
+    for place in namespaces:
         with suppress(InvalidNamespace):  # nothing that can be a key
             present = store.get(place, typed, refresh_ttl=False)
-            if present or (deleted and store.history(place, typed)):
+            if present or (include_deleted and store.history(place, typed)):
                 return place, typed
     begin = {
         item.key: place
-        for place in places
+        for place in namespaces
         for item in store.search(place, limit=sys.maxsize, refresh_ttl=False)
         if item.namespace == place and item.key.startswith(typed)
     }
-    chosen = the_one(typed, begin, "key", listing)
+    chosen = resolve_id_prefix(typed, begin, "key", list_command)
     return begin[chosen], chosen
 
 
-def short_id(file: OpenedDatabase, thread: str, *, whole: bool) -> str:
+def shorten_thread_id(file: CommandDatabase, thread: str, *, is_whole: bool) -> str:
     """The id of a thread for a row: of a long one, on a terminal, the beginning that tells it."""
-    whole = whole or len(thread) <= _SHORT_ID or not console().is_terminal
+    whole = is_whole or len(thread) <= _SHORT_ID or not console().is_terminal
     return thread if whole else file.saver.beginning(thread)
 
 
-def thread_head(file: OpenedDatabase, typed: str) -> ThreadHead:
+def find_thread_head(file: CommandDatabase, typed: str) -> ThreadHead:
     """Return the head of the thread that is named by its id or by a prefix of its id."""
     with suppress(PerdureError):  # raised if the text cannot be an id
         head = file.saver.head(typed)
         if head is not None:
             return head
     heads = {head.thread_id: head for head in file.saver.heads(prefix=typed, limit=4)}
-    return heads[the_one(typed, heads, "thread", "perdure threads")]
+    return heads[resolve_id_prefix(typed, heads, "thread", "perdure threads")]
 
 
-def thread_id(file: OpenedDatabase, typed: str) -> str:
+def resolve_thread_id(file: CommandDatabase, typed: str) -> str:
     """The thread that an id, or the beginning of one, names."""
-    return thread_head(file, typed).thread_id
+    return find_thread_head(file, typed).thread_id
 
 
-def checkpoint_id(file: OpenedDatabase, thread: str, typed: str) -> str:
+def resolve_checkpoint_id(file: CommandDatabase, thread: str, typed: str) -> str:
     """The checkpoint of a thread that an id, or the beginning of one, names."""
     checkpoints = file.saver.checkpoints(thread, checkpoint_ns="")
     ids = [info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(typed)]
-    return the_one(typed, ids, "checkpoint", f"perdure show {thread}")
+    return resolve_id_prefix(typed, ids, "checkpoint", f"perdure show {thread}")
 
 
-def completed_thread(incomplete: str) -> list[str]:
+def complete_thread_id(incomplete: str) -> list[str]:
     """The threads that a shell completes what is typed to."""
     try:
-        with opened(None, reads=True) as file:
+        with open_database(None, allow_read_only=True) as file:
             return [head.thread_id for head in file.saver.heads(prefix=incomplete)]
     except Exception:  # whatever it is, a shell that completes has no place to say it
         return []
 
 
-Thread = Annotated[
+ThreadArgument = Annotated[
     str,
     typer.Argument(
         metavar="ID",
         help="The thread, or the beginning of its id.",
-        autocompletion=completed_thread,
+        autocompletion=complete_thread_id,
     ),
 ]
-Threads = Annotated[
+ThreadsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID]...",
         help="Threads, or the beginnings of their ids.",
-        autocompletion=completed_thread,
+        autocompletion=complete_thread_id,
     ),
 ]

@@ -11,9 +11,16 @@ from urllib.parse import urlsplit
 
 import typer
 
-from perdure.cli.app import DB, OpenedDatabase, User, app, completed_thread, opened
-from perdure.cli.history import COLORS, stands
-from perdure.cli.memories import extract_due
+from perdure.cli.app import (
+    CommandDatabase,
+    DbOption,
+    UserOption,
+    app,
+    complete_thread_id,
+    open_database,
+)
+from perdure.cli.history import COLORS, describe_status
+from perdure.cli.memories import extract_due_threads
 from perdure.cli.output import at_work, counted, line, note, note_line, speak
 from perdure.errors import (
     ConfigurationError,
@@ -43,7 +50,7 @@ def chat(
             *("--thread", "-t"),
             metavar="ID",
             help="The thread to begin or to go on with.",
-            autocompletion=completed_thread,
+            autocompletion=complete_thread_id,
         ),
     ],
     message: Annotated[
@@ -59,8 +66,8 @@ def chat(
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Neither recall memories nor add any.")
     ] = False,
-    user: User = None,
-    db: DB = None,
+    user: UserOption = None,
+    db: DbOption = None,
 ) -> None:
     """Talk on a thread, until /quit or the end of input.
 
@@ -69,7 +76,7 @@ def chat(
     """
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
-    with opened(db, user, create=True) as file, ExitStack() as stack:
+    with open_database(db, user, create=True) as file, ExitStack() as stack:
         # without a user_id no worker extracts the thread either
         talk = _Talk(file, thread, "" if no_memory else file.user, keep_last)
         talk.check()
@@ -84,7 +91,7 @@ def chat(
             talk.turn(new, "What you said is stored; start the chat again for an answer")
 
 
-def _introduce(file: OpenedDatabase) -> None:
+def _introduce(file: CommandDatabase) -> None:
     """Say what a chat is, who answers, and how it ends."""
     chosen = file.settings
     host = urlsplit(chosen.base_url or "").netloc.rpartition("@")[2]  # without a password
@@ -95,11 +102,11 @@ def _introduce(file: OpenedDatabase) -> None:
     note(f"{answers}\n/help says more, /quit or Ctrl-D leaves.")
 
 
-def _extract(file: OpenedDatabase) -> None:
+def _extract(file: CommandDatabase) -> None:
     """Extract the turns of runs that were cut off."""
     try:
         with at_work("looking for messages of runs that were cut off …"):
-            extract_due(file)
+            extract_due_threads(file)
     except PerdureError as exc:  # the next chat, or a worker, tries again
         note(f"memories could not be extracted yet: {exc}", "dim")
 
@@ -107,7 +114,9 @@ def _extract(file: OpenedDatabase) -> None:
 class _Talk:
     """A conversation as it goes on; a user without a name has no memory."""
 
-    def __init__(self, file: OpenedDatabase, thread: str, user: str, keep_last: int | None) -> None:
+    def __init__(
+        self, file: CommandDatabase, thread: str, user: str, keep_last: int | None
+    ) -> None:
         from perdure.graphs import chat_graph
         from perdure.graphs.configured import configured_model
         from perdure.memory import record_views, remember_turns, trim, use_memories
@@ -141,15 +150,15 @@ class _Talk:
         graph = f"the graph {name!r}" if name else "another graph"
         if head.status.state == "waiting":
             raise ConfigurationError(
-                f"the thread {self.thread!r} {stands(head.status)}. It was {graph} that asked, so "
-                "this chat cannot answer: resume the thread in the program that runs that graph, "
-                "with Command(resume=...), or by a client of the server that serves it"
+                f"the thread {self.thread!r} {describe_status(head.status)}. The question is from "
+                f"{graph}, so this chat cannot answer it: resume the thread in the program that "
+                "runs that graph, with Command(resume=...), or with a client of its server"
             )
         if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_NODES}:
             raise ConfigurationError(
-                f"the thread {self.thread!r} is of {graph}, and {stands(head.status)}. Finish its "
-                "run in the program that runs that graph, with None as the input, before you chat "
-                "here"
+                f"the thread {self.thread!r} belongs to {graph}, and "
+                f"{describe_status(head.status)}. Finish its run in the program that runs that "
+                "graph, with None as the input, before you chat here"
             )
         # what each new checkpoint is to say of the thread, as the head does: also whose it is
         self.config["metadata"] = {n: v for n, v in head.metadata.items() if n in _CARRIED}

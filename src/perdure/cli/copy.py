@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from perdure.cli.app import AsJson, app, opened
+from perdure.cli.app import JsonOption, app, open_database
 from perdure.cli.output import counted, progress_bar, resumable, say_done
 from perdure.errors import ConfigurationError
 
@@ -24,7 +24,7 @@ def copy(
     ],
     from_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY)] = None,
     to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY)] = None,
-    json: AsJson = False,
+    json: JsonOption = False,
 ) -> None:
     """Copy a database into another one, which may be of the other kind.
 
@@ -48,7 +48,7 @@ def copy(
 
     with (
         open_copy(source, _key(from_key_file)) as old,
-        opened(target, create=True, key=_key(to_key_file)) as new,
+        open_database(target, create=True, key=_key(to_key_file)) as new,
         resumable(lambda: f"{counted(done, 'row')} copied; that is kept"),
         progress_bar("copying", "row") as show,
     ):

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perdure.cli.app import (
-    DB,
-    AsJson,
-    DryRun,
-    Threads,
-    User,
-    Yes,
+    DbOption,
+    DryRunOption,
+    JsonOption,
+    ThreadsArgument,
+    UserOption,
+    YesOption,
     app,
-    confirm,
-    opened,
-    thread_id,
+    open_database,
+    require_confirmation,
+    resolve_thread_id,
 )
 from perdure.cli.output import at_work, counted, note, say, show, size
 from perdure.errors import ConfigurationError
@@ -33,7 +33,7 @@ _NAMED: Final = 20  # ids that are listed
 
 
 @app.command()
-def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
+def config(db: DbOption = None, user: UserOption = None, json: JsonOption = False) -> None:
     """Show the settings and where they come from.
 
     Arguments override PERDURE_* variables, and these perdure.toml. Of keys it shows only whether
@@ -70,9 +70,9 @@ def _as_toml(value: Any) -> str:
 
 
 @app.command()
-def stats(db: DB = None, json: AsJson = False) -> None:
+def stats(db: DbOption = None, json: JsonOption = False) -> None:
     """Show counts and sizes."""
-    with opened(db, reads=True) as file:
+    with open_database(db, allow_read_only=True) as file:
         saver, store = file.saver.stats(), file.store.stats()
     counts = {
         **{name: saver[name] for name in ("path", "threads", "checkpoints")},
@@ -104,7 +104,7 @@ def _rule(option: str, metavar: str, help: str) -> Any:
 
 @app.command()
 def retain(
-    ids: Threads = None,
+    ids: ThreadsArgument = None,
     idle_days: Annotated[
         float | None, _rule("--idle-days", "DAYS", "Delete threads idle for longer.")
     ] = None,
@@ -117,10 +117,10 @@ def retain(
     checkpoints_days: Annotated[
         float | None, _rule("--days", "DAYS", "Keep checkpoints no older than this.")
     ] = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    db: DB = None,
-    json: AsJson = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Remove old threads, checkpoints and versions.
 
@@ -135,21 +135,21 @@ def retain(
         "checkpoints_last": checkpoints_last,
         "checkpoints_days": checkpoints_days,
     }
-    with opened(db, reads=dry_run) as file:
+    with open_database(db, allow_read_only=dry_run) as file:
         chosen = {name: value for name, value in options.items() if value is not None}
         rules = replace(file.settings.retention, **chosen)
         if ids and not rules.checkpoints and rules.idle_days is None:
             raise ConfigurationError("no rule is for threads; give --idle-days, --last, …")
         if not rules:
             note("no rules are given: only expired items go; --help lists options")
-        threads = [thread_id(file, each) for each in ids] if ids else None
+        threads = [resolve_thread_id(file, each) for each in ids] if ids else None
         what = rules, file.saver, file.store
         with at_work("looking for what is old"):
             report = retention.plan(*what, thread_ids=threads)
         if report and not dry_run:
             if not yes:
-                note(f"would go: {summary(report)}")
-            confirm("Remove this for good?", yes)
+                note(f"would go: {summarize_report(report)}")
+            require_confirmation("Remove this for good?", yes)
             with at_work("removing what is old"):
                 report = retention.apply(*what, thread_ids=threads)
     rows = [(each.what, f"{each.count:,}", size(each.size_bytes)) for each in report.removals]
@@ -166,7 +166,7 @@ def retain(
         note(f"left for the next time, as a run has it locked: {name}")
 
 
-def summary(report: Report) -> str:
+def summarize_report(report: Report) -> str:
     """What goes, on one line."""
     counts = [f"{each.count:,} {each.what}" for each in report.removals if each.count]
     return f"{', '.join(counts)}; about {size(report.size_bytes)}"

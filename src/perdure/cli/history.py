@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, NoPager, Thread, app, checkpoint_id, opened, thread_head
+from perdure.cli.app import (
+    DbOption,
+    JsonOption,
+    NoPagerOption,
+    ThreadArgument,
+    app,
+    find_thread_head,
+    open_database,
+    resolve_checkpoint_id,
+)
 from perdure.cli.output import (
     Line,
     as_json,
@@ -45,16 +54,16 @@ _INDENT: Final = "    "
 
 @app.command()
 def history(
-    thread: Thread,
+    thread: ThreadArgument,
     channel: Annotated[
         str, typer.Option(metavar="NAME", help="The channel of the state to show.")
     ] = "messages",
     checkpoint: Annotated[
         str | None, typer.Option(metavar="ID", help="Only what led to this checkpoint.")
     ] = None,
-    no_pager: NoPager = False,
-    db: DB = None,
-    json: AsJson = False,
+    no_pager: NoPagerOption = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Show everything that was said on a thread.
 
@@ -65,10 +74,10 @@ def history(
     from perdure.checkpointers.labels import describe_deeds
     from perdure.checkpointers.titles import about
 
-    with opened(db, reads=True) as file:
-        head = thread_head(file, thread)
+    with open_database(db, allow_read_only=True) as file:
+        head = find_thread_head(file, thread)
         chosen = head.thread_id
-        at = None if checkpoint is None else checkpoint_id(file, chosen, checkpoint)
+        at = None if checkpoint is None else resolve_checkpoint_id(file, chosen, checkpoint)
         items = file.saver.history(chosen, channel=channel, checkpoint_id=at)
         title = about(file.saver, chosen, head.metadata).get("title")
         newest = file.saver.checkpoints(chosen, checkpoint_ns="", limit=_CHECKPOINTS)
@@ -81,17 +90,17 @@ def history(
             for number, item in enumerate(items):
                 if number or title:
                     say()
-                for part in (heading(item), *spoken(item.value)):
+                for part in (render_heading(item), *render_item_lines(item.value)):
                     say(*part)
     else:
         note(f"nothing was said on {chosen!r} in the channel {channel!r}")
     for deed in describe_deeds(each.metadata for each in newest[::-1] if at is None):
         note(f"{chosen!r}: {line(deed)}")
-    if at is None and (text := stands(head.status)):
+    if at is None and (text := describe_status(head.status)):
         note(f"{chosen!r} {text}")
 
 
-def stands(status: ThreadStatus) -> str:
+def describe_status(status: ThreadStatus) -> str:
     """That a thread waits, and for what, or before which nodes it was cut off; "": neither."""
     if status.state == "waiting":
         questions = (
@@ -120,7 +129,7 @@ def _is_message(value: Any) -> bool:
 # -- for people
 
 
-def heading(item: HistoryItem) -> Line:
+def render_heading(item: HistoryItem) -> Line:
     """Return the heading line of an item, with its mark, author, time and model.
 
     The time is the time in the message itself, if any, otherwise the time of its first storage.
@@ -140,7 +149,7 @@ def heading(item: HistoryItem) -> Line:
     return Line(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
 
 
-def spoken(value: Any) -> Iterator[Line]:
+def render_item_lines(value: Any) -> Iterator[Line]:
     """What a message, or another item of a channel, says: text, calls, and other parts by kind."""
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
@@ -220,13 +229,18 @@ def _call(call: Any) -> Iterator[Line]:
 
 
 @app.command()
-def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson = False) -> None:
+def show(
+    thread: ThreadArgument,
+    no_pager: NoPagerOption = False,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
     """Show the checkpoints of a thread as a tree."""
     from perdure.checkpointers.titles import about
     from perdure.memory import VIEWS_NAMESPACE
 
-    with opened(db, reads=True) as file:
-        head = thread_head(file, thread)
+    with open_database(db, allow_read_only=True) as file:
+        head = find_thread_head(file, thread)
         chosen = head.thread_id
         checkpoints = [
             i for i in file.saver.checkpoints(chosen) if i.checkpoint_ns != VIEWS_NAMESPACE
@@ -237,7 +251,7 @@ def show(thread: Thread, no_pager: NoPager = False, db: DB = None, json: AsJson 
         return
     with paged(pager=not no_pager):
         named = safe(f"{chosen}  {line(title)}".strip())
-        draw(_tree(named, stands(head.status), checkpoints))
+        draw(_tree(named, describe_status(head.status), checkpoints))
 
 
 def _tree(named: str, state: str, checkpoints: list[CheckpointInfo]) -> Tree:

@@ -16,7 +16,16 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Owners, Threads, User, app, opened, thread_id
+from perdure.cli.app import (
+    DbOption,
+    JsonOption,
+    OwnersOption,
+    ThreadsArgument,
+    UserOption,
+    app,
+    open_database,
+    resolve_thread_id,
+)
 from perdure.cli.output import (
     as_json,
     at_work,
@@ -83,9 +92,9 @@ def import_(
             help="Refuse larger values.",
         ),
     ] = 256,
-    user: User = None,
-    db: DB = None,
-    json: AsJson = False,
+    user: UserOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Import conversations as threads, with memories.
 
@@ -119,7 +128,7 @@ def import_(
         with at_work("checking databases") if databases else nullcontext():
             sources = [stack.enter_context(open_import(db, max_value_mb << 20)) for db in databases]
         kept = resumable(lambda: f"{report}; that is kept")
-        with opened(db, user, create=True, hasty=True) as file, kept:
+        with open_database(db, user, create=True, relaxed_durability=True) as file, kept:
             importing = Importing(file, report, wanted=not no_memories, later=later)
             for database in sources:
                 importing.take_over(database, names)
@@ -128,7 +137,7 @@ def import_(
             importing.store_archives(reading.archives())
             if report.memories:
                 with at_work("indexing memories …"):
-                    file.index(report.by_user)
+                    file.index_memories(report.by_user)
     skipped = [problem._asdict() for problem in report.skipped]
     refused = [{"namespace": namespace, "key": key} for namespace, key in report.refused]
     say_done({**vars(report), "skipped": skipped, "refused": refused}, json, str(report))
@@ -140,7 +149,7 @@ def import_(
 
 @app.command()
 def export(
-    thread: Threads = None,
+    thread: ThreadsArgument = None,
     every: Annotated[bool, typer.Option("--all", help="Export all threads.")] = False,
     user: Annotated[
         str | None,
@@ -148,8 +157,8 @@ def export(
             "--user", metavar="NAME", help="Export everything that belongs to this person."
         ),
     ] = None,
-    owners: Owners = None,
-    db: DB = None,
+    owners: OwnersOption = None,
+    db: DbOption = None,
 ) -> None:
     """Write threads as JSONL, a line each, with their branches.
 
@@ -166,8 +175,8 @@ def export(
         return
     if owners is not None:
         raise ConfigurationError(f"--owners {owners} applies only to --user; remove it")
-    with opened(db, reads=True) as file:
-        ids = [thread_id(file, name) for name in thread or ()]
+    with open_database(db, allow_read_only=True) as file:
+        ids = [resolve_thread_id(file, name) for name in thread or ()]
         # all there are now: paging would miss those that are written to meanwhile
         ids = ids or [head.thread_id for head in file.saver.heads(limit=sys.maxsize)]
         with progress_bar("exporting", "thread") as show:
@@ -181,7 +190,7 @@ def _export_person(user: str, owners: str | None, db: str | None) -> None:
     from perdure.errors import UnknownPerson
     from perdure.people import export as export_person
 
-    with opened(db, reads=True) as file:
+    with open_database(db, allow_read_only=True) as file:
         try:
             by_owner = None if owners is None else owners == "people"
             lines = export_person(user, file.saver, file.store, owners_are_people=by_owner)

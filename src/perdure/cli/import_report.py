@@ -108,9 +108,12 @@ class ConversationsReport:
         if self.is_empty:
             note("no message was read")
         if self.refused:
-            from perdure.cli.store import shown
+            from perdure.cli.store import format_namespace
 
-            names = (f"{key!r} in {shown(namespace)}" for namespace, key in self.refused[:_NAMED])
+            names = (
+                f"{key!r} in {format_namespace(namespace)}"
+                for namespace, key in self.refused[:_NAMED]
+            )
             more = ", …" if len(self.refused) > _NAMED else ""
             note(f"deleted or forgotten here, and therefore refused: {', '.join(names)}{more}")
         if self.users[""]:

@@ -27,7 +27,7 @@ from perdure.checkpointers.put import TIMES, TITLE_AMONG
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
 from perdure.checkpointers.values import Continuation
-from perdure.cli.app import OpenedDatabase
+from perdure.cli.app import CommandDatabase
 from perdure.cli.conversation import Conversation, Problem, SavedText, get_creation_time
 from perdure.cli.import_names import NODE, ThreadNames
 from perdure.cli.import_report import ConversationsReport
@@ -63,13 +63,13 @@ class Importing:
     """Stores conversations, and makes memories of them, with a report."""
 
     def __init__(
-        self, file: OpenedDatabase, report: ConversationsReport, *, wanted: bool, later: bool
+        self, file: CommandDatabase, report: ConversationsReport, *, wanted: bool, later: bool
     ) -> None:
         self._file, self._report, self._wanted = file, report, wanted
         self._later = wanted and later
         report.user = file.user
         self._codec = Codec(file.saver.serde, file.saver.types)
-        self._extraction = file.extraction() if wanted and not later else None
+        self._extraction = file.build_extraction() if wanted and not later else None
         report.memories = None if self._extraction is None else 0
 
     def store(self, prefix: str, talks: list[Conversation]) -> None:

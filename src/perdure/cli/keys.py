@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import AsJson, Yes, confirm, group
+from perdure.cli.app import JsonOption, YesOption, add_command_group, require_confirmation
 from perdure.cli.output import counted, note, say_done, show
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.settings import check_user
@@ -15,7 +15,7 @@ from perdure.settings import check_user
 if TYPE_CHECKING:
     from perdure.server.keys_file import Key
 
-keys = group("keys", "API keys of 'perdure serve --keys'.")
+keys = add_command_group("keys", "API keys of 'perdure serve --keys'.")
 
 _SHOWN: Final = 12  # characters of a hash
 KeysFile = Annotated[
@@ -31,7 +31,7 @@ def list_(
         str | None, typer.Option("--user", metavar="NAME", help="Only keys of this user.")
     ] = None,
     tenant: Tenant = None,
-    json: AsJson = False,
+    json: JsonOption = False,
 ) -> None:
     """List keys: whose they are, what they may do, and the hash of each.
 
@@ -61,8 +61,8 @@ def revoke(
         typer.Option(metavar="HASH", help="The key with this hash, or the beginning of it."),
     ] = None,
     tenant: Tenant = None,
-    yes: Yes = False,
-    json: AsJson = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Revoke keys, by user or by the beginning of the hash.
 
@@ -95,7 +95,7 @@ def revoke(
         for key in chosen
     )
     what = f"{counted(len(chosen), 'key')} of {named}"
-    confirm(f"Revoke {what}?", yes)
+    require_confirmation(f"Revoke {what}?", yes)
     revoked = revoke_keys(file, lambda key: key in chosen)
     done = [key.model_dump() for key in revoked]
     say_done(done, json, f"revoked {what}")

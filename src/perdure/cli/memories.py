@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perdure.cli.app import (
-    DB,
-    AsJson,
-    AsOf,
-    Ids,
-    Key,
-    Limit,
-    OpenedDatabase,
-    User,
-    Words,
-    Yes,
-    check_words,
-    confirm,
-    erase,
-    group,
-    item_place,
-    opened,
-    short_id,
-    the_one,
-    thread_id,
+    AsOfOption,
+    CommandDatabase,
+    DbOption,
+    IdsOption,
+    JsonOption,
+    KeyArgument,
+    LimitOption,
+    QueryOption,
+    UserOption,
+    YesOption,
+    add_command_group,
+    check_query,
+    erase_items,
+    open_database,
+    require_confirmation,
+    resolve_id_prefix,
+    resolve_item_key,
+    resolve_thread_id,
+    shorten_thread_id,
 )
 from perdure.cli.output import (
     ago,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     Namespace = tuple[str, ...]
 
-memories = group("memories", "Memories of a user, across threads.")
+memories = add_command_group("memories", "Memories of a user, across threads.")
 
 _LABELS: Final = ("memories", "profiles", "examples")  # of namespaces: each goes on with the user
 _INSTRUCTIONS: Final = ("instructions",)  # the agent's own, for all users; also their kind
@@ -72,17 +72,17 @@ def list_(
         str | None,
         typer.Option(metavar="KIND", help="Only fact, turn, episode, profile or another kind."),
     ] = None,
-    limit: Limit = SHOWN_LIMIT,
-    ids: Ids = False,
-    as_of: AsOf = None,
-    user: User = None,
-    db: DB = None,
-    json: AsJson = False,
+    limit: LimitOption = SHOWN_LIMIT,
+    ids: IdsOption = False,
+    as_of: AsOfOption = None,
+    user: UserOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List memories, latest change first."""
     from perdure.memory.records import memory_of
 
-    with opened(db, user, reads=True) as file:
+    with open_database(db, user, allow_read_only=True) as file:
         options: dict[str, Any] = {"limit": sys.maxsize, "as_of": as_of, "refresh_ttl": False}
         items = [file.store.search(place, **options) for place in (*_own(file), _INSTRUCTIONS)]
         every = [memory_of(item) for some in items for item in some]
@@ -99,18 +99,18 @@ def list_(
 @memories.command()
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A question, or some words.")],
-    limit: Limit = SEARCH_LIMIT,
+    limit: LimitOption = SEARCH_LIMIT,
     min_score: Annotated[
         float, typer.Option(metavar="SCORE", help="Leave out what scores less.")
     ] = MIN_SCORE,
     explain: Annotated[
         bool, typer.Option("--explain", help="Why each, and what scores less.")
     ] = False,
-    ids: Ids = False,
-    as_of: AsOf = None,
-    user: User = None,
-    db: DB = None,
-    json: AsJson = False,
+    ids: IdsOption = False,
+    as_of: AsOfOption = None,
+    user: UserOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Find the memories that answer a question.
 
@@ -120,13 +120,16 @@ def search(
 
     options: dict[str, Any] = {"limit": limit, "max_tokens": None, "as_of": as_of}
     options |= {"min_score": min_score, "explain": True}
-    with opened(db, user, reads=True) as file, at_work("reading the search index …"):
+    with (
+        open_database(db, user, allow_read_only=True) as file,
+        at_work("reading the search index …"),
+    ):
         store = file.store.without_refresh()
         recalled = recall(query, store=store, config=file.config, **options)
         whose = file.user
         answers = recalled.memories
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]
-        threads = [short_id(file, origin, whole=ids or json) for origin in origins]
+        threads = [shorten_thread_id(file, origin, is_whole=ids or json) for origin in origins]
     nothing = f"{whose!r} has no memory that answers that"
     nothing += f"; {recalled.nearest()}, see --min-score 0" if recalled.below else ""
     if explain:
@@ -147,9 +150,9 @@ def add(
         str | None,
         typer.Option(metavar="KEY", help="The key of the fact; replaces what is there."),
     ] = None,
-    user: User = None,
-    db: DB = None,
-    json: AsJson = False,
+    user: UserOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Add facts, unless they are known.
 
@@ -163,7 +166,7 @@ def add(
         raise ConfigurationError(f"--key is the key of one fact, and {len(facts)} are given")
     from perdure.memory import remember
 
-    with opened(db, user, create=True) as file:
+    with open_database(db, user, create=True) as file:
         outcomes = [remember(each, key=key, store=file.store, config=file.config) for each in facts]
     say_done(outcomes, json, "\n".join(map(str, outcomes)))
     if any(outcome.change in _HELD for outcome in outcomes):
@@ -171,11 +174,13 @@ def add(
 
 
 @memories.command()
-def history(key: Key, user: User = None, db: DB = None, json: AsJson = False) -> None:
+def history(
+    key: KeyArgument, user: UserOption = None, db: DbOption = None, json: JsonOption = False
+) -> None:
     """Show the versions of a memory, oldest first."""
     from perdure.memory.records import memory_of
 
-    with opened(db, user, reads=True) as file:
+    with open_database(db, user, allow_read_only=True) as file:
         place = _place(file, key, [*_own(file), _INSTRUCTIONS])
         versions = [memory_of(item) for item in file.store.history(*place)]
     rows = [(v.version or 0, moment(v.valid_from), moment(v.valid_to), v.text) for v in versions]
@@ -190,25 +195,25 @@ def forget(
         list[str] | None,
         typer.Argument(metavar="[KEY]...", help="Keys, or the beginnings of them."),
     ] = None,
-    query: Words = None,
+    query: QueryOption = None,
     thread: Annotated[
         str | None, typer.Option(metavar="ID", help="All that come from this thread.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All that is known of the user.")] = False,
-    yes: Yes = False,
-    user: User = None,
-    db: DB = None,
-    json: AsJson = False,
+    yes: YesOption = False,
+    user: UserOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Erase memories for good, old versions too.
 
     The messages stay on their threads and are not extracted again. After --all they are: delete
     the threads first. Exit code 1 if there was nothing to forget.
     """
-    check_words(query)
+    check_query(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
         raise ConfigurationError("give keys of memories, or one of --query, --thread and --all")
-    with opened(db, user) as file:
+    with open_database(db, user) as file:
         if every:
             what = partial(_forget_all, file)
         elif key:
@@ -218,8 +223,8 @@ def forget(
             what = partial(_forget_matching, file, query=query, thread_id=of)
         if not every:
             with at_work("reading what no worker has read …"):
-                extract_due(file)  # else it would be, afterwards
-        receipt = erase(what, _counted, partial(_preview, file), yes=yes, json=json)
+                extract_due_threads(file)  # else it would be, afterwards
+        receipt = erase_items(what, _counted, partial(_preview, file), yes=yes, json=json)
     if not receipt.keys:
         raise typer.Exit(1)
 
@@ -227,27 +232,29 @@ def forget(
 # -- finding them
 
 
-def _own(file: OpenedDatabase) -> list[Namespace]:
+def _own(file: CommandDatabase) -> list[Namespace]:
     """The namespaces of a user; more may be below."""
     return [(label, file.user) for label in _LABELS]
 
 
-def _place(file: OpenedDatabase, typed: str, own: list[Namespace]) -> tuple[Namespace, str]:
-    return item_place(file.store, own, typed, "perdure memories list --ids", deleted=True)
+def _place(file: CommandDatabase, typed: str, own: list[Namespace]) -> tuple[Namespace, str]:
+    return resolve_item_key(
+        file.store, own, typed, "perdure memories list --ids", include_deleted=True
+    )
 
 
-def _thread(file: OpenedDatabase, typed: str) -> str:
+def _thread(file: CommandDatabase, typed: str) -> str:
     """The thread that is meant; one that is deleted may have left memories."""
     if not typed:
         raise ConfigurationError("--thread is empty; give it the id of a thread")
-    return thread_id(file, typed) if file.saver.heads(prefix=typed, limit=1) else typed
+    return resolve_thread_id(file, typed) if file.saver.heads(prefix=typed, limit=1) else typed
 
 
-def extract_due(file: OpenedDatabase) -> None:
+def extract_due_threads(file: CommandDatabase) -> None:
     """Extract what was said on the user's threads and no worker has read."""
     from perdure.memory.extraction import DueThreads, Pace
 
-    extraction = file.extraction()
+    extraction = file.build_extraction()
     for job in DueThreads(extraction, Pace()).jobs():
         if job.namespace == ("memories", file.user) and job.state != "dead":
             with suppress(UnknownThread, InvalidMessages):  # deleted; a program's own
@@ -257,7 +264,7 @@ def extract_due(file: OpenedDatabase) -> None:
 # -- erasing them
 
 
-def _forget_keys(file: OpenedDatabase, keys: Iterable[str], *, dry_run: bool) -> Receipt:
+def _forget_keys(file: CommandDatabase, keys: Iterable[str], *, dry_run: bool) -> Receipt:
     from perdure.memory import Collection
 
     receipts = []
@@ -270,21 +277,21 @@ def _forget_keys(file: OpenedDatabase, keys: Iterable[str], *, dry_run: bool) ->
     return reduce(sum_of, receipts)
 
 
-def _forget_matching(file: OpenedDatabase, **what: Any) -> Receipt:
+def _forget_matching(file: CommandDatabase, **what: Any) -> Receipt:
     from perdure.memory import Collection
 
     of = [Collection(file.store, (label, "{user_id}")) for label in ("memories", "examples")]
     return reduce(sum_of, [each.forget_matching(config=file.config, **what) for each in of])
 
 
-def _forget_all(file: OpenedDatabase, *, dry_run: bool) -> Receipt:
+def _forget_all(file: CommandDatabase, *, dry_run: bool) -> Receipt:
     """Erase everything that the store keeps about a user."""
     from perdure.memory import forget
 
     return forget(everything=True, store=file.store, config=file.config, dry_run=dry_run)
 
 
-def _preview(file: OpenedDatabase, receipt: Receipt) -> None:
+def _preview(file: CommandDatabase, receipt: Receipt) -> None:
     """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
     from perdure.memory.records import QUARANTINE, memory_of
 
@@ -336,10 +343,10 @@ def quarantine(
     ] = None,
     release: Annotated[bool, typer.Option("--release", help="Make it a memory.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Erase it for good.")] = False,
-    yes: Yes = False,
-    user: User = None,
-    db: DB = None,
-    json: AsJson = False,
+    yes: YesOption = False,
+    user: UserOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Review what was held back.
 
@@ -350,17 +357,17 @@ def quarantine(
         raise ConfigurationError("give a key, and --release or --discard or neither")
     from perdure.memory.collection import Quarantine
 
-    with opened(db, user, reads=not changes) as file:
+    with open_database(db, user, allow_read_only=not changes) as file:
         held, config = Quarantine(file.store), file.config
         entries = {entry.key: entry for entry in held.list(config)}
         if key is None:
             _list_entries(list(entries.values()), json)
             return
         keys = [each for each in entries if each.startswith(key)]
-        entry = entries[the_one(key, keys, "entry", "perdure memories quarantine")]
+        entry = entries[resolve_id_prefix(key, keys, "entry", "perdure memories quarantine")]
         if discard and not yes:
             note(f"{entry.key}: {entry.shown}", "dim")
-            confirm("Discard it for good?", yes)
+            require_confirmation("Discard it for good?", yes)
         if changes:
             outcome = (held.release if release else held.discard)(entry.key, config)
     if changes:
@@ -389,8 +396,8 @@ def jobs(
     facts: Annotated[
         bool, typer.Option("--facts", help="The jobs of 'perdure worker --facts'.")
     ] = False,
-    db: DB = None,
-    json: AsJson = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List threads that wait to be extracted.
 
@@ -398,8 +405,8 @@ def jobs(
     """
     from perdure.memory.extraction import DueThreads, Pace
 
-    with opened(db, reads=not retry) as file:
-        extraction = file.extraction(facts=facts)
+    with open_database(db, allow_read_only=not retry) as file:
+        extraction = file.build_extraction(facts=facts)
         due = DueThreads(extraction, Pace())
         for job in due.jobs() if retry else ():
             if job.state == "dead":
@@ -408,7 +415,7 @@ def jobs(
         waiting, unassigned = due.jobs(confirmed=True), due.unassigned()
         rows = [
             (
-                short_id(file, job.thread_id, whole=json),
+                shorten_thread_id(file, job.thread_id, is_whole=json),
                 job.namespace[-1],
                 job.state,
                 ago(job.at) if job.at else "",

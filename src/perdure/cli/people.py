@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, DryRun, Owners, Yes, app, opened
+from perdure.cli.app import (
+    DbOption,
+    DryRunOption,
+    JsonOption,
+    OwnersOption,
+    YesOption,
+    app,
+    open_database,
+)
 from perdure.cli.output import (
     as_json,
     at_work,
@@ -36,8 +44,8 @@ def forget(
     user: Annotated[
         str, typer.Option("--user", metavar="NAME", help="The person, by the exact name.")
     ],
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     keys: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Count the API keys of the person in it.")
     ] = None,
@@ -52,9 +60,9 @@ def forget(
             help="Keep what the person wrote for teams, without the name.",
         ),
     ] = False,
-    owners: Owners = None,
-    db: DB = None,
-    json: AsJson = False,
+    owners: OwnersOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Erase everything that belongs to a person, for good.
 
@@ -70,7 +78,7 @@ def forget(
         Part("API keys", (), sum(key.get("user") == user for key in _read_keys(keys))),
         Part("audit records", (), sum(user in _users_of(row) for row in _read_audit(audit))),
     ]
-    with opened(db) as file:
+    with open_database(db) as file:
         try:
             with at_work("looking …"):
                 how: dict[str, Any] = {"hand_over": hand_over, "owners_are_people": by_owner}

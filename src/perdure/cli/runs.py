@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from perdure.cli.app import (
-    DB,
-    AsJson,
-    Ids,
-    Limit,
-    OpenedDatabase,
+    CommandDatabase,
+    DbOption,
+    IdsOption,
+    JsonOption,
+    LimitOption,
     app,
-    completed_thread,
-    opened,
-    short_id,
-    thread_id,
+    complete_thread_id,
+    open_database,
+    resolve_thread_id,
+    shorten_thread_id,
 )
 from perdure.cli.output import ago, line, moment, note, show
 from perdure.settings import THREADS_LIMIT, check_user
@@ -32,7 +32,7 @@ RunStatus = Literal["pending", "running", "success", "error", "interrupted"]
 OfThread = Annotated[
     str | None,
     typer.Option(
-        "--thread", metavar="ID", help="Only of this thread.", autocompletion=completed_thread
+        "--thread", metavar="ID", help="Only of this thread.", autocompletion=complete_thread_id
     ),
 ]
 OfUser = Annotated[
@@ -47,10 +47,10 @@ def runs(
     status: Annotated[
         RunStatus | None, typer.Option(metavar="STATUS", help="Only runs that are so.")
     ] = None,
-    limit: Limit = THREADS_LIMIT,
-    ids: Ids = False,
-    db: DB = None,
-    json: AsJson = False,
+    limit: LimitOption = THREADS_LIMIT,
+    ids: IdsOption = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List runs of the server, newest first.
 
@@ -59,14 +59,14 @@ def runs(
     """
     if user is not None:
         check_user("--user", user, "leave it out for all users")
-    with opened(db, reads=True) as file:
-        named = None if thread is None else thread_id(file, thread)
+    with open_database(db, allow_read_only=True) as file:
+        named = None if thread is None else resolve_thread_id(file, thread)
         rows = asyncio.run(_find_runs(file, named, user, status, limit + 1))
         found = [_describe_run(row) for row in rows[:limit]]
         cells = [
             (
                 run["run_id"],
-                short_id(file, run["thread_id"], whole=ids or json),
+                shorten_thread_id(file, run["thread_id"], is_whole=ids or json),
                 run["graph"],
                 run["status"],
                 ago(run["created_at"]),
@@ -85,10 +85,10 @@ def runs(
 def crons(
     thread: OfThread = None,
     user: OfUser = None,
-    limit: Limit = THREADS_LIMIT,
-    ids: Ids = False,
-    db: DB = None,
-    json: AsJson = False,
+    limit: LimitOption = THREADS_LIMIT,
+    ids: IdsOption = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List the schedules of the server, the one due next first.
 
@@ -96,14 +96,16 @@ def crons(
     """
     if user is not None:
         check_user("--user", user, "leave it out for all users")
-    with opened(db, reads=True) as file:
-        named = None if thread is None else thread_id(file, thread)
+    with open_database(db, allow_read_only=True) as file:
+        named = None if thread is None else resolve_thread_id(file, thread)
         rows = asyncio.run(_find_crons(file, named, user))
         found = [_describe_cron(*row) for row in rows]
         cells = [
             (
                 cron["cron_id"],
-                short_id(file, cron["thread_id"], whole=ids) if cron["thread_id"] else "new",
+                shorten_thread_id(file, cron["thread_id"], is_whole=ids)
+                if cron["thread_id"]
+                else "new",
                 cron["graph"],
                 cron["schedule"],
                 cron["timezone"] or "UTC",
@@ -128,7 +130,7 @@ def _end(has_more: bool, limit: int, *, is_empty: bool) -> None:
 
 
 async def _find_runs(
-    file: OpenedDatabase, thread: str | None, user: str | None, status: str | None, limit: int
+    file: CommandDatabase, thread: str | None, user: str | None, status: str | None, limit: int
 ) -> list[RunRow]:
     """Return runs, newest first, of one thread or all, and of one person or all."""
     from perdure.checkpointers.runs import RunTable
@@ -152,13 +154,13 @@ async def _find_runs(
     return found[:limit]
 
 
-async def _find_person(file: OpenedDatabase, thread: str) -> str:
+async def _find_person(file: CommandDatabase, thread: str) -> str:
     """Return whose a thread is, or "" if it is nobody's."""
     from perdure.checkpointers.thread_list import ThreadList
-    from perdure.cli.threads import person_in
+    from perdure.cli.threads import read_person
 
     listed = await ThreadList(file.saver).aget(thread)
-    return "" if listed is None else person_in(listed.head_metadata or {}, listed.metadata)
+    return "" if listed is None else read_person(listed.head_metadata or {}, listed.metadata)
 
 
 def _describe_run(row: RunRow) -> dict[str, Any]:
@@ -195,7 +197,7 @@ def _moment(at: float | None) -> datetime | None:
 
 
 async def _find_crons(
-    file: OpenedDatabase, thread: str | None, user: str | None
+    file: CommandDatabase, thread: str | None, user: str | None
 ) -> list[tuple[CronRow, str]]:
     """Return crons with their persons, those that are due next first.
 

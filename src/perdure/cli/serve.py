@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from perdure.cli.app import DB, OpenedDatabase, User, app, opened
+from perdure.cli.app import CommandDatabase, DbOption, UserOption, app, open_database
 from perdure.cli.output import counted, note, say
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.storage.host_names import ascii_host
@@ -102,8 +102,8 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME", help="A host that may be told of the ends of runs."),
     ] = None,
-    user: User = None,
-    db: DB = None,
+    user: UserOption = None,
+    db: DbOption = None,
 ) -> None:
     """Show threads and memories in a browser, and serve them by HTTP.
 
@@ -137,7 +137,7 @@ def serve(
         )
     hosts = [*LOOPBACK, *(allowed_host or ())] if local or allowed_host else None
     with ExitStack() as stack:
-        file = stack.enter_context(opened(db, user, create=True, graphs=graphs))
+        file = stack.enter_context(open_database(db, user, create=True, graphs=graphs))
         _check_tenants(access, file.settings.db)
         _check_workers(workers, file.settings.db, metrics)
         if not file.settings.search_threads:
@@ -341,7 +341,7 @@ def _has_tenants(access: Access | None) -> bool:
 
 
 def _report_served(
-    file: OpenedDatabase, configured: LanggraphFile | None, keys: str | None, auth: str | None
+    file: CommandDatabase, configured: LanggraphFile | None, keys: str | None, auth: str | None
 ) -> None:
     """Print which database, whose memories and which graphs are served."""
     from perdure.settings import is_dsn
@@ -361,7 +361,7 @@ def _report_served(
 
 
 def _report_configuration(
-    configured: LanggraphFile, file: OpenedDatabase, *, has_tenants: bool
+    configured: LanggraphFile, file: CommandDatabase, *, has_tenants: bool
 ) -> None:
     """Print sections of a langgraph.json without effect, and how much has no time to live.
 
@@ -455,7 +455,7 @@ def _quoted(text: str) -> str:
 
 
 @app.command()
-def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
+def mcp(audit: AuditFile = None, user: UserOption = None, db: DbOption = None) -> None:
     """Offer memories and threads to a program as MCP tools.
 
     The program starts it and speaks with it on stdin and stdout. It sees the memories and
@@ -467,7 +467,7 @@ def mcp(audit: AuditFile = None, user: User = None, db: DB = None) -> None:
     from perdure.server.logs import Audit, log_to_stderr
     from perdure.server.mcp_opening import Opening
 
-    with opened(db, user, create=True) as file:
+    with open_database(db, user, create=True) as file:
         log_to_stderr()
         log = Audit(audit)
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for a line on stdin

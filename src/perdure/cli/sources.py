@@ -10,7 +10,7 @@ from typing import Final
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.import_langgraph import SAVER_TABLES
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
-from perdure.cli.app import check_exists, opened
+from perdure.cli.app import check_exists, open_database
 from perdure.settings import is_dsn, load
 from perdure.storage.flow import Flow, Statement
 from perdure.storage.sqlite import SQLiteDatabase
@@ -77,7 +77,7 @@ def open_copy(db: str, key: str | None) -> Iterator[Source]:
     Values of any size are read, because the user copies an own database, and value by value.
     """
     if is_dsn(db):
-        with opened(db, reads=True, key=key) as file:
+        with open_database(db, allow_read_only=True, key=key) as file:
             yield Source(db, saver=file.saver, store=file.store)
         return
     settings = load(db=db, key=key)

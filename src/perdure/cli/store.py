@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from typer import Argument, Option
 
 from perdure.cli.app import (
-    DB,
-    AsJson,
-    AsOf,
-    DryRun,
-    GraphsFile,
-    Key,
-    Limit,
-    Words,
-    Yes,
-    check_words,
-    erase,
-    group,
-    item_place,
-    opened,
+    AsOfOption,
+    DbOption,
+    DryRunOption,
+    GraphsOption,
+    JsonOption,
+    KeyArgument,
+    LimitOption,
+    QueryOption,
+    YesOption,
+    add_command_group,
+    check_query,
+    erase_items,
+    open_database,
+    resolve_item_key,
 )
 from perdure.cli.output import (
     ago,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from perdure.stores import FoundItem, Receipt, StoredItem
     from perdure.stores.whole_store import WholeStore
 
-store = group("store", "Items under namespaces, with versions and search.")
+store = add_command_group("store", "Items under namespaces, with versions and search.")
 
 _ROOT: Final = "/"
 NS = Annotated[str, Argument(metavar="NS", help="The namespace, like users/alice.")]
@@ -56,7 +56,7 @@ Filter = Annotated[str | None, Option("--filter", metavar="JSON", help="What val
 # -- what is typed
 
 
-def namespace(text: str) -> tuple[str, ...]:
+def parse_namespace(text: str) -> tuple[str, ...]:
     r"""A namespace as it is typed: labels between slashes; a slash in a label is escaped.
 
     >>> namespace("users/alice"), namespace(r"a\/b/c"), namespace("/")
@@ -77,7 +77,7 @@ def namespace(text: str) -> tuple[str, ...]:
     return tuple(re.sub(r"\\([\\/])", r"\1", label) for label in labels)
 
 
-def shown(labels: tuple[str, ...]) -> str:
+def format_namespace(labels: tuple[str, ...]) -> str:
     r"""A namespace as `namespace` reads it.
 
     >>> shown(("users", "alice")), shown(("a/b", "c")), shown(())
@@ -96,8 +96,8 @@ def _conditions(filter: str | None) -> dict[str, Any] | None:
 def _place(
     store: WholeStore, where: tuple[str, ...], key: str, *, deleted: bool = False
 ) -> tuple[tuple[str, ...], str]:
-    listing = f"perdure store search {shown(where)}"
-    return item_place(store, [where], key, listing, deleted=deleted)
+    listing = f"perdure store search {format_namespace(where)}"
+    return resolve_item_key(store, [where], key, listing, include_deleted=deleted)
 
 
 # -- items
@@ -110,11 +110,11 @@ def put(
     value: Annotated[str | None, Argument(metavar="[JSON]", help="An object; - is stdin.")] = None,
     text: Annotated[str | None, Option(metavar="TEXT", help='Short for {"text": ...}.')] = None,
     ttl: Annotated[float | None, Option(metavar="MINUTES", help="When it expires.")] = None,
-    db: DB = None,
-    json: AsJson = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Store an item; the old version stays."""
-    where = namespace(ns)
+    where = parse_namespace(ns)
     if (value is None) == (text is None):
         raise ConfigurationError("give the value as JSON, as - for stdin, or as --text")
     if ttl is not None and not ttl > 0:
@@ -124,23 +124,31 @@ def put(
     new = {"text": text}
     if value is not None:
         new = parse_json_object(sys.stdin.read() if value == "-" else value, "the value")
-    with opened(db, create=True) as file:
+    with open_database(db, create=True) as file:
         file.store.put(where, key, new, ttl=ttl)
         item = file.store.get(where, key, refresh_ttl=False)
     assert item is not None  # it was put just now
-    say_done(_whole(item), json, f"{key!r} of {shown(where)} is at version {item.version}")
+    say_done(
+        _whole(item), json, f"{key!r} of {format_namespace(where)} is at version {item.version}"
+    )
 
 
 @store.command()
-def get(ns: NS, key: Key, as_of: AsOf = None, db: DB = None, json: AsJson = False) -> None:
+def get(
+    ns: NS,
+    key: KeyArgument,
+    as_of: AsOfOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
     """Show the value of an item."""
-    where = namespace(ns)
-    with opened(db, reads=True) as file:
+    where = parse_namespace(ns)
+    with open_database(db, allow_read_only=True) as file:
         chosen = _place(file.store, where, key, deleted=as_of is not None)
         item = file.store.get(*chosen, as_of=as_of, refresh_ttl=False)
     if item is None:
         raise ConfigurationError(
-            f"there was no {key!r} in {shown(where)} at {moment(as_of, exact=True)}"
+            f"there was no {key!r} in {format_namespace(where)} at {moment(as_of, exact=True)}"
         )
     if json:
         as_json(_whole(item))
@@ -152,13 +160,13 @@ def get(ns: NS, key: Key, as_of: AsOf = None, db: DB = None, json: AsJson = Fals
 
 
 @store.command()
-def history(ns: NS, key: Key, db: DB = None, json: AsJson = False) -> None:
+def history(ns: NS, key: KeyArgument, db: DbOption = None, json: JsonOption = False) -> None:
     """Show every version of an item.
 
     Also of a deleted one, which needs its whole key.
     """
-    where = namespace(ns)
-    with opened(db, reads=True) as file:
+    where = parse_namespace(ns)
+    with open_database(db, allow_read_only=True) as file:
         versions = file.store.history(*_place(file.store, where, key, deleted=True))
     exact = not console().is_terminal
     rows = [
@@ -179,22 +187,22 @@ def search(
     prefix: Annotated[str, Argument(metavar="PREFIX", help="Where to look; / is everywhere.")],
     query: Annotated[str | None, Argument(metavar="[QUERY]", help="Words to look for.")] = None,
     filter: Filter = None,
-    limit: Limit = SEARCH_LIMIT,
+    limit: LimitOption = SEARCH_LIMIT,
     mode: Annotated[
         Literal["hybrid", "text", "semantic"],
         Option(metavar="MODE", help="hybrid, text or semantic."),
     ] = "hybrid",
-    as_of: AsOf = None,
-    db: DB = None,
-    json: AsJson = False,
+    as_of: AsOfOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List items under a prefix, or search them."""
-    where, conditions = namespace(prefix), _conditions(filter)
+    where, conditions = parse_namespace(prefix), _conditions(filter)
     options: dict[str, Any] = {"query": query, "filter": conditions, "mode": mode, "as_of": as_of}
-    with opened(db, reads=True) as file, at_work("reading the search index …"):
+    with open_database(db, allow_read_only=True) as file, at_work("reading the search index …"):
         items = file.store.search(where, **options, limit=limit, explain=json, refresh_ttl=False)
     rows: list[tuple[str, ...]] = [
-        (shown(item.namespace), item.key, _brief(item.value)) for item in items
+        (format_namespace(item.namespace), item.key, _brief(item.value)) for item in items
     ]
     columns: tuple[str, ...] = ("namespace", "key", "value")
     if query:
@@ -208,7 +216,7 @@ def search(
         columns,
         rows,
         ids=("namespace", "key"),
-        nothing=f"found nothing under {shown(where)}; {others}",
+        nothing=f"found nothing under {format_namespace(where)}; {others}",
     )
 
 
@@ -217,15 +225,21 @@ def namespaces(
     prefix: Annotated[
         str, Argument(metavar="[PREFIX]", help="Only namespaces below this; / is everything.")
     ] = _ROOT,
-    limit: Limit = LIST_LIMIT,
-    as_of: AsOf = None,
-    db: DB = None,
-    json: AsJson = False,
+    limit: LimitOption = LIST_LIMIT,
+    as_of: AsOfOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List the namespaces that hold items."""
-    with opened(db, reads=True) as file:
-        below = file.store.list_namespaces(prefix=namespace(prefix), limit=limit, as_of=as_of)
-    show(below, json, ["namespace"], [(shown(labels),) for labels in below], ids=("namespace",))
+    with open_database(db, allow_read_only=True) as file:
+        below = file.store.list_namespaces(prefix=parse_namespace(prefix), limit=limit, as_of=as_of)
+    show(
+        below,
+        json,
+        ["namespace"],
+        [(format_namespace(labels),) for labels in below],
+        ids=("namespace",),
+    )
 
 
 def _brief(value: dict[str, Any]) -> str:
@@ -244,12 +258,12 @@ def _whole(item: StoredItem | FoundItem) -> dict[str, Any]:
 
 
 @store.command()
-def delete(ns: NS, key: Key, db: DB = None) -> None:
+def delete(ns: NS, key: KeyArgument, db: DbOption = None) -> None:
     """Delete an item; its versions stay."""
-    with opened(db) as file:
-        where, chosen = _place(file.store, namespace(ns), key)
+    with open_database(db) as file:
+        where, chosen = _place(file.store, parse_namespace(ns), key)
         file.store.delete(where, chosen)
-    say(f"{chosen!r} of {shown(where)} is deleted")
+    say(f"{chosen!r} of {format_namespace(where)} is deleted")
 
 
 @store.command()
@@ -259,26 +273,26 @@ def forget(
         Argument(metavar="[PREFIX]", help="Only namespaces below this; / is everything."),
     ] = None,
     filter: Filter = None,
-    query: Words = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    db: DB = None,
-    json: AsJson = False,
+    query: QueryOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Erase items and their messages for good.
 
     All versions go, and the messages that their provenance names in the same database.
     """
-    where, conditions = None if prefix is None else namespace(prefix), _conditions(filter)
-    check_words(query)
+    where, conditions = None if prefix is None else parse_namespace(prefix), _conditions(filter)
+    check_query(query)
     if where is None and not conditions and not query:
         raise ConfigurationError(
             "nothing says what to forget; give a prefix (/ is all), --filter or --query"
         )
-    with opened(db) as file:
+    with open_database(db) as file:
         forget = file.store.forget
         what = partial(forget, where, filter=conditions, query=query, checkpointer=file.saver)
-        erase(what, _counted, dry_run=dry_run, yes=yes, json=json)
+        erase_items(what, _counted, dry_run=dry_run, yes=yes, json=json)
 
 
 def _counted(receipt: Receipt) -> str:
@@ -289,12 +303,12 @@ def _counted(receipt: Receipt) -> str:
 
 
 @store.command()
-def reembed(graphs: GraphsFile = None, db: DB = None, json: AsJson = False) -> None:
+def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """Replace the vectors of another model.
 
     The embedder of the langgraph.json makes them, or the offline model if there is none. After an
     interruption, the command continues where it was.
     """
-    with opened(db, graphs=graphs) as file, progress_bar("embedding", "item") as bar:
+    with open_database(db, graphs=graphs) as file, progress_bar("embedding", "item") as bar:
         done = file.store.reembed(lambda done, of: bar(done / of if of else None, done))
     say_done({"items": done}, json, f"{counted(done, 'item')} got new vectors")

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from perdure.cli.app import (
-    DB,
-    AsJson,
-    Ids,
-    Limit,
-    OpenedDatabase,
-    Thread,
-    Yes,
+    CommandDatabase,
+    DbOption,
+    IdsOption,
+    JsonOption,
+    LimitOption,
+    ThreadArgument,
+    YesOption,
     app,
-    checkpoint_id,
-    completed_thread,
-    confirm,
-    opened,
-    short_id,
-    thread_id,
+    complete_thread_id,
+    open_database,
+    require_confirmation,
+    resolve_checkpoint_id,
+    resolve_thread_id,
+    shorten_thread_id,
 )
 from perdure.cli.output import (
     ago,
@@ -69,10 +69,10 @@ def threads(
         State | None,
         typer.Option(metavar="STATUS", help="Only idle, waiting or unfinished threads."),
     ] = None,
-    limit: Limit = THREADS_LIMIT,
-    ids: Ids = False,
-    db: DB = None,
-    json: AsJson = False,
+    limit: LimitOption = THREADS_LIMIT,
+    ids: IdsOption = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List threads, the last written first, or by what was said in them.
 
@@ -90,11 +90,13 @@ def threads(
             raise ConfigurationError("--search finds threads of any status: leave --status out")
         _said(search, text, user, limit, ids, db, json)
         return
-    with opened(db, reads=True) as file:
+    with open_database(db, allow_read_only=True) as file:
         heads = _find_heads(file, (text or "").casefold(), user, status, limit + 1)
         pairs = [pair for head in heads[:limit] for pair in _described(file, head)]
         cells: dict[str, list[Any]] = {
-            "id": [short_id(file, head.thread_id, whole=ids or json) for head, _ in pairs],
+            "id": [
+                shorten_thread_id(file, head.thread_id, is_whole=ids or json) for head, _ in pairs
+            ],
             "title": [line(head.title, _LONGEST) for head, _ in pairs],
             "messages": [row["messages"] for _, row in pairs],
             "last activity": [ago(row["active_at"]) for _, row in pairs],
@@ -137,7 +139,7 @@ def _said(
 
     if text is not None:
         raise ConfigurationError(f"there are {text!r} and --search; give one of them")
-    with opened(db, reads=True) as file:
+    with open_database(db, allow_read_only=True) as file:
         if not file.settings.search_threads:
             source = file.settings.sources["search_threads"]
             raise ConfigurationError(
@@ -152,7 +154,7 @@ def _said(
                 limit=limit,
                 progress=lambda done, total: progress(done / total, done),
             )
-        shown = [short_id(file, hit.thread_id, whole=ids) for hit in hits]
+        shown = [shorten_thread_id(file, hit.thread_id, is_whole=ids) for hit in hits]
     if json:
         as_json([asdict(hit) for hit in hits])
     for hit, thread in () if json else zip(hits, shown, strict=True):
@@ -166,7 +168,7 @@ def _said(
 
 
 def _find_heads(
-    file: OpenedDatabase, text: str, user: str | None, status: str | None, limit: int
+    file: CommandDatabase, text: str, user: str | None, status: str | None, limit: int
 ) -> list[ThreadHead]:
     """Return the heads of the newest threads that meet all conditions.
 
@@ -184,7 +186,7 @@ def _find_heads(
     def match(thread: ListedThread) -> str | None:
         client = thread.client
         began = thread.head_metadata is not None or client is None or not client.is_reserved
-        is_theirs = user is None or user == person_in(thread.head_metadata or {}, thread.metadata)
+        is_theirs = user is None or user == read_person(thread.head_metadata or {}, thread.metadata)
         is_match = began and text in f"{thread.thread_id}\0{thread.title}".casefold()
         return thread.thread_id if is_match and is_theirs else None
 
@@ -205,14 +207,14 @@ def _find_heads(
     return found[:limit]
 
 
-def person_in(told: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+def read_person(head_metadata: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
     """Return whose a thread is: the `user_id` of its head, else its `owner`; `""` is nobody's."""
-    person = told.get("user_id") or metadata.get("owner") or ""
+    person = head_metadata.get("user_id") or metadata.get("owner") or ""
     return str(person)  # a service may have numbers
 
 
 def _described(
-    file: OpenedDatabase, head: ThreadHead
+    file: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
     """What programs are told of a thread, unless another process deletes it."""
     from perdure.checkpointers.titles import about
@@ -225,7 +227,7 @@ def _described(
                 **info,
                 "title": about(file.saver, head.thread_id, head.metadata).get("title"),
                 "user": head.owner,
-                "person": person_in(head.metadata, head.metadata) or None,
+                "person": read_person(head.metadata, head.metadata) or None,
                 "status": head.status.state,
                 "next": head.status.next,
                 "waits_for_answers_to": [question for _, question in head.status.questions],
@@ -238,37 +240,37 @@ def _described(
 
 @app.command()
 def fork(
-    thread: Thread,
+    thread: ThreadArgument,
     new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the copy.")],
     at: Annotated[
         str | None, typer.Option(metavar="ID", help="Copy only what led to this checkpoint.")
     ] = None,
-    db: DB = None,
+    db: DbOption = None,
 ) -> None:
     """Copy a thread, all of it or up to a checkpoint."""
-    with opened(db) as file:
-        source = thread_id(file, thread)
+    with open_database(db) as file:
+        source = resolve_thread_id(file, thread)
         if not new or any(info.thread_id == new for info in file.saver.threads(prefix=new)):
             wrong = f"there is a thread {new!r} already" if new else "the id of the copy is empty"
             raise ConfigurationError(f"{wrong}; give another id")
-        chosen = None if at is None else checkpoint_id(file, source, at)
+        chosen = None if at is None else resolve_checkpoint_id(file, source, at)
         file.saver.copy_thread(source, new, checkpoint_id=chosen)
     say(f"{source!r} is copied to {new!r}")
 
 
 @app.command()
 def rewind(
-    thread: Thread,
+    thread: ThreadArgument,
     to: Annotated[str, typer.Option(metavar="ID", help="The checkpoint to go on from.")],
-    db: DB = None,
+    db: DbOption = None,
 ) -> None:
     """Let a thread go on from an older checkpoint.
 
     Nothing is deleted: what came later stays as a branch.
     """
-    with opened(db) as file:
-        source = thread_id(file, thread)
-        chosen = checkpoint_id(file, source, to)
+    with open_database(db) as file:
+        source = resolve_thread_id(file, thread)
+        chosen = resolve_checkpoint_id(file, source, to)
         file.saver.rewind(source, chosen)
     say(f"{source!r} goes on from {chosen}")
 
@@ -283,15 +285,15 @@ def delete(
         typer.Argument(
             metavar="ID...",
             help="Threads, or the beginnings of their ids.",
-            autocompletion=completed_thread,
+            autocompletion=complete_thread_id,
         ),
     ],
     keep_memories: Annotated[
         bool, typer.Option("--keep-memories", help="Do not erase memories of them.")
     ] = False,
-    yes: Yes = False,
-    db: DB = None,
-    json: AsJson = False,
+    yes: YesOption = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Delete threads and their memories for good.
 
@@ -299,8 +301,8 @@ def delete(
     """
     from perdure.memory.thread_memories import forget_thread_memories
 
-    with opened(db) as file:
-        ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
+    with open_database(db) as file:
+        ids = list(dict.fromkeys(resolve_thread_id(file, each) for each in thread))
         messages = sum(_messages(file, each) for each in ids)
         memories = (
             0 if keep_memories else forget_thread_memories(file.store, ids, dry_run=True).items
@@ -308,7 +310,7 @@ def delete(
         of_them = f" and {counted(memories, 'memory', 'memories')}" if memories else ""
         what = f"{counted(len(ids), 'thread')} with {counted(messages, 'message')}{of_them}"
         names = ", ".join(_named(file, each) for each in ids[:3]) + (", …" if len(ids) > 3 else "")
-        confirm(f"Delete {what}, of {names}, for good?", yes)
+        require_confirmation(f"Delete {what}, of {names}, for good?", yes)
         with at_work("deleting …"):
             # the memories first: of a thread that is gone none would be found after a crash
             clean = keep_memories or forget_thread_memories(file.store, ids).clean
@@ -322,13 +324,13 @@ def delete(
         note("what other threads quote of it stays there")
 
 
-def _messages(file: OpenedDatabase, thread: str) -> int:
+def _messages(file: CommandDatabase, thread: str) -> int:
     with suppress(PerdureError):  # it goes all the same
         return len(file.saver.history(thread))
     return file.saver.thread(thread).items
 
 
-def _named(file: OpenedDatabase, thread: str) -> str:
+def _named(file: CommandDatabase, thread: str) -> str:
     head = file.saver.head(thread)
     title = line(head.title, _LONGEST) if head is not None else ""
     return f"{thread!r} ({title})" if title else repr(thread)

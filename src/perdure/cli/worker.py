@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perdure.cli.app import DB, AsJson, OpenedDatabase, app, opened
-from perdure.cli.database import summary
+from perdure.cli.app import CommandDatabase, DbOption, JsonOption, app, open_database
+from perdure.cli.database import summarize_report
 from perdure.cli.output import as_json, note, say
 from perdure.errors import PerdureError
 
@@ -43,8 +43,8 @@ def worker(
         str | None,
         typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL."),
     ] = None,
-    db: DB = None,
-    json: AsJson = False,
+    db: DbOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Extract memories in the background.
 
@@ -63,14 +63,14 @@ def worker(
         done.append(job)
         as_json(asdict(job), indent=None) if json else say(str(job))
 
-    with opened(db) as file, _logged():
+    with open_database(db) as file, _logged():
         if database is not None and is_dsn(file.settings.db) and is_dsn(database):
-            file.direct = database
+            file.direct_dsn = database
         preset = file.settings.worker
         delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
         facts = preset.facts if facts is None else facts
         background = Background(
-            file.extraction(facts=facts),
+            file.build_extraction(facts=facts),
             pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
             database=database,
             on_job=tell,
@@ -92,7 +92,7 @@ def worker(
         raise typer.Exit(1)
 
 
-def _retain(file: OpenedDatabase, background: Background, *, json: bool) -> None:
+def _retain(file: CommandDatabase, background: Background, *, json: bool) -> None:
     """Apply the rules of the settings, but to threads that wait to be extracted."""
     if not file.settings.retention:
         return
@@ -108,7 +108,7 @@ def _retain(file: OpenedDatabase, background: Background, *, json: bool) -> None
     if json:
         as_json({"retention": asdict(report)}, indent=None)
     elif report:
-        say(f"removed {summary(report)}")
+        say(f"removed {summarize_report(report)}")
 
 
 @contextmanager
