@@ -137,7 +137,7 @@ def _erase_messages(
         eraser.remover.channels = channels
     yield from eraser.run_pass(collect_only=False)
     yield eraser.additions.statements()
-    items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
+    items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
     yield from unsay(reader.sql, rows[0][0])
     yield from eraser.remove_from_list_entry()
@@ -165,7 +165,7 @@ def _drop_views(
     views = 0
     for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread)):
         if ns == VIEWS_NAMESPACE:
-            views = yield from maintenance.empty_namespace(thread_id, ns, namespace)
+            views = yield from maintenance.delete_checkpoints_of_namespace(thread_id, ns, namespace)
             yield reader.sql("set_explicit_head", 0, namespace)
     return views
 

@@ -1,7 +1,8 @@
-"""Deletion of threads, runs, checkpoints, and of items that nothing refers to.
+"""Delete threads, checkpoints of runs, old checkpoints, and items that nothing refers to.
 
-An item goes when no checkpoint, pending write or history of its thread refers to it. All of it runs
-in the writer's transactions, so no put can come between.
+An item is deleted when no checkpoint, pending write or transcript of its thread refers to it. All
+deletions run in write transactions, so that no put can come between finding an item and deleting
+it.
 """
 
 from __future__ import annotations
@@ -51,16 +52,26 @@ from perdure.storage.flow import NO_LIMIT, Flow, Row, Statement
 
 T = TypeVar("T")
 
-PRUNE_BATCH: Final = 500  # checkpoints deleted per transaction
+PRUNE_BATCH: Final = 500  # maximum checkpoints that one transaction deletes
 RUN_DAYS: Final = 1
 """The number of days after an update of the state during which retention keeps the checkpoint that
 was updated. A run may still go on from it."""
-Keep = Callable[[list["Kept"]], set[str]]
-"""Given a namespace's checkpoints, newest first, the ids of those that stay."""
+KeepRule = Callable[[list["RetentionCandidate"]], set[str]]
+"""A function that returns the ids of the checkpoints to keep, given all checkpoints of a namespace,
+newest first."""
 
 
-class Kept(NamedTuple):
-    """A checkpoint of a namespace, as retention rules look at it."""
+class RetentionCandidate(NamedTuple):
+    """The fields of a checkpoint that retention rules look at.
+
+    Attributes:
+        key: The key of the checkpoint's row.
+        uid: The id of the checkpoint.
+        parent: The id of the parent, or None.
+        active_at: The `ts` of the checkpoint, in seconds since 1970.
+        channels: The channels with a stored value.
+        size: The bytes of the checkpoint's row.
+    """
 
     key: int
     uid: str
@@ -73,7 +84,10 @@ class Kept(NamedTuple):
 
 
 class Maintenance:
-    """Deletes, copies and prunes threads, in batches that let others write in between."""
+    """Deletes and prunes threads of a checkpointer.
+
+    Large deletions are split into several transactions, so that other writers do not wait long.
+    """
 
     def __init__(self, reader: CheckpointReader, listing: Listing, database: Database) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
@@ -86,22 +100,22 @@ class Maintenance:
         self.database.shrink()
 
     def delete_for_runs(self, run_ids: Iterable[str], thread_id: str | None = None) -> None:
-        """See `Checkpointer.delete_for_runs`."""
-        doomed: dict[str, set[int]] = defaultdict(set)
+        """Delete the checkpoints of runs; see `Checkpointer.delete_for_runs`."""
+        keys_by_thread: dict[str, set[int]] = defaultdict(set)
         for run_id in run_ids:
-            owners = self.database.read(partial(self.listing.owners, {"run_id": run_id}))
-            for owner, key in owners or ():
-                if thread_id in (None, owner):
-                    doomed[owner].add(key)
-        for owner, keys in doomed.items():
-            self.write(owner, partial(self._record_rollback, owner, keys))
-            self._prune(owner, partial(_all_but, keys))
-            self.write(owner, partial(self.untitled, owner, of_metadata=True))
-        if doomed:
+            tagged = self.database.read(partial(self.listing.owners, {"run_id": run_id}))
+            for owner_id, key in tagged or ():
+                if thread_id in (None, owner_id):
+                    keys_by_thread[owner_id].add(key)
+        for owner_id, keys in keys_by_thread.items():
+            self.write(owner_id, partial(self._record_rollback, owner_id, keys))
+            self._prune_in_batches(owner_id, partial(_keep_all_except, keys))
+            self.write(owner_id, partial(self.refresh_list_entry, owner_id, of_metadata=True))
+        if keys_by_thread:
             self.database.shrink()
 
     def _record_rollback(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
-        """Record the ids of checkpoints that are removed with their run."""
+        """Add a removal record with the ids of the checkpoints that are deleted with their run."""
         ids = []
         for key in keys:
             rows = yield self.sql("checkpoint_row", key)
@@ -109,7 +123,7 @@ class Maintenance:
         yield from self.reader.removals.add_rollback(thread_id, ids)
 
     def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
-        """See `Checkpointer.prune`."""
+        """Delete threads or their old checkpoints; see `Checkpointer.prune`."""
         if strategy in ("delete", "delete_all"):
             self.delete_threads(thread_ids)
         elif strategy == "keep_latest":
@@ -120,17 +134,17 @@ class Maintenance:
             )
 
     def retain(self, rule: Retention, thread_ids: object, *, dry_run: bool = False) -> PruneReport:
-        """See `Checkpointer.retain`."""
+        """Apply a retention rule; see `Checkpointer.retain`."""
         _check_rule(rule)
-        keep, total = _keep_rule(rule, time.time()), PruneReport()
-        for thread_id in self._chosen(thread_ids):
+        keep, total = _build_keep_rule(rule, time.time()), PruneReport()
+        for thread_id in self._resolve_thread_ids(thread_ids):
             if dry_run:
                 options: Any = {"spares_runs": True, "dry_run": True}
-                pruned = partial(self.pruned, thread_id, keep, rule.history, **options)
-                done = self.database.read(pruned)
+                pruned = partial(self.delete_batch, thread_id, keep, rule.history, **options)
+                report = self.database.read(pruned)
             else:
-                done = self._prune(thread_id, keep, rule.history, spares_runs=True)
-            total += replace(done, threads=int(done.checkpoints > 0))
+                report = self._prune_in_batches(thread_id, keep, rule.history, spares_runs=True)
+            total += replace(report, threads=int(report.checkpoints > 0))
         if not dry_run:
             self.database.shrink()
         return total
@@ -138,52 +152,57 @@ class Maintenance:
     def delete_idle(
         self, before: datetime, thread_ids: object, *, dry_run: bool
     ) -> list[ThreadInfo]:
-        """See `Checkpointer.delete_idle`."""
+        """Delete inactive threads; see `Checkpointer.delete_idle`."""
 
-        def idle(thread_id: str, delete: bool) -> Flow[ThreadInfo | None]:
+        def find_idle(thread_id: str, delete: bool) -> Flow[ThreadInfo | None]:
             info = yield from self.threads.idle(thread_id, before)
             if info is not None and delete:
                 yield from self.delete_thread(thread_id)
             return info
 
-        gone = []
-        for thread_id in self._chosen(thread_ids):
-            info = self.database.read(partial(idle, thread_id, False))
+        deleted = []
+        for thread_id in self._resolve_thread_ids(thread_ids):
+            info = self.database.read(partial(find_idle, thread_id, False))
             if info is not None and not dry_run:
-                info = self.write(thread_id, partial(idle, thread_id, True))
+                info = self.write(thread_id, partial(find_idle, thread_id, True))
             if info is not None:
-                gone.append(info)
-        if gone and not dry_run:
+                deleted.append(info)
+        if deleted and not dry_run:
             self.database.shrink()
-        return gone
+        return deleted
 
-    def _chosen(self, thread_ids: object) -> Iterable[str]:
-        """The threads of an argument that names them; None: all."""
+    def _resolve_thread_ids(self, thread_ids: object) -> Iterable[str]:
+        """Return the validated ids of an argument, or the ids of all threads if it is None."""
         return self.listing.thread_ids() if thread_ids is None else check_thread_ids(thread_ids)
 
-    def _prune(
-        self, thread_id: str, keep: Keep, history: bool = True, *, spares_runs: bool = False
+    def _prune_in_batches(
+        self, thread_id: str, keep: KeepRule, history: bool = True, *, spares_runs: bool = False
     ) -> PruneReport:
-        """Delete all but what `keep` names, see `pruned`, a batch in each transaction."""
+        """Delete checkpoints of a thread batch by batch, each in its own transaction.
+
+        The arguments are those of `delete_batch`.
+        """
         total = PruneReport()
         while True:
-            pruned = partial(self.pruned, thread_id, keep, history, spares_runs=spares_runs)
-            done = self.write(thread_id, pruned)
-            total += done
-            if done.checkpoints < PRUNE_BATCH:
+            pruned = partial(self.delete_batch, thread_id, keep, history, spares_runs=spares_runs)
+            report = self.write(thread_id, pruned)
+            total += report
+            if report.checkpoints < PRUNE_BATCH:
                 return total
 
     def write(self, thread_id: str, make_flow: Callable[[], Flow[T]]) -> T:
-        """Remove parts of a thread, which makes its cache stale."""
+        """Execute a flow that deletes parts of a thread, and drop the thread from the cache."""
         forget = self.reader.cache.drop_thread
         return self.database.write(
             make_flow, lambda _: forget(thread_id), exclusive_names=(thread_id,), deletes_rows=True
         )
 
-    def untitled(self, thread_id: str, *, of_metadata: bool = False) -> Flow[None]:
-        """Leave no title that quotes what may be removed: a message, or metadata too.
+    def refresh_list_entry(self, thread_id: str, *, of_metadata: bool = False) -> Flow[None]:
+        """Build the title and metadata in lists of threads again, if they may quote deleted data.
 
-        What lists tell of the thread is read from its head anew, once for all lists.
+        Args:
+            thread_id: The thread.
+            of_metadata: Whether metadata may have been deleted, and not only messages.
         """
         for row in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_list_entry(self.seal, thread_id, row[-1])
@@ -193,13 +212,16 @@ class Maintenance:
     def delete_thread(
         self, thread_id: str, *, runs: bool = True, recorded: bool = True
     ) -> Flow[PruneReport]:
-        """Delete a thread and all of its data. An unknown id is no error.
+        """Delete a thread and all of its data. An unknown id is ignored.
 
         Args:
             thread_id: The thread.
             runs: Whether its runs, events, crons and webhooks are deleted as well.
             recorded: Whether to write a removal record, so that runs in progress can store nothing
                 in the thread any more.
+
+        Returns:
+            The number of deleted objects.
         """
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
@@ -210,7 +232,7 @@ class Maintenance:
             ids = yield from self._load_checkpoint_ids(thread)
             yield from self.reader.removals.add_record(thread_id, {}, ids)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            yield from self.empty_namespace(thread_id, ns, namespace)
+            yield from self.delete_checkpoints_of_namespace(thread_id, ns, namespace)
         for log, *_ in (yield self.sql("thread_logs", thread)):
             yield self.sql("drop_items", *key_range(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
@@ -218,14 +240,14 @@ class Maintenance:
         yield from unsay(self.sql, thread)
         if not runs:
             return PruneReport(checkpoints, items, 1, size)
-        gone = yield self.sql("drop_runs", thread)
+        run_rows = yield self.sql("drop_runs", thread)
         events = yield self.sql("drop_events", thread, 0, NO_LIMIT, NO_LIMIT)
         crons = yield self.sql("drop_crons", thread_id)
         yield self.sql("drop_webhooks", thread_id)
-        return PruneReport(checkpoints, items, 1, size, len(gone), len(events), len(crons))
+        return PruneReport(checkpoints, items, 1, size, len(run_rows), len(events), len(crons))
 
     def _load_checkpoint_ids(self, thread: int) -> Flow[set[str]]:
-        """Return the ids of all checkpoints of a thread, also of those that only have writes."""
+        """Return the ids of all checkpoints of a thread, including those that only have writes."""
         packed = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread)):
             packed |= {
@@ -234,131 +256,151 @@ class Maintenance:
             packed |= {row[0] for row in (yield self.sql("namespace_writes", namespace))}
         return {unpack_id(uid) or "" for uid in packed}
 
-    def empty_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
-        """Remove the checkpoints of a namespace and their writes; returns how many there were."""
+    def delete_checkpoints_of_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
+        """Delete the checkpoints of a namespace and their pending writes.
+
+        Returns:
+            The number of deleted checkpoints.
+        """
         rows = yield self.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
         for row in rows:
             try:
                 metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
-            except CorruptRecord:  # it goes all the same
+            except CorruptRecord:  # the tags are unknown, so all entries of the index are searched
                 yield self.sql("drop_tags", row[0])
             else:
-                yield self._untagged(row[0], metadata)
+                yield self._build_tag_deletes(row[0], metadata)
         yield self.sql("drop_namespace_checkpoints", *key_range(namespace))
         yield self.sql("drop_namespace_writes", namespace)
         return len(rows)
 
-    def _untagged(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
+    def _build_tag_deletes(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
+        """Build the statements that remove a checkpoint from the index of metadata."""
         return [self.sql("drop_tag", number, key) for number in metadata_tags(self.seal, metadata)]
 
     # -- some checkpoints of a thread
 
-    def pruned(
+    def delete_batch(
         self,
         thread_id: str,
-        keep: Keep,
+        keep: KeepRule,
         history: bool,
         *,
         spares_runs: bool = False,
         dry_run: bool = False,
     ) -> Flow[PruneReport]:
-        """Delete a batch of the checkpoints that `keep` does not name, and the items left over.
+        """Delete a batch of the checkpoints that a rule does not keep, and unreferenced items.
 
         Args:
             thread_id: The thread.
-            keep: Names the checkpoints that stay.
-            history: Whether everything said on the way to a kept checkpoint stays readable.
-            spares_runs: Whether the checkpoints stay that tell how far runs of a server came which
-                have not ended. The next server would else apply their inputs again.
-            dry_run: Whether to read only, and to count all of them.
+            keep: The rule, which returns the ids of the checkpoints to keep.
+            history: Whether the transcript up to each kept checkpoint stays readable.
+            spares_runs: Whether to keep the checkpoints that show the progress of runs of a server
+                that have not ended. Without them, the server that continues such a run would apply
+                its input again.
+            dry_run: Whether to delete nothing, and to count the checkpoints of all batches.
+
+        Returns:
+            The number of deleted objects.
         """
-        rows, live = (yield self.sql("find_thread", thread_id)), set[str]()
+        rows, live_run_ids = (yield self.sql("find_thread", thread_id)), set[str]()
         if spares_runs and rows:
-            live = {run_id for (run_id,) in (yield self.sql("live_runs_of_thread", thread_id))}
-        doomed = []
+            live_run_ids = {
+                run_id for (run_id,) in (yield self.sql("live_runs_of_thread", thread_id))
+            }
+        candidates = []
         if rows:
-            doomed = yield from self._doomed(thread_id, rows[0][0], keep, live, dry_run)
-        if not rows or (history and not doomed):
+            candidates = yield from self._select_checkpoints_to_delete(
+                thread_id, rows[0][0], keep, live_run_ids, dry_run
+            )
+        if not rows or (history and not candidates):
             return PruneReport()
-        thread, size, gone = rows[0][0], 0, set[Any]()
-        doomed = doomed if dry_run else doomed[:PRUNE_BATCH]
-        for namespace, checkpoint in doomed:
-            at = namespace, pack_id(checkpoint.uid)
-            ((written,),) = yield self.sql("size_of_writes", *at)
+        thread, size, deleted = rows[0][0], 0, set[Any]()
+        candidates = candidates if dry_run else candidates[:PRUNE_BATCH]
+        for namespace, checkpoint in candidates:
+            write_key = namespace, pack_id(checkpoint.uid)
+            ((written,),) = yield self.sql("size_of_writes", *write_key)
             size += checkpoint.size + written
-            gone |= {checkpoint.key, at}
+            deleted |= {checkpoint.key, write_key}
             if not dry_run:
                 yield [
-                    *self._untagged(checkpoint.key, checkpoint.metadata),
-                    self.sql("drop_writes", *at),
+                    *self._build_tag_deletes(checkpoint.key, checkpoint.metadata),
+                    self.sql("drop_writes", *write_key),
                     self.sql("drop_checkpoint", checkpoint.key),
                     *([self.sql("set_explicit_head", 0, namespace)] if checkpoint.is_head else []),
                 ]
-        items, freed = yield from self.sweep(
-            thread_id, thread, gone=gone, history=history, dry_run=dry_run
+        items, freed = yield from self.delete_unreferenced_items(
+            thread_id, thread, excluded=deleted, keeps_history=history, dry_run=dry_run
         )
         if not dry_run:
             yield self.sql("mark_rows_removed", thread)
         if items and not dry_run:
             yield from unsay(self.sql, thread)
-        if not dry_run and any(each.is_head for _, each in doomed):
-            yield from self.untitled(thread_id, of_metadata=True)
+        if not dry_run and any(checkpoint.is_head for _, checkpoint in candidates):
+            yield from self.refresh_list_entry(thread_id, of_metadata=True)
         elif items and not dry_run:
-            yield from self.untitled(thread_id)
-        return PruneReport(len(doomed), items, size_bytes=size + freed)
+            yield from self.refresh_list_entry(thread_id)
+        return PruneReport(len(candidates), items, size_bytes=size + freed)
 
-    def _doomed(
-        self, thread_id: str, thread: int, keep: Keep, live: set[str], dry_run: bool
-    ) -> Flow[list[tuple[int, Kept]]]:
-        """Return the checkpoints that `keep` does not name, with their namespaces, oldest first.
+    def _select_checkpoints_to_delete(
+        self, thread_id: str, thread: int, keep: KeepRule, live_run_ids: set[str], dry_run: bool
+    ) -> Flow[list[tuple[int, RetentionCandidate]]]:
+        """Return the checkpoints that a rule does not keep, each with the key of its namespace.
 
-        Those stay that tell how far the `live` runs of a server came.
+        They are in put order. Checkpoints that show the progress of live runs are left out, and so
+        are ancestors that a `DeltaChannel` needs. Unless `dry_run` is True, heads are updated as
+        `_note_updated` says.
         """
-        doomed: list[tuple[int, Kept]] = []
+        to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
-            kept = list[Kept]()
+            candidates = list[RetentionCandidate]()
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
-                metadata, is_head = (
-                    self.reader.metadata(snapshot),
-                    row[0] == row_key(namespace, head),
+                metadata = self.reader.metadata(snapshot)
+                is_head = row[0] == row_key(namespace, head)
+                active_at = self.reader.active_at(snapshot, row[4])
+                parts = row[0], snapshot.checkpoint_id, snapshot.parent_id, active_at, metadata
+                candidates.append(
+                    RetentionCandidate(*parts, snapshot.stored_channels(), is_head, len(row[5]))
                 )
-                at = self.reader.active_at(snapshot, row[4])
-                parts = row[0], snapshot.checkpoint_id, snapshot.parent_id, at, metadata
-                kept.append(Kept(*parts, snapshot.stored_channels(), is_head, len(row[5])))
-            stay = keep(kept)
-            if live and not ns:
-                stay |= yield from self._find_progress(namespace, kept, live)
-            stay = _with_ancestors(kept, stay)
+            kept_ids = keep(candidates)
+            if live_run_ids and not ns:
+                kept_ids |= yield from self._find_progress(namespace, candidates, live_run_ids)
+            kept_ids = _add_delta_ancestors(candidates, kept_ids)
             if not dry_run:
-                yield from self._note_updated(thread_id, ns, kept, stay)
-            doomed += [
+                yield from self._note_updated(thread_id, ns, candidates, kept_ids)
+            to_delete += [
                 (namespace, checkpoint)
-                for checkpoint in reversed(kept)
-                if checkpoint.uid not in stay
+                for checkpoint in reversed(candidates)
+                if checkpoint.uid not in kept_ids
             ]
-        return doomed
+        return to_delete
 
-    def _find_progress(self, namespace: int, kept: list[Kept], live: set[str]) -> Flow[set[str]]:
-        """Return the ids of the newest checkpoint of each live run, and of that where it starts."""
+    def _find_progress(
+        self, namespace: int, candidates: list[RetentionCandidate], live_run_ids: set[str]
+    ) -> Flow[set[str]]:
+        """Return the ids of the checkpoints that show the progress of live runs.
+
+        These are the newest checkpoint of each run, and the checkpoint at which the run started.
+        """
         newest = dict[Any, str]()
-        for checkpoint in kept:
+        for checkpoint in candidates:
             newest.setdefault(checkpoint.metadata.get("run_id"), checkpoint.uid)
-        stay = {uid for run_id, uid in newest.items() if run_id in live}
-        tasks = {pack_id(run_id) for run_id in live}
+        kept_ids = {uid for run_id, uid in newest.items() if run_id in live_run_ids}
+        tasks = {pack_id(run_id) for run_id in live_run_ids}
         for uid, task, *_ in (yield self.sql("namespace_writes", namespace)):
             if task in tasks:
-                stay.add(unpack_id(uid) or "")
-        return stay
+                kept_ids.add(unpack_id(uid) or "")
+        return kept_ids
 
     def _note_updated(
-        self, thread_id: str, ns: str, namespace: list[Kept], stay: set[str]
+        self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
-        """Store in a head which checkpoint it has updated, if updates in between are removed."""
-        for head in namespace:
-            updated = _find_updated(namespace, head) if head.is_head else None
+        """Store in a head which checkpoint it has updated, if updates in between are deleted."""
+        for head in candidates:
+            updated = _find_updated(candidates, head) if head.is_head else None
             if updated is None or updated == find_updated(head.parent, head.metadata):
                 continue
-            if head.uid in stay and head.parent not in stay:
+            if head.uid in kept_ids and head.parent not in kept_ids:
                 (row,) = yield self.sql("checkpoint_row", head.key)
                 snapshot = self.reader.open_row(thread_id, ns, row)
                 metadata = {**head.metadata, UPDATED: updated}
@@ -372,76 +414,90 @@ class Maintenance:
 
     # -- items
 
-    def sweep(
+    def delete_unreferenced_items(
         self,
         thread_id: str,
         thread: int,
         *,
-        gone: Container[Any] = (),
-        history: bool = True,
+        excluded: Container[Any] = (),
+        keeps_history: bool = True,
         dry_run: bool = False,
     ) -> Flow[tuple[int, int]]:
-        """Delete the items of a thread that nothing refers to; returns how many, and bytes.
+        """Delete the items of a thread that nothing refers to.
 
-        The checkpoints and writes `gone` do not count. Without `history`, the checkpoints are made
-        to remember only what they hold. For a `DeltaChannel` with an unknown value, those are the
-        items to which any checkpoint or pending write refers. A dry run only counts.
+        Args:
+            thread_id: The thread.
+            thread: The key of the thread.
+            excluded: Checkpoints and writes whose references do not count, by their keys.
+            keeps_history: Whether items of transcripts are kept. If not, the transcripts of the
+                checkpoints are rewritten without the deleted items.
+            dry_run: Whether only to count the items.
+
+        Returns:
+            The number of deleted items, and their size in bytes.
         """
-        live: dict[int, Ranges] = defaultdict(list)
-        forgetting: list[tuple[str, Row, Snapshot, dict[str, Any]]] = []
+        live_ranges: dict[int, Ranges] = defaultdict(list)
+        to_rewrite: list[tuple[str, Row, Snapshot, dict[str, Any]]] = []
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
-                if row[0] in gone:
+                if row[0] in excluded:
                     continue
-                _mark_refs(snapshot.references.values(), live)
-                if history:
-                    _mark(snapshot.transcript.values(), live)  # as written
+                _mark_refs(snapshot.references.values(), live_ranges)
+                if keeps_history:
+                    _mark_ranges(snapshot.transcript.values(), live_ranges)
                 elif snapshot.transcript:
                     unknown = _find_unknown_transcripts(snapshot)
-                    forgetting.append((ns, row, snapshot, unknown))
-                    _mark((said for said in unknown.values() if _has_aliases(said)), live)
+                    to_rewrite.append((ns, row, snapshot, unknown))
+                    _mark_ranges(
+                        (transcript for transcript in unknown.values() if _has_aliases(transcript)),
+                        live_ranges,
+                    )
             for row in (yield self.sql("namespace_writes", namespace)):
-                if (namespace, row[0]) not in gone:
+                if (namespace, row[0]) not in excluded:
                     writes = decrypt_writes(self.seal, thread_id, ns, row)
-                    _mark_refs((ref for _, _, ref in writes), live)
-        for ns, row, snapshot, unknown in forgetting if not dry_run else ():
-            said = {
-                channel: written if _has_aliases(written) else _drop_unreferenced(written, live)
+                    _mark_refs((ref for _, _, ref in writes), live_ranges)
+        for ns, row, snapshot, unknown in to_rewrite if not dry_run else ():
+            transcript = {
+                channel: written
+                if _has_aliases(written)
+                else _drop_unreferenced(written, live_ranges)
                 for channel, written in unknown.items()
             }
-            body = encrypt_checkpoint(self.seal, thread_id, ns, row, snapshot, said)
+            body = encrypt_checkpoint(self.seal, thread_id, ns, row, snapshot, transcript)
             yield self.sql("rewrite_checkpoint", body, row[0])
-        return (yield from self._drop_others(thread_id, thread, live, dry_run))
+        return (yield from self._delete_items_except(thread_id, thread, live_ranges, dry_run))
 
-    def _drop_others(
-        self, thread_id: str, thread: int, live: dict[int, Ranges], dry_run: bool
+    def _delete_items_except(
+        self, thread_id: str, thread: int, live_ranges: dict[int, Ranges], dry_run: bool
     ) -> Flow[tuple[int, int]]:
-        """Delete the items of a thread that are not live."""
+        """Delete the items of a thread that are outside the live ranges of their log."""
         items = freed = 0
         for log, name, *last in (yield self.sql("thread_logs", thread)):
-            yield from self._mark_origins(thread_id, name, log, live[log])
-            for start, stop in missing(next_log_positions(*last), covered(live[log])):
+            yield from self._mark_alias_origins(thread_id, name, log, live_ranges[log])
+            for start, stop in missing(next_log_positions(*last), covered(live_ranges[log])):
                 keys = key_range(log, start, stop)
-                ((many, size),) = yield self.sql("count_items", *keys)
-                items += many if start < ALIASES else 0
+                ((item_count, size),) = yield self.sql("count_items", *keys)
+                items += item_count if start < ALIASES else 0
                 freed += size
                 if not dry_run:
                     yield self.sql("drop_items", *keys)
         return items, freed
 
-    def _mark_origins(self, thread_id: str, name: str, log: int, live: Ranges) -> Flow[None]:
-        """Keep what the aliases of a log repeat."""
-        repeated: Ranges = []
-        for start, stop in covered(live):
+    def _mark_alias_origins(
+        self, thread_id: str, name: str, log: int, live_ranges: Ranges
+    ) -> Flow[None]:
+        """Add the items that live aliases of a log repeat to its live ranges."""
+        origin_ranges: Ranges = []
+        for start, stop in covered(live_ranges):
             if stop > ALIASES:
                 aliases = self.reader.stored(thread_id, name, log, max(start, ALIASES), stop)
                 origins = [unpack(body) for _, body in (yield from aliases)]
-                repeated += [(origin, origin + 1) for origin in origins]
-        live += repeated
+                origin_ranges += [(origin, origin + 1) for origin in origins]
+        live_ranges += origin_ranges
 
 
 def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the written transcripts of the channels whose values are unknown."""
+    """Return the stored transcripts of the channels whose values are unknown."""
     return {
         channel: written
         for channel, written in snapshot.transcript.items()
@@ -450,84 +506,91 @@ def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _has_aliases(written: Any) -> bool:
-    """Return whether a written transcript contains ranges of aliases."""
+    """Return whether a stored transcript contains ranges of aliases."""
     return any(start >= ALIASES for start, _ in unflat(written[1]))
 
 
 def _drop_unreferenced(written: Any, live: Mapping[int, Ranges]) -> list[Any]:
-    """Return a written transcript without the items that nothing else refers to."""
+    """Return a stored transcript without the items that nothing else refers to."""
     log, numbers = written
     ranges = unflat(numbers)
     return [log, flat(missing(ranges, covered(missing(ranges, covered(live.get(log, []))))))]
 
 
-def _mark_refs(refs: Iterable[Any], live: dict[int, Ranges]) -> None:
-    _mark(chain.from_iterable(map(references, refs)), live)
+def _mark_refs(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
+    """Add the items of references to the live ranges of their logs."""
+    _mark_ranges(chain.from_iterable(map(references, refs)), live_ranges)
 
 
-def _mark(refs: Iterable[tuple[int, Any]], live: dict[int, Ranges]) -> None:
-    """Mark what `(log, written ranges)` refer to."""
+def _mark_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
+    """Add stored ranges `(log, numbers)` to the live ranges of their logs."""
     for log, numbers in refs:
-        live[log] += unflat(numbers)
-        if len(live[log]) > 4096:
-            live[log] = covered(live[log])
+        live_ranges[log] += unflat(numbers)
+        if len(live_ranges[log]) > 4096:  # merge the ranges now and then, to limit the memory
+            live_ranges[log] = covered(live_ranges[log])
 
 
-def _with_ancestors(kept: list[Kept], stay: set[str]) -> set[str]:
-    """Add the ancestors whose writes a kept checkpoint's DeltaChannel is rebuilt from."""
-    by_uid: dict[str | None, Kept] = {c.uid: c for c in kept}
-    out = set(stay)
-    for checkpoint in kept:
+def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str]) -> set[str]:
+    """Add the ancestors from whose writes the `DeltaChannel`s of kept checkpoints are rebuilt."""
+    by_uid: dict[str | None, RetentionCandidate] = {c.uid: c for c in candidates}
+    all_kept_ids = set(kept_ids)
+    for checkpoint in candidates:
         counters = checkpoint.metadata.get("counters_since_delta_snapshot") or {}
-        lacking = set(counters) - checkpoint.channels
-        at = by_uid.get(checkpoint.parent) if checkpoint.uid in stay else None
-        while lacking and at is not None:
-            out.add(at.uid)
-            lacking -= at.channels
+        missing_channels = set(counters) - checkpoint.channels
+        at = by_uid.get(checkpoint.parent) if checkpoint.uid in kept_ids else None
+        while missing_channels and at is not None:
+            all_kept_ids.add(at.uid)
+            missing_channels -= at.channels
             at = by_uid.get(at.parent)
-    return out
+    return all_kept_ids
 
 
-def _find_updated(namespace: list[Kept], head: Kept) -> str | None:
-    """Return the id of the checkpoint that a head has updated, if need be by several updates.
+def _find_updated(candidates: list[RetentionCandidate], head: RetentionCandidate) -> str | None:
+    """Return the id of the checkpoint that a head has updated, through all consecutive updates.
 
     Returns:
         The id, or None if the head is no update.
     """
-    by_uid = {checkpoint.uid: checkpoint for checkpoint in namespace}
+    by_uid = {checkpoint.uid: checkpoint for checkpoint in candidates}
     updated, at = None, by_uid.get(head.uid)
-    while at is not None and (before := find_updated(at.parent, at.metadata)) is not None:
-        updated, at = before, by_uid.get(before)
+    while at is not None and (previous := find_updated(at.parent, at.metadata)) is not None:
+        updated, at = previous, by_uid.get(previous)
     return updated
 
 
-def _all_but(keys: Container[int], namespace: list[Kept]) -> set[str]:
-    return {c.uid for c in namespace if c.key not in keys}
+def _keep_all_except(keys: Container[int], candidates: list[RetentionCandidate]) -> set[str]:
+    """Return the ids of all checkpoints except those with certain keys."""
+    return {c.uid for c in candidates if c.key not in keys}
 
 
-def _keep_rule(rule: Retention, now: float) -> Keep:
-    """A retention rule as a choice among the checkpoints of a namespace."""
+def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
+    """Return the function that selects the checkpoints that a retention rule keeps."""
 
-    def keep(namespace: list[Kept]) -> set[str]:
-        stay = [c for c in namespace if c.is_head]
-        recent = [head for head in stay if head.active_at >= now - RUN_DAYS * 86400]
-        updated = {_find_updated(namespace, head) for head in recent}
-        stay += [c for c in namespace if c.uid in updated]
+    def keep(candidates: list[RetentionCandidate]) -> set[str]:
+        kept = [c for c in candidates if c.is_head]
+        recent = [head for head in kept if head.active_at >= now - RUN_DAYS * 86400]
+        updated = {_find_updated(candidates, head) for head in recent}
+        kept += [c for c in candidates if c.uid in updated]
         if rule.last is not None:
-            stay += namespace[: rule.last]
+            kept += candidates[: rule.last]
         if rule.days is not None:
-            stay += [c for c in namespace if c.active_at >= now - rule.days * 86400]
+            kept += [c for c in candidates if c.active_at >= now - rule.days * 86400]
         if rule.turns:
-            inside = {c.parent for c in namespace if c.metadata.get("source") == "loop"}
-            stay += [c for c in namespace if c.uid not in inside]
-        return {c.uid for c in stay}
+            inner_parents = {c.parent for c in candidates if c.metadata.get("source") == "loop"}
+            kept += [c for c in candidates if c.uid not in inner_parents]
+        return {c.uid for c in kept}
 
     return keep
 
 
 def _check_rule(rule: Retention) -> None:
+    """Check that a retention rule is not empty and has no negative number.
+
+    Raises:
+        ConfigurationError: The rule is not valid.
+    """
     if rule.last is None and rule.days is None and not rule.turns:
         raise ConfigurationError("the retention rule is empty; give last=, days= or turns=True")
     for name, value in (("last", rule.last), ("days", rule.days)):
         if value is not None and value < 0:
-            raise ConfigurationError(f"retention {name}={value!r}; expected zero or more")
+            raise ConfigurationError(f"retention {name} is {value!r}; expected zero or more")

@@ -1,4 +1,4 @@
-"""What a put takes over from the head when it is merged with it; see `merge_planner`."""
+"""Describe how a put is merged with the head of its namespace; `merge_planner` plans the merge."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Any, Final
 
 from perdure.checkpointers.cache import Snapshot
 
-_EPOCH_BITS: Final = 32  # low bits of a version, which count writes; the others count merges
+_EPOCH_BITS: Final = 32
+"""The number of low bits of a channel version. The low bits count writes of the channel, and the
+high bits, the epoch, count merges. A version of a new epoch is higher than any that a run can reach
+without reading the merged value."""
 _ROUTING_PREFIXES: Final = ("__", "branch:to:", "join:")
-"""The beginnings of the names of channels that route a run."""
+"""The prefixes of the names of channels that route a run."""
 
 
 @dataclass(slots=True)
 class Merge:
-    """What a put takes over from the head of its namespace, which becomes its parent.
+    """The channels that a put takes over from the head of its namespace, which becomes its parent.
 
     Attributes:
         head: The head before the put.
         versions: The channels to take over, with the versions that they get.
-        written: Of an update, the channels that it has written; everything else is the head's.
-        keeps_head: If nothing can be merged, the checkpoint that is the head after the put.
+        written: For an update of the state, the channels that the update has written. All other
+            channels are taken from the head. None for a put of a run.
+        keeps_head: If the put cannot be merged, the checkpoint that is the head after the put.
     """
 
     head: Snapshot
@@ -30,7 +34,7 @@ class Merge:
     keeps_head: Snapshot | None = None
 
     def apply(self, snapshot: Snapshot) -> None:
-        """Give a planned checkpoint the channels to take over."""
+        """Copy the channels to take over from the head into a planned checkpoint."""
         head, written = self.head, self.written
         if self.keeps_head is not None:
             return
@@ -54,13 +58,16 @@ class Merge:
         snapshot.channel_versions |= self.versions
 
     def _seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
-        """Return the version that a node has seen, so that no merge triggers the node."""
+        """Return the version of a channel to store as seen by a node.
+
+        It prevents the merge from triggering the node again.
+        """
         is_newest = version == snapshot.channel_versions.get(channel)
         return self.versions.get(channel, version) if is_newest else version
 
 
 def take_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
-    """Give a checkpoint the value and the history that a channel has in another one."""
+    """Copy the value and the transcript of a channel from another checkpoint."""
     snapshot.ranges.pop(channel, None)
     if channel in other.references:
         snapshot.inherit_channel(channel, other)
@@ -69,7 +76,7 @@ def take_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
 
 
 def is_state(channel: str) -> bool:
-    """Return whether a channel is part of the state, and does not route a run."""
+    """Return whether a channel belongs to the state. Other channels route a run."""
     return not channel.startswith(_ROUTING_PREFIXES)
 
 
@@ -77,7 +84,11 @@ def is_state(channel: str) -> bool:
 
 
 def last_epoch(versions: Iterable[Any]) -> int | None:
-    """Return the last epoch of versions; None if they are not all of one kind that has epochs."""
+    """Return the highest epoch of some versions.
+
+    Returns:
+        The epoch, or None if the versions are of different kinds or of a kind without epochs.
+    """
     values = [*versions]
     epochs = [epoch_of(version) for version in values]
     if None in epochs or len({type(version) for version in values}) > 1:
@@ -86,7 +97,7 @@ def last_epoch(versions: Iterable[Any]) -> int | None:
 
 
 def epoch_of(version: Any) -> int | None:
-    """Return the number of merges before a version was given; None if its kind has no epochs."""
+    """Return the number of merges that a version counts, or None if its kind has no epochs."""
     whole = whole_part(version)
     return None if whole is None else whole >> _EPOCH_BITS
 

@@ -346,7 +346,7 @@ class TaskWrites:
         kept: What is kept of the thread, to whose items they may refer.
         asks: Whether the task waits for an answer.
         stops: Whether the task waits for an answer, or has failed.
-        may_fold: Whether an update may be the head; see `MergePlanner.fold`.
+        may_fold: Whether an update may be the head; see `MergePlanner.fold_updates`.
         deliberate, config, removals: See `CheckpointPut`.
     """
 

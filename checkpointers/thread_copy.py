@@ -270,7 +270,7 @@ def copy_thread(
         keys = yield from reader.new_keys(records.keys)
         new = yield from write_thread(reader, records, target, keys, time.time())
         if checkpoint_id is not None:
-            yield from maintenance.sweep(target, new)
+            yield from maintenance.delete_unreferenced_items(target, new)
             yield reader.sql("mark_rows_removed", new)
         return keys
 
