@@ -429,7 +429,7 @@ def test_a_question_of_another_graph_is_shown(
     why = refused()
 
     assert "the thread 't' waits for an answer (at 'worker': 1; at 'worker': 2;" in why
-    assert f"It was {named} that asked" in why
+    assert f"The question is from {named}, so" in why
     assert "Command(resume=...)" in why
     assert left(db) == before
     assert [record for record in caplog.records if "langgraph" in record.name] == []
@@ -445,7 +445,7 @@ def test_a_cut_off_run_of_another_graph_is_named(db: Path) -> None:
             builder.compile(checkpointer=saver).invoke({}, {"configurable": {"thread_id": "t"}})
     before = left(db)
 
-    assert "is of another graph, and was cut off, or stopped, before 'fails'" in refused()
+    assert "belongs to another graph, and was cut off, or stopped, before 'fails'" in refused()
     assert left(db) == before
     with SQLiteCheckpointer.open(db) as saver:
         head = saver.get_tuple({"configurable": {"thread_id": "t"}})

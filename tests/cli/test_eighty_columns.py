@@ -211,7 +211,7 @@ def test_an_option_before_its_command_is_told_where_it_stands(
     option = next(word for word in words if word.startswith("--"))
 
     assert error(*words, into=capsys) == (
-        f"No such option: {option}; options of a command stand after its name: "
+        f"No such option: {option}; put the options of a command after its name: "
         f"{command} COMMAND {option}\n"
     )
 

@@ -56,8 +56,8 @@ def test_what_is_not_listed_is_told() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["history", ""], "the id is empty\n"),
-        (["delete", "", "--yes"], "the id is empty\n"),
+        (["history", ""], "the id is empty; 'perdure threads' lists ids\n"),
+        (["delete", "", "--yes"], "the id is empty; 'perdure threads' lists ids\n"),
         (["threads", "--limit", "9" * 20], "less than or equal to 2147483647\n"),
     ],
 )
@@ -99,7 +99,7 @@ def test_an_output_that_is_full_is_a_line() -> None:
     """So it is if it is closed."""
     say("one", "hello")
     command = f"{sys.executable} -c 'from perdure.cli import main; main()' threads"
-    for into, why in ((">/dev/full", "No space left"), (">&-", "the output is closed")):
+    for into, why in ((">/dev/full", "No space left"), (">&-", "stdout is closed")):
         ran = subprocess.run(command + into, shell=True, capture_output=True, text=True)
 
         assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)

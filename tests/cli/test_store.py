@@ -194,7 +194,7 @@ def test_forget_counts_and_asks_first(told: str, db: Path) -> None:
 
     assert dry == "would forget 1 item, 0 old versions and 1 message of 1 thread\n"
     assert no.exit_code == 1
-    assert "Forget 1 item, 0 old versions and 1 message of 1 thread for good?" in no.stderr
+    assert "Forget 1 item, 0 old versions and 1 message of 1 thread permanently?" in no.stderr
     assert {item["key"] for item in read("search", AT)} == {"food", "seat"}
     assert b"peanuts" in raw(db)
 
@@ -367,7 +367,7 @@ BAD = {
     "label": "put a//b k {}|has the label ''",
     "root": "put / k {}|the namespace is empty; give at least one label, like memories",
     "ttl": "put a k {} --ttl 0|--ttl is 0.0 minutes; expected more than zero",
-    "as-of": "get a k --as-of noon|Invalid value for '--as-of': 'noon' is no moment",
+    "as-of": "get a k --as-of noon|Invalid value for '--as-of': 'noon' is not a time",
     "mode": "search a x --mode fuzzy|Invalid value for '--mode'",
     "limit": "search a --limit -1|Invalid value for '--limit'",
     "depth": "namespaces --limit 0|Invalid value for '--limit'",

@@ -1,9 +1,10 @@
-"""The command line: thin commands over the calls that users make from Python.
+"""The command line of perdure.
 
-A module is a command, a group of them, or commands about the same thing.
+Each module holds one command, one group of commands, or a few commands on the same subject. The
+work is done by the functions that users also call from Python.
 """
 
-from perdure.cli import (  # noqa: F401 - each adds its commands
+from perdure.cli import (  # noqa: F401 - importing a module adds its commands
     answer,
     chat,
     copy,
@@ -21,14 +22,17 @@ from perdure.cli import (  # noqa: F401 - each adds its commands
 )
 from perdure.cli.app import Command, app, main
 
+# the order of the commands in `perdure --help`, by the names of their functions
 _ORDER = (
     *("chat", "answer", "import_", "threads", "history", "show", "export", "fork", "rewind"),
     *("delete", "forget", "serve", "runs", "crons", "mcp", "retain", "worker"),
     *("config", "stats", "copy"),
 )
-app.registered_commands.sort(key=lambda each: _ORDER.index(getattr(each.callback, "__name__", "")))
+app.registered_commands.sort(
+    key=lambda command: _ORDER.index(getattr(command.callback, "__name__", ""))
+)
 for _group in (app, memories.memories, store.store, keys.keys):
-    for _each in _group.registered_commands:
-        _each.cls = Command
+    for _command in _group.registered_commands:
+        _command.cls = Command
 
 __all__ = ["main"]

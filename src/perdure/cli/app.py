@@ -1,4 +1,8 @@
-"""The application: options that commands share, the database that they open, how errors end."""
+"""Define the command line application and the parts that its commands share.
+
+The shared parts are options and arguments, the database of a command, the resolution of ids that
+a user abbreviates, and the output and exit codes of errors.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +35,23 @@ if TYPE_CHECKING:
     from perdure.stores.whole_store import WholeStore
 
     Namespace = tuple[str, ...]
-    Part = TypeVar("Part", Checkpointer, WholeStore)
+    Component = TypeVar("Component", Checkpointer, WholeStore)
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help shows arguments as they are typed, without Python's types."""
+    """A command whose help shows arguments and options without Python types."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """What a list of commands says of it: the first sentence, whole."""
+        """Return the first line of the help, not shortened, for the list of commands."""
         return (self.help or "").split("\n")[0]
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The line of usage."""
+        """Return the words that follow the name of the command in the usage line."""
         arguments = (p.metavar or "" for p in self.params if p.param_type_name == "argument")
         return ["[OPTIONS]", *arguments]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The lists of arguments and options."""
+        """Write the sections of the help that list arguments and options."""
         parameters: list[Any] = self.get_params(ctx)
         arguments = [(p.metavar, p.help) for p in parameters if p.param_type_name == "argument"]
         options = [p.get_help_record(ctx) for p in parameters if p.param_type_name == "option"]
@@ -62,15 +66,15 @@ HELP_SETTINGS = {
     "rich_markup_mode": None,
 }
 REMOVALS_HELP = """\b
-What removes something:
-  delete               Threads for good, with the memories made of them.
-  forget               Everything that belongs to a person, for good.
-  retain               What is old, by rules: threads, checkpoints, versions.
-  memories forget      Memories for good; the messages stay on their threads.
-  memories quarantine  With --discard, an entry that was held back, for good.
-  keys revoke          API keys of a server.
-  store delete         An item; its versions stay.
-  store forget         Items for good, with the messages that they come from."""
+Commands that remove data:
+  delete               Delete threads and the memories that come from them.
+  forget               Erase everything that belongs to a person.
+  retain               Remove old threads, checkpoints and versions.
+  memories forget      Erase memories; the messages stay in their threads.
+  memories quarantine  With --discard, erase a quarantined entry.
+  keys revoke          Revoke API keys of a server.
+  store delete         Delete an item, but keep its old versions.
+  store forget         Erase items and the messages that they come from."""
 app = typer.Typer(
     name="perdure",
     no_args_is_help=True,
@@ -81,14 +85,15 @@ app = typer.Typer(
 
 
 def add_command_group(name: str, help: str) -> typer.Typer:
-    """A group of commands, added to the application."""
-    made = typer.Typer(name=name, help=help, no_args_is_help=True, **HELP_SETTINGS)  # type: ignore[arg-type]
-    app.add_typer(made)
-    return made
+    """Add an empty group of commands to the application, and return the group."""
+    group = typer.Typer(name=name, help=help, no_args_is_help=True, **HELP_SETTINGS)  # type: ignore[arg-type]
+    app.add_typer(group)
+    return group
 
 
-def _print_version(is_given: bool) -> None:
-    if is_given:
+def _print_version(is_requested: bool) -> None:
+    """Print the version and exit, if `--version` was passed."""
+    if is_requested:
         from perdure import __version__
 
         print(f"perdure {__version__}")
@@ -100,18 +105,22 @@ def _(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
-    """Memory for LangGraph agents: conversations that resume, and what they said."""
+    """Manage conversations and long-term memories of LangGraph agents."""
 
 
 def main() -> None:
-    """Run a command. Exit codes: 0; 1, the answer is no; 2, an error, which is a line on stderr."""
+    """Run the command that `sys.argv` names, and exit with its exit code.
+
+    0 means success. 1 means that nothing matched, a check failed or the user declined. 2 means an
+    error, which is printed to stderr on one line. 130 means that Ctrl-C stopped the command.
+    """
     try:
         if sys.stdout is None:
-            raise OSError("the output is closed")
+            raise OSError("stdout is closed; run the command with an open stdout")
         code = app(prog_name="perdure", standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -126,21 +135,25 @@ def main() -> None:
     except Exception as exc:
         if isinstance(exc, typer.Abort):
             code = _report_error("aborted", 1)
-        elif hasattr(exc, "format_message"):  # an error of usage, whose class typer does not export
+        elif hasattr(exc, "format_message"):  # typer does not export the class of usage errors
             code = _report_usage_error(exc)
         else:
             code = _report_error(traceback.format_exc(), 1)
-    gc.freeze()  # else Python looks through all modules for cycles at exit: a tenth of a second
+    gc.freeze()  # saves 0.1 s at exit, in which Python would search all modules for cycles
     raise SystemExit(code)
 
 
 def _report_error(text: str, code: int = 2) -> int:
+    """Print an error to stderr, and return the exit code."""
     note(f"perdure: {text}")
     return code
 
 
 def _report_usage_error(exc: Any) -> int:
-    """Say how a command is called; of a group without a command that is its help."""
+    """Print a usage error with the usage line of the command, and return exit code 2.
+
+    For a group that was called without a command, print the help of the group instead.
+    """
     context, text = getattr(exc, "ctx", None), exc.format_message()
     if context is None:
         return _report_error(text)
@@ -148,8 +161,8 @@ def _report_usage_error(exc: Any) -> int:
         note(text)
         return 2
     if hasattr(exc, "option_name") and hasattr(context.command, "commands"):
-        called = f"{context.command_path} COMMAND {exc.option_name}"
-        text = f"{text}; options of a command stand after its name: {called}"
+        example = f"{context.command_path} COMMAND {exc.option_name}"
+        text = f"{text}; put the options of a command after its name: {example}"
     note(context.get_usage())
     return _report_error(text)
 
@@ -158,48 +171,56 @@ def _report_usage_error(exc: Any) -> int:
 
 DbOption = Annotated[
     str | None,
-    typer.Option("--db", metavar="FILE", help="The database, instead of the configured one."),
+    typer.Option("--db", metavar="FILE", help="Use this database instead of the configured one."),
 ]
 UserOption = Annotated[
-    str | None, typer.Option("--user", metavar="NAME", help="Whose memories, instead of yours.")
+    str | None, typer.Option("--user", metavar="NAME", help="Use the memories of this user.")
 ]
 GraphsOption = Annotated[
     str | None,
-    typer.Option("--graphs", metavar="FILE", help="A langgraph.json that configures the store."),
+    typer.Option("--graphs", metavar="FILE", help="The langgraph.json that configures the store."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 LimitOption = Annotated[
     int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N.")
 ]
-IdsOption = Annotated[bool, typer.Option("--ids", help="Show whole ids, and keys.")]
+IdsOption = Annotated[bool, typer.Option("--ids", help="Show full ids and keys.")]
 OwnersOption = Annotated[
     Literal["people", "organisations"] | None,
     typer.Option(
         metavar="KIND",
-        help="What owners of threads are: people or organisations.",
+        help="The kind of thread owners: people or organisations.",
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be removed; change nothing.")
+]
 NoPagerOption = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
 QueryOption = Annotated[
-    str | None, typer.Option("--query", metavar="TEXT", help="All that contain these words.")
+    str | None, typer.Option("--query", metavar="TEXT", help="Select all that contain these words.")
 ]
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the beginning of it.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or a prefix of it.")]
 
 
 def check_query(query: str | None) -> None:
-    """Raise ConfigurationError if `--query` is given and blank, because it would match all."""
+    """Raise ConfigurationError if `--query` is blank, because a blank query matches everything."""
     if query is not None and not query.strip():
-        raise ConfigurationError("--query is empty; give it words, or leave it out")
+        raise ConfigurationError(
+            "--query is empty; pass the words to search for, or remove --query"
+        )
 
 
 def _parse_moment(text: str) -> datetime:
-    """A moment as it is typed; without a time zone it is one of this machine's."""
+    """Parse an ISO 8601 time. A time without a zone is in the local time zone.
+
+    Returns:
+        The time in UTC.
+    """
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError) as exc:
         raise typer.BadParameter(
-            f"{text!r} is no moment; expected ISO 8601, like 2026-01-31T09:30 or "
+            f"{text!r} is not a time; expected ISO 8601, such as 2026-01-31T09:30 or "
             "2026-01-31T08:30:00Z"
         ) from exc
 
@@ -207,20 +228,24 @@ def _parse_moment(text: str) -> datetime:
 AsOfOption = Annotated[
     datetime | None,
     typer.Option(
-        parser=_parse_moment, metavar="MOMENT", help="As it was then, like 2026-01-31T09:30Z."
+        parser=_parse_moment, metavar="TIME", help="Show the state at TIME, like 2026-01-31T09:30Z."
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def require_confirmation(question: str, is_confirmed: bool) -> None:
-    """Ask before something is gone for good."""
+    """Ask the user to confirm a removal, unless `is_confirmed`.
+
+    Raises:
+        typer.Abort: The user declined.
+    """
     if not is_confirmed:
         try:
-            with redirect_stdout(sys.stderr):  # else typer writes a space to stdout
+            with redirect_stdout(sys.stderr):  # because typer writes a space to stdout
                 typer.confirm(safe(question), abort=True, err=True)
         except typer.Abort as exc:
-            raise exc.__context__ or exc from None  # Ctrl-C, which it takes for a no
+            raise exc.__context__ or exc from None  # typer also turns Ctrl-C into Abort; restore it
 
 
 def erase_items(
@@ -232,15 +257,27 @@ def erase_items(
     yes: bool,
     json: bool,
 ) -> Receipt:
-    """Erase items and show the receipt; ask before, with a preview of what is to go."""
+    """Erase items after the user has confirmed, and print the result.
+
+    Args:
+        forget: Erases the items, or with `dry_run=True` returns what would be erased.
+        describe: Returns a phrase with the number of items in a receipt.
+        preview: Prints the items that a receipt lists, before the user is asked.
+        dry_run: Whether to print only what would be erased.
+        yes: Whether to erase without a preview and a question.
+        json: Whether to print JSON.
+
+    Returns:
+        The receipt of what was erased, or would be erased.
+    """
     receipt = forget(dry_run=True)
     if receipt.keys and not dry_run:
         if not yes:
             preview(receipt)
-        require_confirmation(f"Forget {describe(receipt)} for good?", yes)
+        require_confirmation(f"Forget {describe(receipt)} permanently?", yes)
         receipt = forget(dry_run=False)
-    did = "would forget" if dry_run else "forgot"
-    say_done({**asdict(receipt), "dry_run": dry_run}, json, f"{did} {describe(receipt)}")
+    verb = "would forget" if dry_run else "forgot"
+    say_done({**asdict(receipt), "dry_run": dry_run}, json, f"{verb} {describe(receipt)}")
     if receipt.keys and not (dry_run or json):
         say_clean(receipt.clean)
     return receipt
@@ -250,7 +287,16 @@ def erase_items(
 
 
 class CommandDatabase:
-    """The database of a command: each part is opened when it is first used."""
+    """The database that a command works on.
+
+    `open_database` creates the object and closes the database. The checkpointer and the store are
+    opened when they are first used.
+
+    Attributes:
+        settings: The settings, with the options of the command applied.
+        user: The id of the user whose memories the command uses.
+        direct_dsn: The DSN of Postgres connections that bypass a pooler, or None. Locks need them.
+    """
 
     def __init__(
         self,
@@ -264,19 +310,19 @@ class CommandDatabase:
 
         self.settings, self.user = settings, settings.user
         self._stack = stack
-        self._reads = allow_read_only
-        self.direct_dsn = settings.direct if is_dsn(settings.db) else None  # for locks
+        self._allow_read_only = allow_read_only
+        self.direct_dsn = settings.direct if is_dsn(settings.db) else None
         self._options = (
             {"synchronous": "normal"} if relaxed_durability and not is_dsn(settings.db) else {}
         )
 
     @cached_property
     def saver(self) -> Checkpointer:
-        """The threads."""
+        """The checkpointer, which holds the threads."""
         return self.open_saver({})
 
     def open_saver(self, options: Mapping[str, Any]) -> Checkpointer:
-        """Open the threads with options such as `types`; see `SQLiteCheckpointer.open`."""
+        """Open the checkpointer with options of `SQLiteCheckpointer.open`, such as `types`."""
         from perdure.checkpointers import open_checkpointer
 
         direct = {"direct": self.direct_dsn} if self.direct_dsn else {}
@@ -284,7 +330,7 @@ class CommandDatabase:
 
     @cached_property
     def store(self) -> WholeStore:
-        """The items, memories among them."""
+        """The store, which holds the memories and all other items."""
         from perdure.stores import open_store
 
         if self.settings.graphs is None:
@@ -296,16 +342,24 @@ class CommandDatabase:
 
     @property
     def config(self) -> RunnableConfig:
-        """What fills in the namespaces of memories."""
+        """A run config with the user, which fills in `{user_id}` in namespaces."""
         return {"configurable": {"user_id": self.user}}
 
     def index_memories(self, users: Iterable[str]) -> None:
-        """Index the memories of users, so that the first search does not have to."""
+        """Index the memories of users now, so that their first search is fast."""
         for user in users:
             self.store.search(("memories", user), query="memories", limit=1, refresh_ttl=False)
 
     def build_extraction(self, *, facts: bool = False) -> Extraction:
-        """The extraction of the threads: of turns, or of facts by the configured model."""
+        """Build the extraction of memories from threads.
+
+        Args:
+            facts: Whether the configured model extracts facts. By default each turn becomes a
+                memory, without a model.
+
+        Raises:
+            ConfigurationError: `facts` is True and no model is configured.
+        """
         from perdure.memory.extraction import Extraction
         from perdure.memory.recall import NAMESPACE
 
@@ -313,15 +367,17 @@ class CommandDatabase:
         return Extraction(self.saver, self.store, extractor, namespace=NAMESPACE)
 
     def _build_model_extractor(self) -> Extractor:
+        """Build the extractor that asks the configured model for facts."""
         from perdure.graphs.configured import configured_model
         from perdure.memory.model_extractor import ModelExtractor
 
         model = configured_model(self.settings)
         if model is None:
-            raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or leave it out")
+            raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or remove --facts")
         return ModelExtractor(model)
 
-    def _open_component(self, open_component: Callable[..., Part]) -> Part:
+    def _open_component(self, open_component: Callable[..., Component]) -> Component:
+        """Open the checkpointer or the store, read-only if that is allowed and necessary."""
         from perdure.errors import StorageError
 
         path, key = self.settings.db, self.settings.key
@@ -329,8 +385,8 @@ class CommandDatabase:
             component = open_component(path, key=key, **self._options)
             return self._stack.enter_context(component)
         except StorageError as exc:
-            # its kinds say that the file is locked, damaged or none: reading would say so again
-            if not self._reads or type(exc) is not StorageError:
+            # subclasses mean a locked, damaged or missing file, which cannot be read either
+            if not self._allow_read_only or type(exc) is not StorageError:
                 raise
             return self._stack.enter_context(open_component(path, key=key, read_only=True))
 
@@ -377,23 +433,29 @@ def check_exists(db: str) -> None:
     if not Path(db).exists():
         raise ConfigurationError(
             f"there is no database {db!r} yet; create it with 'perdure chat' or 'perdure import', "
-            "or name another with --db"
+            "or pass another one with --db"
         )
 
 
 # -- ids
 
-_SHORT_ID: Final = 12  # characters
+_MAX_UNSHORTENED: Final = 12  # characters of a thread id that a terminal shows in full
 
 
 def resolve_id_prefix(typed: str, ids: Iterable[str], noun: str, list_command: str) -> str:
-    """The id that equals what is typed, or the only one of those ids, which begin with it.
+    """Return the id that equals `typed`, or the only id that begins with `typed`.
+
+    Args:
+        typed: An id or a prefix of an id, as the user typed it.
+        ids: Ids that begin with `typed`.
+        noun: A word for what has the ids, such as `"thread"`, for error messages.
+        list_command: The command that lists the ids, for error messages.
 
     Raises:
-        ConfigurationError: None is meant, or several are; `listing` is the command to look in.
+        ConfigurationError: No id or several ids begin with `typed`.
     """
     if not typed:
-        raise ConfigurationError("the id is empty")
+        raise ConfigurationError(f"the id is empty; '{list_command}' lists ids")
     ids = list(ids)
     if typed in ids:
         return typed
@@ -401,9 +463,9 @@ def resolve_id_prefix(typed: str, ids: Iterable[str], noun: str, list_command: s
         return ids[0]
     if not ids:
         raise ConfigurationError(f"there is no {noun} {typed!r}; '{list_command}' lists them")
-    some = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+    examples = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     raise ConfigurationError(
-        f"several ids of {noun}s begin with {typed!r} ({some}); give more of the one you mean"
+        f"several ids of {noun}s begin with {typed!r} ({examples}); type more of the id"
     )
 
 
@@ -415,59 +477,74 @@ def resolve_item_key(
     *,
     include_deleted: bool = False,
 ) -> tuple[Namespace, str]:
-    """The namespace and key of the item that a key, or the beginning of one, names.
+    """Find the item whose key equals `typed`, or the only item whose key begins with `typed`.
 
-    A whole key may with `deleted` be that of an item of the past.
+    Args:
+        store: The store.
+        namespaces: The namespaces to look in.
+        typed: A key or a prefix of a key, as the user typed it.
+        list_command: The command that lists the keys, for error messages.
+        include_deleted: Whether a deleted item is found too. A prefix does not find it.
+
+    Returns:
+        The namespace and the key of the item.
+
+    Raises:
+        ConfigurationError: No key or several keys begin with `typed`.
     """
-    for place in namespaces:
-        with suppress(InvalidNamespace):  # nothing that can be a key
-            present = store.get(place, typed, refresh_ttl=False)
-            if present or (include_deleted and store.history(place, typed)):
-                return place, typed
-    begin = {
-        item.key: place
-        for place in namespaces
-        for item in store.search(place, limit=sys.maxsize, refresh_ttl=False)
-        if item.namespace == place and item.key.startswith(typed)
+    for namespace in namespaces:
+        with suppress(InvalidNamespace):  # raised if the text cannot be a key
+            item = store.get(namespace, typed, refresh_ttl=False)
+            if item or (include_deleted and store.history(namespace, typed)):
+                return namespace, typed
+    namespaces_by_key = {
+        item.key: namespace
+        for namespace in namespaces
+        for item in store.search(namespace, limit=sys.maxsize, refresh_ttl=False)
+        if item.namespace == namespace and item.key.startswith(typed)
     }
-    chosen = resolve_id_prefix(typed, begin, "key", list_command)
-    return begin[chosen], chosen
+    key = resolve_id_prefix(typed, namespaces_by_key, "key", list_command)
+    return namespaces_by_key[key], key
 
 
-def shorten_thread_id(file: CommandDatabase, thread: str, *, is_whole: bool) -> str:
-    """The id of a thread for a row: of a long one, on a terminal, the beginning that tells it."""
-    whole = is_whole or len(thread) <= _SHORT_ID or not console().is_terminal
-    return thread if whole else file.saver.beginning(thread)
+def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bool) -> str:
+    """Return a thread id for a table row.
+
+    On a terminal, a long id is shortened to a prefix that no other thread id has. With `is_whole`
+    the id is never shortened.
+    """
+    is_whole = is_whole or len(thread_id) <= _MAX_UNSHORTENED or not console().is_terminal
+    return thread_id if is_whole else database.saver.beginning(thread_id)
 
 
-def find_thread_head(file: CommandDatabase, typed: str) -> ThreadHead:
+def find_thread_head(database: CommandDatabase, typed: str) -> ThreadHead:
     """Return the head of the thread that is named by its id or by a prefix of its id."""
     with suppress(PerdureError):  # raised if the text cannot be an id
-        head = file.saver.head(typed)
+        head = database.saver.head(typed)
         if head is not None:
             return head
-    heads = {head.thread_id: head for head in file.saver.heads(prefix=typed, limit=4)}
+    heads = {head.thread_id: head for head in database.saver.heads(prefix=typed, limit=4)}
     return heads[resolve_id_prefix(typed, heads, "thread", "perdure threads")]
 
 
-def resolve_thread_id(file: CommandDatabase, typed: str) -> str:
-    """The thread that an id, or the beginning of one, names."""
-    return find_thread_head(file, typed).thread_id
+def resolve_thread_id(database: CommandDatabase, typed: str) -> str:
+    """Return the id of the thread that is named by its id or by a prefix of its id."""
+    return find_thread_head(database, typed).thread_id
 
 
-def resolve_checkpoint_id(file: CommandDatabase, thread: str, typed: str) -> str:
-    """The checkpoint of a thread that an id, or the beginning of one, names."""
-    checkpoints = file.saver.checkpoints(thread, checkpoint_ns="")
+def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, typed: str) -> str:
+    """Return the id of the thread's checkpoint that is named by its id or by a prefix of it."""
+    checkpoints = database.saver.checkpoints(thread_id, checkpoint_ns="")
     ids = [info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(typed)]
-    return resolve_id_prefix(typed, ids, "checkpoint", f"perdure show {thread}")
+    return resolve_id_prefix(typed, ids, "checkpoint", f"perdure show {thread_id}")
 
 
 def complete_thread_id(incomplete: str) -> list[str]:
-    """The threads that a shell completes what is typed to."""
+    """Return the ids of the threads that begin with `incomplete`, for completion in a shell."""
     try:
-        with open_database(None, allow_read_only=True) as file:
-            return [head.thread_id for head in file.saver.heads(prefix=incomplete)]
-    except Exception:  # whatever it is, a shell that completes has no place to say it
+        with open_database(None, allow_read_only=True) as database:
+            return [head.thread_id for head in database.saver.heads(prefix=incomplete)]
+    except Exception:  # an error message would garble the prompt of the shell
         return []
 
 
@@ -475,7 +552,7 @@ ThreadArgument = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="The thread, or the beginning of its id.",
+        help="The id of the thread, or a prefix of it.",
         autocompletion=complete_thread_id,
     ),
 ]
@@ -483,7 +560,7 @@ ThreadsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID]...",
-        help="Threads, or the beginnings of their ids.",
+        help="Ids of threads, or prefixes of them.",
         autocompletion=complete_thread_id,
     ),
 ]
