@@ -38,9 +38,9 @@ class Slow(TurnExtractor):
         super().__init__()
         self.pause_s = pause_s
 
-    def proposing(self, batch: Any, scope: Any) -> Any:
+    def propose_changes(self, batch: Any, scope: Any) -> Any:
         time.sleep(self.pause_s)
-        return (yield from super().proposing(batch, scope))
+        return (yield from super().propose_changes(batch, scope))
 
 
 def fill(dsn: str, threads: int) -> None:

@@ -42,7 +42,7 @@ from perdure.memory.extraction import (
     State,
 )
 from perdure.memory.options import check_choice, check_instance, check_seconds, check_whole_number
-from perdure.memory.thread_messages import storable, watermark
+from perdure.memory.thread_messages import make_storable, read_watermark
 from perdure.settings import is_dsn
 from perdure.storage.locks import file_lock
 from perdure.storage.threads import ThreadPool
@@ -112,7 +112,7 @@ class Background:
         self.workers, self._on_job = check_whole_number("workers", workers, 1), on_job
         self._due = DueThreads(extraction, self.pace)
         self._left_out = 0  # threads that were last reported as unassigned
-        self._place = place_of(database, extraction.adapter().store)
+        self._place = resolve_queue_location(database, extraction.get_adapter().store)
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
         self._running: set[str] = set()
@@ -126,14 +126,16 @@ class Background:
             if not self.work or self._works:
                 return self
             try:
-                works = self._opened().working(self.workers, self._attempt, self._put_all)
+                works = self._get_queue().work_in_context(
+                    self.workers, self._run_job, self._put_all
+                )
                 for job in self._stack.enter_context(works):
-                    self._record(job, _LOST)
+                    self._record_failure(job, _LOST)
             except BaseException:
                 self.stop()
                 raise
             self._works = True
-            ticks = threading.Thread(target=self._tick, name="perdure-background", daemon=True)
+            ticks = threading.Thread(target=self._run_ticks, name="perdure-background", daemon=True)
             ticks.start()
             self._stack.callback(ticks.join)
         return self
@@ -166,7 +168,7 @@ class Background:
 
     def extract_now(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """Have a thread extracted as soon as a worker is free, by default as of its last run."""
-        self._opened().put(self._due.job(thread_id, config))
+        self._get_queue().put(self._due.build_job(thread_id, config))
 
     def every(self, cron: str | None, timezone: str | None = None) -> None:
         """Have all threads extracted on a schedule, also those that were given up.
@@ -174,27 +176,29 @@ class Background:
         The queue's database keeps the schedule, like `"0 3 * * *"`; None: end it. A time without a
         worker is skipped. `timezone` is UTC or `"Europe/Berlin"`.
         """
-        self._opened().every(cron, timezone)
+        self._get_queue().schedule_extract_all(cron, timezone)
 
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
         """Have all threads extracted that were not given up, and wait; the jobs that are left."""
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
-        keys = self._put_all(dead=False) | self._opened().live().keys()
-        while keys & self._opened().live().keys() and time.monotonic() < end:
+        keys = self._put_all(dead=False) | self._get_queue().read_live_jobs().keys()
+        while keys & self._get_queue().read_live_jobs().keys() and time.monotonic() < end:
             time.sleep(_TICK_S[0])
-        return self._due.jobs()
+        return self._due.list_jobs()
 
     def jobs(self, state: State | None = None) -> list[ExtractionJob]:
         """The threads with unread messages, and those extracted within a day; or one state's."""
         if state is not None:
             check_choice("state", state, get_args(State))
-        queue = self._opened()
-        live = queue.live()
+        queue = self._get_queue()
+        live = queue.read_live_jobs()
         due = {
             job.key: replace(job, state="running") if live.get(job.key) else job
-            for job in self._due.jobs(confirmed=True)
+            for job in self._due.list_jobs(exclude_read=True)
         }
-        jobs = {job.key: job for job in queue.done()} | due  # asked last: none is in neither
+        jobs = {
+            job.key: job for job in queue.list_done_jobs()
+        } | due  # asked last: none is in neither
         return [job for job in jobs.values() if state in (None, job.state)]
 
     def unassigned(self) -> list[str]:
@@ -204,10 +208,10 @@ class Background:
         warning with their number when there are some, and when there are twice as many.
         """
         threads = DueThreads(self.extraction, self.pace)  # without what was deleted meanwhile
-        threads.jobs(listed=False)
-        return threads.unassigned()
+        threads.list_jobs(exclude_deleted=False)
+        return threads.list_unassigned()
 
-    def _opened(self) -> JobQueue:
+    def _get_queue(self) -> JobQueue:
         if (queue := self._queue) is not None:  # without the lock, which `stop` holds while waiting
             return queue
         with self._lock:
@@ -216,38 +220,38 @@ class Background:
             return self._queue
 
     def _put_all(self, *, dead: bool = True) -> set[str]:
-        jobs = [job for job in self._due.jobs() if dead or job.state != "dead"]
+        jobs = [job for job in self._due.list_jobs() if dead or job.state != "dead"]
         for job in jobs:
-            self._opened().put(job)
-        self._report(self._due.unassigned())
+            self._get_queue().put(job)
+        self._warn_of_unassigned(self._due.list_unassigned())
         return {job.key for job in jobs}
 
-    def _tick(self) -> None:
+    def _run_ticks(self) -> None:
         shortest, longest = _TICK_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, forgotten = min(longest, max(shortest, delay_s / 4)), 0.0
         while not self._stop.wait(pause):
             try:
                 self._put_due()
-                self._report(self._due.unassigned(self.pace.delay_s or 0))
+                self._warn_of_unassigned(self._due.list_unassigned(self.pace.delay_s or 0))
                 if time.monotonic() - forgotten > _FORGET_S:
-                    self._opened().forget()
+                    self._get_queue().delete_old_jobs()
                     forgotten = time.monotonic()
             except Exception as exc:  # the threads stay due: the next tick finds them
                 logger.error("background extraction is held up: %s: %s", type(exc).__name__, exc)
 
     def _put_due(self) -> None:
-        queue = self._opened()
-        live = queue.live()
+        queue = self._get_queue()
+        live = queue.read_live_jobs()
         # asked last: what another worker has done meanwhile is in neither
-        due = [job for job in self._due.jobs(listed=False) if job.state == "due"]
+        due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(live.get(job.key) for job in due):
             for job in queue.take_lost(self.pace.limit_s + _LATE_S):
-                self._record(job, _LOST)
+                self._record_failure(job, _LOST)
         for job in [job for job in due if job.key not in live][: max(0, _QUEUED - len(live))]:
             queue.put(job)
 
-    def _report(self, unassigned: list[str]) -> None:
+    def _warn_of_unassigned(self, unassigned: list[str]) -> None:
         count = len(unassigned)
         if count and count >= 2 * self._left_out:
             self._left_out = count
@@ -258,24 +262,24 @@ class Background:
                 count,
             )
 
-    def _attempt(self, job: ExtractionJob) -> dict[str, Any]:
+    def _run_job(self, job: ExtractionJob) -> dict[str, Any]:
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
             return result
         self._running.add(job.key)
         try:
-            if (report := self._within_limit(job)) is not None:
+            if (report := self._extract_within_limit(job)) is not None:
                 result["report"] = report
                 if report["messages"]:  # else another worker was first
-                    self._notify(replace(job, state="done", report=report))
+                    self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
-            error = storable(f"{type(exc).__name__}: {exc!s:.500}")
-            self._record(job, error, final=_is_final(exc), exc=exc)
+            error = make_storable(f"{type(exc).__name__}: {exc!s:.500}")
+            self._record_failure(job, error, final=_is_final(exc), exc=exc)
         finally:
             self._running.discard(job.key)
         return result
 
-    def _within_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
+    def _extract_within_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
         """The report of an extraction in a thread of its own; None: it was abandoned."""
         extract = partial(self.extraction.extract, job.thread_id, job.config)
         # of daemons: an extraction that hangs must not keep the process alive
@@ -289,7 +293,7 @@ class Background:
                 raise TimeoutError(f"the extraction took more than {self.pace.limit_s:g} s")
         return asdict(future.result())
 
-    def _record(
+    def _record_failure(
         self,
         job: ExtractionJob,
         error: str,
@@ -298,25 +302,27 @@ class Background:
         exc: BaseException | None = None,
     ) -> None:
         """Count a failure on the thread's watermark, and report it."""
-        adapter, name = self.extraction.adapter(), self.extraction.extractor.name
+        adapter, name = self.extraction.get_adapter(), self.extraction.extractor.name
         for _ in range(3):
             try:
                 heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
             except errors.UnknownThread:  # it was deleted meanwhile
-                self._due.drop(job.thread_id)
+                self._due.drop_thread(job.thread_id)
                 return
             head = heads[0].checkpoint_id if heads else None
-            mark = run(watermark(adapter, job.namespace, job.thread_id, name))
+            mark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
             if exc is None and mark.checkpoint_id == head:  # the worker ended after it was read
                 return
             mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
             with suppress(errors.VersionConflict):  # another extraction wrote meanwhile
-                run(adapter.written([mark.put(job.namespace, job.thread_id)]))
+                run(adapter.write([mark.build_put(job.namespace, job.thread_id)]))
                 state: State = "dead" if final or mark.attempts > self.pace.retries else "retrying"
-                self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
+                self._log_and_notify(
+                    replace(job, state=state, attempts=mark.attempts, error=error), exc
+                )
                 return
 
-    def _notify(self, job: ExtractionJob, exc: BaseException | None = None) -> None:
+    def _log_and_notify(self, job: ExtractionJob, exc: BaseException | None = None) -> None:
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
         logger.log(level, "%s", job, exc_info=None if isinstance(exc, errors.PerdureError) else exc)
         try:
@@ -353,8 +359,8 @@ class JobQueue:
     def __init__(self, database: str | None, schema: str) -> None:
         self._schema = schema
         with ExitStack() as stack:
-            self._url, self._locks = _places(database, stack)
-            with _mapped("opened"):
+            self._url, self._locks = _resolve_url_and_lock_path(database, stack)
+            with _translate_errors("opened"):
                 _check_sessions(self._url)
                 DBOS.migrate(self._url, schema=schema)
                 self._client = DBOSClient(
@@ -373,18 +379,18 @@ class JobQueue:
         options: Any = {"workflow_name": _EXTRACT, "queue_name": _QUEUE, "app_version": _VERSION}
         options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
         arguments = (job.thread_id, list(job.namespace), dict(job.configurable))
-        with _mapped("written"):
+        with _translate_errors("written"):
             self._client.enqueue(options, *arguments)
 
-    def live(self) -> dict[str, bool]:
+    def read_live_jobs(self) -> dict[str, bool]:
         """The keys of the jobs on the queue, each with whether a worker has it."""
-        rows = self._listed(["ENQUEUED", "PENDING"], load_input=False)
+        rows = self._list_workflows(["ENQUEUED", "PENDING"], load_input=False)
         return {str(row.deduplication_id): row.status == "PENDING" for row in rows}
 
-    def done(self) -> list[ExtractionJob]:
+    def list_done_jobs(self) -> list[ExtractionJob]:
         """The jobs that were done within a day, oldest first."""
         jobs = []
-        for row in self._listed("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
+        for row in self._list_workflows("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
             if isinstance(row.output, dict) and "report" in row.output and row.completed_at:
                 result = {**row.output, "namespace": tuple(row.output["namespace"])}
                 at = datetime.fromtimestamp(row.completed_at / 1e3, UTC)
@@ -394,22 +400,26 @@ class JobQueue:
     def take_lost(self, limit_s: float) -> list[ExtractionJob]:
         """Take the jobs from the queue that a worker has had for longer than the limit."""
         before = (time.time() - limit_s) * 1e3
-        taken = self._listed("PENDING")
-        return self._taken([row for row in taken if (row.dequeued_at or before) < before])
+        taken = self._list_workflows("PENDING")
+        return self._cancel_workflows(
+            [row for row in taken if (row.dequeued_at or before) < before]
+        )
 
-    def forget(self) -> None:
+    def delete_old_jobs(self) -> None:
         """Delete jobs that ended more than a day ago."""
         before = (datetime.now(UTC) - timedelta(days=1)).isoformat()
         ended = ["SUCCESS", "ERROR", "CANCELLED"]
-        old = self._listed(ended, completed_before=before, load_input=False, load_output=False)
-        with _mapped("written"):
+        old = self._list_workflows(
+            ended, completed_before=before, load_input=False, load_output=False
+        )
+        with _translate_errors("written"):
             self._client.delete_workflows([row.workflow_id for row in old])
 
-    def every(self, cron: str | None, timezone: str | None) -> None:
+    def schedule_extract_all(self, cron: str | None, timezone: str | None) -> None:
         """Call `extract_all` on a schedule; None: end the schedule."""
         schedule: Any = {"schedule_name": _EXTRACT_ALL, "workflow_name": _EXTRACT_ALL}
         schedule |= {"schedule": cron, "cron_timezone": timezone, "application_name": _NAME}
-        with _mapped("written"):
+        with _translate_errors("written"):
             if cron is None:
                 self._client.delete_schedule(_EXTRACT_ALL)
                 return
@@ -422,7 +432,7 @@ class JobQueue:
                 ) from exc
 
     @contextmanager
-    def working(
+    def work_in_context(
         self,
         workers: int,
         extract: Callable[[ExtractionJob], dict[str, Any]],
@@ -430,7 +440,7 @@ class JobQueue:
     ) -> Iterator[list[ExtractionJob]]:
         """Work in this process until the context ends; the jobs that an ended worker left."""
         with ExitStack() as stack:
-            name = self._slot(stack)
+            name = self._acquire_worker_id(stack)
             config: Any = {
                 "name": _NAME,
                 "system_database_url": self._url,
@@ -445,7 +455,7 @@ class JobQueue:
             }
             logger = logging.getLogger("dbos")
             stack.callback(logger.setLevel, logger.level)  # DBOS sets it, and leaves it so
-            with _mapped("opened"):
+            with _translate_errors("opened"):
                 if not _working:
                     DBOS(config=config)
                 if _working or DBOS.executor_id != name:  # DBOS(…) returns one that exists
@@ -459,14 +469,17 @@ class JobQueue:
                 self._client.register_queue(
                     _QUEUE, worker_concurrency=workers, polling_interval_sec=_POLL_S
                 )
-                for workflow, function in ((_EXTRACT, _extract), (_EXTRACT_ALL, _extract_all)):
+                for workflow, function in (
+                    (_EXTRACT, _extract_workflow),
+                    (_EXTRACT_ALL, _extract_all_workflow),
+                ):
                     DBOS.workflow(name=workflow)(function)
                 DBOS.listen_queues([_QUEUE])
-                lost = self._taken(self._listed("PENDING", executor_id=name))
+                lost = self._cancel_workflows(self._list_workflows("PENDING", executor_id=name))
                 DBOS.launch()
             yield lost
 
-    def _slot(self, stack: ExitStack) -> str:
+    def _acquire_worker_id(self, stack: ExitStack) -> str:
         for number in count():
             with suppress(TimeoutError):
                 stack.enter_context(file_lock(f"{self._locks}.worker-{number}", 0))
@@ -479,30 +492,32 @@ class JobQueue:
             id_file.write_text(secrets.token_hex(8), encoding="ascii")
         return f"{socket.gethostname()}/{id_file.read_text(encoding='ascii')}"
 
-    def _listed(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
+    def _list_workflows(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
         options |= {"status": status, "name": _EXTRACT, "application_name": _NAME}
-        with _mapped("read"):
+        with _translate_errors("read"):
             return self._client.list_workflows(**options)
 
-    def _taken(self, rows: list[WorkflowStatus]) -> list[ExtractionJob]:
-        with _mapped("written"):
+    def _cancel_workflows(self, rows: list[WorkflowStatus]) -> list[ExtractionJob]:
+        with _translate_errors("written"):
             self._client.cancel_workflows([row.workflow_id for row in rows])
-        return [_job(*(row.input or {"args": ()})["args"]) for row in rows]
+        return [_build_job(*(row.input or {"args": ()})["args"]) for row in rows]
 
 
-def _extract(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> dict[str, Any]:
-    return _working[0][0](_job(thread_id, namespace, configurable))
+def _extract_workflow(
+    thread_id: str, namespace: list[str], configurable: dict[str, str]
+) -> dict[str, Any]:
+    return _working[0][0](_build_job(thread_id, namespace, configurable))
 
 
-def _extract_all(scheduled_at: datetime, context: Any) -> None:
+def _extract_all_workflow(scheduled_at: datetime, context: Any) -> None:
     _working[0][1]()
 
 
-def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> ExtractionJob:
+def _build_job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> ExtractionJob:
     return ExtractionJob(thread_id, tuple(namespace), "running", configurable=configurable)
 
 
-def place_of(database: Any, store: Any) -> tuple[str | None, str]:
+def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
     """The given file or URL, else the place that the store's database has for it; and a schema."""
     place, schema = getattr(getattr(store, "database", None), "queue_location", None) or (None, "")
     schema = schema or _SCHEMA
@@ -548,7 +563,7 @@ def _check_sessions(url: str) -> None:
         )
 
 
-def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:
+def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[str, str]:
     if database is not None and database.startswith(_POSTGRES):
         name = sha256(database.encode()).hexdigest()[:16]
         return database, os.path.join(tempfile.gettempdir(), f"perdure-{name}")
@@ -559,7 +574,7 @@ def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:
 
 
 @contextmanager
-def _mapped(done: str) -> Iterator[None]:
+def _translate_errors(done: str) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, dbos_errors.DBOSException) as exc:

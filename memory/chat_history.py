@@ -26,7 +26,7 @@ from perdure.memory.conversation import Messages, role, says_something
 from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import check_messages
 from perdure.memory.options import check_instance
-from perdure.memory.thread_messages import state_values
+from perdure.memory.thread_messages import read_channel_values
 from perdure.memory.tool_calls import REQUEST_ONLY, call_ids
 
 Change = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
@@ -110,7 +110,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             erase(self.thread_id)
 
     def _stored(self, head: CheckpointTuple | None) -> list[BaseMessage]:
-        stored = run(state_values(self.checkpointer, head)).get("messages") if head else None
+        stored = run(read_channel_values(self.checkpointer, head)).get("messages") if head else None
         return check_stored_messages(
             stored or [], f"channel 'messages' of thread {self.thread_id!r}"
         )

@@ -20,31 +20,31 @@ from pydantic import BaseModel
 from perdure.effects import awaiting, blocking
 from perdure.errors import ConfigurationError, LimitExceeded, UnknownMemory
 from perdure.memory.changes import (
-    NO_TOMBSTONE,
-    Given,
+    NO_TOMBSTONE_REASON,
+    MemoryInput,
     MemoryWriter,
+    build_unknown_memory_error,
     check_schema,
-    provenance_of,
-    unknown,
+    complete_provenance,
 )
-from perdure.memory.gate import Gate, add_former_ids, note_on, tombstones_of
+from perdure.memory.gate import Gate, add_former_ids, build_tombstone, build_tombstones
 from perdure.memory.options import check_datetime, check_instance, check_text, check_whole_number
 from perdure.memory.person_namespaces import check_templates, forget_person
 from perdure.memory.records import (
     FACT,
-    NOTES,
+    NOTE_KINDS,
     QUARANTINE,
-    RESERVED,
+    RESERVED_LABEL,
     Memory,
     Outcome,
     Role,
     StoreAdapter,
-    adapter_of,
-    namespace_of,
-    notes_of,
-    put_of,
-    removal_of,
-    succeeding,
+    build_next_value,
+    build_notes_namespace,
+    build_put,
+    build_removal,
+    fill_namespace,
+    get_adapter,
 )
 from perdure.memory.repeated_questions import rank_answers_first
 from perdure.memory.run_config import Template, Versioned, read_run_user
@@ -54,9 +54,11 @@ from perdure.stores.namespaces import check_key
 from perdure.stores.normal_form import hash_normal_form
 
 Memories = list[Memory]
-_USERS: Final = ("memories", "{user_id}")
-_DEEP_PAGE: Final = 128  # memories read at least, where many may be questions asked before
-_PAGE: Final = 32  # memories read at least, where some may be of a namespace further down
+_USER_NAMESPACE: Final = ("memories", "{user_id}")
+_ANSWERS_FIRST_PAGE_SIZE: Final = (
+    128  # memories read at least, where many may be questions asked before
+)
+_PAGE_SIZE: Final = 32  # memories read at least, where some may be of a namespace further down
 _LOG = logging.getLogger("perdure")
 
 
@@ -83,7 +85,7 @@ class Collection:
     def __init__(
         self,
         store: BaseStore | None = None,
-        namespace: tuple[str, ...] = _USERS,
+        namespace: tuple[str, ...] = _USER_NAMESPACE,
         *,
         schema: type[BaseModel] | None = None,
         gate: Gate | None = None,
@@ -98,33 +100,35 @@ class Collection:
 
     async def _insert(
         self,
-        memory: Given,
+        memory: MemoryInput,
         *,
         key: str | None = None,
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
         """Add a memory under a key, or a new one, unless a memory says the same."""
-        return await self.writer(config).insert(memory, provenance_of(config, provenance), key)
+        return await self.build_writer(config).insert(
+            memory, complete_provenance(config, provenance), key
+        )
 
     async def _update(
         self,
         key: str,
-        memory: Given,
+        memory: MemoryInput,
         *,
         if_version: int | None = None,
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
         """Correct a memory that was wrong or badly put. Fields that are not given stay."""
-        source = provenance_of(config, provenance)
-        writer = self.writer(config)
+        source = complete_provenance(config, provenance)
+        writer = self.build_writer(config)
         return await writer.replace(key, memory, source, "updated", if_version=if_version)
 
     async def _supersede(
         self,
         key: str,
-        memory: Given,
+        memory: MemoryInput,
         *,
         at: datetime | None = None,
         if_version: int | None = None,
@@ -135,21 +139,21 @@ class Collection:
 
         The turns on which the previous text rests are marked as past in the same transaction.
         """
-        until, source = at and check_datetime("at", at), provenance_of(config, provenance)
-        return await self.writer(config).replace(
+        until, source = at and check_datetime("at", at), complete_provenance(config, provenance)
+        return await self.build_writer(config).replace(
             key, memory, source, "superseded", until, if_version
         )
 
     async def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Outcome:
         """Delete a memory: it is not found and not extracted any more; its past stays."""
-        return await self.writer(config).delete(key)
+        return await self.build_writer(config).delete(key)
 
     async def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
         The conversation it comes from stays; a tombstone keeps it from being extracted again.
         """
-        return await forgotten(*self._place(config), check_key(key))
+        return await forget_memory(*self._get_adapter_and_namespace(config), check_key(key))
 
     async def _forget_matching(
         self,
@@ -164,9 +168,9 @@ class Collection:
         A memory matches if one of its versions has all words of the query and comes from the
         thread. Its entries in quarantine go as well. Only of a store of perdure's.
         """
-        adapter, namespace = self._place(config)
+        adapter, namespace = self._get_adapter_and_namespace(config)
         what: dict[str, Any] = {"query": query, "thread_id": thread_id}
-        return await forgotten_matching(adapter, namespace, **what, dry_run=dry_run)
+        return await forget_matching_memories(adapter, namespace, **what, dry_run=dry_run)
 
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase all memories of the namespace, its quarantine, and all notes.
@@ -174,14 +178,14 @@ class Collection:
         Threads are extracted as new ones after that, so delete them first:
         `store.forget(threads=…, checkpointer=…)`. Namespaces below this one stay.
         """
-        return await forgotten_all(*self._place(config))
+        return await forget_namespace(*self._get_adapter_and_namespace(config))
 
     async def _get(
         self, key: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> Memory | None:
         """A memory, now or at a moment of the past; None: there is none."""
-        adapter, namespace = self._place(config)
-        memory = await adapter.got(namespace, check_key(key), as_of)
+        adapter, namespace = self._get_adapter_and_namespace(config)
+        memory = await adapter.get(namespace, check_key(key), as_of)
         if memory is not None and as_of is None:
             await adapter.keep_alive([memory])
         return memory
@@ -196,7 +200,7 @@ class Collection:
         config: RunnableConfig | None = None,
     ) -> Memories:
         """The memories that answer a query, best first; `filter` is that of `Store.search`."""
-        return await self.found(
+        return await self.search_namespace(
             {"query": query, "filter": filter, "as_of": as_of}, limit, config=config
         )
 
@@ -211,20 +215,22 @@ class Collection:
     ) -> Memories:
         """The memories, of one kind or all, in the store's order; perdure's: oldest first."""
         options = {"filter": None if kind is None else {"kind": kind}, "as_of": as_of}
-        return await self.found(options, limit, offset, config)
+        return await self.search_namespace(options, limit, offset, config)
 
     async def _history(self, key: str, *, config: RunnableConfig | None = None) -> Memories:
         """All versions of a memory, oldest first, also of one that is deleted."""
-        adapter, namespace = self._place(config)
-        return await adapter.versions(namespace, check_key(key))
+        adapter, namespace = self._get_adapter_and_namespace(config)
+        return await adapter.list_versions(namespace, check_key(key))
 
-    def writer(self, config: RunnableConfig | None, *, by_model: bool = False) -> MemoryWriter:
+    def build_writer(
+        self, config: RunnableConfig | None, *, by_model: bool = False
+    ) -> MemoryWriter:
         """The writer of the namespace of a run."""
-        adapter, namespace = self._place(config)
+        adapter, namespace = self._get_adapter_and_namespace(config)
         author = read_run_user(config) if self.namespace.is_team else None
         return MemoryWriter(adapter, namespace, self.gate, self.schema, self.kind, by_model, author)
 
-    async def found(
+    async def search_namespace(
         self,
         options: Mapping[str, Any],
         limit: int,
@@ -245,11 +251,11 @@ class Collection:
         most = check_whole_number("limit", limit, 1) + check_whole_number("offset", offset, 0)
         if self.namespace.lacks_memory(config) or not self.namespace.fill_for_teams(config):
             return []
-        adapter, namespace = self._place(config)
+        adapter, namespace = self._get_adapter_and_namespace(config)
         memories: Memories = []
-        seen, size = 0, max(most, _DEEP_PAGE if answers_first else _PAGE)
+        seen, size = 0, max(most, _ANSWERS_FIRST_PAGE_SIZE if answers_first else _PAGE_SIZE)
         while len(memories) < most:
-            page = await adapter.found(namespace, limit=size, offset=seen, **options)
+            page = await adapter.search(namespace, limit=size, offset=seen, **options)
             memories += [memory for memory in page if memory.namespace == namespace]
             if len(page) < size:
                 break
@@ -262,8 +268,10 @@ class Collection:
             await adapter.keep_alive(memories)
         return memories
 
-    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
-        return adapter_of(self.store, self.namespace), namespace_of(self.namespace, config)
+    def _get_adapter_and_namespace(
+        self, config: RunnableConfig | None
+    ) -> tuple[StoreAdapter, Namespace]:
+        return get_adapter(self.store, self.namespace), fill_namespace(self.namespace, config)
 
     insert, ainsert = blocking(_insert), awaiting(_insert)
     update, aupdate = blocking(_update), awaiting(_update)
@@ -279,18 +287,18 @@ class Collection:
 
 
 async def _remember(
-    memory: Given,
+    memory: MemoryInput,
     *,
     key: str | None = None,
     kind: str = FACT,
     provenance: Provenance | None = None,
     store: BaseStore | None = None,
-    namespace: tuple[str, ...] = _USERS,
+    namespace: tuple[str, ...] = _USER_NAMESPACE,
     config: RunnableConfig | None = None,
 ) -> Outcome:
     """Keep a memory, unless it is known already; the one that has the key is superseded."""
-    writer = Collection(store, namespace, kind=kind).writer(config)
-    return await writer.insert(memory, provenance_of(config, provenance), key, "superseded")
+    writer = Collection(store, namespace, kind=kind).build_writer(config)
+    return await writer.insert(memory, complete_provenance(config, provenance), key, "superseded")
 
 
 async def _forget(
@@ -298,7 +306,7 @@ async def _forget(
     *,
     everything: bool = False,
     store: BaseStore | None = None,
-    namespace: tuple[str, ...] = _USERS,
+    namespace: tuple[str, ...] = _USER_NAMESPACE,
     namespaces: Sequence[Sequence[str]] = (),
     conversations: Iterable[str] = (),
     dry_run: bool = False,
@@ -336,9 +344,9 @@ async def _forget(
                 "forget(everything=True); leave them out, or leave out the key"
             )
         return await collection._forget(key, config=config)
-    if collection.namespace.labels != _USERS:
+    if collection.namespace.labels != _USER_NAMESPACE:
         return await collection._forget_all(config=config)
-    adapter, (_, user) = collection._place(config)
+    adapter, (_, user) = collection._get_adapter_and_namespace(config)
     return await forget_person(
         adapter,
         user,
@@ -356,7 +364,7 @@ async def _memories(
     offset: int = 0,
     as_of: datetime | None = None,
     store: BaseStore | None = None,
-    namespace: tuple[str, ...] = _USERS,
+    namespace: tuple[str, ...] = _USER_NAMESPACE,
     config: RunnableConfig | None = None,
 ) -> Memories:
     """The memories of a namespace; see `Collection.list`."""
@@ -369,31 +377,33 @@ forget, aforget = blocking(_forget), awaiting(_forget)
 memories, amemories = blocking(_memories), awaiting(_memories)
 
 
-async def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
+async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
     """Erase a memory, and the entries in quarantine for it or with its text."""
-    versions = await adapter.versions(namespace, key)
+    versions = await adapter.list_versions(namespace, key)
     if not versions:
-        raise unknown(namespace, key)
-    tombstones = _tombstones(versions)
-    written = await _written(adapter, tombstones)
-    receipt = await erased(adapter, namespace, key)
+        raise build_unknown_memory_error(namespace, key)
+    tombstones = _build_distinct_tombstones(versions)
+    written = await _write_tombstones(adapter, tombstones)
+    receipt = await erase_items(adapter, namespace, key)
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
-    receipt += await _unquarantined(adapter, notes_of(QUARANTINE, namespace), key, texts)
-    if not written and not (await _written(adapter, tombstones)):
-        _LOG.warning("%r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE)
+    receipt += await _erase_quarantine_entries(
+        adapter, build_notes_namespace(QUARANTINE, namespace), key, texts
+    )
+    if not written and not (await _write_tombstones(adapter, tombstones)):
+        _LOG.warning("%r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE_REASON)
     return receipt
 
 
-async def forgotten_all(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
+async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
     """Erase the notes on a namespace, then its memories; namespaces below it stay."""
-    receipt = _nothing(clean=True)
-    for place in (*(notes_of(kind, namespace) for kind in NOTES), namespace):
-        receipt += await _emptied(adapter, place)
+    receipt = _build_empty_receipt(clean=True)
+    for place in (*(build_notes_namespace(kind, namespace) for kind in NOTE_KINDS), namespace):
+        receipt += await _erase_namespace(adapter, place)
     return receipt
 
 
-async def forgotten_matching(
+async def forget_matching_memories(
     adapter: StoreAdapter,
     namespace: Namespace,
     *,
@@ -406,48 +416,48 @@ async def forgotten_matching(
     check_instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
     source = None if thread_id is None else {"thread_id": thread_id}
     what: dict[str, Any] = {"query": query, "provenance": source}
-    places = (namespace, notes_of(QUARANTINE, namespace))
-    plan = _nothing(clean=False)
+    places = (namespace, build_notes_namespace(QUARANTINE, namespace))
+    plan = _build_empty_receipt(clean=False)
     for place in places:
         plan += await adapter.call("forget", place, **what, dry_run=True)
     if dry_run:
         return plan
     versions: list[Memory] = []
     for namespace, key in plan.keys:
-        if namespace[0] != RESERVED:  # an entry in quarantine is no memory yet
-            versions += await adapter.versions(namespace, key)
-    await adapter.written(await add_former_ids(adapter, _tombstones(versions)))
-    receipt = _nothing(clean=True)
+        if namespace[0] != RESERVED_LABEL:  # an entry in quarantine is no memory yet
+            versions += await adapter.list_versions(namespace, key)
+    await adapter.write(await add_former_ids(adapter, _build_distinct_tombstones(versions)))
+    receipt = _build_empty_receipt(clean=True)
     for place in places:
         receipt += await adapter.call("forget", place, **what)
     return receipt
 
 
-async def erased(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Receipt:
+async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Receipt:
     """Erase items with their versions."""
     if not adapter.versioned:
-        await adapter.written([removal_of(namespace, key) for key in keys])
+        await adapter.write([build_removal(namespace, key) for key in keys])
         deleted = tuple((namespace, key) for key in keys)
-        return replace(_nothing(clean=False), items=len(keys), keys=deleted)
-    receipt = _nothing(clean=True)
+        return replace(_build_empty_receipt(clean=False), items=len(keys), keys=deleted)
+    receipt = _build_empty_receipt(clean=True)
     for key in keys:
         receipt += await adapter.call("forget", namespace, key=key)
     return receipt
 
 
-async def _emptied(adapter: StoreAdapter, place: Namespace) -> Receipt:
+async def _erase_namespace(adapter: StoreAdapter, place: Namespace) -> Receipt:
     if not adapter.versioned:
-        memories = await adapter.every(place)
-        return await erased(adapter, place, *(memory.key for memory in memories))
+        memories = await adapter.list_memories(place)
+        return await erase_items(adapter, place, *(memory.key for memory in memories))
     plan: Receipt = await adapter.call("forget", place, dry_run=True)
     own = [key for where, key in plan.keys if where == place]
     if own and len(own) == len(plan.keys):
         receipt: Receipt = await adapter.call("forget", place)
         return receipt
-    return await erased(adapter, place, *own)  # namespaces below this one stay
+    return await erase_items(adapter, place, *own)  # namespaces below this one stay
 
 
-async def _unquarantined(
+async def _erase_quarantine_entries(
     adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
 ) -> Receipt:
     if adapter.versioned:
@@ -455,25 +465,25 @@ async def _unquarantined(
         plan: Receipt = await adapter.call("forget", place, filter=meant, dry_run=True)
         own = [entry for where, entry in plan.keys if where == place]
     else:
-        entries = await adapter.every(place)
+        entries = await adapter.list_memories(place)
         own = [e.key for e in entries if e.value.get("key") == key or e.text in texts]
-    return await erased(adapter, place, *own)
+    return await erase_items(adapter, place, *own)
 
 
-def _tombstones(versions: Iterable[Memory]) -> list[PutItem]:
-    puts = [put for version in versions for put in tombstones_of(version, "forgotten")]
+def _build_distinct_tombstones(versions: Iterable[Memory]) -> list[PutItem]:
+    puts = [put for version in versions for put in build_tombstones(version, "forgotten")]
     return list({(put.namespace, put.key): put for put in puts}.values())
 
 
-async def _written(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
+async def _write_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
     try:
-        await adapter.written(await add_former_ids(adapter, tombstones))
+        await adapter.write(await add_former_ids(adapter, tombstones))
     except LimitExceeded:
         return False
     return True
 
 
-def _nothing(*, clean: bool) -> Receipt:
+def _build_empty_receipt(*, clean: bool) -> Receipt:
     return Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean)
 
 
@@ -500,7 +510,7 @@ class QuarantineEntry:
     def __str__(self) -> str:
         return f"{self.key}: {self.shown} ({self.reason})"
 
-    def redacted(self) -> dict[str, Any]:
+    def to_redacted_dict(self) -> dict[str, Any]:
         """The fields but `text` and `fields`, which may hold secrets."""
         return {name: of for name, of in asdict(self).items() if name not in ("text", "fields")}
 
@@ -525,9 +535,9 @@ class Quarantine:
 
     async def _list(self, config: RunnableConfig | None = None) -> Entries:
         """The entries, oldest first."""
-        adapter, _, place = self._places(config)
-        memories = await adapter.every(place)
-        return sorted(map(_entry, memories), key=lambda entry: entry.at)
+        adapter, _, place = self._get_adapter_and_namespaces(config)
+        memories = await adapter.list_memories(place)
+        return sorted(map(_build_entry, memories), key=lambda entry: entry.at)
 
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Make an entry the memory that it would have been, without judging it again.
@@ -535,46 +545,48 @@ class Quarantine:
         A memory of that key is updated. If it, or the entry, was changed meanwhile, this is a
         `VersionConflict`, and nothing is written.
         """
-        adapter, namespace, place = self._places(config)
-        stored = await _found(adapter, place, key)
-        entry = _entry(stored)
+        adapter, namespace, place = self._get_adapter_and_namespaces(config)
+        stored = await _get_stored_entry(adapter, place, key)
+        entry = _build_entry(stored)
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
-        before = await adapter.got(namespace, entry.memory_key)
+        before = await adapter.get(namespace, entry.memory_key)
         if before is not None:
-            value = succeeding(before, value, "updated")
-        put = put_of(namespace, entry.memory_key, value, provenance=entry.provenance)
+            value = build_next_value(before, value, "updated")
+        put = build_put(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if before is None else before.version)
-        await adapter.written([put, removal_of(place, key, stored.version)])
-        await erased(adapter, place, key)  # the versions of the entry have the text too
+        await adapter.write([put, build_removal(place, key, stored.version)])
+        await erase_items(adapter, place, key)  # the versions of the entry have the text too
         return Outcome("added" if before is None else "updated", entry.memory_key)
 
     async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Erase an entry; a tombstone keeps it from being extracted again."""
-        adapter, namespace, place = self._places(config)
-        stored = await _found(adapter, place, key)
+        adapter, namespace, place = self._get_adapter_and_namespaces(config)
+        stored = await _get_stored_entry(adapter, place, key)
         ids = stored.provenance.message_ids if stored.provenance else ()
-        tombstone = note_on(namespace, hash_normal_form(stored.text), "forgotten", ids)
-        await adapter.written(await add_former_ids(adapter, [tombstone]))
-        await erased(adapter, place, key)
+        tombstone = build_tombstone(namespace, hash_normal_form(stored.text), "forgotten", ids)
+        await adapter.write(await add_former_ids(adapter, [tombstone]))
+        await erase_items(adapter, place, key)
         return Outcome("deleted", key)
 
     list, alist = blocking(_list), awaiting(_list)
     release, arelease = blocking(_release), awaiting(_release)
     discard, adiscard = blocking(_discard), awaiting(_discard)
 
-    def _places(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace, Namespace]:
-        namespace = namespace_of(self.namespace, config)
-        return adapter_of(self.store), namespace, notes_of(QUARANTINE, namespace)
+    def _get_adapter_and_namespaces(
+        self, config: RunnableConfig | None
+    ) -> tuple[StoreAdapter, Namespace, Namespace]:
+        namespace = fill_namespace(self.namespace, config)
+        return get_adapter(self.store), namespace, build_notes_namespace(QUARANTINE, namespace)
 
 
-async def _found(adapter: StoreAdapter, place: Namespace, key: str) -> Memory:
-    memory = await adapter.got(place, key)
+async def _get_stored_entry(adapter: StoreAdapter, place: Namespace, key: str) -> Memory:
+    memory = await adapter.get(place, key)
     if memory is None:
         raise UnknownMemory(f"there is no entry {key!r:.80} in {place!r}; list() shows all")
     return memory
 
 
-def _entry(memory: Memory) -> QuarantineEntry:
+def _build_entry(memory: Memory) -> QuarantineEntry:
     value = memory.value
     return QuarantineEntry(
         key=memory.key,

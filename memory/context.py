@@ -20,9 +20,9 @@ from perdure.memory.conversation import Turn, role
 from perdure.memory.counting_functions import find_largest
 from perdure.memory.nodes import MessagesNode, ModelInput, append_text, read_channel
 from perdure.memory.options import check_choice, check_instance, check_whole_number
-from perdure.memory.quotation import fitting, section
+from perdure.memory.quotation import fit_section, render_section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
-from perdure.memory.records import Memory, StoreAdapter, memory_line
+from perdure.memory.records import Memory, StoreAdapter, render_memory_line
 from perdure.memory.run_config import Clock, make_clock, read_run_source
 from perdure.memory.summary_state import SUMMARY, SummarizedMessages, read_summary
 from perdure.memory.system_messages import read_system_text
@@ -33,7 +33,7 @@ from perdure.settings import SHOWN_LIMIT
 from perdure.stores.text import STOP_WORDS, tokenize_query
 from perdure.stores.values import to_prompt_json
 
-SHARES: Final[Mapping[str, float]] = {
+BUDGET_SHARES: Final[Mapping[str, float]] = {
     "profile": 0.15,
     "summary": 0.25,
     "memories": 0.25,
@@ -42,11 +42,11 @@ SHARES: Final[Mapping[str, float]] = {
 """The share of the budget that a part may take; the conversation may take all that is left."""
 
 MemoryPlace = Literal["system", "question"]
-Given = Callable[[Any, RunnableConfig | None], Any]
+PartFunction = Callable[[Any, RunnableConfig | None], Any]
 """A function that gives a part: of the state (None for plain messages) and the run's config."""
-_SHORT: Final = 3  # words
-_LONGEST: Final = 2_000  # characters of a query; a longer one is cut in its middle
-_TOKEN: Final = " the"  # about one token, whatever counts
+_MAX_ELLIPTIC_WORDS: Final = 3  # words
+_MAX_QUERY_CHARS: Final = 2_000  # characters of a query; a longer one is cut in its middle
+_ONE_TOKEN: Final = " the"  # about one token, whatever counts
 _LOG = logging.getLogger("perdure")
 
 
@@ -70,11 +70,11 @@ class Assemble(MessagesNode):
         self,
         max_tokens: int,
         *,
-        instructions: str | Given | None = None,
-        profile: Mapping[str, Any] | str | Given | None = None,
-        summary: Mapping[str, Any] | str | Given | None = None,
-        memories: Sequence[Any] | Given = (),
-        examples: Sequence[Any] | Given = (),
+        instructions: str | PartFunction | None = None,
+        profile: Mapping[str, Any] | str | PartFunction | None = None,
+        summary: Mapping[str, Any] | str | PartFunction | None = None,
+        memories: Sequence[Any] | PartFunction = (),
+        examples: Sequence[Any] | PartFunction = (),
         token_counter: Countable | None = None,
         messages_key: str = "messages",
     ) -> None:
@@ -115,7 +115,7 @@ class Assemble(MessagesNode):
             return self._pack_whole(model_input, contents)
         counter = self.counter
         while True:
-            system, turns = self._pack(model_input, contents, counter)
+            system, turns = self._pack_context(model_input, contents, counter)
             fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
@@ -132,7 +132,7 @@ class Assemble(MessagesNode):
 
         def pack(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
             whole = replace(model_input, turns=iter(all_turns))
-            return self._pack(whole, contents, counter, reserve)
+            return self._pack_context(whole, contents, counter, reserve)
 
         def excess(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
             messages = ModelInput(packed[0], iter(packed[1])).to_messages()
@@ -141,7 +141,7 @@ class Assemble(MessagesNode):
         system, turns = find_largest(pack, excess, counter.fixed_tokens, self.max_tokens)
         return ModelInput(system, iter(turns))
 
-    def _pack(
+    def _pack_context(
         self,
         model_input: ModelInput,
         contents: Mapping[str, Any],
@@ -155,7 +155,7 @@ class Assemble(MessagesNode):
         text = contents["instructions"]
         if text is None:
             text = "" if model_input.system is None else read_system_text(model_input.system)
-        tools, system = counter.count_tools(self.tools), _system(text, counter)
+        tools, system = counter.count_tools(self.tools), _count_system_tokens(text, counter)
         prompt = counter.count_system_prompt(self.system_prompt)
         newest = list(islice(model_input.turns, 1))
         fixed = counter.count_fixed_tokens(tools) + prompt + reserve
@@ -171,9 +171,9 @@ class Assemble(MessagesNode):
             named += [("tools", tools), ("the newest messages", must)]
             named.append(("the request itself", fixed - tools))
             raise build_budget_error(self.max_tokens, named, "shorten the instructions")
-        for name, entries in _entries(contents):
+        for name, entries in _iter_sections(contents):
             text = self._with_section(text, name, entries, left - must, counter)
-        left -= _system(text, counter)
+        left -= _count_system_tokens(text, counter)
         turns = select_turns(
             ModelInput(None, chain(newest, model_input.turns)), left, counter.message_counter
         ).turns
@@ -182,12 +182,14 @@ class Assemble(MessagesNode):
     def _with_section(
         self, text: str, name: str, entries: list[str], left: float, counter: TokenCounter
     ) -> str:
-        share = min(int(self.max_tokens * SHARES[name]), left - _system(text, counter))
-        taken = [entries[number] for number in fitting(name, entries, share, counter)[0]]
+        share = min(
+            int(self.max_tokens * BUDGET_SHARES[name]), left - _count_system_tokens(text, counter)
+        )
+        taken = [entries[number] for number in fit_section(name, entries, share, counter)[0]]
         while taken:
-            added = section(name, taken)
+            added = render_section(name, taken)
             joined = f"{text}\n\n{added}" if text else added
-            if _system(joined, counter) <= left:
+            if _count_system_tokens(joined, counter) <= left:
                 return joined
             taken.pop()  # the parts of a text may count less than the whole
         return text
@@ -196,7 +198,7 @@ class Assemble(MessagesNode):
 assemble = Assemble
 
 
-def _entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def _iter_sections(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     summary = read_summary(contents["summary"])
     profile: Any = contents["profile"]
     if isinstance(profile, BaseModel):
@@ -208,13 +210,13 @@ def _entries(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     texts = {
         "profile": [to_prompt_json(profile)] if profile else [],
         "summary": [to_prompt_json(summary["text"])] if summary and summary["text"] else [],
-        "memories": [memory_line(memory) for memory in contents["memories"] or ()],
-        "examples": [memory_line(example) for example in contents["examples"] or ()],
+        "memories": [render_memory_line(memory) for memory in contents["memories"] or ()],
+        "examples": [render_memory_line(example) for example in contents["examples"] or ()],
     }
     return ((name, entries) for name, entries in texts.items() if entries)
 
 
-def _system(text: str, counter: TokenCounter) -> int:
+def _count_system_tokens(text: str, counter: TokenCounter) -> int:
     return counter.count_message(SystemMessage(text)) if text else 0
 
 
@@ -275,39 +277,41 @@ class UseMemories(MessagesNode):
     ) -> ModelInput:
         """Return `model_input` with a section of recalled memories."""
         newest, turns = tee(model_input.turns)
-        query, room = query_of(list(islice(newest, 2))), self._search.max_tokens or 0
+        query, room = build_query(list(islice(newest, 2))), self._search.max_tokens or 0
         lines: tuple[str, ...] = ()
         while query and room:
             possible, turns = tee(turns)
-            filled = self._add(replace(model_input, turns=possible), _TOKEN * room)
+            filled = self._add(replace(model_input, turns=possible), _ONE_TOKEN * room)
             try:
-                left = await self._left(filled, state, config)
+                left = await self._find_shown_ids(filled, state, config)
             except BudgetExceeded:  # of a part that follows
                 room //= 2
                 continue
-            lines = await self._recalled(query, room, left, config)
+            lines = await self._recall_lines(query, room, left, config)
             break
         while lines:
             possible, turns = tee(turns)
-            filled = self._add(replace(model_input, turns=possible), section("memories", lines))
+            filled = self._add(
+                replace(model_input, turns=possible), render_section("memories", lines)
+            )
             try:
-                await self._left(filled, state, config)
+                await self._find_shown_ids(filled, state, config)
                 break
             except BudgetExceeded:  # its counter counts them dearer than the estimate does
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)
-        return self._add(model_input, section("memories", lines)) if lines else model_input
+        return self._add(model_input, render_section("memories", lines)) if lines else model_input
 
     transform_input, atransform_input = blocking(_transform_input), awaiting(_transform_input)  # type: ignore[arg-type]
 
-    async def _left(
+    async def _find_shown_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return frozenset(message.id for message in model_input.to_messages())
 
-    async def _recalled(
+    async def _recall_lines(
         self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
     ) -> tuple[str, ...]:
         thread_id, _ = read_run_source(config)
@@ -322,7 +326,7 @@ class UseMemories(MessagesNode):
         try:
             options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": room}
             options |= {"accepts": accepts, "rejected": len(left)}
-            return (await self._search.found(query, self._store, config, **options)).lines
+            return (await self._search.find_memories(query, self._store, config, **options)).lines
         except Exception as exc:  # also of the driver of another store
             passing = StorageError | EmbeddingFailed
             if isinstance(exc, PerdureError) and not isinstance(exc, passing):
@@ -334,7 +338,7 @@ class UseMemories(MessagesNode):
 use_memories = UseMemories
 
 
-def query_of(turns: Sequence[Turn]) -> str:
+def build_query(turns: Sequence[Turn]) -> str:
     """The query for the newest turns, newest first; "" if there is no text."""
     asked = (turn.messages[0] for turn in turns[:2])
     texts = [message.text.strip() for message in asked if role(message) == "human"]
@@ -342,10 +346,12 @@ def query_of(turns: Sequence[Turn]) -> str:
         return ""
     telling = [word for word in tokenize_query(texts[0]) if word not in STOP_WORDS]
     # as "and then?", "Bruges?"
-    is_elliptic = not telling or (len(telling) == 1 and len(texts[0].split()) <= _SHORT)
+    is_elliptic = not telling or (
+        len(telling) == 1 and len(texts[0].split()) <= _MAX_ELLIPTIC_WORDS
+    )
     text = "\n".join(reversed(texts)) if is_elliptic else texts[0]
-    half = _LONGEST // 2
-    return text if len(text) <= _LONGEST else f"{text[:half]}\n{text[-half:]}"
+    half = _MAX_QUERY_CHARS // 2
+    return text if len(text) <= _MAX_QUERY_CHARS else f"{text[:half]}\n{text[-half:]}"
 
 
 def _add_to_question(model_input: ModelInput, text: str) -> ModelInput:

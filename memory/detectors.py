@@ -22,18 +22,18 @@ Finding = tuple[str, int, int]  # a kind, and where it stands: `text[start:end]`
 Detector = Callable[[str], Iterable[Finding]]
 """Of a text. Its kinds are `"secret"`, `"card"`, `"e-mail"`, `"phone"`, or yours."""
 Treatment = Literal["keep", "redact", "quarantine", "refuse"]  # what is done about a finding
-REDACTED: Final = "redacted"
+REDACTED_FIELD: Final = "redacted"
 """The field of a memory's value with the kinds that were redacted in it."""
 
-_WORST: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
-_CONTACTS: Final = ("e-mail", "phone")
-_NAMES: Final = {  # of kinds, in a reason
+_TREATMENTS_BY_SEVERITY: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
+_CONTACT_KINDS: Final = ("e-mail", "phone")
+_KIND_NAMES: Final = {  # of kinds, in a reason
     "card": "the number of a payment card",
     "e-mail": "an e-mail address",
     "phone": "a telephone number",
     "secret": "a password, key or other secret",
 }
-_KEYS: Final = tuple(
+_KEY_PATTERNS: Final = tuple(
     re.compile(pattern)
     for pattern in (
         r"(?a)(?<![A-Za-z0-9])(?P<value>(?:gh[oprsu]_|github_pat_|glpat-|xox[abeoprs]-|AIza|[rs]k_live_"
@@ -48,7 +48,7 @@ _KEYS: Final = tuple(
         r"(?i)\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
     )
 )
-_NAMED: Final = re.compile(  # in a lookahead: a value may be the name of the next one
+_LABELLED_SECRET: Final = re.compile(  # in a lookahead: a value may be the name of the next one
     r"(?=(?:(?P<password>(?:pass[ -]?(?:word(?:s(?= ))?|phrase|code)|passwort|passwd|pwd|kennwort"
     r"|wachtwoord|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード"
     r"|(?<![^\W_])pw(?= [^:=]))\d?(?! (?:manager|generator|polic|rule|field|hint)))"
@@ -70,14 +70,14 @@ _NAMED: Final = re.compile(  # in a lookahead: a value may be the name of the ne
     r"(?P<value>(?<=[\"'`])[^\n\"'`]{1,256}+|[^\s\"'`<>]{1,256}+))",
     re.IGNORECASE,
 )
-_NAMES_OF: Final = re.compile(  # most texts have none, and `_NAMED` takes ten times as long
+_SECRET_LABEL: Final = re.compile(  # most texts have none, and `_NAMED` takes ten times as long
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
     r"|secret"
 )
-_LONG: Final = re.compile(r"[\w+/=.~-]{16}")  # every key of a service has as many in a row
-_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
-_ENDS: Final = ".,;:!?)]}>*\\。"
-_NO_VALUE: Final = re.compile(r"\W*|\[.*|\$.*|\{.*|null|none|true|false", re.IGNORECASE)
+_KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")  # every key of a service has as many in a row
+_CLAUSE_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
+_TRAILING_PUNCTUATION: Final = ".,;:!?)]}>*\\。"
+_PLACEHOLDER: Final = re.compile(r"\W*|\[.*|\$.*|\{.*|null|none|true|false", re.IGNORECASE)
 _CARD: Final = re.compile(
     r"(?<![\d.])(?:(?:[3-6]\d|2[2-7])\d{2}(?:[ ./_-]{0,2}\d{4}){3}"
     r"|3[47]\d{2}[ -]?\d{6}[ -]?\d{5})(?!\d|[A-Za-z]\b)"
@@ -86,27 +86,27 @@ _EMAIL: Final = re.compile(
     r"(?<![\w.+%'-])(?!git@)[\w.+%'-]{1,64}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,6}[^\W\d_]{2,24}"
     r"(?![\w@])"
 )
-_WINDOW: Final = 4_096  # characters
-_FORMS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
+_WINDOW_SIZE: Final = 4_096  # characters
+_CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
 def secrets(text: str) -> Iterator[Finding]:
     """Passwords and PINs that are named, keys with a known prefix, private keys, credentials."""
-    for pattern in _KEYS:
+    for pattern in _KEY_PATTERNS:
         for match in pattern.finditer(text):
             yield "secret", *match.span("value")
     end = 0
-    for named in _NAMED.finditer(text) if _NAMES_OF.search(text) else ():
+    for named in _LABELLED_SECRET.finditer(text) if _SECRET_LABEL.search(text) else ():
         start, value = named.start("value"), named["value"]
         if text[start - 1] not in "\"'`":
-            value = value.rstrip(_ENDS)
+            value = value.rstrip(_TRAILING_PUNCTUATION)
         if named.start() >= end and _is_secret(named, value):
             end = start + len(value)
             yield "secret", start, end
 
 
 def _is_secret(named: re.Match[str], value: str) -> bool:
-    if _NO_VALUE.fullmatch(value):
+    if _PLACEHOLDER.fullmatch(value):
         return False
     if named["pin"]:
         return value.replace("-", "").isdecimal() and 3 <= len(value) <= 9
@@ -124,7 +124,7 @@ def _is_password(named: re.Match[str], value: str) -> bool:
     start = named.start("value")
     is_quoted = named.string[start - 1] in "\"'`"
     is_signed = bool(named["mark"] or (named["is"] and named["colon"]))
-    if not is_quoted and _END.match(named.string, start + len(value)) is None:
+    if not is_quoted and _CLAUSE_END.match(named.string, start + len(value)) is None:
         return False
     if is_signed or not named["is"]:
         return is_signed
@@ -165,9 +165,9 @@ def phone_numbers(region: str) -> Detector:
 
 def service_keys(text: str) -> Iterator[Finding]:
     """Keys of cloud services, by detect-secrets; nothing without the extra `privacy`."""
-    for pattern in _service_patterns() if _LONG.search(text) else ():
-        for start in range(0, len(text), _WINDOW // 2):  # some take the square of the length
-            for match in pattern.finditer(text[start : start + _WINDOW]):
+    for pattern in _service_patterns() if _KEY_LIKE_RUN.search(text) else ():
+        for start in range(0, len(text), _WINDOW_SIZE // 2):  # some take the square of the length
+            for match in pattern.finditer(text[start : start + _WINDOW_SIZE]):
                 yield "secret", start + match.start(), start + match.end()
 
 
@@ -186,9 +186,9 @@ DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, servic
 """The detectors that are built in."""
 
 
-def spans_of(text: str, detectors: Iterable[Detector]) -> list[Finding]:
+def find_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
     """What detectors find in a text, in ASCII's forms; findings that overlap become one."""
-    forms = [text] if text.isascii() else [_form(char) for char in text]
+    forms = [text] if text.isascii() else [_normalize_char(char) for char in text]
     plain = "".join(forms)
     places = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
     merged: list[Finding] = []
@@ -202,12 +202,12 @@ def spans_of(text: str, detectors: Iterable[Detector]) -> list[Finding]:
 
 
 @lru_cache(1 << 14)
-def _form(char: str) -> str:
-    form = _FORMS.get(unicodedata.category(char))
+def _normalize_char(char: str) -> str:
+    form = _CATEGORY_REPLACEMENTS.get(unicodedata.category(char))
     return unicodedata.normalize("NFKC", char) if form is None else form
 
 
-def redacted(text: str, spans: Sequence[Finding]) -> str:
+def redact_spans(text: str, spans: Sequence[Finding]) -> str:
     """A text with its findings, as of `spans_of`, redacted."""
     parts, at = [], 0
     for kind, start, end in spans:
@@ -217,61 +217,65 @@ def redacted(text: str, spans: Sequence[Finding]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitive:
+class SensitiveDataRules:
     """The detectors, and the treatment of what they find; see `Gate`."""
 
     secrets: Treatment
     contacts: Treatment
     detectors: Sequence[Detector]
 
-    def judged(self, candidate: Candidate) -> Verdict:
+    def judge(self, candidate: Candidate) -> Verdict:
         """A verdict, to quarantine if a detector raises."""
         kinds: dict[str, Treatment] = {}
         try:
-            text = self._redacted(candidate.text, None, candidate.explicit, kinds)
-            fields = self._redacted(candidate.fields, "", candidate.explicit, kinds)
+            text = self._redact_value(candidate.text, None, candidate.explicit, kinds)
+            fields = self._redact_value(candidate.fields, "", candidate.explicit, kinds)
         except Exception as exc:  # a detector of the user's, whose message may quote the secret
             fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
             return Verdict("quarantine", fault, "detectors")
-        for treatment in _WORST:
+        for treatment in _TREATMENTS_BY_SEVERITY:
             if found := [kind for kind, given in kinds.items() if given == treatment]:
                 break
         else:
             return KEEP
-        named = " and ".join(_NAMES.get(k, f"what a detector calls {k!r}") for k in found)
-        check = "contacts" if found[0] in _CONTACTS else "secrets"
+        named = " and ".join(_KIND_NAMES.get(k, f"what a detector calls {k!r}") for k in found)
+        check = "contacts" if found[0] in _CONTACT_KINDS else "secrets"
         if treatment != "redact":
             return Verdict(treatment, f"it holds {named}", check)
-        fields[REDACTED] = found
+        fields[REDACTED_FIELD] = found
         kept = None if text == candidate.text else text
         return Verdict("keep", f"{named} is redacted", check, kept, fields=fields)
 
-    def redacted(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """A text, redacted to be shown."""
-        return redacted(text, spans_of(text, self.detectors))
+        return redact_spans(text, find_spans(text, self.detectors))
 
-    def _redacted(
+    def _redact_value(
         self, part: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
     ) -> Any:
         """A text or field, redacted; the treatment of each finding is noted in `kinds`."""
         if isinstance(part, Mapping):
             fields = part.items()
-            return {key: self._redacted(each, str(key), explicit, kinds) for key, each in fields}
+            return {
+                key: self._redact_value(each, str(key), explicit, kinds) for key, each in fields
+            }
         if isinstance(part, list | tuple):
-            return [self._redacted(each, name, explicit, kinds) for each in part]
+            return [self._redact_value(each, name, explicit, kinds) for each in part]
         if not isinstance(part, str):
             return part
-        spans = spans_of(part, self.detectors) if name is None else self._in_field(part, name)
+        spans = (
+            find_spans(part, self.detectors) if name is None else self._find_field_spans(part, name)
+        )
         for kind, _, _ in spans:
-            treatment = self.contacts if kind in _CONTACTS else self.secrets
-            stays = explicit and kind in _CONTACTS and treatment == "redact"
+            treatment = self.contacts if kind in _CONTACT_KINDS else self.secrets
+            stays = explicit and kind in _CONTACT_KINDS and treatment == "redact"
             kinds[kind] = "keep" if stays else treatment
-        return redacted(part, [span for span in spans if kinds[span[0]] == "redact"])
+        return redact_spans(part, [span for span in spans if kinds[span[0]] == "redact"])
 
-    def _in_field(self, text: str, name: str) -> list[Finding]:
+    def _find_field_spans(self, text: str, name: str) -> list[Finding]:
         """The findings in a field. One word may be an id, and by the field's name a password."""
         ids = () if len(text.split()) > 1 else (emails, phones)
         label = f"{name.replace('_', ' ')}: "
-        findings = spans_of(label + text, [each for each in self.detectors if each not in ids])
+        findings = find_spans(label + text, [each for each in self.detectors if each not in ids])
         at = len(label)
         return [(kind, start - at, end - at) for kind, start, end in findings if start >= at]

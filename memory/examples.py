@@ -17,12 +17,12 @@ from pydantic import BaseModel, Field, model_validator
 
 from perdure.effects import awaiting, blocking
 from perdure.errors import InvalidValue
-from perdure.memory.changes import provenance_of
+from perdure.memory.changes import complete_provenance
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.options import check_instance, check_whole_number
-from perdure.memory.quotation import fitting, section
-from perdure.memory.records import EPISODE, Memory, Outcome, memory_line
+from perdure.memory.quotation import fit_section, render_section
+from perdure.memory.records import EPISODE, Memory, Outcome, render_memory_line
 from perdure.memory.tokens import token_counter
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
@@ -97,11 +97,11 @@ class ExampleSelector(BaseExampleSelector):
             "input": input, "outcome": outcome, "context": context, "why": why, "score": score
         }  # fmt: skip
         fields = {name: part for name, part in parts.items() if part is not None}
-        writer = self.memories.writer(config)
-        value = writer.value(fields)
+        writer = self.memories.build_writer(config)
+        value = writer.build_value(fields)
         same = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
         digest = blake2b(same.encode("utf-8", "surrogatepass"), digest_size=10)
-        source = provenance_of(config, provenance)
+        source = complete_provenance(config, provenance)
         return await writer.insert(fields, source, f"episode-{digest.hexdigest()}", "updated")
 
     async def _select(
@@ -113,10 +113,10 @@ class ExampleSelector(BaseExampleSelector):
         # not in context: two examples of one thread are no neighbours in a conversation
         options = {"query": query, "as_of": as_of, "context": False}
         limit, config = self.limit * _OTHERS, config or self.config
-        memories = await self.memories.found(options, limit, config=config)
+        memories = await self.memories.search_namespace(options, limit, config=config)
         examples = [memory for memory in memories if _is_example(memory)][: self.limit]
-        lines = [memory_line(memory) for memory in examples]
-        taken, _ = fitting("examples", lines, self.max_tokens, self._counter)
+        lines = [render_memory_line(memory) for memory in examples]
+        taken, _ = fit_section("examples", lines, self.max_tokens, self._counter)
         return [examples[n] for n in taken]
 
     async def _add_example(self, example: dict[str, str]) -> Outcome:
@@ -140,7 +140,11 @@ class ExampleSelector(BaseExampleSelector):
     @staticmethod
     def section(examples: Sequence[Memory]) -> str:
         """Examples as a section of a prompt, quoted; "" for none."""
-        return section("examples", [memory_line(each) for each in examples]) if examples else ""
+        return (
+            render_section("examples", [render_memory_line(each) for each in examples])
+            if examples
+            else ""
+        )
 
     add, aadd = blocking(_add), awaiting(_add)
     select, aselect = blocking(_select), awaiting(_select)

@@ -35,7 +35,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory import thread_messages
-from perdure.memory.changes import planned, written_in_turn
+from perdure.memory.changes import plan_and_write_exclusively, plan_proposal
 from perdure.memory.conversation import Messages, role
 from perdure.memory.extractors import Batch, Extractor, Proposal, Scope, TurnExtractor, Usage
 from perdure.memory.gate import TOMBSTONE_CHECK, Gate
@@ -51,19 +51,19 @@ from perdure.memory.nodes import Learner
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
 from perdure.memory.records import (
     WATERMARKS,
-    Planned,
+    ChangePlan,
     StoreAdapter,
-    adapter_of,
-    namespace_of,
-    notes_of,
+    build_notes_namespace,
+    fill_namespace,
+    get_adapter,
 )
 from perdure.memory.run_config import Template, read_run_source
 from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
     Watermark,
-    watermark,
-    watermarks,
+    read_watermark,
+    read_watermarks,
 )
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 from perdure.stores.namespaces import check_key, check_namespace
@@ -73,7 +73,7 @@ _LOG = logging.getLogger("perdure")
 _RUN: Final = 200  # messages of a run in one transaction
 _KEPT: Final = 64  # past versions of a watermark's note are dropped when there are so many
 _CHANGES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
-Reads = Callable[[Watermark], Operation[ThreadHistory]]
+HistoryReader = Callable[[Watermark], Operation[ThreadHistory]]
 _DUE_LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
 _MARGIN: Final = timedelta(seconds=2)  # activity is noted to a tenth of a second, clocks differ
@@ -117,7 +117,7 @@ class ExtractionReport:
         """How many memories were not made because they were deleted or forgotten before."""
         return self.refused.get(TOMBSTONE_CHECK, 0)
 
-    def counting(self, messages: int, plan: Planned, usage: Usage) -> ExtractionReport:
+    def add_batch(self, messages: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
         """The report with another batch."""
         counts = Counter[str](outcome.change for outcome in plan.outcomes)
         refused = [
@@ -173,7 +173,7 @@ class Extraction:
         memory is made twice, and no deleted memory comes back. After an error, say `ModelFailed`,
         the next extraction reads the same messages.
         """
-        scope = _scope(self.adapter(), self.namespace, config)
+        scope = _build_scope(self.get_adapter(), self.namespace, config)
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
         thread_id = check_thread_id(thread_id)
 
@@ -184,18 +184,18 @@ class Extraction:
             )
 
         if anew:
-            await pipeline.setting_back(thread_id)
-        return await run_in_thread(pipeline.extracting(thread_id, reads))
+            await pipeline.reset_watermark(thread_id)
+        return await run_in_thread(pipeline.extract_unread(thread_id, reads))
 
     extract, aextract = blocking(_extract), awaiting(_extract)
 
-    def adapter(self) -> StoreAdapter:
+    def get_adapter(self) -> StoreAdapter:
         """The store; a `ConfigurationError` if there is none."""
-        return self._adapter or adapter_of(None, self.namespace)
+        return self._adapter or get_adapter(None, self.namespace)
 
 
-def _scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
-    namespace = namespace_of(template, config)
+def _build_scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
+    namespace = fill_namespace(template, config)
     if not adapter.versioned and any("." in label for label in namespace):
         raise InvalidNamespace(
             f"{type(adapter.store).__name__} refuses dots, as in {namespace!r} of "
@@ -220,59 +220,61 @@ class Pipeline:
     # the thread, with the time at which its messages were read; None if perdure does not store it
     loaded: LoadedThread | None = None
 
-    async def extracting(self, thread_id: str, reads: Reads) -> ExtractionReport:
+    async def extract_unread(self, thread_id: str, reads: HistoryReader) -> ExtractionReport:
         """Extract memories of unread messages; `reads` reads the messages of the thread."""
         report = ExtractionReport(thread_id)
         while True:  # again if another was quicker
-            mark = await self._mark(thread_id)
+            mark = await self._read_watermark(thread_id)
             history = await reads(mark)
-            new = mark.beyond(history)
+            new = mark.find_unread(history)
             if not new and (mark.checkpoint_id != history.checkpoint_id or mark.attempts):
-                after = mark.advanced((), history.checkpoint_id)  # it is no longer due
+                after = mark.advance((), history.checkpoint_id)  # it is no longer due
                 with suppress(VersionConflict):
-                    await self.scope.adapter.written([self._put(after, thread_id)])
+                    await self.scope.adapter.write([self._build_watermark_put(after, thread_id)])
             if new and mark.version == 0 and self.guards:
                 with suppress(VersionConflict):
-                    await self.scope.adapter.written([self._put(mark, thread_id)])
+                    await self.scope.adapter.write([self._build_watermark_put(mark, thread_id)])
                 continue  # who erases the note from now on stops this extraction
             while new:
-                size = max(1, self.extractor.taking(new[: self.batch]))
-                batch, new = _batch_of(new[:size], mark, history), new[size:]
-                proposal = await self.extractor.proposing(batch, self.scope)
+                size = max(1, self.extractor.count_batch_messages(new[: self.batch]))
+                batch, new = _build_batch(new[:size], mark, history), new[size:]
+                proposal = await self.extractor.propose_changes(batch, self.scope)
                 # the thread stays due until its last batch is written
                 at = mark.checkpoint_id if new else history.checkpoint_id
-                after = mark.advanced(batch.messages, at)
-                plan = await self._written(batch, proposal, mark, after)
+                after = mark.advance(batch.messages, at)
+                plan = await self._write_proposal(batch, proposal, mark, after)
                 if plan is None:
                     break
-                report = report.counting(len(batch.messages), plan, proposal.usage)
+                report = report.add_batch(len(batch.messages), plan, proposal.usage)
                 if new:
-                    mark = await self._mark(thread_id)
-                    if not mark.same_as(after):
+                    mark = await self._read_watermark(thread_id)
+                    if not mark.has_same_progress(after):
                         break
             else:
                 return report
 
-    async def setting_back(self, thread_id: str) -> None:
+    async def reset_watermark(self, thread_id: str) -> None:
         """Set the watermark back, so that the whole thread is read again."""
 
-        async def plan() -> Planned:
-            mark = await self._mark(thread_id)
-            return Planned([self._put(mark.set_back(), thread_id)] if mark.count else [])
+        async def plan() -> ChangePlan:
+            mark = await self._read_watermark(thread_id)
+            return ChangePlan(
+                [self._build_watermark_put(mark.reset(), thread_id)] if mark.count else []
+            )
 
-        await written_in_turn(self.scope.adapter, self.scope.namespace, plan)
+        await plan_and_write_exclusively(self.scope.adapter, self.scope.namespace, plan)
 
-    async def _mark(self, thread_id: str) -> Watermark:
-        return await watermark(
+    async def _read_watermark(self, thread_id: str) -> Watermark:
+        return await read_watermark(
             self.scope.adapter, self.scope.namespace, thread_id, self.extractor.name
         )
 
-    def _put(self, mark: Watermark, thread_id: str) -> PutItem:
-        return mark.put(self.scope.namespace, thread_id)
+    def _build_watermark_put(self, mark: Watermark, thread_id: str) -> PutItem:
+        return mark.build_put(self.scope.namespace, thread_id)
 
-    async def _written(
+    async def _write_proposal(
         self, batch: Batch, proposal: Proposal, mark: Watermark, after: Watermark
-    ) -> Planned | None:
+    ) -> ChangePlan | None:
         """Write a proposal with the watermark.
 
         Returns:
@@ -280,20 +282,24 @@ class Pipeline:
             message was erased meanwhile.
         """
         thread_id, read = batch.thread_id, [*batch.before, *batch.messages]
-        adapter, put, tries = self.scope.adapter, self._put(after, thread_id), count()
+        adapter, put, tries = (
+            self.scope.adapter,
+            self._build_watermark_put(after, thread_id),
+            count(),
+        )
 
-        async def plan() -> Planned:
+        async def plan() -> ChangePlan:
             if next(tries):  # another change was written: if it was this watermark's, that is it
-                now = await self._mark(thread_id)
-                if now.version != mark.version or not now.same_as(mark):
-                    return Planned()
+                now = await self._read_watermark(thread_id)
+                if now.version != mark.version or not now.has_same_progress(mark):
+                    return ChangePlan()
             scope = self.scope._replace(thread=self.loaded)
-            made = await planned(proposal, self.gate, scope)
+            made = await plan_proposal(proposal, self.gate, scope)
             if await is_any_erased(self.loaded, [each.message for each in read]):
-                return Planned()
+                return ChangePlan()
             return made._replace(puts=[*made.puts, put])
 
-        made = await written_in_turn(adapter, self.scope.namespace, plan)
+        made = await plan_and_write_exclusively(adapter, self.scope.namespace, plan)
         if not made.puts:
             return None
         if mark.version and mark.version % _KEPT == 0:
@@ -301,7 +307,9 @@ class Pipeline:
         return made
 
 
-def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:
+def _build_batch(
+    messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory
+) -> Batch:
     first = next(i for i, message in enumerate(history.messages) if message.id == messages[0].id)
     before = history.messages[max(0, first - _BEFORE) : first]
     edited = mark.ids & {message.id for message in messages}
@@ -342,27 +350,27 @@ class RememberTurns(Learner):
         if self.namespace.lacks_memory(config):
             return None
         adapter, thread_id = (
-            self._adapter or adapter_of(None, self.namespace),
+            self._adapter or get_adapter(None, self.namespace),
             check_thread_id(thread_id),
         )
         loaded, reading = find_run_thread(config, self.messages_key), count()
 
         async def reads(mark: Watermark) -> ThreadHistory:
-            unread = _from_known(mark, messages)
+            unread = _skip_read_messages(mark, messages)
             if next(reading):  # a second read; messages may have been erased since the first
                 unread = await remove_erased(loaded, unread)
-            history = thread_messages.history_of_state(thread_id, checkpoint_id, unread)
+            history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
             newest = [*map(role, (message.message for message in reversed(history.messages)))]
             now = newest.index("human") + 1 if "human" in newest else len(newest)
-            return history.timed([datetime.now(UTC)] * now)
+            return history.with_times([datetime.now(UTC)] * now)
 
         try:
-            scope = _scope(adapter, self.namespace, config)
+            scope = _build_scope(adapter, self.namespace, config)
             pipeline = Pipeline(
                 TurnExtractor(), self.gate, _RUN, scope, guards=False, loaded=loaded
             )
-            return await run_in_thread(pipeline.extracting(thread_id, reads))
+            return await run_in_thread(pipeline.extract_unread(thread_id, reads))
         except ConfigurationError:
             raise
         except Exception as exc:
@@ -370,7 +378,7 @@ class RememberTurns(Learner):
             return None
 
 
-def _from_known(mark: Watermark, messages: Messages) -> Messages:
+def _skip_read_messages(mark: Watermark, messages: Messages) -> Messages:
     """Without what is certainly read: a turn must not cost what the thread is long."""
     if mark.count == len(mark.known) or not all(message.id for message in messages):
         return messages
@@ -453,7 +461,9 @@ class DueThreads:
         self._since: datetime | None = None
         self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
 
-    def jobs(self, *, listed: bool = True, confirmed: bool = False) -> list[ExtractionJob]:
+    def list_jobs(
+        self, *, exclude_deleted: bool = True, exclude_read: bool = False
+    ) -> list[ExtractionJob]:
         """The threads with unread messages, in any state but `"done"`.
 
         With `listed`, those that were deleted since the last call are left out, by a query for
@@ -462,25 +472,25 @@ class DueThreads:
         once for each head. A worker does not need that: it finds nothing to extract in them.
         """
         with self._lock:
-            self._refresh()
-            for thread_id in [*self._unread] if listed else ():
+            self._refresh_unread()
+            for thread_id in [*self._unread] if exclude_deleted else ():
                 try:
                     self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
                 except UnknownThread:
                     del self._unread[thread_id]
                     self._confirmed.pop(thread_id, None)
-            adapter, name = self._extraction.adapter(), self._extraction.extractor.name
+            adapter, name = self._extraction.get_adapter(), self._extraction.extractor.name
             unread = [*self._unread.items()]
             places = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
-            marks, jobs = run(watermarks(adapter, places, name)), []
+            marks, jobs = run(read_watermarks(adapter, places, name)), []
             for (thread_id, place), mark in zip(unread, marks, strict=True):
                 head, seen, namespace, labels = place
                 if mark.checkpoint_id == head.checkpoint_id:
                     del self._unread[thread_id]
                     self._confirmed.pop(thread_id, None)
                     continue
-                state, at = standing(self._pace, head, mark, seen, datetime.now(UTC))
-                if confirmed and state in ("waiting", "due") and self._is_read(head, mark):
+                state, at = compute_job_state(self._pace, head, mark, seen, datetime.now(UTC))
+                if exclude_read and state in ("waiting", "due") and self._is_read(head, mark):
                     continue
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
@@ -497,17 +507,17 @@ class DueThreads:
             known = self._confirmed[head.thread_id] = here, is_read
         return known[1]
 
-    def job(self, thread_id: str, config: RunnableConfig | None) -> ExtractionJob:
+    def build_job(self, thread_id: str, config: RunnableConfig | None) -> ExtractionJob:
         """The job of one thread; None: with the config of its last run."""
         values = dict((config or {}).get("configurable", {}))
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
             values = dict(head.metadata)
-        labels = labels_of(values, self._extraction.namespace.names)
-        namespace = namespace_of(self._extraction.namespace, {"configurable": labels})
+        labels = read_label_values(values, self._extraction.namespace.names)
+        namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 
-    def unassigned(self, quiet_s: float = 0.0) -> list[str]:
+    def list_unassigned(self, quiet_s: float = 0.0) -> list[str]:
         """The ids of threads that `jobs` left out, because their heads do not say whose they are.
 
         Only of threads in which nothing was said for so many seconds.
@@ -516,14 +526,14 @@ class DueThreads:
         with self._lock:
             return [thread_id for thread_id, at in self._unassigned.items() if at <= quiet]
 
-    def drop(self, thread_id: str) -> None:
+    def drop_thread(self, thread_id: str) -> None:
         """Forget a thread that was deleted."""
         with self._lock:
             self._unread.pop(thread_id, None)
             self._confirmed.pop(thread_id, None)
             self._unassigned.pop(thread_id, None)
 
-    def _refresh(self) -> None:
+    def _refresh_unread(self) -> None:
         begun, after = datetime.now(UTC), None
         while page := self._saver.heads(limit=500, after=after, active_since=self._since):
             after = page[-1].thread_id
@@ -531,20 +541,20 @@ class DueThreads:
                 before = self._unread.pop(head.thread_id, None)
                 seen = before[1] if before else min(begun, head.updated_at)
                 self._unassigned.pop(head.thread_id, None)
-                if head.checkpoint_id is not None and (place := self._place(head)):
+                if head.checkpoint_id is not None and (place := self._find_namespace(head)):
                     self._unread[head.thread_id] = head, seen, *place
         self._since = begun - _MARGIN
 
-    def _place(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
+    def _find_namespace(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
         """The namespace of a thread's memories, and its values; None: there is no such place."""
         names = self._extraction.namespace.names
-        labels = labels_of(head.metadata, names)
+        labels = read_label_values(head.metadata, names)
         if len(labels) < len(names):
             self._unassigned[head.thread_id] = head.updated_at
             return None
         try:
-            namespace = namespace_of(self._extraction.namespace, {"configurable": labels})
-            check_namespace(notes_of(WATERMARKS, namespace))
+            namespace = fill_namespace(self._extraction.namespace, {"configurable": labels})
+            check_namespace(build_notes_namespace(WATERMARKS, namespace))
             check_key(head.thread_id)
         except ConfigurationError:
             return None
@@ -554,7 +564,7 @@ class DueThreads:
         return namespace, labels
 
 
-def labels_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     """Whose a thread is: the values for the names of a namespace in its head's metadata.
 
     langgraph copies them from a run's `configurable`, perdure's nodes from its `context`. A whole
@@ -565,7 +575,7 @@ def labels_of(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, st
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def standing(
+def compute_job_state(
     pace: Pace, head: ThreadHead, mark: Watermark, seen: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
     """The state of a thread with unread messages, first seen at `seen`, and when it is due."""

@@ -23,15 +23,15 @@ from perdure.memory.records import (
     PREVIOUS,
     TURN,
     Candidate,
+    ChangePlan,
     Memory,
     Outcome,
-    Planned,
     Role,
     StoreAdapter,
-    memory_of,
-    put_of,
+    build_put,
+    memory_from_item,
 )
-from perdure.memory.thread_messages import TURNS, ThreadMessage
+from perdure.memory.thread_messages import TURN_EXTRACTOR, ThreadMessage
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.text import split_into_chunks
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from perdure.memory.loaded_thread import LoadedThread
 
 Alteration = Literal["updated", "superseded", "deleted"]
-UNTIL: Final = "until"
+UNTIL_FIELD: Final = "until"
 """The field of a turn's value with the date until which it held (ISO 8601, UTC)."""
-_CHUNKS: Final = 40  # of a message that are kept
+_MAX_CHUNKS: Final = 40  # of a message that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,15 @@ class Batch:
     before: Sequence[ThreadMessage] = ()  # those just before, as context
     edited: frozenset[str] = frozenset()  # ids of messages that were read before, and edited since
 
-    def candidate(
+    def build_candidate(
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
         """A candidate that rests on these messages, at least one."""
-        return Candidate(text, kind, fields, self.source(messages), _role(messages))
+        return Candidate(
+            text, kind, fields, self.build_provenance(messages), _choose_role(messages)
+        )
 
-    def source(self, messages: Sequence[ThreadMessage]) -> Provenance:
+    def build_provenance(self, messages: Sequence[ThreadMessage]) -> Provenance:
         """The provenance of what rests on these messages."""
         last = messages[-1]
         return Provenance(
@@ -82,7 +84,7 @@ class Batch:
             actor=next(
                 (message.actor for message in messages if message.role == "user"), last.actor
             ),
-            trust=_role(messages),
+            trust=_choose_role(messages),
             position=last.position,
             at=last.at,
         )
@@ -104,7 +106,7 @@ class Revision(NamedTuple):
     until: datetime | None = None  # when the previous text stopped being true, if that is given
 
 
-Plan = Callable[[Gate], Operation[Planned]]
+PlanFunction = Callable[[Gate], Operation[ChangePlan]]
 """Plans against what is stored now; called again if that changed before the write."""
 
 
@@ -114,7 +116,7 @@ class Proposal:
 
     additions: Sequence[Addition] = ()
     revisions: Sequence[Revision] = ()
-    plans: Sequence[Plan] = ()  # of other items: a profile, instructions
+    plan_functions: Sequence[PlanFunction] = ()  # of other items: a profile, instructions
     outcomes: Sequence[Outcome] = ()  # what the extractor refused itself
     usage: Usage = field(default_factory=Usage)
 
@@ -138,14 +140,14 @@ class Extractor(Protocol):
     name: str
     """Part of the key of its watermarks: two extractors of one name share them."""
 
-    def taking(self, messages: Sequence[ThreadMessage]) -> int:
+    def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
         """How many of these messages, from the first on, make one batch; 1 or more."""
 
-    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
+    async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """The memories of a batch; the same messages may be read again, as with `anew`."""
 
 
-def _role(messages: Sequence[ThreadMessage]) -> Role:
+def _choose_role(messages: Sequence[ThreadMessage]) -> Role:
     """The user's role if any message is a user's, else the least trustworthy one."""
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {message.role for message in messages}
@@ -158,46 +160,46 @@ class TurnExtractor:
     A message of more than `max_words` is cut into chunks, of which the first 40 are kept.
     """
 
-    name = TURNS
+    name = TURN_EXTRACTOR
 
     def __init__(self, *, max_words: int = 250) -> None:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
-    def taking(self, messages: Sequence[ThreadMessage]) -> int:
+    def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
         """All of them."""
         return len(messages)
 
-    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
+    async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """A memory for each chunk of each message; an edit may delete chunks."""
         additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
         for message in batch.messages:
             is_kept = message.role in ("user", "assistant")
             texts = split_into_chunks(message.text, self.max_words, 0) if is_kept else []
-            left_out, texts = len(texts[_CHUNKS:]), texts[:_CHUNKS]
+            left_out, texts = len(texts[_MAX_CHUNKS:]), texts[:_MAX_CHUNKS]
             for number, text in enumerate(texts):
-                key = turn_key(batch.thread_id, message.id, number)
-                candidate = batch.candidate([message], f"{message.actor}: {text}", TURN)
+                key = build_turn_key(batch.thread_id, message.id, number)
+                candidate = batch.build_candidate([message], f"{message.actor}: {text}", TURN)
                 additions[key] = Addition(key, candidate)
             if left_out:
                 reason = f"the message is long: {left_out:,} chunks of its end are left out"
-                key = turn_key(batch.thread_id, message.id, _CHUNKS)
+                key = build_turn_key(batch.thread_id, message.id, _MAX_CHUNKS)
                 outcomes.append(Outcome("refused", key, reason, "length"))
             if message.id in batch.edited:
-                source = batch.source([message])
-                stored = await _turns(scope.adapter, scope.namespace, source)
-                empty = batch.candidate([message], "", TURN)
+                source = batch.build_provenance([message])
+                stored = await _read_turns(scope.adapter, scope.namespace, source)
+                empty = batch.build_candidate([message], "", TURN)
                 revisions += [Revision(old.key, "deleted", empty) for old in stored[len(texts) :]]
         return Proposal(list(additions.values()), revisions, outcomes=outcomes)
 
 
-def turn_key(thread_id: str, message_id: str, chunk: int) -> str:
+def build_turn_key(thread_id: str, message_id: str, chunk: int) -> str:
     """The key of the memory of a chunk of a message: the same each time."""
     parts = "\0".join((thread_id, message_id, str(chunk)))
     digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
     return f"turn-{digest.hexdigest()}"
 
 
-async def superseded_turns(
+async def build_superseded_turn_puts(
     adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
 ) -> list[PutItem]:
     """The puts that give turns the date until which they held.
@@ -206,21 +208,23 @@ async def superseded_turns(
     """
     if memory.kind == TURN or memory.provenance is None:
         return []
-    source = replace(memory.provenance, message_ids=left_behind(memory.provenance, successor))
-    turns = await _turns(adapter, memory.namespace, source)
-    ended = {UNTIL: until.isoformat()}
+    source = replace(
+        memory.provenance, message_ids=find_dropped_messages(memory.provenance, successor)
+    )
+    turns = await _read_turns(adapter, memory.namespace, source)
+    ended = {UNTIL_FIELD: until.isoformat()}
     return [
-        put_of(
+        build_put(
             *(turn.namespace, turn.key, {**turn.value, **ended}),
             provenance=turn.provenance,
             if_version=turn.version,
         )
         for turn in turns
-        if UNTIL not in turn.value
+        if UNTIL_FIELD not in turn.value
     ]
 
 
-async def ends_of(
+async def find_end_dates(
     scope: Scope, thread_id: str | None, message_ids: Collection[str]
 ) -> dict[str, str]:
     """The dates (ISO 8601) at which facts were superseded that rest on messages of a thread.
@@ -231,11 +235,11 @@ async def ends_of(
     any_kind = {PREVIOUS: {"$exists": True}}  # which other stores do not know
     kinds = any_kind if scope.adapter.versioned else {"kind": FACT}
     ends: dict[str, str] = {}
-    for memory in await scope.adapter.every(scope.namespace, filter=kinds):
+    for memory in await scope.adapter.list_memories(scope.namespace, filter=kinds):
         past = [text for text in memory.previous if text.change == "superseded"]
         if memory.kind == TURN or not any({*text.message_ids} & {*message_ids} for text in past):
             continue
-        versions = await scope.adapter.versions(memory.namespace, memory.key)
+        versions = await scope.adapter.list_versions(memory.namespace, memory.key)
         threads = {
             version.text: (version.provenance or Provenance()).thread_id for version in versions
         }
@@ -244,25 +248,27 @@ async def ends_of(
             thread = threads.get(text.text, present.thread_id)
             source = Provenance(thread_id=thread, message_ids=text.message_ids)
             if thread == thread_id:
-                ends |= dict.fromkeys(left_behind(source, present), text.until.isoformat())
+                ends |= dict.fromkeys(
+                    find_dropped_messages(source, present), text.until.isoformat()
+                )
     return ends
 
 
-def left_behind(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
+def find_dropped_messages(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
     """The messages on which a memory rested, and on which the one that supersedes it does not."""
     if successor is None or successor.thread_id != source.thread_id:
         return source.message_ids
     return tuple(id for id in source.message_ids if id not in successor.message_ids)
 
 
-async def _turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> list[Memory]:
+async def _read_turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> list[Memory]:
     turns, number = list[Memory](), 0
     thread_id, left = source.thread_id, list(source.message_ids)
     while left and thread_id is not None:
-        keys = [turn_key(thread_id, id_, number) for id_ in left]
+        keys = [build_turn_key(thread_id, id_, number) for id_ in left]
         ops = [GetOp(place, key, refresh_ttl=False) for key in keys]
         items = await adapter.call("batch", ops)
         there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
-        turns += map(memory_of, there.values())
+        turns += map(memory_from_item, there.values())
         left, number = list(there), number + 1
     return turns

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from langgraph.store.base import GetOp
 
 from perdure.effects import Effect, run_computation
-from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment
+from perdure.memory.detectors import DETECTORS, Detector, SensitiveDataRules, Treatment
 from perdure.memory.options import check_choice, check_instance
 from perdure.memory.records import (
-    EVENTS,
+    EVENT_KINDS,
+    HASHED_ID_PREFIX,
     QUARANTINE,
-    RESERVED,
+    RESERVED_LABEL,
     TOMBSTONES,
     TURN,
-    UNNAMED,
     Candidate,
     Change,
+    ChangePlan,
     Memory,
     Outcome,
-    Planned,
     StoreAdapter,
     Verdict,
-    having_said,
-    note_of,
-    notes_of,
-    put_of,
+    build_note_put,
+    build_notes_namespace,
+    build_previous_text_filter,
+    build_put,
 )
-from perdure.memory.sameness import equivalent
+from perdure.memory.sameness import is_equivalent_text
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.normal_form import hash_normal_form
 from perdure.stores.tombstones import hash_message
@@ -40,15 +40,15 @@ from perdure.stores.tombstones import hash_message
 if TYPE_CHECKING:
     from perdure.memory.loaded_thread import LoadedThread
 
-How = Literal["deleted", "forgotten"]
+RemovalKind = Literal["deleted", "forgotten"]
 """`"deleted"` if the memory's past is kept, else `"forgotten"`."""
-_PAGE: Final = 1_000  # notes read at once; fewer are read whole
+_PAGE_SIZE: Final = 1_000  # notes read at once; fewer are read whole
 TOMBSTONE_CHECK: Final = "tombstone"
 """The check that refuses what was deleted or forgotten."""
 _MESSAGE_IDS: Final = "message_ids"  # of a tombstone: the messages of the memory
 
 
-def tombstones_of(memory: Memory, how: How) -> list[PutItem]:
+def build_tombstones(memory: Memory, how: RemovalKind) -> list[PutItem]:
     """Tombstones of a memory's text, of its previous texts and, for a turn, of its message.
 
     Call this with each version whose text is not among `previous`.
@@ -57,12 +57,12 @@ def tombstones_of(memory: Memory, how: How) -> list[PutItem]:
     keys = [
         hash_normal_form(text) for text in (memory.text, *(each.text for each in memory.previous))
     ]
-    keys += sources(source) if memory.kind == TURN else []
+    keys += hash_source_messages(source) if memory.kind == TURN else []
     ids = source.message_ids if source else ()
-    return [note_on(memory.namespace, key, how, ids) for key in dict.fromkeys(keys)]
+    return [build_tombstone(memory.namespace, key, how, ids) for key in dict.fromkeys(keys)]
 
 
-def sources(provenance: Provenance | None) -> list[str]:
+def hash_source_messages(provenance: Provenance | None) -> list[str]:
     """The keys of the tombstones of the messages that something comes from."""
     if provenance is None:
         return []
@@ -73,11 +73,11 @@ async def find_tombstones(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
     """Return the tombstones of texts and messages, by key, in one or two reads of the store."""
-    place = notes_of(TOMBSTONES, namespace)
+    place = build_notes_namespace(TOMBSTONES, namespace)
     if not digests:
         return {}
-    notes = await adapter.found(place, limit=_PAGE)
-    if len(notes) == _PAGE:
+    notes = await adapter.search(place, limit=_PAGE_SIZE)
+    if len(notes) == _PAGE_SIZE:
         items = await adapter.call("batch", [GetOp(place, key) for key in dict.fromkeys(digests)])
         return {item.key: item.value for item in items if item is not None}
     own = (note for note in notes if note.namespace == place)
@@ -91,7 +91,7 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
 
 async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
     """Add to each tombstone the message ids of the tombstone that it replaces."""
-    marks = [put for put in puts if put.namespace[:2] == (RESERVED, TOMBSTONES)]
+    marks = [put for put in puts if put.namespace[:2] == (RESERVED_LABEL, TOMBSTONES)]
     ops = [GetOp(put.namespace, put.key) for put in marks]
     items = (await adapter.call("batch", ops)) if ops else []
     former = {
@@ -109,11 +109,13 @@ async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list
     return out
 
 
-def note_on(namespace: Namespace, key: str, how: How, message_ids: Collection[str] = ()) -> PutItem:
+def build_tombstone(
+    namespace: Namespace, key: str, how: RemovalKind, message_ids: Collection[str] = ()
+) -> PutItem:
     """The tombstone under a key: the digest of a text, or one of `sources`."""
     at = datetime.now(UTC).isoformat()
     value = {"change": how, "at": at, _MESSAGE_IDS: list(message_ids)}
-    return note_of(notes_of(TOMBSTONES, namespace), key, value)
+    return build_note_put(build_notes_namespace(TOMBSTONES, namespace), key, value)
 
 
 Check = Callable[[Candidate], Verdict | None]
@@ -121,8 +123,8 @@ Check = Callable[[Candidate], Verdict | None]
 
 _MAX_CHARS: Final = 2_000  # of a memory's text; turns and episodes may be longer
 _MAX_VALUE_CHARS: Final = 100_000  # of a memory's text and fields
-_DEEPEST: Final = 32  # levels of fields
-_NEAREST: Final = 16  # memories that a candidate is compared with
+_MAX_FIELD_DEPTH: Final = 32  # levels of fields
+_COMPARED_MEMORIES: Final = 16  # memories that a candidate is compared with
 
 
 class Gate:
@@ -152,8 +154,10 @@ class Gate:
     ) -> None:
         for name, treatment in (("secrets", secrets), ("contacts", contacts)):
             check_choice(name, treatment, get_args(Treatment))
-        self.checks: Sequence[Check] = _functions("checks", checks)
-        self.sensitive = Sensitive(secrets, contacts, _functions("detectors", detectors))
+        self.checks: Sequence[Check] = _check_functions("checks", checks)
+        self.sensitive = SensitiveDataRules(
+            secrets, contacts, _check_functions("detectors", detectors)
+        )
 
     async def judge(
         self,
@@ -170,38 +174,41 @@ class Gate:
         messages later runs have brought.
         """
         verdicts = await run_computation(
-            lambda: [self._static(candidate) for candidate in candidates]
+            lambda: [self._judge_by_rules(candidate) for candidate in candidates]
         )
         keys = [None] * len(candidates) if keys is None else keys
         judgement = _Judgement(candidates, verdicts, keys)
         await _refuse_deleted(judgement, adapter, namespace, thread)
-        await _refuse_known(judgement, adapter, namespace)
-        judgement.verdicts = await self.examine(candidates, judgement.verdicts)
+        await _refuse_stored(judgement, adapter, namespace)
+        judgement.verdicts = await self.apply_checks(candidates, judgement.verdicts)
         _refuse_repeated(judgement)
         return judgement.verdicts
 
-    async def examine(
+    async def apply_checks(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
     ) -> list[Verdict]:
         """The verdicts after your checks, which are asked about the candidates that are kept."""
         verdicts = list(verdicts)
         for check in self.checks:
             kept = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
-            shown = [replace(candidates[i], text=_kept(candidates[i], verdicts[i])) for i in kept]
-            answers = await _answers(check, shown)
+            shown = [
+                replace(candidates[i], text=_get_admitted_text(candidates[i], verdicts[i]))
+                for i in kept
+            ]
+            answers = await _run_check(check, shown)
             name = str(getattr(check, "__name__", type(check).__name__))
             for i, answer in zip(kept, answers, strict=True):
                 if isinstance(answer, Verdict):
-                    verdicts[i] = _combined(verdicts[i], answer, name)
+                    verdicts[i] = _combine_verdicts(verdicts[i], answer, name)
                 elif answer is not None:
-                    fault = f"the check {name} {self.sensitive.redacted(answer)}"
+                    fault = f"the check {name} {self.sensitive.redact(answer)}"
                     verdicts[i] = Verdict("quarantine", fault, name)
         return verdicts
 
-    def _static(self, candidate: Candidate) -> Verdict:
-        if (fault := _unfit(candidate) or _too_large(candidate)) is not None:
+    def _judge_by_rules(self, candidate: Candidate) -> Verdict:
+        if (fault := _find_content_fault(candidate) or _find_size_fault(candidate)) is not None:
             return Verdict("refuse", fault[1], fault[0])
-        verdict = self.sensitive.judged(candidate)
+        verdict = self.sensitive.judge(candidate)
         asked_by_code = candidate.explicit and not candidate.by_model
         if verdict.action == "keep" and candidate.role == "tool" and not asked_by_code:
             return Verdict("quarantine", "it rests on a tool's words alone", "role")
@@ -214,26 +221,26 @@ class _Judgement:
     verdicts: list[Verdict]
     keys: Sequence[str | None]
 
-    def open(self, *, events: bool = True) -> list[int]:
+    def kept_indices(self, *, events: bool = True) -> list[int]:
         kept = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
-        return [i for i in kept if events or self.candidates[i].kind not in EVENTS]
+        return [i for i in kept if events or self.candidates[i].kind not in EVENT_KINDS]
 
-    def text(self, i: int) -> str:
-        return _kept(self.candidates[i], self.verdicts[i])
+    def get_text(self, i: int) -> str:
+        return _get_admitted_text(self.candidates[i], self.verdicts[i])
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
-async def admit(
+async def plan_admission(
     gate: Gate,
     adapter: StoreAdapter,
     namespace: Namespace,
     candidates: Sequence[Candidate],
     keys: Sequence[str],
-    made: Sequence[str] = (),
+    generated_keys: Sequence[str] = (),
     thread: LoadedThread | None = None,
-) -> Planned:
+) -> ChangePlan:
     """What is to be written of candidates under `keys`; `made` are those that are made up."""
     verdicts = await gate.judge(candidates, adapter, namespace, keys=keys, thread=thread)
     puts, outcomes = list[PutItem](), list[Outcome]()
@@ -242,43 +249,49 @@ async def admit(
         kept = verdict.same_as
         if verdict.action == "keep":
             fields = candidate.fields if verdict.fields is None else verdict.fields
-            value = {**fields, "text": _kept(candidate, verdict), "kind": candidate.kind}
+            value = {
+                **fields,
+                "text": _get_admitted_text(candidate, verdict),
+                "kind": candidate.kind,
+            }
             change, kept = "added", key
-            puts.append(put_of(namespace, key, value, provenance=_trusted(candidate)))
+            puts.append(
+                build_put(namespace, key, value, provenance=_complete_provenance(candidate))
+            )
         elif verdict.action == "quarantine":
-            shown = gate.sensitive.redacted(candidate.text)
-            put = _quarantined(namespace, candidate, key, verdict, shown, made)
+            shown = gate.sensitive.redact(candidate.text)
+            put = _build_quarantine_put(namespace, candidate, key, verdict, shown, generated_keys)
             change, kept = "quarantined", put.key
             puts.append(put)
         outcomes.append(Outcome(change, kept, verdict.reason, verdict.check))
-    return Planned(puts, outcomes)
+    return ChangePlan(puts, outcomes)
 
 
-def _trusted(candidate: Candidate) -> Provenance:
+def _complete_provenance(candidate: Candidate) -> Provenance:
     source = candidate.provenance or Provenance()
     return source if source.trust is not None else replace(source, trust=candidate.role)
 
 
-def _quarantined(
+def _build_quarantine_put(
     namespace: Namespace,
     candidate: Candidate,
     key: str,
     verdict: Verdict,
     shown: str,
-    made: Sequence[str],
+    generated_keys: Sequence[str],
 ) -> PutItem:
     names = ("text", "kind", "role", "explicit")
     value = {name: getattr(candidate, name) for name in names} | {"shown": shown}
     value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
     value |= {"key": key, "fields": dict(candidate.fields)}
     # the key is a hash of the text and its origin: the same again is no second entry
-    source = _trusted(candidate)
-    origin = ("thread", source.thread_id), ("key", None if key in made else key)
+    source = _complete_provenance(candidate)
+    origin = ("thread", source.thread_id), ("key", None if key in generated_keys else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
     mark = "\0".join([candidate.kind, candidate.text, *parts]).encode("utf-8", "surrogatepass")
     entry = blake2b(mark, digest_size=12).hexdigest()
-    place = notes_of(QUARANTINE, namespace)
-    return put_of(place, entry, value, provenance=source, searched=False)
+    place = build_notes_namespace(QUARANTINE, namespace)
+    return build_put(place, entry, value, provenance=source, searched=False)
 
 
 async def _refuse_deleted(
@@ -288,22 +301,22 @@ async def _refuse_deleted(
     thread: LoadedThread | None,
 ) -> None:
     marks: dict[int, list[str]] = {}
-    for i in judgement.open():
+    for i in judgement.kept_indices():
         candidate = judgement.candidates[i]
         if not candidate.explicit:
-            marks[i] = [hash_normal_form(text) for text in {candidate.text, judgement.text(i)}]
-            marks[i] += sources(candidate.provenance) if candidate.kind == TURN else []
+            marks[i] = [hash_normal_form(text) for text in {candidate.text, judgement.get_text(i)}]
+            marks[i] += hash_source_messages(candidate.provenance) if candidate.kind == TURN else []
     gone = await find_tombstones(adapter, namespace, set().union(*marks.values()))
     reason = "it was deleted or forgotten, and nobody asks for it"
     for i in (i for i, keys in marks.items() if not gone.keys().isdisjoint(keys)):
         source = judgement.candidates[i].provenance
         tombstones = [gone[key] for key in marks[i] if key in gone]
-        known = await find_tombstones(adapter, namespace, sources(source))
-        if known or not await _is_said_again(source, tombstones, thread):
+        known = await find_tombstones(adapter, namespace, hash_source_messages(source))
+        if known or not await _is_repeated_later(source, tombstones, thread):
             judgement.refuse(i, TOMBSTONE_CHECK, reason)
 
 
-async def _is_said_again(
+async def _is_repeated_later(
     source: Provenance | None,
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
@@ -311,7 +324,7 @@ async def _is_said_again(
     """Return whether all messages of a candidate are of runs that began after the deletions."""
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
-    if not source.message_ids or any(id.startswith(UNNAMED) for id in source.message_ids):
+    if not source.message_ids or any(id.startswith(HASHED_ID_PREFIX) for id in source.message_ids):
         return False
     moments = list[datetime]()
     for value in tombstones:
@@ -328,49 +341,54 @@ async def _is_said_again(
     return await thread.is_said_after(source.message_ids, max(moments))
 
 
-async def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> None:
-    for i in judged.open(events=False):
-        candidate, text = judged.candidates[i], judged.text(i)
-        near = await _near(adapter, namespace, text, past=not candidate.explicit)
-        memory = _stating(near, text, judged.keys[i])
+async def _refuse_stored(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> None:
+    for i in judged.kept_indices(events=False):
+        candidate, text = judged.candidates[i], judged.get_text(i)
+        near = await _find_similar_facts(adapter, namespace, text, past=not candidate.explicit)
+        memory = _find_equivalent_fact(near, text, judged.keys[i])
         if memory is not None:
             judged.refuse(i, "duplicate", "a memory says the same already", memory.key)
-        elif not candidate.explicit and (why := _outdated(near, text, candidate.provenance)):
+        elif not candidate.explicit and (
+            why := _explain_outdated(near, text, candidate.provenance)
+        ):
             judged.refuse(i, "duplicate", why)
 
 
-def _stating(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
+def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
     others = (memory for memory in facts if memory.key != key)
-    return next((memory for memory in others if equivalent(memory.text, text)), None)
+    return next((memory for memory in others if is_equivalent_text(memory.text, text)), None)
 
 
-def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
+def _explain_outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
     """Why a text is past, if a previous one said the same and held when this was said."""
     at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
-        if (at is None or at < previous.until) and equivalent(previous.text, text):
+        if (at is None or at < previous.until) and is_equivalent_text(previous.text, text):
             return f"it was {previous.change} on {previous.until.date()}, and said before"
     return ""
 
 
-async def _near(
+async def _find_similar_facts(
     adapter: StoreAdapter, namespace: Namespace, text: str, *, past: bool
 ) -> list[Memory]:
-    memories = await adapter.found(namespace, query=text, limit=_NEAREST, context=False)
+    memories = await adapter.search(namespace, query=text, limit=_COMPARED_MEMORIES, context=False)
     if memories and memories[0].score is None:  # the store does not rank
-        memories = await adapter.every(namespace)
+        memories = await adapter.list_memories(namespace)
     elif past and adapter.versioned:
-        memories += await adapter.found(namespace, filter=having_said(text), limit=_NEAREST)
+        memories += await adapter.search(
+            namespace, filter=build_previous_text_filter(text), limit=_COMPARED_MEMORIES
+        )
     own = [memory for memory in memories if memory.namespace == namespace]
-    return [memory for memory in own if memory.kind not in EVENTS]
+    return [memory for memory in own if memory.kind not in EVENT_KINDS]
 
 
 def _refuse_repeated(judgement: _Judgement) -> None:
     kept: list[int] = []
-    for i in judgement.open(events=False):
-        text = judgement.text(i)
+    for i in judgement.kept_indices(events=False):
+        text = judgement.get_text(i)
         first = next(
-            (earlier for earlier in kept if equivalent(judgement.text(earlier), text)), None
+            (earlier for earlier in kept if is_equivalent_text(judgement.get_text(earlier), text)),
+            None,
         )
         if first is None:
             kept.append(i)
@@ -379,11 +397,13 @@ def _refuse_repeated(judgement: _Judgement) -> None:
             judgement.refuse(i, "duplicate", "another candidate says the same", key)
 
 
-def _unfit(candidate: Candidate) -> tuple[str, str] | None:
+def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
     text = candidate.text
     if not isinstance(text, str):
         return "content", "it is no text"
-    words = text.split(": ", 1)[-1] if candidate.kind in EVENTS else text  # without the speaker
+    words = (
+        text.split(": ", 1)[-1] if candidate.kind in EVENT_KINDS else text
+    )  # without the speaker
     if not any(map(str.isalnum, words)):
         return "content", "it has no words"
     try:
@@ -395,20 +415,20 @@ def _unfit(candidate: Candidate) -> tuple[str, str] | None:
     return None
 
 
-def _too_large(candidate: Candidate) -> tuple[str, str] | None:
+def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
     chars = len(candidate.text)
-    if chars > _MAX_CHARS and candidate.kind not in EVENTS:
+    if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:
         return "size", f"it has {chars:,} characters; {_MAX_CHARS:,} are allowed"
-    for part, depth in parts_of(candidate.fields):
-        if depth > _DEEPEST:
-            return "size", f"its fields are more than {_DEEPEST} levels deep"
+    for part, depth in iter_json_parts(candidate.fields):
+        if depth > _MAX_FIELD_DEPTH:
+            return "size", f"its fields are more than {_MAX_FIELD_DEPTH} levels deep"
         chars += len(part) if isinstance(part, str) else 0
     if chars > _MAX_VALUE_CHARS:
         return "size", f"it has {chars:,} characters; {_MAX_VALUE_CHARS:,} are allowed with fields"
     return None
 
 
-def parts_of(value: Any) -> Iterator[tuple[Any, int]]:
+def iter_json_parts(value: Any) -> Iterator[tuple[Any, int]]:
     """The parts of a JSON value, and how deep each is."""
     left = [(value, 0)]
     while left:
@@ -420,11 +440,11 @@ def parts_of(value: Any) -> Iterator[tuple[Any, int]]:
             left += [(inner, depth + 1) for inner in part]
 
 
-def _kept(candidate: Candidate, verdict: Verdict) -> str:
+def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
     return candidate.text if verdict.text is None else verdict.text
 
 
-def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
+def _combine_verdicts(before: Verdict, answer: Verdict, name: str) -> Verdict:
     """The verdict after a check's; one that keeps undoes no redaction."""
     if answer.action != "keep":
         reason = answer.reason or f"the check {name} says so"
@@ -436,7 +456,7 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
     return replace(before, reason=reason, check=check, text=answer.text)
 
 
-def _answers(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict | str | None]]:
+def _run_check(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict | str | None]]:
     """The check's verdicts; a text says why there is none."""
 
     def answer(candidate: Candidate) -> Verdict | str | None:
@@ -450,7 +470,7 @@ def _answers(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict | 
     return run_computation(lambda: [answer(candidate) for candidate in shown])
 
 
-def _functions(name: str, functions: Any) -> tuple[Any, ...]:
+def _check_functions(name: str, functions: Any) -> tuple[Any, ...]:
     for function in check_instance(name, functions, (list, tuple), "a list of functions"):
         check_instance(name, function, Callable, "a function")  # type: ignore[arg-type]
     return tuple(functions)

@@ -18,7 +18,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.effects import Operation, awaiting, blocking
 from perdure.errors import InstructionsRefused, InvalidPatch, ModelFailed, VersionConflict
-from perdure.memory.changes import TRIES, written
+from perdure.memory.changes import MAX_TRIES, plan_and_write
 from perdure.memory.conversation import Messages
 from perdure.memory.loaded_thread import find_run_thread, is_any_erased, remove_erased
 from perdure.memory.model_call import (
@@ -29,14 +29,14 @@ from perdure.memory.model_call import (
 )
 from perdure.memory.nodes import Learner, MessagesNode, ModelInput, check_messages, read_channel
 from perdure.memory.options import check_choice, check_instance, check_text, check_whole_number
-from perdure.memory.quotation import fenced, newest, units_of
+from perdure.memory.quotation import fence_text, keep_newest_units, render_units
 from perdure.memory.records import (
     INSTRUCTIONS,
-    ItemPlace,
+    ChangePlan,
+    ItemHandle,
     Memory,
-    Planned,
     StoreAdapter,
-    namespace_of,
+    fill_namespace,
 )
 from perdure.memory.run_config import (
     Clock,
@@ -97,7 +97,7 @@ class Instructions:
     async def _history(self, config: RunnableConfig | None = None) -> list[InstructionsVersion]:
         """All versions, oldest first, with the threads that caused them."""
         place = self.place(config)
-        return [_version(item) for item in await place.versions()]
+        return [_version(item) for item in await place.list_versions()]
 
     async def _set(self, text: str, config: RunnableConfig | None = None) -> InstructionsVersion:
         """Write a text as the new version; one that holds already is not written again."""
@@ -119,35 +119,37 @@ class Instructions:
     set, aset = blocking(_set), awaiting(_set)
     rollback, arollback = blocking(_rollback), awaiting(_rollback)
 
-    def place(self, config: RunnableConfig | None) -> ItemPlace:
+    def place(self, config: RunnableConfig | None) -> ItemHandle:
         """Where the instructions of a run are."""
         adapter = self._adapter or _versioned(get_graph_store("the instructions"), self.namespace)
         thread_id, checkpoint_id = read_run_source(config)
         made_by = None if thread_id is None else Provenance(thread_id, checkpoint_id)
         [key] = self.key.fill(config)
-        return ItemPlace(adapter, namespace_of(self.namespace, config), key, made_by)
+        return ItemHandle(adapter, fill_namespace(self.namespace, config), key, made_by)
 
-    async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> InstructionsVersion:
+    async def reading(
+        self, place: ItemHandle, as_of: datetime | None = None
+    ) -> InstructionsVersion:
         """Read what holds now, or held at a moment."""
         item = await place.read(as_of)
         return InstructionsVersion(self.default) if item is None else _version(item)
 
     async def rewriting(
         self,
-        place: ItemPlace,
+        place: ItemHandle,
         rewritten: Callable[[str], Operation[str]],
         change: Change,
-        tries: int = TRIES,
+        tries: int = MAX_TRIES,
     ) -> InstructionsVersion:
         """Write what is made of the present text, anew if another was written meanwhile."""
 
-        async def plan() -> Planned:
+        async def plan() -> ChangePlan:
             previous = await self.reading(place)
             text = await rewritten(previous.text)
             same = text == previous.text
-            return Planned([] if same else [replacing(place, previous, text, change)])
+            return ChangePlan([] if same else [replacing(place, previous, text, change)])
 
-        await written(place.adapter, plan, tries)
+        await plan_and_write(place.adapter, plan, tries)
         return await self.reading(place)  # another may hold by now
 
     async def _replaced(
@@ -160,14 +162,14 @@ class Instructions:
 
 
 def replacing(
-    place: ItemPlace, previous: InstructionsVersion, text: str, change: Change
+    place: ItemHandle, previous: InstructionsVersion, text: str, change: Change
 ) -> PutItem:
     """The operation that writes a text in place of the previous one, with the diff between them."""
     lines = difflib.unified_diff(previous.text.splitlines(), text.splitlines(), n=1, lineterm="")
     diff = "\n".join(list(lines)[2:])  # without the names of files
     # the diff is not searched
     value = {INSTRUCTIONS: text, "diff": diff, "change": change}
-    return place.put(value, INSTRUCTIONS, previous.version)
+    return place.build_put(value, INSTRUCTIONS, previous.version)
 
 
 def _versioned(store: Any, *templates: Template) -> StoreAdapter:
@@ -303,7 +305,7 @@ class UpdateInstructions(Learner):
             return InstructionsVersion(self._instructions.default)
         loaded = find_run_thread(config)
         messages = await remove_erased(loaded, check_messages(messages, "the messages"))
-        units = units_of(messages)
+        units = render_units(messages)
         place = self._instructions.place(config)
         if not units and not feedback:
             return await self._instructions.reading(place)
@@ -332,9 +334,9 @@ class UpdateInstructions(Learner):
 
         def request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             parts = [
-                fenced("current_instructions", previous),
-                fenced("conversation", newest(units, room)),
-                fenced("feedback", comment),
+                fence_text("current_instructions", previous),
+                fence_text("conversation", keep_newest_units(units, room)),
+                fence_text("feedback", comment),
             ]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 

@@ -19,7 +19,7 @@ from langchain_core.messages import (
     messages_from_dict,
 )
 
-from perdure.memory.thread_messages import time_of
+from perdure.memory.thread_messages import parse_time
 
 Kind = TypeVar("Kind", str, int, dict[str, Any], list[Any])
 # text that is a number of seconds (or smaller units) since 1970, and not a date such as 20240501
@@ -236,7 +236,7 @@ def parse_timestamp(value: Any) -> float | None:
     if isinstance(value, int | float) and math.isfinite(value):
         while abs(value) >= _LATEST_S:
             value /= 1000
-    time = time_of(value) if isinstance(value, str | int | float) else None
+    time = parse_time(value) if isinstance(value, str | int | float) else None
     return None if time is None else time.timestamp()
 
 

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ValidationError
 from perdure.effects import Effect, Operation
 from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, ModelFailed
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
-from perdure.memory.quotation import middle_out
-from perdure.memory.thread_messages import storable
+from perdure.memory.quotation import cut_middle
+from perdure.memory.thread_messages import make_storable
 from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
@@ -320,7 +320,7 @@ def make_model_call(model: Any) -> ModelCall:
 
 def read_answer_text(answer: Any) -> str:
     """Return the text of an answer, without characters that cannot be stored."""
-    return storable(answer if isinstance(answer, str) else str(answer.text))
+    return make_storable(answer if isinstance(answer, str) else str(answer.text))
 
 
 def describe_failed_model(error: Exception) -> str:
@@ -426,7 +426,7 @@ def quote_answer(answer: Any) -> str:
     if isinstance(raw, AIMessage):
         parts += [json.dumps(call["args"], ensure_ascii=False) for call in raw.tool_calls]
         parts += [call["args"] or "" for call in raw.invalid_tool_calls]
-    return middle_out(storable("\n".join(filter(None, parts))), _MAX_QUOTED_CHARS)
+    return cut_middle(make_storable("\n".join(filter(None, parts))), _MAX_QUOTED_CHARS)
 
 
 def _describe_without_content(answer: Any, fault: InvalidPatch) -> str:

@@ -7,8 +7,8 @@ from typing import Final
 
 from perdure.errors import InvalidValue
 
-SINCE: Final = "The first day or moment that the question is about, like 2026-11-02."
-UNTIL: Final = "The last day or moment that the question is about, like 2026-11-08."
+SINCE_DESCRIPTION: Final = "The first day or moment that the question is about, like 2026-11-02."
+UNTIL_DESCRIPTION: Final = "The last day or moment that the question is about, like 2026-11-08."
 """Descriptions of the arguments for models."""
 _START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _END: Final = datetime(9999, 12, 31, tzinfo=UTC)

@@ -17,38 +17,38 @@ from perdure.checkpointers.records import CronRow, RunRow
 from perdure.checkpointers.titles import about, existing_head
 from perdure.errors import InvalidMessages, PerdureError, UnknownThread
 from perdure.memory.person_namespaces import PersonNamespaces
-from perdure.memory.records import AUTHOR, PREVIOUS, RESERVED
+from perdure.memory.records import AUTHOR, PREVIOUS, RESERVED_LABEL
 from perdure.memory.thread_export import build_thread_export
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-HEADER: Final = "perdure_archive"
+HEADER_KEY: Final = "perdure_archive"
 """The key of the header; its value is the version of the format."""
-VERSION: Final = 1
-RUN: Final = "run"
-CRON: Final = "cron"
+FORMAT_VERSION: Final = 1
+RUN_KEY: Final = "run"
+CRON_KEY: Final = "cron"
 SELF: Final = "self"
 BACKEND: Final = "a backend"
 OTHER: Final = "somebody else"
 """Who sent a run or made a cron, as the record says it."""
-_SAID: Final = ("input", "command")  # the parts of a request that enter the thread
-_TIMES: Final = ("schedule", "timezone", "end_time", "enabled", "on_run_completed")
-_ITEM: Final = frozenset(("namespace", "key", "value"))
+_THREAD_INPUTS: Final = ("input", "command")  # the parts of a request that enter the thread
+_SCHEDULE_FIELDS: Final = ("schedule", "timezone", "end_time", "enabled", "on_run_completed")
+_ITEM_FIELDS: Final = frozenset(("namespace", "key", "value"))
 
 
 def is_header(value: Mapping[str, Any]) -> bool:
     """Return whether an object is the header of an archive."""
-    return isinstance(value.get(HEADER), int) and isinstance(value.get("user"), str)
+    return isinstance(value.get(HEADER_KEY), int) and isinstance(value.get("user"), str)
 
 
 def is_item(value: Mapping[str, Any]) -> bool:
     """Return whether an object of an archive is a version of an item."""
-    return value.keys() >= _ITEM and isinstance(value["namespace"], list)
+    return value.keys() >= _ITEM_FIELDS and isinstance(value["namespace"], list)
 
 
 def is_record(value: Mapping[str, Any]) -> bool:
     """Return whether an object of an archive records a run or a cron."""
-    return len(value) == 1 and isinstance(value.get(RUN, value.get(CRON)), dict)
+    return len(value) == 1 and isinstance(value.get(RUN_KEY, value.get(CRON_KEY)), dict)
 
 
 def iter_archive(
@@ -60,32 +60,32 @@ def iter_archive(
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of the archive of a person."""
     yield {
-        HEADER: VERSION,
+        HEADER_KEY: FORMAT_VERSION,
         "user": rows.user,
         "exported_at": datetime.now(UTC).isoformat(),
         "threads": len(threads),
         "threads_by_owner": [each for each in rows.list_threads_by_owner() if each in {*threads}],
         "namespaces": [[*namespace] for namespace in found.own],
         # the archive names no other person
-        "other_namespaces": [[*each] for each in found.others if each not in found.of_others],
+        "other_namespaces": [[*each] for each in found.others if each not in found.owned_by_others],
     }
     for thread_id in threads:
-        for line in _iter_thread(saver, thread_id):
+        for line in _iter_thread_lines(saver, thread_id):
             if rows.owners_are_people and line.get("owner") != rows.user:
                 line.pop("owner", None)  # another person made the thread
             yield line
-    for namespace in _notes_last(found.own):
+    for namespace in _sort_notes_last(found.own):
         yield from store.export(namespace)
-    yield from _iter_written(store, found.written, rows.user)
+    yield from _iter_authored_versions(store, found.authored_items, rows.user)
     own = frozenset(threads)
     for thread_id in threads:
         for run in rows.list_runs(thread_id):
-            yield {RUN: build_run_record(run, rows.user)}
+            yield {RUN_KEY: build_run_record(run, rows.user)}
     for cron in rows.list_crons(own)[0]:
-        yield {CRON: build_cron_record(cron, rows.user)}
+        yield {CRON_KEY: build_cron_record(cron, rows.user)}
 
 
-def _iter_written(
+def _iter_authored_versions(
     store: WholeStore, written: Sequence[tuple[Namespace, str]], user: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the versions that a person wrote into the memories of teams.
@@ -105,7 +105,7 @@ def _iter_written(
                 yield {**line, "value": value}
 
 
-def _iter_thread(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
+def _iter_thread_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
     """Yield the line of a thread, unless it was deleted meanwhile.
 
     A thread whose messages cannot be exported has none in its line, and says why.
@@ -121,12 +121,12 @@ def _iter_thread(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]
         yield {"thread_id": thread_id, **named, "messages": [], "problem": str(exc)}
 
 
-def _notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
+def _sort_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
     """Return namespaces with those of perdure's notes after all others.
 
     An import would refuse an item if it read the tombstone of an earlier text first.
     """
-    return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED)
+    return sorted(namespaces, key=lambda namespace: namespace[0] == RESERVED_LABEL)
 
 
 def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     live, request = run.live, (run.request or {}).get("request")
     sender, error, metadata = _describe_sender(run.about, user), run.error, run.about["metadata"]
     if sender != SELF:
-        request, metadata = _pick(request, _SAID), None
-        error = _pick(error, ("error",))
+        request, metadata = _select_keys(request, _THREAD_INPUTS), None
+        error = _select_keys(error, ("error",))
     return {
         "run_id": live.run_id,
         "thread_id": live.thread_id,
@@ -168,7 +168,7 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
         content["payload"],
     )
     if sender != SELF:
-        metadata, payload = None, _pick(payload, (*_SAID, *_TIMES))
+        metadata, payload = None, _select_keys(payload, (*_THREAD_INPUTS, *_SCHEDULE_FIELDS))
     return {
         "cron_id": cron.cron_id,
         "thread_id": cron.thread_id,
@@ -189,7 +189,7 @@ def _describe_sender(about: Mapping[str, Any], user: str) -> str:
     return SELF if about.get("user") == user and not about.get("acting_for") else OTHER
 
 
-def _pick(value: Any, names: Sequence[str]) -> Any:
+def _select_keys(value: Any, names: Sequence[str]) -> Any:
     """Return only the named entries of a dict, and any other value as None."""
     if not isinstance(value, Mapping):
         return None

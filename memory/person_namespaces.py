@@ -18,23 +18,23 @@ from typing import Any, Final, NamedTuple
 from langgraph.store.base import Item
 
 from perdure.memory.options import check_instance
-from perdure.memory.recorded_templates import PERSONAL, USER, read_templates
+from perdure.memory.recorded_templates import PERSONAL_LABELS, USER_LABEL, read_templates
 from perdure.memory.records import (
     AUTHOR,
     QUARANTINE,
-    RESERVED,
+    RESERVED_LABEL,
     SOURCE,
     WATERMARKS,
     WITHOUT_AUTHOR,
     StoreAdapter,
-    notes_of,
-    removal_of,
+    build_notes_namespace,
+    build_removal,
 )
 from perdure.memory.run_config import TEAMS, Template
 from perdure.settings import check_user
 from perdure.stores.base import Namespace, PutItem, Receipt
 
-CHATS: Final = "chat_memory"
+CHAT_LABEL: Final = "chat_memory"
 """The first label of namespaces whose second label is the id of a conversation."""
 _PLACEHOLDER: Final = re.compile(r"\{\w+\}")
 
@@ -53,8 +53,8 @@ class PersonNamespaces(NamedTuple):
 
     own: tuple[Namespace, ...]
     others: tuple[Namespace, ...]
-    written: tuple[tuple[Namespace, str], ...] = ()
-    of_others: frozenset[Namespace] = frozenset()
+    authored_items: tuple[tuple[Namespace, str], ...] = ()
+    owned_by_others: frozenset[Namespace] = frozenset()
 
 
 async def find_person_namespaces(
@@ -75,15 +75,15 @@ async def find_person_namespaces(
     """
     check_user("user", user, "give the name of the person")
     given = [Template(labels).labels for labels in templates]
-    known = [(label, USER) for label in PERSONAL]
+    known = [(label, USER_LABEL) for label in PERSONAL_LABELS]
     every = dict.fromkeys((*known, *given, *await read_templates(adapter.store)))
-    patterns = [labels for labels in every if USER in labels and _is_narrow(labels)]
+    patterns = [labels for labels in every if USER_LABEL in labels and _is_specific(labels)]
     ids = {user}
     if conversations is not None:
-        ids |= {*conversations, *await _extracted_threads(adapter, user)}
+        ids |= {*conversations, *await _list_extracted_threads(adapter, user)}
     own: dict[Namespace, None] = {}
     notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
-    for namespace in await adapter.namespaces_under((CHATS,)):
+    for namespace in await adapter.namespaces_under((CHAT_LABEL,)):
         if namespace[1:2] and namespace[1] in ids:
             # anybody may begin a thread of any id
             if namespace[1] != user and await _is_person(adapter, namespace[1]):
@@ -91,18 +91,18 @@ async def find_person_namespaces(
             else:
                 own[namespace[:2]] = None
     for namespace in await adapter.namespaces_with(user):
-        head = 2 if namespace[0] == RESERVED else 0
+        head = 2 if namespace[0] == RESERVED_LABEL else 0
         prefix = _find_prefix(namespace[head:], patterns, user)
         if prefix is not None:
             (notes if head else items).append((*namespace[:head], *prefix))
-        elif namespace[:2] not in own and user in _list_names(namespace[head:]):
+        elif namespace[:2] not in own and user in _list_possible_names(namespace[head:]):
             others.append(namespace)
     # notes before items: the other way round, an erasure that was cut off could leave notes alone
     return PersonNamespaces(
         tuple(dict.fromkeys((*own, *notes, *items))),
         tuple(dict.fromkeys(others)),
-        await _find_written(adapter, user, own),
-        frozenset(each for each in others if _belongs_to_somebody(each, patterns)),
+        await _find_authored_items(adapter, user, own),
+        frozenset(each for each in others if _belongs_to_person_or_chat(each, patterns)),
     )
 
 
@@ -128,7 +128,7 @@ async def forget_person(
         else:
             receipt += await _delete_under(adapter, namespace, dry_run=dry_run)
     receipt += await forget_author(adapter, user, hand_over=hand_over, dry_run=dry_run)
-    chats = [namespace for namespace, _ in found.written if namespace[0] == CHATS]
+    chats = [namespace for namespace, _ in found.authored_items if namespace[0] == CHAT_LABEL]
     for namespace in dict.fromkeys(chats):
         options = {"hand_over": False, "dry_run": dry_run}
         receipt += await adapter.call("forget_author", namespace, user, **options)
@@ -144,7 +144,7 @@ async def forget_author(
     """
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
     if adapter.versioned:
-        for prefix in ((TEAMS,), notes_of(QUARANTINE, (TEAMS,))):
+        for prefix in ((TEAMS,), build_notes_namespace(QUARANTINE, (TEAMS,))):
             options = {"hand_over": hand_over, "dry_run": dry_run}
             receipt += await adapter.call("forget_author", prefix, user, **options)
         return receipt
@@ -152,28 +152,28 @@ async def forget_author(
     own = [item for item in items if (item.value.get(SOURCE) or {}).get(AUTHOR) == user]
     keys = tuple((tuple(item.namespace), item.key) for item in own)
     if not dry_run:
-        await adapter.written([_part_from_author(item, hand_over=hand_over) for item in own])
+        await adapter.write([_build_author_removal(item, hand_over=hand_over) for item in own])
     handed = len(own) if hand_over else 0
     receipt = replace(receipt, items=len(own) - handed, clean=False, handed_over=handed)
     return receipt if hand_over else replace(receipt, keys=keys)
 
 
-async def _find_written(
+async def _find_authored_items(
     adapter: StoreAdapter, user: str, own: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
     """Return namespace and key of what a user wrote, except in the conversations in `own`."""
     teams = (await forget_author(adapter, user, dry_run=True)).keys
     if not adapter.versioned:
         return teams
-    chats: Receipt = await adapter.call("forget_author", (CHATS,), user, dry_run=True)
+    chats: Receipt = await adapter.call("forget_author", (CHAT_LABEL,), user, dry_run=True)
     return (*teams, *(place for place in chats.keys if place[0][:2] not in own))
 
 
-def _part_from_author(item: Item, *, hand_over: bool) -> PutItem:
+def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
     """Return the put that removes an item, or the name of its author."""
     place = tuple(item.namespace), item.key
     if not hand_over:
-        return removal_of(*place)
+        return build_removal(*place)
     source = {name: part for name, part in item.value[SOURCE].items() if name in WITHOUT_AUTHOR}
     return PutItem(*place, {**item.value, SOURCE: source})
 
@@ -182,56 +182,60 @@ async def _delete_under(adapter: StoreAdapter, prefix: Namespace, *, dry_run: bo
     """Delete the items under a prefix of a store that cannot erase them."""
     keys = [(item.namespace, item.key) for item in await adapter.items_under(prefix)]
     if not dry_run:
-        await adapter.written([removal_of(*place) for place in keys])
+        await adapter.write([build_removal(*place) for place in keys])
     return Receipt(len(keys), 0, 0, tuple(keys), (), (), datetime.now(UTC), clean=False)
 
 
-async def _extracted_threads(adapter: StoreAdapter, user: str) -> list[str]:
+async def _list_extracted_threads(adapter: StoreAdapter, user: str) -> list[str]:
     """Return the ids of the threads from which memories of a person were extracted."""
-    marks = await adapter.items_under(notes_of(WATERMARKS, ("memories", user)))
+    marks = await adapter.items_under(build_notes_namespace(WATERMARKS, ("memories", user)))
     return [str(mark.value["thread_id"]) for mark in marks if "thread_id" in mark.value]
 
 
 async def _is_person(adapter: StoreAdapter, name: str) -> bool:
     """Return whether the store has something of a person of this name."""
     found = await adapter.namespaces_with(name)
-    return any(namespace[0] in PERSONAL and namespace[1:2] == (name,) for namespace in found)
+    return any(namespace[0] in PERSONAL_LABELS and namespace[1:2] == (name,) for namespace in found)
 
 
-def _list_names(namespace: Namespace) -> Namespace:
+def _list_possible_names(namespace: Namespace) -> Namespace:
     """Return the labels of a namespace that can be names of people.
 
     Its kind is no name, such as `memories`, and a team of the same name is no person.
     """
     if namespace[:1] == (TEAMS,):
         return ()
-    return namespace[1:] if namespace[:1] and namespace[0] in (*PERSONAL, CHATS) else namespace
+    return (
+        namespace[1:]
+        if namespace[:1] and namespace[0] in (*PERSONAL_LABELS, CHAT_LABEL)
+        else namespace
+    )
 
 
-def _belongs_to_somebody(namespace: Namespace, patterns: Iterable[Sequence[str]]) -> bool:
+def _belongs_to_person_or_chat(namespace: Namespace, patterns: Iterable[Sequence[str]]) -> bool:
     """Return whether a namespace is that of a person, by a template, or of a conversation."""
-    labels = namespace[2:] if namespace[0] == RESERVED else namespace
-    if labels[:1] == (CHATS,):
+    labels = namespace[2:] if namespace[0] == RESERVED_LABEL else namespace
+    if labels[:1] == (CHAT_LABEL,):
         return True
     return any(
         len(labels) >= len(pattern)
-        and pattern[0] != USER
-        and all(map(_may_come_from, pattern, labels))
+        and pattern[0] != USER_LABEL
+        and all(map(_matches_any_person, pattern, labels))
         for pattern in patterns
     )
 
 
-def _may_come_from(template: str, label: str) -> bool:
+def _matches_any_person(template: str, label: str) -> bool:
     """Return whether a label can come from a label of a template, for any person."""
-    return template == USER or _fits(template, label, "")
+    return template == USER_LABEL or _matches_label(template, label, "")
 
 
-def _is_narrow(labels: Sequence[str]) -> bool:
+def _is_specific(labels: Sequence[str]) -> bool:
     """Return whether a template has a fixed label or no placeholder besides the person's name.
 
     A template such as `("{team}", "{user_id}")` would cover any namespace with the name.
     """
-    return all(label == USER for label in labels) or any(
+    return all(label == USER_LABEL for label in labels) or any(
         not _PLACEHOLDER.search(label) for label in labels
     )
 
@@ -244,15 +248,18 @@ def _find_prefix(
         len(labels)
         for labels in patterns
         if len(namespace) >= len(labels)
-        and all(_fits(*pair, user) for pair in zip(labels, namespace, strict=False))
-        and (labels[0] != USER or namespace[0] not in (*PERSONAL, CHATS, RESERVED, TEAMS))
+        and all(_matches_label(*pair, user) for pair in zip(labels, namespace, strict=False))
+        and (
+            labels[0] != USER_LABEL
+            or namespace[0] not in (*PERSONAL_LABELS, CHAT_LABEL, RESERVED_LABEL, TEAMS)
+        )
     ]
     return namespace[: min(sizes)] if sizes else None
 
 
-def _fits(template: str, label: str, user: str) -> bool:
+def _matches_label(template: str, label: str, user: str) -> bool:
     """Return whether a label can come from a label of a template."""
-    if template == USER:
+    if template == USER_LABEL:
         return label == user
     parts = _PLACEHOLDER.split(template)
     return re.fullmatch(".+".join(map(re.escape, parts)), label, re.DOTALL) is not None
@@ -270,5 +277,7 @@ def check_templates(namespaces: Any) -> list[tuple[str, ...]]:
         for labels in check_instance("namespaces", namespaces, (list, tuple), expected)
     ]
     for labels in templates:
-        check_instance("namespaces", namespaces, (list, tuple) if USER in labels else (), expected)
+        check_instance(
+            "namespaces", namespaces, (list, tuple) if USER_LABEL in labels else (), expected
+        )
     return templates

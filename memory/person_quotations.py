@@ -19,8 +19,11 @@ from perdure.memory.conversation import role
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-_LENGTH: Final = 16  # characters: a shorter text may be the same by chance
-_FOREIGN: Final = ("said", "scheduled")  # what another user does who does not speak for the person
+_MIN_LENGTH: Final = 16  # characters: a shorter text may be the same by chance
+_FOREIGN_DEEDS: Final = (
+    "said",
+    "scheduled",
+)  # what another user does who does not speak for the person
 
 
 class QuotationFinder:
@@ -30,16 +33,16 @@ class QuotationFinder:
         self._texts: dict[str, set[str]] = defaultdict(set)  # by their beginning
         for text in texts:
             stripped = text.strip()
-            if len(stripped) >= _LENGTH:
-                self._texts[stripped[:_LENGTH]].add(stripped)
+            if len(stripped) >= _MIN_LENGTH:
+                self._texts[stripped[:_MIN_LENGTH]].add(stripped)
 
     def __bool__(self) -> bool:
         return bool(self._texts)
 
     def is_quoted_in(self, text: str) -> bool:
         """Return whether a text contains one of the person's texts."""
-        for start in range(len(text) - _LENGTH + 1):
-            known = self._texts.get(text[start : start + _LENGTH])
+        for start in range(len(text) - _MIN_LENGTH + 1):
+            known = self._texts.get(text[start : start + _MIN_LENGTH])
             if known and any(text.startswith(each, start) for each in known):
                 return True
         return False
@@ -72,7 +75,7 @@ def _iter_items(saver: Checkpointer, thread_id: str) -> Iterator[HistoryItem]:
                 yield item
 
 
-class SaidTexts(NamedTuple):
+class HumanTexts(NamedTuple):
     """The texts of human messages in a person's threads.
 
     Attributes:
@@ -84,7 +87,7 @@ class SaidTexts(NamedTuple):
     foreign: frozenset[str]
 
 
-def read_said_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> SaidTexts:
+def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
     """Read the human messages of threads, and distinguish them by their senders."""
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
@@ -93,7 +96,7 @@ def read_said_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> SaidTexts
             if role(item.value) == "human":
                 texts = foreign if item.stored_at in times else own
                 texts.add(item.value.text.strip())
-    return SaidTexts(frozenset(own), frozenset(foreign - own))
+    return HumanTexts(frozenset(own), frozenset(foreign - own))
 
 
 def _read_times_of_others(saver: Checkpointer, thread_id: str) -> set[datetime]:
@@ -101,7 +104,7 @@ def _read_times_of_others(saver: Checkpointer, thread_id: str) -> set[datetime]:
     times = set[datetime]()
     with suppress(PerdureError):  # the thread has no checkpoint, or was deleted meanwhile
         for checkpoint in saver.checkpoints(thread_id):
-            if checkpoint.metadata.get(DEED) in _FOREIGN and CALLER in checkpoint.metadata:
+            if checkpoint.metadata.get(DEED) in _FOREIGN_DEEDS and CALLER in checkpoint.metadata:
                 times.add(datetime.fromisoformat(checkpoint.ts))
     return times
 

@@ -18,20 +18,20 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from perdure.effects import awaiting, blocking
 from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue, VersionConflict
-from perdure.memory.changes import written
-from perdure.memory.detectors import emails, phones, spans_of
+from perdure.memory.changes import plan_and_write
+from perdure.memory.detectors import emails, find_spans, phones
 from perdure.memory.gate import Gate
 from perdure.memory.options import check_instance
 from perdure.memory.records import (
     Candidate,
-    ItemPlace,
+    ChangePlan,
+    ItemHandle,
     Memory,
-    Planned,
     StoreAdapter,
     Verdict,
-    adapter_of,
-    namespace_of,
-    removal_of,
+    build_removal,
+    fill_namespace,
+    get_adapter,
 )
 from perdure.memory.run_config import Template, read_run_source
 from perdure.stores.base import Provenance, PutItem, Receipt
@@ -41,24 +41,24 @@ M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
 MAX_BYTES: Final = 100_000  # of the JSON of a profile
 MAX_OPERATIONS: Final = 100  # of a patch
-_QUOTABLE: Final = (jsonpatch.InvalidJsonPatch, jsonpatch.JsonPatchConflict)
-_DEEPEST: Final = 200  # parts of a path; a schema allows fewer
+_QUOTABLE_ERRORS: Final = (jsonpatch.InvalidJsonPatch, jsonpatch.JsonPatchConflict)
+_MAX_PATH_PARTS: Final = 200  # parts of a path; a schema allows fewer
 
 
-def operations_of(patch: Any) -> list[Document]:
+def check_operations(patch: Any) -> list[Document]:
     """A copy of the operations of a patch, checked."""
     if not isinstance(patch, list | tuple) or len(patch) > MAX_OPERATIONS:
         raise InvalidPatch(
             f"the patch is a {type(patch).__name__}; expected a list of at most {MAX_OPERATIONS} "
             'operations, like [{"op": "replace", "path": "/home/city", "value": "Ghent"}]'
         )
-    operations: list[Document] = plain(list(patch), "the patch")
+    operations: list[Document] = copy_json(list(patch), "the patch")
     for number, operation in enumerate(operations, 1):
         try:
             jsonpatch.JsonPatch([operation])
             paths = [JsonPointer(operation[name]) for name in ("path", "from") if name in operation]
-            if max(len(path.parts) for path in paths) > _DEEPEST:
-                raise InvalidPatch(f"its path has more than {_DEEPEST} parts")
+            if max(len(path.parts) for path in paths) > _MAX_PATH_PARTS:
+                raise InvalidPatch(f"its path has more than {_MAX_PATH_PARTS} parts")
         except (InvalidPatch, JsonPatchException, JsonPointerException, TypeError) as exc:
             raise InvalidPatch(f"operation {number} is none of a JSON Patch: {exc}") from exc
         if not paths[0].parts and operation["op"] != "test":
@@ -66,7 +66,7 @@ def operations_of(patch: Any) -> list[Document]:
     return operations
 
 
-def patched(
+def apply_patch(
     document: Document, operations: Sequence[Document], *, by_model: bool = False
 ) -> Document:
     """The document after a patch; the given one stays as it is.
@@ -74,25 +74,27 @@ def patched(
     With `by_model`, an object that lacks fields of the one that it replaces is refused: a model
     seldom means to remove them.
     """
-    out: Document = plain(document, "the profile")
+    out: Document = copy_json(document, "the profile")
     for number, operation in enumerate(operations, 1):
         before = out
         try:
             # checked after each: several copies may double the size each time
-            out = plain(jsonpatch.JsonPatch([operation]).apply(before), "the profile")
+            out = copy_json(jsonpatch.JsonPatch([operation]).apply(before), "the profile")
             if by_model and operation["op"] != "remove":
-                _check_kept(before, out, operation.get("from"))
+                _refuse_lost_fields(before, out, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
             # the library's other messages quote the document
-            quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE))
+            quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE_ERRORS))
             fault = str(exc) if quotable else "it does not fit the document"
             what = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
             raise InvalidPatch(f"{what}: {fault}") from exc
     return out
 
 
-def _check_kept(before: Document, after: Document, moved: str | None) -> None:
-    lacking = (at for at, part in missing(before, after) if part not in (None, "", [], {}))
+def _refuse_lost_fields(before: Document, after: Document, moved: str | None) -> None:
+    lacking = (
+        at for at, part in iter_missing_values(before, after) if part not in (None, "", [], {})
+    )
     if lost := [repr(at) for at in lacking if at != moved]:
         raise InvalidPatch(
             f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
@@ -100,18 +102,18 @@ def _check_kept(before: Document, after: Document, moved: str | None) -> None:
         )
 
 
-def missing(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The paths and values that a new document lacks; lists are compared if they are as long."""
     if isinstance(previous, dict) and isinstance(new, dict):
         for name, part in previous.items():
-            at = f"{path}/{escaped(name)}"
-            yield from missing(part, new[name], at) if name in new else [(at, part)]
+            at = f"{path}/{escape_pointer_part(name)}"
+            yield from iter_missing_values(part, new[name], at) if name in new else [(at, part)]
     elif isinstance(previous, list) and isinstance(new, list) and len(previous) == len(new):
         for number, part in enumerate(previous):
-            yield from missing(part, new[number], f"{path}/{number}")
+            yield from iter_missing_values(part, new[number], f"{path}/{number}")
 
 
-def is_as_seen(operations: Sequence[Document], seen: Document, now: Document) -> bool:
+def is_unchanged_since(operations: Sequence[Document], seen: Document, now: Document) -> bool:
     """Whether all fields that a patch concerns are as they were when it was made."""
     paths = [
         operation[member]
@@ -120,19 +122,19 @@ def is_as_seen(operations: Sequence[Document], seen: Document, now: Document) ->
         if member in operation
     ]
     if "" in paths:
-        return same(seen, now)
+        return is_same_json(seen, now)
     names = {JsonPointer(path).parts[0] for path in paths}
-    return same(
+    return is_same_json(
         *({name: document[name] for name in names & document.keys()} for document in (seen, now))
     )
 
 
-def same(one: Any, other: Any) -> bool:
+def is_same_json(one: Any, other: Any) -> bool:
     """Whether two JSON values are equal; true is not 1."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def plain(value: Any, what: str) -> Any:
+def copy_json(value: Any, what: str) -> Any:
     """A copy of a JSON value."""
     try:
         text = encode_value({"document": value})
@@ -144,7 +146,7 @@ def plain(value: Any, what: str) -> Any:
     return decode_value(text)["document"]
 
 
-def escaped(name: str) -> str:
+def escape_pointer_part(name: str) -> str:
     """A name as it is written in a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
@@ -169,18 +171,18 @@ class Leaf(NamedTuple):
         return "" if self.value in (None, [], {}) else str(self.value)
 
 
-def leaves_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
+def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
     """The leaves of a document, empty lists and objects among them."""
     if isinstance(value, dict | list) and value:
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves_of(part, (*path, name))
+            yield from iter_leaves(part, (*path, name))
     else:
         yield Leaf(path, value)
 
 
-def replaced(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
+def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
     """A copy of a document with other values in some leaves."""
-    out: Document = plain(document, "the profile")
+    out: Document = copy_json(document, "the profile")
     for leaf, value in zip(leaves, values, strict=True):
         within: Any = out
         for part in leaf.path[:-1]:
@@ -190,39 +192,41 @@ def replaced(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) 
     return out
 
 
-def text_of(document: Document) -> str:
+def render_search_text(document: Document) -> str:
     """A document as text for search, a line a field: `likes: tea, figs`."""
     lines: dict[str, list[str]] = {}
-    for leaf in leaves_of(document):
+    for leaf in iter_leaves(document):
         if leaf.text:
             lines.setdefault(leaf.label, []).append(leaf.text)
     return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
 
 
-def dumped(profile: BaseModel) -> Document:
+def dump_profile(profile: BaseModel) -> Document:
     """The document of a profile."""
     return profile.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
 
 
-def validated(schema: type[M], document: Document) -> M:
+def validate_profile(schema: type[M], document: Document) -> M:
     """The profile of a document: strictly, no text for a number and no unknown field."""
     try:
         profile = schema.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as exc:
-        faults = [_fault(fault) for fault in exc.errors(include_url=False, include_context=False)]
+        faults = [
+            _describe_fault(fault) for fault in exc.errors(include_url=False, include_context=False)
+        ]
     except Exception as exc:  # whatever a validator of the user's raises
         fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
         raise InvalidPatch(fault) from exc
     else:
-        unknown = missing(document, dumped(profile))
+        unknown = iter_missing_values(document, dump_profile(profile))
         faults = [f"{path!r:.200} is an unknown field" for path, _ in unknown]
         if not faults:
             return profile
     raise InvalidPatch(f"not as {schema.__name__} asks for: {'; '.join(faults)[:800]}")
 
 
-def _fault(fault: Any) -> str:
-    path = "".join(f"/{escaped(str(part))}" for part in fault["loc"]) or "the profile"
+def _describe_fault(fault: Any) -> str:
+    path = "".join(f"/{escape_pointer_part(str(part))}" for part in fault["loc"]) or "the profile"
     given = "" if fault["type"] == "missing" else f" (it is {to_prompt_json(fault['input'])[:80]})"
     return f"{path!r}: {fault['msg']}{given}"
 
@@ -301,8 +305,8 @@ class Profile(Generic[M]):
         """
         if self.namespace.lacks_memory(config):
             return self.schema()
-        place = self.place(config)
-        state = await self.reading(place, as_of)
+        place = self.get_handle(config)
+        state = await self.read_state(place, as_of)
         if state.profile is None:
             raise ConfigurationError(
                 f"the profile {place.key!r} in {place.namespace!r} is not there yet, or does "
@@ -313,41 +317,41 @@ class Profile(Generic[M]):
 
     async def _history(self, config: RunnableConfig | None = None) -> list[ProfileVersion]:
         """All versions, oldest first."""
-        place = self.place(config)
+        place = self.get_handle(config)
         versions = []
-        for head in await place.versions():
+        for head in await place.list_versions():
             change, times = str(head.value.get("change", "")), (head.valid_from, head.valid_to)
             made = head.version, change, *times, head.provenance
-            versions.append(ProfileVersion(_document(head), *made))
+            versions.append(ProfileVersion(_copy_document(head), *made))
         return versions
 
     async def _patch(self, operations: Any, config: RunnableConfig | None = None) -> M:
         """Apply a JSON Patch (RFC 6902), and return the profile."""
-        change = partial(patched, operations=operations_of(operations))
-        return await self._change("patch", change, config)
+        change = partial(apply_patch, operations=check_operations(operations))
+        return await self._write_change("patch", change, config)
 
     async def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
     ) -> M:
         """Write a whole profile, or its document, and return it."""
-        fields = dumped(document) if isinstance(document, self.schema) else document
+        fields = dump_profile(document) if isinstance(document, self.schema) else document
         if not isinstance(fields, Mapping):
             raise InvalidPatch(
                 f"the document is {document!r:.80}, a {type(document).__name__}; expected a "
                 f"{self.schema.__name__} or a dict of its fields"
             )
-        whole: Document = plain(dict(fields), "the document")
-        return await self._change("set", lambda _: whole, config)
+        whole: Document = copy_json(dict(fields), "the document")
+        return await self._write_change("set", lambda _: whole, config)
 
     async def _forget(self, config: RunnableConfig | None = None) -> Receipt | None:
         """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
-        place = self.place(config)
-        for head in await place.versions():
-            _document(head)  # another item is not erased
+        place = self.get_handle(config)
+        for head in await place.list_versions():
+            _copy_document(head)  # another item is not erased
         if place.adapter.versioned:
             receipt: Receipt = await place.adapter.call("forget", place.namespace, key=place.key)
             return receipt
-        await place.adapter.written([removal_of(place.namespace, place.key)])
+        await place.adapter.write([build_removal(place.namespace, place.key)])
         return None
 
     get, aget = blocking(_get), awaiting(_get)
@@ -356,72 +360,77 @@ class Profile(Generic[M]):
     set, aset = blocking(_set), awaiting(_set)
     forget, aforget = blocking(_forget), awaiting(_forget)
 
-    def place(self, config: RunnableConfig | None = None) -> ItemPlace:
+    def get_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
         """The place of the profile of a run; a change there is a user's, by hand."""
-        namespace, [key] = namespace_of(self.namespace, config), self.key.fill(config)
+        namespace, [key] = fill_namespace(self.namespace, config), self.key.fill(config)
         user = Provenance(*read_run_source(config), actor="user", trust="user")
-        return ItemPlace(self.adapter or adapter_of(None, self.namespace), namespace, key, user)
+        return ItemHandle(self.adapter or get_adapter(None, self.namespace), namespace, key, user)
 
-    async def reading(self, place: ItemPlace, as_of: datetime | None = None) -> ProfileState[M]:
+    async def read_state(self, place: ItemHandle, as_of: datetime | None = None) -> ProfileState[M]:
         """Read the profile; what is stored may not fit the schema."""
         head = await place.read(as_of)
-        document = _document(head) if head else dumped(self.schema.model_construct())
+        document = _copy_document(head) if head else dump_profile(self.schema.model_construct())
         try:
-            profile = validated(self.schema, document) if head else self.schema()
+            profile = validate_profile(self.schema, document) if head else self.schema()
         except (InvalidPatch, ValidationError) as exc:
             fault = str(exc) if head else f"{self.schema.__name__} has fields that must be given"
             return ProfileState(self, place.key, head, document, None, fault)
-        return ProfileState(self, place.key, head, dumped(profile), profile)
+        return ProfileState(self, place.key, head, dump_profile(profile), profile)
 
-    async def planning(
-        self, place: ItemPlace, operations: Sequence[Document], seen: Document
+    async def plan_patch(
+        self, place: ItemHandle, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
         """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
-        checked = operations_of(operations)
-        state = await self.reading(place)
-        if not is_as_seen(checked, seen, state.document):
+        checked = check_operations(operations)
+        state = await self.read_state(place)
+        if not is_unchanged_since(checked, seen, state.document):
             raise VersionConflict(
                 f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
-        apply = partial(patched, operations=checked, by_model=True)
-        puts, _ = await self._planned(place, state, "patch", apply)
+        apply = partial(apply_patch, operations=checked, by_model=True)
+        puts, _ = await self._plan_change(place, state, "patch", apply)
         return puts
 
-    async def _change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
-        place = self.place(config)
+    async def _write_change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
+        place = self.get_handle(config)
         profile: M  # as it is once the plan is written
 
-        async def plan() -> Planned:
+        async def plan() -> ChangePlan:
             nonlocal profile
-            state = await self.reading(place)
-            puts, profile = await self._planned(place, state, name, change)
-            return Planned(puts)
+            state = await self.read_state(place)
+            puts, profile = await self._plan_change(place, state, name, change)
+            return ChangePlan(puts)
 
-        await written(place.adapter, plan)
+        await plan_and_write(place.adapter, plan)
         return profile
 
-    async def _planned(
-        self, place: ItemPlace, state: ProfileState[M], name: str, change: Change
+    async def _plan_change(
+        self, place: ItemHandle, state: ProfileState[M], name: str, change: Change
     ) -> tuple[Sequence[PutItem], M]:
         """The puts of a change, and the profile once they are written."""
         try:
             new = change(state.document)
         except InvalidPatch as exc:  # it quotes names that the gate has not seen
-            raise InvalidPatch(self.gate.sensitive.redacted(str(exc))) from None
+            raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
         # values that are there already are not judged again, also if they moved within a list
-        stored = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
-        leaves = [leaf for leaf in leaves_of(new) if (leaf.label, repr(leaf.value)) not in stored]
-        values = await _screened(self.gate, leaves, place)
-        profile = validated(self.schema, replaced(new, leaves, values))
-        document: Document = plain(dumped(profile), "the profile")
-        if same(document, state.document) and (state.item or name != "set"):
+        stored = {(leaf.label, repr(leaf.value)) for leaf in iter_leaves(state.document)}
+        leaves = [leaf for leaf in iter_leaves(new) if (leaf.label, repr(leaf.value)) not in stored]
+        values = await _screen_values(self.gate, leaves, place)
+        profile = validate_profile(self.schema, replace_leaves(new, leaves, values))
+        document: Document = copy_json(dump_profile(profile), "the profile")
+        if is_same_json(document, state.document) and (state.item or name != "set"):
             return [], profile
-        value = {"text": text_of(document), "kind": _KIND, _DOCUMENT: document, "change": name}
+        value = {
+            "text": render_search_text(document),
+            "kind": _KIND,
+            _DOCUMENT: document,
+            "change": name,
+        }
         version = (state.item and state.item.version) or 0
-        return [place.put(value, "text", version)], profile
+        return [place.build_put(value, "text", version)], profile
 
 
-def _document(item: Memory) -> Document:
+def _copy_document(item: Memory) -> Document:
     if item.kind != _KIND or _DOCUMENT not in item.value:
         raise ConfigurationError(
             f"the item {item.key!r} in {item.namespace!r} is no profile: it has {list(item.value)};"
@@ -431,17 +440,19 @@ def _document(item: Memory) -> Document:
     return deepcopy(item.value[_DOCUMENT])
 
 
-async def _screened(gate: Gate, leaves: Sequence[Leaf], place: ItemPlace) -> list[Any]:
-    candidates = [_candidate(leaf, place) for leaf in leaves]
-    verdicts = [gate.sensitive.judged(candidate) for candidate in candidates]
+async def _screen_values(gate: Gate, leaves: Sequence[Leaf], place: ItemHandle) -> list[Any]:
+    candidates = [_build_candidate(leaf, place) for leaf in leaves]
+    verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
     filled = [i for i, leaf in enumerate(leaves) if leaf.text]
-    answers = await gate.examine([candidates[i] for i in filled], [verdicts[i] for i in filled])
+    answers = await gate.apply_checks(
+        [candidates[i] for i in filled], [verdicts[i] for i in filled]
+    )
     for i, answer in zip(filled, answers, strict=True):
         verdicts[i] = answer
-    return [_kept(*pair, gate) for pair in zip(leaves, verdicts, strict=True)]
+    return [_get_screened_value(*pair, gate) for pair in zip(leaves, verdicts, strict=True)]
 
 
-def _kept(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
+def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     if verdict.action == "keep":
         if verdict.text is None:
             return leaf.value
@@ -449,7 +460,7 @@ def _kept(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
             return verdict.text.removeprefix(leaf.label)
     path = ""
     if verdict.check != "detectors":  # one that raised would do so again
-        redacted = gate.sensitive.redacted
+        redacted = gate.sensitive.redact
         names = [redacted(str(part)) for part in leaf.path]  # a name may be the secret
         label = f"{' '.join(names).replace('_', ' ')}: "  # or be one by the name before it
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
@@ -459,15 +470,15 @@ def _kept(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     )
 
 
-def _candidate(leaf: Leaf, place: ItemPlace) -> Candidate:
+def _build_candidate(leaf: Leaf, place: ItemHandle) -> Candidate:
     # an address or number is kept if it is written by hand, or in a user's message
-    text, explicit = leaf.label + leaf.text, place.told is None
-    if place.told is not None:
-        messages = [_letters(message) for message in place.told]
-        contacts = (_letters(text[a:b]) for _, a, b in spans_of(text, (emails, phones)))
+    text, explicit = leaf.label + leaf.text, place.user_texts is None
+    if place.user_texts is not None:
+        messages = [_normalize_letters(message) for message in place.user_texts]
+        contacts = (_normalize_letters(text[a:b]) for _, a, b in find_spans(text, (emails, phones)))
         explicit = all(any(contact in message for message in messages) for contact in contacts)
     return Candidate(text, _KIND, {}, place.provenance, "user", explicit)
 
 
-def _letters(text: str) -> str:
+def _normalize_letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))

@@ -20,7 +20,7 @@ from perdure.effects import call_method
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.options import check_instance, check_text, check_whole_number
-from perdure.memory.quotation import said
+from perdure.memory.quotation import read_message_text
 from perdure.memory.run_config import Versioned
 from perdure.memory.tool_outputs import ToolOutputReader
 from perdure.memory.tools import Attribution, build_tool
@@ -105,7 +105,7 @@ def _find_checkpointer(config: RunnableConfig) -> Any:
 def _select_page(result: ToolMessage, start: int, limit: int, tool: str) -> Any:
     """Return the content of a result, or the page of its text that begins at `start`."""
     content = result.content
-    whole_text = content if isinstance(content, str) else said(result)
+    whole_text = content if isinstance(content, str) else read_message_text(result)
     if start == 0 and len(whole_text) <= limit:
         return content
     if start >= len(whole_text):

@@ -16,20 +16,20 @@ from perdure.effects import awaiting, blocking, run
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.options import check_instance, check_min_score, check_whole_number
 from perdure.memory.periods import Period
-from perdure.memory.quotation import fitting, section
+from perdure.memory.quotation import fit_section, render_section
 from perdure.memory.records import (
     TURN,
     Memory,
     StoreAdapter,
-    adapter_of,
-    is_below,
-    memory_line,
-    namespaces_of,
-    past_since,
+    fill_namespaces,
+    find_end_of_validity,
+    get_adapter,
+    is_below_min_score,
+    render_memory_line,
 )
 from perdure.memory.repeated_questions import is_the_query, rank_answers_first
 from perdure.memory.run_config import Template
-from perdure.memory.sameness import equivalent
+from perdure.memory.sameness import is_equivalent_text
 from perdure.memory.tokens import token_counter
 from perdure.settings import SEARCH_LIMIT, SHOWN_LIMIT
 from perdure.stores.base import Namespace
@@ -39,13 +39,15 @@ from perdure.stores.store import Store
 NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several; see `Template`."""
-_REJECTED: Final = 3  # times the memories that are wanted, more are read in the first search
-_SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
-_DEEPER: Final = 4  # times as many memories are looked at if too many are left out
-_COMPARED: Final = 100  # memories, the first, of which others may be near duplicates
-_K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
-_LONG: Final = 120  # characters of a memory in an explanation
-_TELLS: Final = 0.005  # the least part of a score that is told
+_MAX_REJECTED_FACTOR: Final = (
+    3  # times the memories that are wanted, more are read in the first search
+)
+_MIN_SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
+_DEPTH_FACTOR: Final = 4  # times as many memories are looked at if too many are left out
+_MAX_COMPARED: Final = 100  # memories, the first, of which others may be near duplicates
+_FUSION_CONSTANT: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
+_MAX_EXPLAINED_CHARS: Final = 120  # characters of a memory in an explanation
+_MIN_EXPLAINED_PART: Final = 0.005  # the least part of a score that is told
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -60,40 +62,44 @@ class RecallResult:
     tokens: int = 0  # of the text
     left_out: int = 0  # how many more were found that did not fit into the budget
     lines: tuple[str, ...] = field(default=(), repr=False)  # with speaker, date and thread
-    floor: float = 0.0  # the lowest score of an answer; 0: any
-    below: list[Memory] = field(default_factory=list)  # with `explain`: the best under the floor
+    min_score: float = 0.0  # the lowest score of an answer; 0: any
+    below_min_score: list[Memory] = field(
+        default_factory=list
+    )  # with `explain`: the best under the floor
 
     def __str__(self) -> str:
-        return section("memories", self.lines) if self.lines else ""
+        return render_section("memories", self.lines) if self.lines else ""
 
     def explain(self) -> str:
         """What was recalled and, of a recall with `explain=True`, what was below the floor.
 
         Each memory has a line with its score, key and text, and one with the parts of the score.
         """
-        floor = f"the floor is {self.floor:.2f}" if self.floor else "there is no floor"
-        lines = [f"recalled, best first ({floor}):", *map(_explained, self.memories)]
+        floor = f"the floor is {self.min_score:.2f}" if self.min_score else "there is no floor"
+        lines = [f"recalled, best first ({floor}):", *map(_explain_memory, self.memories)]
         if not self.memories:
             lines = [f"nothing was recalled ({floor})"]
         if self.left_out:
             lines.append(f"{self.left_out} more did not fit into the budget of tokens")
-        if self.below:
-            lines += ["below the floor, best first:", *map(_explained, self.below)]
+        if self.below_min_score:
+            lines += ["below the floor, best first:", *map(_explain_memory, self.below_min_score)]
         return "\n".join(lines)
 
-    def nearest(self) -> str:
+    def describe_nearest(self) -> str:
         """That memories are below the floor, in words; "" if there are none."""
-        number = len(self.below)
+        number = len(self.below_min_score)
         which = "memory is" if number == 1 else f"{number} memories are"
-        return f"the nearest {which} below the floor {self.floor:.2f}" if number else ""
+        return f"the nearest {which} below the floor {self.min_score:.2f}" if number else ""
 
 
-def _explained(memory: Memory) -> str:
+def _explain_memory(memory: Memory) -> str:
     score = "   -" if memory.score is None else f"{memory.score:.2f}"
     parts = sorted((memory.parts or {}).items(), key=lambda part: -abs(part[1]))
-    why = ", ".join(f"{name} {part:+.2f}" for name, part in parts if abs(part) >= _TELLS)
+    why = ", ".join(
+        f"{name} {part:+.2f}" for name, part in parts if abs(part) >= _MIN_EXPLAINED_PART
+    )
     text = " ".join(memory.text.split())
-    text = text if len(text) <= _LONG else f"{text[:_LONG]}…"
+    text = text if len(text) <= _MAX_EXPLAINED_CHARS else f"{text[:_MAX_EXPLAINED_CHARS]}…"
     return f"  {score}  {memory.key}: {text}" + (f"\n        {why}" if why else "")
 
 
@@ -116,7 +122,7 @@ def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None)
     return namespaces
 
 
-def list_templates(namespace: Labels) -> Sequence[Any]:
+def list_namespace_labels(namespace: Labels) -> Sequence[Any]:
     """Return the labels of each namespace."""
     several = isinstance(namespace, list | tuple) and not any(
         isinstance(labels, str) for labels in namespace
@@ -138,7 +144,7 @@ class MemorySearch:
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
         namespace = choose_labels(namespace, namespaces)
-        every = list_templates(namespace)
+        every = list_namespace_labels(namespace)
         self._templates = [Template(labels, shared=True) for labels in every]
         expected = "a list of kinds, like ['fact'], or None"
         self._kinds = (
@@ -154,16 +160,16 @@ class MemorySearch:
         )
         self._counter = token_counter(None)
 
-    def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
+    def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
         """The namespaces of a run, without those under another of them.
 
         In a run that has no memory, those of its user and teams are left out.
         """
         templates = [each for each in self._templates if not each.lacks_memory(config)]
-        every = dict.fromkeys(ns for each in templates for ns in namespaces_of(each, config))
+        every = dict.fromkeys(ns for each in templates for ns in fill_namespaces(each, config))
         return [one for one in every if not any(one[:size] in every for size in range(1, len(one)))]
 
-    async def found(
+    async def find_memories(
         self,
         query: str,
         store: BaseStore | None,
@@ -179,40 +185,46 @@ class MemorySearch:
         """The memories that answer a query and are accepted, in `max_tokens` or its own budget.
 
         About `rejected` memories will not be accepted, so more are read at once. With `explain`
-        the result has those that were found below the floor, too.
+        the result has those that were found below the min_score, too.
         """
         check_instance("query", query, str, "text")
-        adapter, prefixes = adapter_of(store, *self._templates), self.namespaces(config)
+        adapter, prefixes = get_adapter(store, *self._templates), self.fill_namespaces(config)
         await adapter.record_templates()
-        floor = adapter.floor(self._min_score)
+        min_score = adapter.resolve_min_score(self._min_score)
         if not query.strip() or not prefixes:
-            return RecallResult([], floor=floor)
+            return RecallResult([], min_score=min_score)
         options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}
         if during is not None:
             options["during"] = during
-        options["floor"] = 0.0 if explain else floor
+        options["min_score"] = 0.0 if explain else min_score
         few = await self._read_few(adapter, prefixes, as_of, accepts)
         limit = max(self._limit, len(few))
         if few:
-            options["floor"] = floor = 0.0
+            options["min_score"] = min_score = 0.0
         rankings, under = [], []
         for prefix in prefixes:
-            ranking = await self._ranking(adapter, prefix, options, accepts, rejected, floor, limit)
-            rankings.append([pair for pair in ranking if not is_below(pair[1], floor)])
-            under.append([pair for pair in ranking if is_below(pair[1], floor)])
-        memories = merged([*rankings, _rank_remaining(few, rankings)], limit)
+            ranking = await self._rank_namespace(
+                adapter, prefix, options, accepts, rejected, min_score, limit
+            )
+            rankings.append(
+                [pair for pair in ranking if not is_below_min_score(pair[1], min_score)]
+            )
+            under.append([pair for pair in ranking if is_below_min_score(pair[1], min_score)])
+        memories = merge_rankings([*rankings, _rank_remaining(few, rankings)], limit)
         if len(prefixes) > 1:  # a question in one namespace must rank behind an answer in another
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
         texts = {normalize_text(memory.text) for ranking in rankings for _, memory in ranking}
-        below = [each for each in merged(under, limit) if normalize_text(each.text) not in texts]
-        lines = [memory_line(memory) for memory in memories]
-        taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
+        below = [
+            each for each in merge_rankings(under, limit) if normalize_text(each.text) not in texts
+        ]
+        lines = [render_memory_line(memory) for memory in memories]
+        taken, tokens = fit_section("memories", lines, max_tokens or self.max_tokens, self._counter)
         shown, left_out = [memories[number] for number in taken], len(memories) - len(taken)
         told = tuple(lines[number] for number in taken)
         if as_of is None:
             await adapter.keep_alive(shown)
-        return RecallResult(shown, tokens, left_out, told, floor, below)
+        return RecallResult(shown, tokens, left_out, told, min_score, below)
 
     async def _read_few(
         self,
@@ -224,30 +236,30 @@ class MemorySearch:
         """Return all memories of the namespaces if there are fewer than `all_below`, else none."""
         few: list[Memory] = []
         for prefix in prefixes if self._all_below is not None else ():
-            few += await adapter.found(prefix, limit=self._all_below, as_of=as_of)
+            few += await adapter.search(prefix, limit=self._all_below, as_of=as_of)
         if self._all_below is None or len(few) >= self._all_below:
             return []
         kinds = self._kinds
         return [m for m in few if (kinds is None or m.kind in kinds) and accepts(m)]
 
-    async def _ranking(
+    async def _rank_namespace(
         self,
         adapter: StoreAdapter,
         prefix: Namespace,
         options: dict[str, Any],
         accepts: Callable[[Memory], bool],
         rejected: int,
-        floor: float,
+        min_score: float,
         limit: int,
     ) -> list[tuple[int, Memory]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
-        most = limit + max(limit // 2, _SPARE)
-        depth = most + min(rejected, _REJECTED * most)
+        most = limit + max(limit // 2, _MIN_SPARE)
+        depth = most + min(rejected, _MAX_REJECTED_FACTOR * most)
         query = options["query"]
         # what is not among so many is hardly an answer; but of a rare kind it may be
         enough = limit if self._kinds is not None else limit // 2
         while True:
-            memories = await adapter.found(prefix, limit=depth, **options)
+            memories = await adapter.search(prefix, limit=depth, **options)
             chosen = [
                 (rank, memory)
                 for rank, memory in enumerate(memories, 1)
@@ -255,12 +267,15 @@ class MemorySearch:
                 and accepts(memory)
                 and not is_the_query(memory, query)
             ]
-            above = [pair for pair in chosen if not is_below(pair[1], floor)]
+            above = [pair for pair in chosen if not is_below_min_score(pair[1], min_score)]
             ordered, answers = rank_answers_first(above, query)
-            if answers >= enough or sum(not is_below(m, floor) for m in memories) < depth:
-                below = [pair for pair in chosen if is_below(pair[1], floor)]
+            if (
+                answers >= enough
+                or sum(not is_below_min_score(m, min_score) for m in memories) < depth
+            ):
+                below = [pair for pair in chosen if is_below_min_score(pair[1], min_score)]
                 return [*ordered, *below][:most]
-            depth *= _DEEPER
+            depth *= _DEPTH_FACTOR
             # perdure's filters are exact, but read every value; those of other stores know no $in
             if adapter.versioned and self._kinds is not None:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
@@ -320,13 +335,15 @@ async def _recall(
             those of all teams of the run; without a team it is left out.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens, min_score, namespaces=namespaces)
-    return await search.found(query, store, config, as_of=as_of, during=during, explain=explain)
+    return await search.find_memories(
+        query, store, config, as_of=as_of, during=during, explain=explain
+    )
 
 
 recall, arecall = blocking(_recall), awaiting(_recall)
 
 
-def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
+def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
     """Rankings as one, best first, ties newest first, without repetitions.
 
     By reciprocal rank fusion, whatever a store's scores mean: Cormack, Clarke and Buettcher (SIGIR
@@ -338,8 +355,8 @@ def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
         for rank, memory in ranking:
             text = normalize_text(memory.text)
             if text not in numbers:
-                first = enumerate(places[:_COMPARED])
-                near = (n for n, (shown, _) in first if equivalent(shown.text, memory.text))
+                first = enumerate(places[:_MAX_COMPARED])
+                near = (n for n, (shown, _) in first if is_equivalent_text(shown.text, memory.text))
                 numbers[text] = next(near, len(places))
             number = numbers[text]
             if number == len(places):
@@ -347,38 +364,43 @@ def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
             shown, ranks = places[number]
             better = rank < min(ranks.values(), default=rank)
             places[number] = memory if better else shown, {search: rank, **ranks}
-    every = sorted(places, key=lambda entry: _date(entry[0]), reverse=True)
-    every.sort(key=lambda entry: sum(1 / (_K + rank) for rank in entry[1].values()), reverse=True)
-    memories = _facts_first(_without_sources([memory for memory, _ in every]))
-    return _without_past(memories, limit)[:limit]
+    every = sorted(places, key=lambda entry: _get_date(entry[0]), reverse=True)
+    every.sort(
+        key=lambda entry: sum(1 / (_FUSION_CONSTANT + rank) for rank in entry[1].values()),
+        reverse=True,
+    )
+    memories = _rank_facts_first(_remove_source_turns([memory for memory, _ in every]))
+    return _remove_superseded(memories, limit)[:limit]
 
 
-def _facts_first(memories: Sequence[Memory]) -> list[Memory]:
+def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     """The same with what is no turn at half its rank, and before the turns it was made from."""
     turns = {
         message: rank
         for rank, memory in reversed([*enumerate(memories, 1)])
         if memory.kind == TURN
-        for message in _messages(memory)
+        for message in _list_source_messages(memory)
     }
 
     def place(rank: int, memory: Memory) -> tuple[float, bool]:
         if memory.kind == TURN:
             return rank, True
-        before = [turns[message] - 0.5 for message in _messages(memory) if message in turns]
+        before = [
+            turns[message] - 0.5 for message in _list_source_messages(memory) if message in turns
+        ]
         return min([rank / 2, *before]), False
 
     places = {id(memory): place(rank, memory) for rank, memory in enumerate(memories, 1)}
     return sorted(memories, key=lambda memory: places[id(memory)])
 
 
-def _messages(memory: Memory) -> list[tuple[str | None, str]]:
+def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
     """The messages that a memory was made from."""
     source = memory.provenance
     return [(source.thread_id, id) for id in source.message_ids] if source else []
 
 
-def _without_sources(memories: Sequence[Memory]) -> list[Memory]:
+def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
     """Without turns that rank after a memory that was extracted from them alone."""
     kept: list[Memory] = []
     extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
@@ -392,7 +414,7 @@ def _without_sources(memories: Sequence[Memory]) -> list[Memory]:
     return kept
 
 
-def _without_past(memories: Sequence[Memory], limit: int) -> list[Memory]:
+def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     """Without past memories whose successor is among the first."""
     succeeded = {
         id
@@ -403,12 +425,12 @@ def _without_past(memories: Sequence[Memory], limit: int) -> list[Memory]:
 
     def is_replaced(memory: Memory) -> bool:
         ids = memory.provenance.message_ids if memory.provenance else ()
-        return bool(ids) and past_since(memory) is not None and succeeded.issuperset(ids)
+        return bool(ids) and find_end_of_validity(memory) is not None and succeeded.issuperset(ids)
 
     return [memory for memory in memories if not is_replaced(memory)]
 
 
-def _date(memory: Memory) -> datetime:
+def _get_date(memory: Memory) -> datetime:
     return (memory.provenance and memory.provenance.at) or memory.valid_from or _EARLIEST
 
 
@@ -462,20 +484,26 @@ def check_recall(
     refreshed.
     """
     search = MemorySearch(namespace, None, limit, None, min_score)
-    adapter, checked = adapter_of(store), []
+    adapter, checked = get_adapter(store), []
     whole = adapter.store
     quiet: BaseStore = whole.without_refresh() if isinstance(whole, Store) else whole
 
     def is_key(text: str) -> bool:
         with suppress(InvalidNamespace):  # what cannot be a key
-            return any(run(adapter.got(place, text)) for place in search.namespaces(config))
+            return any(run(adapter.get(place, text)) for place in search.fill_namespaces(config))
         return False
 
-    for question, expected in _pairs(questions):
-        memories, ranks = run(search.found(question, quiet, config)).memories, list[int | None]()
+    for question, expected in _check_questions(questions):
+        memories, ranks = (
+            run(search.find_memories(question, quiet, config)).memories,
+            list[int | None](),
+        )
         for text in expected:
             by_key = is_key(text)
-            right = [memory.key == text if by_key else _has(memory, text) for memory in memories]
+            right = [
+                memory.key == text if by_key else _contains_text(memory, text)
+                for memory in memories
+            ]
             ranks.append(right.index(True) + 1 if any(right) else None)
         checked.append(
             CheckedQuestion(question, expected, ranks, 1 - ranks.count(None) / len(ranks))
@@ -487,7 +515,7 @@ def check_recall(
     )
 
 
-def _pairs(questions: Any) -> list[tuple[str, Sequence[str]]]:
+def _check_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
     expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
     pairs: list[tuple[str, Sequence[str]]] = []
     for pair in questions.items() if isinstance(questions, Mapping) else questions:
@@ -501,5 +529,5 @@ def _pairs(questions: Any) -> list[tuple[str, Sequence[str]]]:
     return pairs
 
 
-def _has(memory: Memory, text: str) -> bool:
+def _contains_text(memory: Memory, text: str) -> bool:
     return " ".join(text.casefold().split()) in " ".join(memory.text.casefold().split())

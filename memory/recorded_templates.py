@@ -23,19 +23,21 @@ from perdure.memory.run_config import Template, Versioned
 from perdure.stores import tombstones
 from perdure.stores.base import Namespace, PutItem
 
-USER: Final = "{user_id}"
+USER_LABEL: Final = "{user_id}"
 """The label of a template that stands for the name of a person."""
-PERSONAL: Final = ("memories", "profiles", "instructions", "examples")
+PERSONAL_LABELS: Final = ("memories", "profiles", "instructions", "examples")
 """First labels of namespaces whose second label is the name of a person."""
-_PLACE: Final = (tombstones.ROOT, tombstones.TEMPLATES)
-_LIMIT: Final = 1_000  # templates that are read from a store
+_NAMESPACE: Final = (tombstones.ROOT, tombstones.TEMPLATES)
+_MAX_TEMPLATES: Final = 1_000  # templates that are read from a store
 _RECORDED: WeakKeyDictionary[Any, set[tuple[bytes, Namespace]]] = WeakKeyDictionary()
 """Templates that this process has recorded or found, by database, with the prefix of the scope."""
 
 
 def needs_record(labels: Sequence[str]) -> bool:
     """Return whether a template names a person and is not one of those that are always known."""
-    return USER in labels and not (labels[0] in PERSONAL and tuple(labels[1:2]) == (USER,))
+    return USER_LABEL in labels and not (
+        labels[0] in PERSONAL_LABELS and tuple(labels[1:2]) == (USER_LABEL,)
+    )
 
 
 async def record_templates(store: BaseStore, templates: Sequence[Template]) -> None:
@@ -46,35 +48,35 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
     for template in templates:
         labels = template.labels
         if needs_record(labels):
-            recorded, place = _cache_of(store)
+            recorded, place = _get_cache(store)
             if (place, labels) not in recorded:
                 with suppress(PerdureError):
-                    await _record(store, labels)
+                    await _write_record(store, labels)
                 recorded.add((place, labels))
 
 
-async def _record(store: BaseStore, labels: Namespace) -> None:
+async def _write_record(store: BaseStore, labels: Namespace) -> None:
     key = blake2b(json.dumps(labels).encode(), digest_size=16).hexdigest()
     value = {"labels": [*labels]}
     is_perdures = isinstance(store, Versioned)
     options = {"refresh_ttl": False} if is_perdures else {}
-    if await call_method(store, "get", _PLACE, key, **options) is None:
-        put: Any = PutOp(_PLACE, key, value, index=False)
+    if await call_method(store, "get", _NAMESPACE, key, **options) is None:
+        put: Any = PutOp(_NAMESPACE, key, value, index=False)
         if is_perdures:
-            put = PutItem(_PLACE, key, value, index=False, ttl=None)
+            put = PutItem(_NAMESPACE, key, value, index=False, ttl=None)
         await call_method(store, "batch", [put])
 
 
 async def read_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store."""
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
-    items = await call_method(store, "search", _PLACE, limit=_LIMIT, **options)
-    recorded, place = _cache_of(store)
+    items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
+    recorded, place = _get_cache(store)
     known = [tuple(map(str, item.value.get("labels", ()))) for item in items]
     return [*dict.fromkeys((*known, *(labels for at, labels in sorted(recorded) if at == place)))]
 
 
-def _cache_of(store: Any) -> tuple[set[tuple[bytes, Namespace]], bytes]:
+def _get_cache(store: Any) -> tuple[set[tuple[bytes, Namespace]], bytes]:
     """Return the cache of the database of a store, and the prefix of a scoped store."""
     parts = getattr(store, "_parts", None)
     database = getattr(store, "database", None) or store

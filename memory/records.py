@@ -31,30 +31,40 @@ from perdure.stores.values import to_prompt_json
 FACT: Final = "fact"
 TURN: Final = tombstones.TURN
 EPISODE: Final = "episode"
-_BESIDE: Final = ("text", "kind", "formerly", "until")  # fields of a value that are shown elsewhere
-EVENTS: Final = (TURN, EPISODE)
+_FIELDS_SHOWN_ELSEWHERE: Final = (
+    "text",
+    "kind",
+    "formerly",
+    "until",
+)  # fields of a value that are shown elsewhere
+EVENT_KINDS: Final = (TURN, EPISODE)
 """Kinds that record what happened: the same text again is another event."""
 Role = Literal["user", "assistant", "tool", "system"]
 Action = Literal["keep", "quarantine", "refuse"]
 Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quarantined", "refused"]
-RESERVED: Final = tombstones.ROOT
+RESERVED_LABEL: Final = tombstones.ROOT
 """The first label of perdure's own notes, which are kept beside the memories."""
 QUARANTINE: Final = tombstones.QUARANTINE
 TOMBSTONES: Final = tombstones.TOMBSTONES
-CHANGED: Final = tombstones.CHANGED
+CHANGE_COUNTERS: Final = tombstones.CHANGED
 WATERMARKS: Final = tombstones.WATERMARKS
-NOTES: Final = tombstones.KINDS
+NOTE_KINDS: Final = tombstones.KINDS
 """The second labels: quarantine, tombstones, the counter of changes, watermarks."""
 INSTRUCTIONS: Final = tombstones.INSTRUCTIONS
 PREVIOUS: Final = tombstones.PREVIOUS
 AUTHOR: Final = tombstones.AUTHOR
 WITHOUT_AUTHOR: Final = tombstones.UNNAMED
 SOURCE: Final = tombstones.SOURCE
-UNNAMED: Final = "unnamed-"
+HASHED_ID_PREFIX: Final = "unnamed-"
 """The beginning of the id that a message without one is given: a hash of its text."""
-_PREVIOUS: Final = 10  # earlier texts that a memory keeps
-_PAGE: Final = 1_000  # memories read at once
-_KNOWN: Final = ("query", "filter", "limit", "offset")  # options of any store's search
+_MAX_PREVIOUS_TEXTS: Final = 10  # earlier texts that a memory keeps
+_PAGE_SIZE: Final = 1_000  # memories read at once
+_COMMON_SEARCH_OPTIONS: Final = (
+    "query",
+    "filter",
+    "limit",
+    "offset",
+)  # options of any store's search
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +154,7 @@ class Outcome:
         return f"{self.change}{about}" + (f": {self.reason}" if self.reason else "")
 
 
-def memory_line(memory: Any, *, date: str | None = None) -> str:
+def render_memory_line(memory: Any, *, date: str | None = None) -> str:
     """Return a memory, item, text or JSON object as one line, with speaker, date and thread.
 
     `date` is shown in place of the day of a memory.
@@ -152,21 +162,21 @@ def memory_line(memory: Any, *, date: str | None = None) -> str:
     if isinstance(memory, Item):
         value = memory.value
         body = value["text"] if set(value) == {"text"} else value
-        team = _team_of(memory.namespace)
-        return _line(body, getattr(memory, "provenance", None), memory.created_at, team=team)
+        team = _get_team(memory.namespace)
+        return _render_line(body, getattr(memory, "provenance", None), memory.created_at, team=team)
     if not isinstance(memory, Memory):
         return to_prompt_json(memory)
     before = [
-        {"memory": previous.text, "until": _day(previous.until)}
+        {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
         if previous.change == "superseded"  # an updated text was not true
     ]
-    source, until = memory.provenance, past_since(memory)
-    fields = {key: part for key, part in memory.value.items() if key not in _BESIDE}
+    source, until = memory.provenance, find_end_of_validity(memory)
+    fields = {key: part for key, part in memory.value.items() if key not in _FIELDS_SHOWN_ELSEWHERE}
     shown = {key: part for key, part in fields.items() if part is not None}
     body = shown or memory.text if memory.kind == EPISODE else memory.text
-    team = _team_of(memory.namespace)
-    return _line(body, source, memory.valid_from, until, before, date, team)
+    team = _get_team(memory.namespace)
+    return _render_line(body, source, memory.valid_from, until, before, date, team)
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
@@ -175,7 +185,7 @@ def format_dates(memories: Sequence[Memory]) -> list[str | None]:
     The time has minutes, and seconds or milliseconds if memories would have the same time.
     """
     moments = [(each.provenance and each.provenance.at) or each.valid_from for each in memories]
-    dates = [_day(moment) for moment in moments]
+    dates = [_format_day(moment) for moment in moments]
     for timespec in ("minutes", "seconds", "milliseconds"):
         counts = Counter(dates)
         dates = [
@@ -185,7 +195,7 @@ def format_dates(memories: Sequence[Memory]) -> list[str | None]:
     return dates
 
 
-def past_since(memory: Memory) -> datetime | None:
+def find_end_of_validity(memory: Memory) -> datetime | None:
     """When a memory ceased to be true, as its field `until` says; None: it is present."""
     until = memory.value.get("until")
     try:
@@ -194,7 +204,7 @@ def past_since(memory: Memory) -> datetime | None:
         return None
 
 
-def _line(
+def _render_line(
     body: Any,
     source: Any,
     when: Any,
@@ -211,8 +221,8 @@ def _line(
     about: Mapping[str, Any] = {
         "said_by": None if in_text else actor,
         "trust": None if trust == actor else trust,
-        "on": date or _day(at),
-        "until": _day(until),
+        "on": date or _format_day(at),
+        "until": _format_day(until),
         "thread": getattr(source, "thread_id", None),
         "before": before,
         "team": team,
@@ -221,7 +231,7 @@ def _line(
     return to_prompt_json({"memory": body, **{name: part for name, part in about.items() if part}})
 
 
-def _team_of(namespace: Sequence[str]) -> str | None:
+def _get_team(namespace: Sequence[str]) -> str | None:
     """Return the team to whose memory a namespace belongs, or None."""
     return namespace[1] if tuple(namespace[:1]) == (TEAMS,) and len(namespace) > 1 else None
 
@@ -231,12 +241,12 @@ def _format_utc(when: datetime, timespec: str) -> str:
     return when.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
 
 
-def _day(when: datetime | None) -> str | None:
+def _format_day(when: datetime | None) -> str | None:
     return None if when is None else when.date().isoformat()
 
 
-_SOURCE: Final = TypeAdapter(Provenance)
-_TEXTS: Final = TypeAdapter(tuple[Previous, ...])
+_PROVENANCE_ADAPTER: Final = TypeAdapter(Provenance)
+_PREVIOUS_TEXTS_ADAPTER: Final = TypeAdapter(tuple[Previous, ...])
 
 
 class StoreAdapter:
@@ -261,17 +271,19 @@ class StoreAdapter:
         """The effect of a method of the store."""
         return call_method(self.store, method, *args, **options)
 
-    async def got(
+    async def get(
         self, namespace: Namespace, key: str, as_of: datetime | None = None
     ) -> Memory | None:
         """A memory, if there is one."""
-        item = await self.call("get", namespace, key, **self._quiet(), **self._past(as_of))
+        item = await self.call(
+            "get", namespace, key, **self._no_refresh_options(), **self._as_of_options(as_of)
+        )
         if item is None:
             return None
         self._note_expiring([item])
-        return memory_of(item)
+        return memory_from_item(item)
 
-    def floor(self, min_score: float | None) -> float:
+    def resolve_min_score(self, min_score: float | None) -> float:
         """The lowest score of an answer, 0 for any; None: the default.
 
         A store that is not perdure's has no default: its scores are cosines, or none.
@@ -279,21 +291,25 @@ class StoreAdapter:
         default = MIN_SCORE if self.versioned else 0.0
         return default if min_score is None else min_score
 
-    async def found(
+    async def search(
         self,
         prefix: Namespace,
         *,
         as_of: datetime | None = None,
-        floor: float = 0.0,
+        min_score: float = 0.0,
         **asked: Any,
     ) -> list[Memory]:
         """Memories under a prefix, not below the floor; `asked` are options of `Store.search`."""
-        asked |= {"min_score": floor} if floor else {}
-        options = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
-        options |= self._quiet() | self._past(as_of)
+        asked |= {"min_score": min_score} if min_score else {}
+        options = {n: v for n, v in asked.items() if self.versioned or n in _COMMON_SEARCH_OPTIONS}
+        options |= self._no_refresh_options() | self._as_of_options(as_of)
         items = await self.call("search", prefix, **options)
         self._note_expiring(items)
-        return [memory for memory in map(memory_of, items) if not is_below(memory, floor)]
+        return [
+            memory
+            for memory in map(memory_from_item, items)
+            if not is_below_min_score(memory, min_score)
+        ]
 
     async def keep_alive(self, memories: Iterable[Memory]) -> None:
         """Restart the time to live of memories, unless the store is configured otherwise.
@@ -305,28 +321,30 @@ class StoreAdapter:
         if ops:
             await self.call("batch", ops)
 
-    async def every(self, namespace: Namespace, **asked: Any) -> list[Memory]:
+    async def list_memories(self, namespace: Namespace, **asked: Any) -> list[Memory]:
         """All memories of a namespace, without those below it; see `found`."""
         memories: list[Memory] = []
         while True:
-            page = await self.found(namespace, limit=_PAGE, offset=len(memories), **asked)
+            page = await self.search(namespace, limit=_PAGE_SIZE, offset=len(memories), **asked)
             memories += page
-            if len(page) < _PAGE:
+            if len(page) < _PAGE_SIZE:
                 return [memory for memory in memories if memory.namespace == namespace]
 
-    async def versions(self, namespace: Namespace, key: str) -> list[Memory]:
+    async def list_versions(self, namespace: Namespace, key: str) -> list[Memory]:
         """All versions of a memory, oldest first; of a store without any, the present one."""
         if not self.versioned:
-            present = await self.got(namespace, key)
+            present = await self.get(namespace, key)
             return [] if present is None else [present]
         items = await self.call("history", namespace, key)
-        return [memory_of(item) for item in items]
+        return [memory_from_item(item) for item in items]
 
-    async def written(self, puts: Sequence[PutItem]) -> None:
+    async def write(self, puts: Sequence[PutItem]) -> None:
         """Write all of it or, in a store with versions, nothing: then a `VersionConflict`."""
         if puts:
             await self.record_templates()
-            await self.call("batch", list(puts) if self.versioned else [_plain(p) for p in puts])
+            await self.call(
+                "batch", list(puts) if self.versioned else [_to_plain_put(p) for p in puts]
+            )
 
     async def record_templates(self) -> None:
         """Record the templates of this adapter in the store, at their first use there."""
@@ -350,13 +368,13 @@ class StoreAdapter:
         items: list[Item] = []
         while True:
             page = await self.call(
-                "search", prefix, limit=_PAGE, offset=len(items), **self._quiet()
+                "search", prefix, limit=_PAGE_SIZE, offset=len(items), **self._no_refresh_options()
             )
             items += page
-            if len(page) < _PAGE:
+            if len(page) < _PAGE_SIZE:
                 return items
 
-    def _quiet(self) -> dict[str, Any]:
+    def _no_refresh_options(self) -> dict[str, Any]:
         return {"refresh_ttl": False} if self.versioned else {}
 
     def _note_expiring(self, items: Iterable[Item]) -> None:
@@ -366,7 +384,7 @@ class StoreAdapter:
             if getattr(item, "expires_at", None) is not None
         )
 
-    def _past(self, as_of: datetime | None) -> dict[str, Any]:
+    def _as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:
             return {}
         check_instance(
@@ -375,36 +393,38 @@ class StoreAdapter:
         return {"as_of": as_of}
 
 
-def is_below(memory: Memory, floor: float) -> bool:
+def is_below_min_score(memory: Memory, floor: float) -> bool:
     """Whether a memory scores less than a floor, 0 for none; one without a score does not."""
     return bool(floor) and memory.score is not None and memory.score < floor
 
 
-class Planned(NamedTuple):
+class ChangePlan(NamedTuple):
     """Puts, and the outcome of each part of what was proposed once they are written."""
 
     puts: Sequence[PutItem] = ()
     outcomes: Sequence[Outcome] = ()
 
 
-class ItemPlace(NamedTuple):
+class ItemHandle(NamedTuple):
     """The place of an item, and where a change to it comes from."""
 
     adapter: StoreAdapter
     namespace: Namespace
     key: str
     provenance: Provenance | None = None
-    told: Sequence[str] | None = None  # the users' texts a change rests on; None: it is by hand
+    user_texts: Sequence[str] | None = (
+        None  # the users' texts a change rests on; None: it is by hand
+    )
 
     def read(self, as_of: datetime | None = None) -> Operation[Memory | None]:
         """The item, now or at a moment, if there is one."""
-        return self.adapter.got(self.namespace, self.key, as_of)
+        return self.adapter.get(self.namespace, self.key, as_of)
 
-    def versions(self) -> Operation[list[Memory]]:
+    def list_versions(self) -> Operation[list[Memory]]:
         """All versions of the item, oldest first."""
-        return self.adapter.versions(self.namespace, self.key)
+        return self.adapter.list_versions(self.namespace, self.key)
 
-    def put(self, value: Mapping[str, Any], searched: str, if_version: int | None) -> PutItem:
+    def build_put(self, value: Mapping[str, Any], searched: str, if_version: int | None) -> PutItem:
         """The operation that writes it, to be found by one field, if it is at this version."""
         version = if_version if self.adapter.versioned else None
         # it does not expire, whatever the store's default
@@ -412,22 +432,24 @@ class ItemPlace(NamedTuple):
         return PutItem(self.namespace, self.key, value, [searched], **options)
 
 
-def adapter_of(store: BaseStore | None, *templates: Template) -> StoreAdapter:
+def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
     """The adapter of a store; None: within a graph, of the store it was compiled with."""
     return StoreAdapter(get_graph_store("the memories") if store is None else store, *templates)
 
 
-def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace:
+def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespace:
     """The namespace of a run's memories; see `check_filled`."""
-    return check_filled(template, template.fill(config))
+    return check_filled_namespace(template, template.fill(config))
 
 
-def namespaces_of(template: Template, config: RunnableConfig | None) -> list[Namespace]:
+def fill_namespaces(template: Template, config: RunnableConfig | None) -> list[Namespace]:
     """Return the namespaces of a run's memories: of a team's template, one for each team."""
-    return [check_filled(template, namespace) for namespace in template.fill_for_teams(config)]
+    return [
+        check_filled_namespace(template, namespace) for namespace in template.fill_for_teams(config)
+    ]
 
 
-def check_filled(template: Template, namespace: Namespace) -> Namespace:
+def check_filled_namespace(template: Template, namespace: Namespace) -> Namespace:
     """Check the first label of a namespace that a template was filled in to be, and return it.
 
     Raises:
@@ -439,20 +461,20 @@ def check_filled(template: Template, namespace: Namespace) -> Namespace:
             f"the namespace {namespace!r} begins with {TEAMS!r}, where teams keep their memories; "
             f"expected another value for the first label of {template.labels!r}"
         )
-    if namespace[0] == RESERVED:
+    if namespace[0] == RESERVED_LABEL:
         raise InvalidNamespace(
-            f"the namespace {namespace!r} begins with {RESERVED!r}, where perdure keeps its own "
-            "notes; expected another first label, like 'memories'"
+            f"the namespace {namespace!r} begins with {RESERVED_LABEL!r}, where perdure keeps its "
+            "own notes; expected another first label, like 'memories'"
         )
     return namespace
 
 
-def notes_of(kind: str, namespace: Namespace) -> Namespace:
+def build_notes_namespace(kind: str, namespace: Namespace) -> Namespace:
     """The namespace of the notes of one kind, see `NOTES`, on the memories of a namespace."""
-    return (RESERVED, kind, *namespace)
+    return (RESERVED_LABEL, kind, *namespace)
 
 
-def put_of(
+def build_put(
     namespace: Namespace,
     key: str,
     value: Mapping[str, Any],
@@ -466,20 +488,20 @@ def put_of(
     return PutItem(namespace, key, value, index, if_version=if_version, provenance=provenance)
 
 
-def note_of(
+def build_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
     """The operation that writes a note of perdure's own: not searched, and without expiry."""
-    put = put_of(namespace, key, value, if_version=if_version, searched=False)
+    put = build_put(namespace, key, value, if_version=if_version, searched=False)
     return replace(put, ttl=None)
 
 
-def removal_of(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
+def build_removal(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
     """The operation that deletes a memory; a store with versions keeps its past."""
     return PutItem(namespace, key, None, if_version=if_version)
 
 
-def succeeding(
+def build_next_value(
     previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
 ) -> dict[str, Any]:
     """The value of a memory's next version, which lists the previous text if that differs."""
@@ -492,22 +514,22 @@ def succeeding(
             entry["message_ids"] = list(previous.provenance.message_ids)
         if previous.provenance is not None and previous.provenance.author is not None:
             entry[AUTHOR] = previous.provenance.author
-        past = [entry, *past][:_PREVIOUS]
+        past = [entry, *past][:_MAX_PREVIOUS_TEXTS]
     return {**value, PREVIOUS: past} if past else dict(value)
 
 
-def having_said(text: str) -> dict[str, Any]:
+def build_previous_text_filter(text: str) -> dict[str, Any]:
     """The filter for memories of which a previous text is the same as this one."""
     # whether the field exists is asked first: that takes a tenth of the time
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}
 
 
-def memory_of(item: Item) -> Memory:
+def memory_from_item(item: Item) -> Memory:
     """The memory in an item of any store."""
     value = dict(item.value)
     provenance: Provenance | None = getattr(item, "provenance", None)
     if provenance is None and (stored := value.pop(SOURCE, None)):
-        provenance = _SOURCE.validate_python(stored)
+        provenance = _PROVENANCE_ADAPTER.validate_python(stored)
     kind = value.get("kind", "")
     if not isinstance(value.get("text"), str) and isinstance(value.get(INSTRUCTIONS), str):
         kind = "instructions"
@@ -520,13 +542,15 @@ def memory_of(item: Item) -> Memory:
         value,
         provenance,
         valid_from=getattr(item, "valid_from", item.updated_at),
-        previous=_TEXTS.validate_python(value.get(PREVIOUS) or ()),
+        previous=_PREVIOUS_TEXTS_ADAPTER.validate_python(value.get(PREVIOUS) or ()),
         **{name: getattr(item, name, None) for name in names},
     )
 
 
-def _plain(put: PutItem) -> PutOp:
+def _to_plain_put(put: PutItem) -> PutOp:
     value = None if put.value is None else dict(put.value)
     if value is not None and put.provenance is not None:
-        value[SOURCE] = _SOURCE.dump_python(put.provenance, mode="json", exclude_defaults=True)
+        value[SOURCE] = _PROVENANCE_ADAPTER.dump_python(
+            put.provenance, mode="json", exclude_defaults=True
+        )
     return PutOp(put.namespace, put.key, value, put.index)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from perdure.memory.records import TURN, Memory
-from perdure.memory.sameness import same
+from perdure.memory.sameness import is_same_text
 from perdure.stores.text import (
     ENGLISH,
     NON_LATIN,
@@ -215,4 +215,4 @@ def _text_without_speaker(memory: Memory) -> str:
 
 def is_the_query(memory: Memory, query: str) -> bool:
     """Return whether a memory is a turn with the same text as the query."""
-    return memory.kind == TURN and same(memory.text, query)
+    return memory.kind == TURN and is_same_text(memory.text, query)

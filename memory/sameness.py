@@ -14,53 +14,55 @@ from typing import Final
 from perdure.stores.normal_form import normalize_text, unify_letters
 from perdure.stores.text import tokenize
 
-_NEAR: Final = 0.8  # the least cosine of two words that may stand for each other
-_PARTS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
-_FEWEST_MOVED: Final = 4  # words of a text of which some may be moved
+_MIN_COSINE: Final = 0.8  # the least cosine of two words that may stand for each other
+_TOKENS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
+_MIN_WORDS_TO_ROTATE: Final = 4  # words of a text of which some may be moved
 
 
-def same(a: str, b: str) -> bool:
+def is_same_text(a: str, b: str) -> bool:
     """Whether two texts are equal but for capitals, punctuation, spaces and forms of letters."""
-    return _normal(a) == _normal(b)
+    return _normalize(a) == _normalize(b)
 
 
-_normal: Final = lru_cache(1 << 8)(normalize_text)
+_normalize: Final = lru_cache(1 << 8)(normalize_text)
 
 
-def equivalent(a: str, b: str) -> bool:
+def is_equivalent_text(a: str, b: str) -> bool:
     """Whether two texts are the same, or have the same words but for near ones, or moved ones."""
-    if same(a, b):
+    if is_same_text(a, b):
         return True
-    first, second = _words(a), _words(b)
-    return len(first) == len(second) and (_are_near(first, second) or _is_moved(first, second))
+    first, second = _split_words(a), _split_words(b)
+    return len(first) == len(second) and (
+        _differ_by_similar_words(first, second) or _is_rotation(first, second)
+    )
 
 
-def _are_near(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+def _differ_by_similar_words(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     differ = [pair for pair in zip(a, b, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
     # words of one stem differ in tense or number
     return bool(differ) and all(
-        tokenize(x) != tokenize(y) and _cosine(x, y) >= _NEAR for x, y in differ
+        tokenize(x) != tokenize(y) and _word_similarity(x, y) >= _MIN_COSINE for x, y in differ
     )
 
 
-def _is_moved(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+def _is_rotation(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     first, second = ([word.lower() for word in words] for words in (a, b))
-    if len(first) < _FEWEST_MOVED or sorted(first) != sorted(second):
+    if len(first) < _MIN_WORDS_TO_ROTATE or sorted(first) != sorted(second):
         return False
     return any(first[i:] + first[:i] == second for i in range(1, len(first)))
 
 
 @lru_cache(1 << 8)
-def _words(text: str) -> tuple[str, ...]:
-    parts = _PARTS.findall(unify_letters(text))
+def _split_words(text: str) -> tuple[str, ...]:
+    parts = _TOKENS.findall(unify_letters(text))
     # the first word is no name because of its capital
     return (parts[0].lower(), *parts[1:]) if parts else ()
 
 
 @lru_cache(1 << 12)
-def _cosine(a: str, b: str) -> float:
+def _word_similarity(a: str, b: str) -> float:
     # here, since it loads numpy, which most comparisons can do without
     from perdure.stores.offline import StaticEmbedder
 

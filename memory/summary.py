@@ -45,7 +45,7 @@ from perdure.memory.options import (
     check_text,
     check_whole_number,
 )
-from perdure.memory.quotation import middle_out, rendered, units_of
+from perdure.memory.quotation import cut_middle, render_message, render_units
 from perdure.memory.request_size import RequestParts, RequestSize, measure_request
 from perdure.memory.summary_request import PROMPT as PROMPT
 from perdure.memory.summary_request import SummaryRequest
@@ -440,7 +440,7 @@ class Summarize(MessagesNode):
 
         Returns None if the messages have no content, or if one of them was erased meanwhile.
         """
-        turns, steps = units_of(selection.turns), units_of(selection.steps)
+        turns, steps = render_units(selection.turns), render_units(selection.steps)
         units = [*turns, *steps]
         if not units:
             return None
@@ -448,7 +448,7 @@ class Summarize(MessagesNode):
         if steps and not ends_with_answer(messages):
             request = replace(request, note=_UNFINISHED)
         if selection.question is not None:
-            question = middle_out(rendered(selection.question), _QUESTION_CHARS)
+            question = cut_middle(render_message(selection.question), _QUESTION_CHARS)
             units = [*turns, question, *steps]
         loaded = find_run_thread(config)
         text = await request.summary(previous["text"] if previous else "", units)

@@ -18,7 +18,7 @@ from perdure.memory.model_call import (
     read_answer_text,
 )
 from perdure.memory.options import check_whole_number
-from perdure.memory.quotation import undelimited
+from perdure.memory.quotation import escape_delimiters
 
 PROMPT: Final = """\
 You keep the memory of a conversation. Between <conversation> and </conversation> is a transcript \
@@ -78,7 +78,7 @@ class SummaryRequest:
         room = self._room
         while texts:
             if self._cost(previous) > room // 2:
-                texts, previous = [undelimited(previous), *texts], ""
+                texts, previous = [escape_delimiters(previous), *texts], ""
             part, rest = self._split_texts(texts, room - self._cost(previous))
             try:
                 previous = await self._ask_model(previous, part, room if rest else None)
@@ -101,7 +101,7 @@ class SummaryRequest:
         """
         words = WORDS if room is None else max(1, min(WORDS, room // (4 * _TOKENS_PER_WORD)))
         max_tokens = _MAX_TOKENS if room is None else min(_MAX_TOKENS, room // 2)
-        known = f"<summary>\n{undelimited(previous)}\n</summary>" if previous else ""
+        known = f"<summary>\n{escape_delimiters(previous)}\n</summary>" if previous else ""
         conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
         system = SystemMessage(self.prompt.replace("{max_words}", str(words)))
 

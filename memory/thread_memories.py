@@ -10,7 +10,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.effects import awaiting, blocking
 from perdure.memory.options import check_instance
-from perdure.memory.records import QUARANTINE, WATERMARKS, StoreAdapter, notes_of
+from perdure.memory.records import QUARANTINE, WATERMARKS, StoreAdapter, build_notes_namespace
 from perdure.memory.run_config import Versioned
 from perdure.stores.base import Namespace, Receipt
 
@@ -44,9 +44,9 @@ async def _forget_thread_memories(
     if not dry_run:
         read = {"thread_id": {"$in": ids}}
         for place in places:
-            await adapter.call("forget", notes_of(WATERMARKS, place), filter=read)
+            await adapter.call("forget", build_notes_namespace(WATERMARKS, place), filter=read)
     what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
-    for place in (*places, *(notes_of(QUARANTINE, place) for place in places)):
+    for place in (*places, *(build_notes_namespace(QUARANTINE, place) for place in places)):
         receipt += await adapter.call("forget", place, **what)
     return receipt
 

@@ -29,15 +29,24 @@ from perdure.memory import conversation
 from perdure.memory.conversation import SHORTENED
 from perdure.memory.nodes import check_messages
 from perdure.memory.options import is_number
-from perdure.memory.quotation import said
-from perdure.memory.records import UNNAMED, WATERMARKS, Role, StoreAdapter, note_of, notes_of
+from perdure.memory.quotation import read_message_text
+from perdure.memory.records import (
+    HASHED_ID_PREFIX,
+    WATERMARKS,
+    Role,
+    StoreAdapter,
+    build_note_put,
+    build_notes_namespace,
+)
 from perdure.stores.base import Namespace, PutItem
 
 _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-_STEPS: Final = 4  # checkpoints that are read for each message: a run writes a few
+_CHECKPOINTS_PER_MESSAGE: Final = (
+    4  # checkpoints that are read for each message: a run writes a few
+)
 REMEMBER: Final = "remember"
 """In a message's `response_metadata`, with the value False: no memory is made of it."""
 REMEMBER_TURN: Final = "remember_turn"
@@ -47,10 +56,10 @@ somebody else than the person of the thread sent."""
 SEARCHED: Final = "searched"
 """The key in a message's `response_metadata` that, with the value True, lets the search of threads
 find a message of which no memory is made, such as a document that a model wrote."""
-TURNS: Final = "turns"
+TURN_EXTRACTOR: Final = "turns"
 """The extractor whose watermarks have the id of their thread as key; see `_key`."""
-_TAIL: Final = 8  # messages at the end of a thread that mostly tell whether all were read
-_KNOWN: Final = 50  # messages that a watermark names
+_TAIL_MESSAGES: Final = 8  # messages at the end of a thread that mostly tell whether all were read
+_MAX_READ_MESSAGES: Final = 50  # messages that a watermark names
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +77,13 @@ class ThreadMessage:
         """Its text, and what its attachments tell; "" for a message off the record."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
         is_remembered = self.turn_is_remembered and not off_record
-        return storable(said(self.message)) if is_remembered else ""
+        return make_storable(read_message_text(self.message)) if is_remembered else ""
 
     @property
     def searched_text(self) -> str:
         """The text that the search of threads indexes; "" for a message that is not remembered."""
         is_searched = self.message.response_metadata.get(SEARCHED) is True
-        return storable(said(self.message)) if is_searched else self.text
+        return make_storable(read_message_text(self.message)) if is_searched else self.text
 
     @property
     def role(self) -> Role:
@@ -91,10 +100,10 @@ class ThreadMessage:
     @property
     def digest(self) -> str:
         """A hash that changes if the message is edited."""
-        return blake2b(_identity(self.message), digest_size=4).hexdigest()
+        return blake2b(_encode_identity(self.message), digest_size=4).hexdigest()
 
     @property
-    def shortened(self) -> bool:
+    def is_shortened(self) -> bool:
         """Whether a node cut it to save room."""
         return SHORTENED in self.message.additional_kwargs
 
@@ -107,7 +116,7 @@ class ThreadHistory:
     checkpoint_id: str | None
     messages: Sequence[ThreadMessage]
 
-    def timed(self, times: Sequence[datetime | None]) -> ThreadHistory:
+    def with_times(self, times: Sequence[datetime | None]) -> ThreadHistory:
         """The history with these times for its last messages, newest first, if they have none."""
         timed = list(self.messages)
         for i, at in zip(range(len(timed) - 1, -1, -1), times, strict=False):
@@ -115,15 +124,15 @@ class ThreadHistory:
         return replace(self, messages=timed)
 
 
-def history_of_state(
+def build_history_from_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
     """The messages of a thread as a state has them."""
-    read = _latest((message, True) for message in _read(messages))
+    read = _select_latest_versions((message, True) for message in _iter_thread_messages(messages))
     return ThreadHistory(thread_id, checkpoint_id, read)
 
 
-async def state_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
+async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
     """Return the values of a checkpoint's channels, also of `DeltaChannel`s, if they are known.
 
     See `Checkpointer.delta_values`. Of another checkpointer the values are returned as they are.
@@ -146,15 +155,15 @@ async def read_history(
 ) -> ThreadHistory:
     """Read the messages of a thread; the times of known ones, by id, are not needed."""
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
-        return await _history(saver, thread_id, channel, known)
+        return await _read_perdure_history(saver, thread_id, channel, known)
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     head = await call_method(saver, "get_tuple", config)
     if head is None:
         raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
     values = head.checkpoint["channel_values"].get(channel)
     messages = check_messages([] if values is None else values, f"the channel {channel!r}")
-    history = history_of_state(thread_id, head.checkpoint["id"], messages)
-    return history.timed([time_of(head.checkpoint.get("ts"))] * len(history.messages))
+    history = build_history_from_state(thread_id, head.checkpoint["id"], messages)
+    return history.with_times([parse_time(head.checkpoint.get("ts"))] * len(history.messages))
 
 
 async def is_read_in_full(
@@ -166,58 +175,68 @@ async def is_read_in_full(
     that cannot be read has unread messages.
     """
     try:
-        at = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL)}
+        at = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL_MESSAGES)}
         tail: list[HistoryItem] = await call_method(saver, "history", thread_id, **at)
-        newest = _read(check_messages([item.value for item in tail], f"the channel {channel!r}"))
+        newest = _iter_thread_messages(
+            check_messages([item.value for item in tail], f"the channel {channel!r}")
+        )
         if not tail or not mark.count:
             return not tail
         known = {message.id: message for message in mark.known}
         messages = [message for message in newest if message.message.id]
         if messages[-1:] and messages[-1].id not in known:
             return False
-        are_read = not any(_is_new(message, known.get(message.id)) for message in messages)
+        are_read = not any(_is_unread(message, known.get(message.id)) for message in messages)
         if are_read and len(messages) == len(tail) and tail[-1].position + 1 == mark.count:
             return True
-        return not mark.beyond(await read_history(saver, thread_id, channel, mark.ids))
+        return not mark.find_unread(await read_history(saver, thread_id, channel, mark.ids))
     except PerdureError:
         return False
 
 
-async def _history(
+async def _read_perdure_history(
     saver: Any, thread_id: str, channel: str, known: Collection[str]
 ) -> ThreadHistory:
     """All messages that perdure's checkpointer has, with the times of their first checkpoints."""
-    infos = await _checkpoints(saver, thread_id, 1)
+    infos = await _list_checkpoints(saver, thread_id, 1)
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
-        infos = await _checkpoints(saver, thread_id, None)
+        infos = await _list_checkpoints(saver, thread_id, None)
     info = next((info for info in infos if info.is_head), None)
     uid = None if info is None else info.checkpoint_id
     at = {"channel": channel, "checkpoint_id": uid}
     items: list[HistoryItem] = await call_method(saver, "history", thread_id, **at)
-    read = _read(check_messages([item.value for item in items], f"the channel {channel!r}"))
-    messages = _latest(zip(read, (item.seen is not False for item in items), strict=True))
+    read = _iter_thread_messages(
+        check_messages([item.value for item in items], f"the channel {channel!r}")
+    )
+    messages = _select_latest_versions(
+        zip(read, (item.seen is not False for item in items), strict=True)
+    )
     untimed = [i for i, m in enumerate(messages) if m.at is None and m.id not in known]
     count = len(messages) - min(untimed, default=len(messages))
-    infos = (await _checkpoints(saver, thread_id, _STEPS * (count + 1))) if count else infos
+    infos = (
+        (await _list_checkpoints(saver, thread_id, _CHECKPOINTS_PER_MESSAGE * (count + 1)))
+        if count
+        else infos
+    )
     by_id = {info.checkpoint_id: info for info in infos}
     times: list[datetime | None] = []
     while info is not None and len(times) < count:
         parent = by_id.get(info.parent_id or "")
         before = parent.counts.get(channel, 0) if parent else 0
-        times += [time_of(info.ts)] * (info.counts.get(channel, 0) - before)
+        times += [parse_time(info.ts)] * (info.counts.get(channel, 0) - before)
         info = parent
     history = ThreadHistory(thread_id, uid, messages)
-    return history.timed(times + times[-1:] * (count - len(times)))
+    return history.with_times(times + times[-1:] * (count - len(times)))
 
 
-async def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
+async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
     infos: list[CheckpointInfo] = await call_method(
         saver, "checkpoints", thread_id, checkpoint_ns="", limit=limit
     )
     return infos
 
 
-def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
+def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
     """Return each message once, in the order of first occurrence.
 
     Each version has a flag that says whether the state may contain the version. If the state has
@@ -226,40 +245,40 @@ def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessag
     latest: dict[str, ThreadMessage] = {}
     settled: set[str] = set()
     for message, seen in versions:
-        if message.id not in latest or not (message.shortened or message.id in settled):
+        if message.id not in latest or not (message.is_shortened or message.id in settled):
             latest[message.id] = message
-        if seen and not message.shortened:
+        if seen and not message.is_shortened:
             settled.add(message.id)
     return list(latest.values())
 
 
-def _read(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
+def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
     """Messages with ids and times; a missing id is a hash of the text and its count so far."""
     counts: Counter[bytes] = Counter()
     is_remembered = True
     for message in messages:
         if conversation.role(message) == "human":
             is_remembered = message.response_metadata.get(REMEMBER_TURN) is not False
-        id, identity = message.id, _identity(message)
+        id, identity = message.id, _encode_identity(message)
         if not id:
             counts[identity] += 1
             made = blake2b(identity + str(counts[identity]).encode(), digest_size=10)
-            id = f"{UNNAMED}{made.hexdigest()}"
-        at = time_of(message.response_metadata.get("create_time"))
+            id = f"{HASHED_ID_PREFIX}{made.hexdigest()}"
+        at = parse_time(message.response_metadata.get("create_time"))
         yield ThreadMessage(message, id, at=at, turn_is_remembered=is_remembered)
 
 
-def _identity(message: BaseMessage) -> bytes:
-    parts = (message.type, message.name or "", said(message))
+def _encode_identity(message: BaseMessage) -> bytes:
+    parts = (message.type, message.name or "", read_message_text(message))
     return "\0".join(parts).encode("utf-8", "surrogatepass")
 
 
-def storable(text: str) -> str:
+def make_storable(text: str) -> str:
     """A text without white space around it, and lone surrogates as question marks."""
     return text.strip().encode("utf-8", "replace").decode()
 
 
-def time_of(value: Any) -> datetime | None:
+def parse_time(value: Any) -> datetime | None:
     """A moment (UTC) given in seconds since 1970 or in ISO 8601; None: it is neither."""
     try:
         if is_number(value):
@@ -272,7 +291,7 @@ def time_of(value: Any) -> datetime | None:
         return None
 
 
-class Known(NamedTuple):
+class ReadMessage(NamedTuple):
     """A message that was read: its id, its place in the thread, and a digest of its text."""
 
     id: str
@@ -284,8 +303,8 @@ class Known(NamedTuple):
 class Watermark:
     """Up to which message an extractor has read a thread, and how often it failed since."""
 
-    extractor: str = TURNS
-    known: tuple[Known, ...] = ()  # the newest messages that were read, by position
+    extractor: str = TURN_EXTRACTOR
+    known: tuple[ReadMessage, ...] = ()  # the newest messages that were read, by position
     count: int = 0  # messages that were read in all
     next: int = 0  # the position of the next message
     checkpoint_id: str | None = None  # the head when all was read; with another, the thread is due
@@ -301,20 +320,22 @@ class Watermark:
         """The ids of the known messages."""
         return frozenset(message.id for message in self.known)
 
-    def beyond(self, history: ThreadHistory) -> list[ThreadMessage]:
+    def find_unread(self, history: ThreadHistory) -> list[ThreadMessage]:
         """The messages that are not yet read, or were edited since, with their positions.
 
         If more were read than are known, only messages after the oldest known one count as unread;
         if no known message is left, as after a fork far back, all do.
         """
         read = {message.id: message for message in self.known}
-        messages = self.placed(history.messages)
+        messages = self.assign_positions(history.messages)
         first = next((i for i, message in enumerate(messages) if message.id in read), None)
         if first is None or self.count == len(self.known):
             first = 0
-        return [message for message in messages[first:] if _is_new(message, read.get(message.id))]
+        return [
+            message for message in messages[first:] if _is_unread(message, read.get(message.id))
+        ]
 
-    def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
+    def assign_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Messages with positions, which go up after the known messages, and down before them.
 
         One between two known ones has the position of the one before: the store orders by age then.
@@ -334,14 +355,16 @@ class Watermark:
             placed.append(replace(message, position=before))
         return placed
 
-    def advanced(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
+    def advance(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
         """The watermark after these messages, which have positions, were read."""
         read = {message.id: message for message in self.known}
         fresh = {
-            message.id: Known(message.id, message.position or 0, message.digest)
+            message.id: ReadMessage(message.id, message.position or 0, message.digest)
             for message in messages
         }
-        newest = sorted({**read, **fresh}.values(), key=lambda message: message.position)[-_KNOWN:]
+        newest = sorted({**read, **fresh}.values(), key=lambda message: message.position)[
+            -_MAX_READ_MESSAGES:
+        ]
         count = self.count + len(fresh.keys() - read.keys())
         following = max([self.next, *(message.position + 1 for message in fresh.values())])
         place = (tuple(newest), count, following, checkpoint_id)
@@ -355,66 +378,74 @@ class Watermark:
         failed = replace(self, attempts=attempts, failed_at=at, failed_head=head)
         return replace(failed, error=error, final=final)
 
-    def set_back(self) -> Watermark:
+    def reset(self) -> Watermark:
         """The watermark of a thread that is to be read again; positions continue."""
         return replace(self, known=(), count=0, checkpoint_id=None)
 
-    def same_as(self, other: Watermark) -> bool:
+    def has_same_progress(self, other: Watermark) -> bool:
         """Whether the same messages were read, whatever the version of the note."""
         return (self.count, self.known) == (other.count, other.known)
 
-    def put(self, namespace: Namespace, thread_id: str) -> PutItem:
+    def build_put(self, namespace: Namespace, thread_id: str) -> PutItem:
         """The operation that writes it, if the note is as it was read."""
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
-        value |= _FORM.dump_python(self, mode="json", exclude={"version"}, exclude_defaults=True)
-        place, key = notes_of(WATERMARKS, namespace), _key(self.extractor, thread_id)
-        return note_of(place, key, value, if_version=self.version)
+        value |= _NOTE_ADAPTER.dump_python(
+            self, mode="json", exclude={"version"}, exclude_defaults=True
+        )
+        place, key = (
+            build_notes_namespace(WATERMARKS, namespace),
+            _build_key(self.extractor, thread_id),
+        )
+        return build_note_put(place, key, value, if_version=self.version)
 
 
-_FORM: Final = TypeAdapter(Watermark)  # of the note
+_NOTE_ADAPTER: Final = TypeAdapter(Watermark)  # of the note
 
 
-async def watermark(
-    adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURNS
+async def read_watermark(
+    adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURN_EXTRACTOR
 ) -> Watermark:
     """Read the watermark of a thread; an empty one if the extractor has read nothing of it."""
-    [mark] = await watermarks(adapter, [(namespace, thread_id)], extractor)
+    [mark] = await read_watermarks(adapter, [(namespace, thread_id)], extractor)
     return mark
 
 
-async def watermarks(
-    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]], extractor: str = TURNS
+async def read_watermarks(
+    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]], extractor: str = TURN_EXTRACTOR
 ) -> list[Watermark]:
     """Read the watermarks of threads, given with the namespaces of their memories."""
     if not places:
         return []
-    ops = [GetOp(notes_of(WATERMARKS, space), _key(extractor, thread)) for space, thread in places]
+    ops = [
+        GetOp(build_notes_namespace(WATERMARKS, space), _build_key(extractor, thread))
+        for space, thread in places
+    ]
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
     notes = await adapter.call("batch", ops)
-    return [empty if note is None else _watermark_in(note) for note in notes]
+    return [empty if note is None else _decode_watermark(note) for note in notes]
 
 
-def settled(note: Item) -> PutItem:
+def build_failure_reset(note: Item) -> PutItem:
     """The operation that takes a failure off a note: nothing is due until the thread goes on.
 
     The messages that were not read are read then.
     """
-    mark, (_, _, *namespace) = _watermark_in(note), note.namespace
-    settled = mark.advanced((), mark.failed_head)
-    return settled.put(tuple(namespace), note.value["thread_id"])
+    mark, (_, _, *namespace) = _decode_watermark(note), note.namespace
+    settled = mark.advance((), mark.failed_head)
+    return settled.build_put(tuple(namespace), note.value["thread_id"])
 
 
-def _watermark_in(note: Item) -> Watermark:
-    return _FORM.validate_python({**note.value, "version": getattr(note, "version", None)})
+def _decode_watermark(note: Item) -> Watermark:
+    return _NOTE_ADAPTER.validate_python({**note.value, "version": getattr(note, "version", None)})
 
 
-def _key(extractor: str, thread_id: str) -> str:
-    if extractor == TURNS:
+def _build_key(extractor: str, thread_id: str) -> str:
+    if extractor == TURN_EXTRACTOR:
         return thread_id
     named = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
     return f"extractor-{blake2b(named, digest_size=16).hexdigest()}"
 
 
-def _is_new(message: ThreadMessage, known: Known | None) -> bool:
+def _is_unread(message: ThreadMessage, known: ReadMessage | None) -> bool:
     # a message that a node shortened to save room is not new
-    return known is None or (known.digest != message.digest and not message.shortened)
+    return known is None or (known.digest != message.digest and not message.is_shortened)

@@ -42,7 +42,7 @@ from perdure.errors import (
     UnknownThread,
 )
 from perdure.memory.options import check_instance, check_seconds, check_text, check_whole_number
-from perdure.memory.thread_messages import ThreadMessage, time_of
+from perdure.memory.thread_messages import ThreadMessage, parse_time
 from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.storage.flow import Flow
 from perdure.storage.threads import ThreadPool
@@ -60,13 +60,13 @@ from perdure.stores.text import (
 )
 
 _LOG = logging.getLogger("perdure")
-_MESSAGES: Final = 400  # that are written in one transaction, about
-_THREADS: Final = 60  # of one transaction
-_LONGEST: Final = 100_000  # characters of a message that are searched
-_PAGE: Final = 64  # messages that are looked at first
-_KEPT: Final = "_thread_search"  # the attribute of a checkpointer
+_MESSAGES_PER_TRANSACTION: Final = 400  # that are written in one transaction, about
+_THREADS_PER_TRANSACTION: Final = 60  # of one transaction
+_MAX_MESSAGE_CHARS: Final = 100_000  # characters of a message that are searched
+_PAGE_SIZE: Final = 64  # messages that are looked at first
+_SEARCH_ATTRIBUTE: Final = "_thread_search"  # the attribute of a checkpointer
 _TICK_S: Final = 0.1
-_BEFORE: Final = 40  # characters of an excerpt before its first marked word
+_EXCERPT_LEAD_CHARS: Final = 40  # characters of an excerpt before its first marked word
 _WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
 Progress = Callable[[int, int], object]
 
@@ -105,7 +105,7 @@ class ThreadHit:
     def excerpt(self, longest: int = 240) -> list[tuple[str, bool]]:
         """The text around the first mark in pieces, each with whether it is marked."""
         first = self.marks[0][0] if self.marks else 0
-        start = max(0, min(first - _BEFORE, len(self.text) - longest))
+        start = max(0, min(first - _EXCERPT_LEAD_CHARS, len(self.text) - longest))
         end = min(len(self.text), start + longest)
         cuts = [start, *(min(at, end) for at in chain(*self.marks)), end]
         pieces = [(self.text[at:to], n % 2 == 1) for n, (at, to) in enumerate(pairwise(cuts))]
@@ -153,7 +153,7 @@ class VisibleThreads:
         return owner if isinstance(owner, str) else None
 
 
-class _Unread(NamedTuple):
+class _IndexStep(NamedTuple):
     """A part of a thread that is to be written."""
 
     thread_id: str
@@ -162,7 +162,7 @@ class _Unread(NamedTuple):
     items: Sequence[tuple[HistoryItem, float]]
 
 
-class _Reading:
+class _IndexingJob:
     """The work of reading threads, in the background."""
 
     def __init__(self, total: int) -> None:
@@ -170,7 +170,7 @@ class _Reading:
         self.future: Future[None] = Future()
 
 
-class SaidSearch:
+class TranscriptSearch:
     """Searches of what was said in the threads of a checkpointer.
 
     Args:
@@ -183,10 +183,10 @@ class SaidSearch:
         self._database, self._sql = saver.database, saver._sql
         self._parts = store._parts.for_other_tables(TRANSCRIPT_PREFIX, saver.database, saver._seal)
         self._said = Store(self._parts)
-        self._lock, self._readings = threading.Lock(), dict[Hashable, _Reading]()
+        self._lock, self._readings = threading.Lock(), dict[Hashable, _IndexingJob]()
 
     @staticmethod
-    def of(saver: Checkpointer, store: Store) -> SaidSearch:
+    def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
         """That of a checkpointer, which it has as long as it lives: an index is kept in memory.
 
         Raises:
@@ -204,8 +204,10 @@ class SaidSearch:
                 "expected a store in their database, which is not in memory: what is searched is "
                 "kept there, as it goes with its thread. SQLiteStore.open(path of the threads)"
             )
-        kept: SaidSearch = vars(saver).get(_KEPT) or SaidSearch(saver, store)
-        return vars(saver).setdefault(_KEPT, kept)  # type: ignore[no-any-return]
+        kept: TranscriptSearch = vars(saver).get(_SEARCH_ATTRIBUTE) or TranscriptSearch(
+            saver, store
+        )
+        return vars(saver).setdefault(_SEARCH_ATTRIBUTE, kept)  # type: ignore[no-any-return]
 
     def search(
         self,
@@ -217,14 +219,14 @@ class SaidSearch:
         progress: Progress | None = None,
     ) -> ThreadHits:
         """See `search_threads`."""
-        unread = self._catch_up(within, wait_s, progress or (lambda done, total: None))
-        return ThreadHits(self._hits(text, within, limit), unread)
+        unread = self._index_changed_threads(within, wait_s, progress or (lambda done, total: None))
+        return ThreadHits(self._find_hits(text, within, limit), unread)
 
     # -- searching
 
-    def _hits(self, text: str, within: VisibleThreads, limit: int) -> list[ThreadHit]:
-        place = () if within.owner is None else (self._label(within.owner),)
-        hits, seen, start, size = list[ThreadHit](), set[str](), 0, _PAGE
+    def _find_hits(self, text: str, within: VisibleThreads, limit: int) -> list[ThreadHit]:
+        place = () if within.owner is None else (self._hash_owner(within.owner),)
+        hits, seen, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
         while len(hits) < limit:
             found = self._said.search(
                 place, query=text, mode="text", context=False, limit=size, offset=start
@@ -235,53 +237,57 @@ class SaidSearch:
                 if source and source.thread_id and source.thread_id not in seen:
                     best.setdefault(source.thread_id, item)
             seen |= best.keys()
-            threads = self._threads(within, ids=[*best])
-            hits += [_hit(text, best[id], threads[id]) for id in best if id in threads]
+            threads = self._find_visible_threads(within, ids=[*best])
+            hits += [_build_hit(text, best[id], threads[id]) for id in best if id in threads]
             if len(found) < size:
                 break
             start, size = start + size, 4 * size
         return hits[:limit]
 
-    def _threads(self, within: VisibleThreads, **also: Any) -> dict[str, ListedThread]:
+    def _find_visible_threads(self, within: VisibleThreads, **also: Any) -> dict[str, ListedThread]:
         """Those that may be seen and meet other conditions too, by their ids."""
         query = replace(within.query, **also)
         found = self._list.search(query, lambda t: t if within.match(t) else None, 1 << 31)
         return {thread.thread_id: thread for thread in found}
 
-    def _label(self, owner: object) -> str:
+    def _hash_owner(self, owner: object) -> str:
         """The namespace of an owner, who is named by no clear text."""
         data = repr(owner).encode(errors="surrogatepass")
         return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
 
     # -- reading
 
-    def _catch_up(self, within: VisibleThreads, wait_s: float | None, progress: Progress) -> int:
+    def _index_changed_threads(
+        self, within: VisibleThreads, wait_s: float | None, progress: Progress
+    ) -> int:
         """Read what changed; returns how many threads are left when the time is over."""
         end = math.inf if wait_s is None else time.monotonic() + wait_s
         for _ in range(2):  # one that is under way may not know of the newest
-            threads = self._threads(within, is_unindexed=True)
+            threads = self._find_visible_threads(within, is_unindexed=True)
             if not threads or self._database.read_only:
                 return len(threads)
-            reading = self._reading(within.owner, threads)
+            reading = self._get_indexing_job(within.owner, threads)
             while not reading.future.done() and (left := end - time.monotonic()) > 0:
                 wait([reading.future], min(_TICK_S, left))
                 progress(reading.done, reading.total)
             if not reading.future.done():
                 return reading.total - reading.done
             reading.future.result()
-        return len(self._threads(within, is_unindexed=True))
+        return len(self._find_visible_threads(within, is_unindexed=True))
 
-    def _reading(self, owner: Hashable, threads: Mapping[str, ListedThread]) -> _Reading:
+    def _get_indexing_job(
+        self, owner: Hashable, threads: Mapping[str, ListedThread]
+    ) -> _IndexingJob:
         """The reading that is under way for an owner, or a new one."""
         with self._lock:
             if reading := self._readings.get(owner):
                 return reading
-            reading = _Reading(len(threads))
+            reading = _IndexingJob(len(threads))
             owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
 
             def work() -> None:
                 try:
-                    self._read(reading, owners)
+                    self._index_threads(reading, owners)
                 finally:
                     with self._lock:
                         del self._readings[owner]
@@ -292,20 +298,23 @@ class SaidSearch:
             self._readings[owner] = reading
             return reading
 
-    def _read(self, reading: _Reading, owners: Sequence[tuple[str, Any]]) -> None:
-        some = list[_Unread]()
+    def _index_threads(self, reading: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
+        some = list[_IndexStep]()
         for number, (thread_id, owner) in enumerate(owners, 1):
-            for part in self._unread(thread_id, owner):
+            for part in self._iter_index_steps(thread_id, owner):
                 some.append(part)
-                if len(some) >= _THREADS or sum(len(p.items) for p in some) >= _MESSAGES:
-                    self._write(some)
+                if (
+                    len(some) >= _THREADS_PER_TRANSACTION
+                    or sum(len(p.items) for p in some) >= _MESSAGES_PER_TRANSACTION
+                ):
+                    self._write_steps(some)
                     some, reading.done = [], number
-        self._write(some)
+        self._write_steps(some)
         reading.done = reading.total
 
-    def _unread(self, thread_id: str, owner: Any) -> Iterator[_Unread]:
+    def _iter_index_steps(self, thread_id: str, owner: Any) -> Iterator[_IndexStep]:
         """What of a thread was not read yet, in parts."""
-        path = encode_path([self._label(owner)])
+        path = encode_path([self._hash_owner(owner)])
         try:
             read = self._saver._read(lambda: unread(self._saver._threads, thread_id, path))
         except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
@@ -314,18 +323,20 @@ class SaidSearch:
             read = None if known is None else (known, [])
         before, items = read or (None, [])
         while before is not None:
-            part, items = items[:_MESSAGES], items[_MESSAGES:]
+            part, items = items[:_MESSAGES_PER_TRANSACTION], items[_MESSAGES_PER_TRANSACTION:]
             position = part[-1][0].position + 1 if part else before.position_in(path)
             after = before._replace(position=position, path=path)
-            yield _Unread(thread_id, before, after if not items else after._replace(stamp=-1), part)
+            yield _IndexStep(
+                thread_id, before, after if not items else after._replace(stamp=-1), part
+            )
             before = after if items else None
 
-    def _write(self, some: Sequence[_Unread]) -> None:
+    def _write_steps(self, some: Sequence[_IndexStep]) -> None:
         """Keep messages, and how far their threads were read, in one transaction."""
         if not some:
             return
         steps = [part[:3] for part in some]
-        puts = [self._parts.prepare_batch(self._items(part)) for part in some]
+        puts = [self._parts.prepare_batch(self._iter_puts(part)) for part in some]
 
         def flow() -> Flow[None]:
             done = yield from advance(self._sql, steps)
@@ -336,25 +347,25 @@ class SaidSearch:
         names = {part.thread_id for part in some} | {repr(part.after.path) for part in some}
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
-    def _items(self, part: _Unread) -> Iterator[PutItem]:
+    def _iter_puts(self, part: _IndexStep) -> Iterator[PutItem]:
         label = (part.after.path or b"").decode().rstrip("\0")
         for item, at in part.items:
             message = item.value
             said = ThreadMessage(message, getattr(message, "id", None) or "")
             is_searched = isinstance(message, BaseMessage) and said.role in ("user", "assistant")
             if is_searched and said.searched_text:
-                value = {"text": said.searched_text[:_LONGEST], "role": said.role}
+                value = {"text": said.searched_text[:_MAX_MESSAGE_CHARS], "role": said.role}
                 source = Provenance(
                     thread_id=part.thread_id,
                     message_ids=(said.id,) if said.id else (),
                     position=item.position,
-                    at=time_of(message.response_metadata.get("create_time")) or time_of(at),
+                    at=parse_time(message.response_metadata.get("create_time")) or parse_time(at),
                 )
                 key = key_of(part.after.thread, item.position)
                 yield PutItem((label,), key, value, provenance=source)
 
 
-def _hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
+def _build_hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
     source, said = item.provenance or Provenance(), item.value["text"]
     return ThreadHit(
         thread.thread_id,
@@ -362,14 +373,14 @@ def _hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
         item.value["role"],
         said,
         source.at,
-        marks(said, text),
+        find_marks(said, text),
         next(iter(source.message_ids), None),
         source.position or 0,
         item.score or 0.0,
     )
 
 
-def marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
+def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
     """Where words of a query are in a text, in any form; of a misspelt one, the word it is meant.
 
     >>> marks("She runs; he ran to the shop.", "running shops")
@@ -449,7 +460,7 @@ def search_threads(
         check_whole_number("limit", limit, 1),
         None if wait_s is None else check_seconds("wait_s", wait_s),
     )
-    search = SaidSearch.of(saver, store)
+    search = TranscriptSearch.for_checkpointer(saver, store)
     return search.search(text, visible, limit, wait_s=wait_s, progress=progress)
 
 
@@ -458,8 +469,10 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
     return await asyncio.to_thread(search_threads, *args, **options)
 
 
-def forget_said(saver: Checkpointer) -> None:
+def delete_transcript_index(saver: Checkpointer) -> None:
     """Remove what searches have kept of all threads; another search reads them again."""
-    while saver.database.write(lambda: unsay_some(saver._sql, _THREADS), deletes_rows=True):
+    while saver.database.write(
+        lambda: unsay_some(saver._sql, _THREADS_PER_TRANSACTION), deletes_rows=True
+    ):
         pass
     saver.database.shrink()

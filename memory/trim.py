@@ -28,7 +28,7 @@ from perdure.memory.left_out import add_left_out_line
 from perdure.memory.message_updates import build_messages_update, merge_duplicates
 from perdure.memory.nodes import MessagesNode, ModelInput, read_messages
 from perdure.memory.options import check_choice, check_whole_number
-from perdure.memory.quotation import middle_out
+from perdure.memory.quotation import cut_middle
 from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.tool_calls import requires_result_block
@@ -496,7 +496,7 @@ def _shorten_message(message: BaseMessage, limit: float, measure: Measure) -> Ba
     kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
 
     def keep_chars(count: int) -> BaseMessage:
-        short: Any = middle_out(text, count)
+        short: Any = cut_middle(text, count)
         changed = short
         if not isinstance(content, str):
             block = (

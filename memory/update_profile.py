@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.effects import awaiting, blocking
 from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
-from perdure.memory.changes import planned, written
+from perdure.memory.changes import plan_and_write, plan_proposal
 from perdure.memory.conversation import Messages
 from perdure.memory.extractors import Batch, Proposal, Scope, Usage
 from perdure.memory.gate import Gate
@@ -24,14 +24,14 @@ from perdure.memory.loaded_thread import (
     remove_erased,
 )
 from perdure.memory.model_call import format_count
-from perdure.memory.model_extractor import CHANGED, PROMPT, ModelExtractor
+from perdure.memory.model_extractor import CONFLICT_CHECK, PROMPT, ModelExtractor
 from perdure.memory.nodes import Learner, check_messages
 from perdure.memory.options import check_choice
 from perdure.memory.profile import Profile
-from perdure.memory.records import Outcome, Planned
+from perdure.memory.records import ChangePlan, Outcome
 from perdure.memory.run_config import read_run_source
 from perdure.memory.summary import ON_FAILURE
-from perdure.memory.thread_messages import history_of_state
+from perdure.memory.thread_messages import build_history_from_state
 
 _TRIES: Final = 11  # times that the model is asked while other runs write
 _LOG: Final = logging.getLogger("perdure")
@@ -82,10 +82,10 @@ class UpdateProfile(Learner):
         messages = check_messages(messages, "the messages")
         if self._extractor.profiles[0].namespace.lacks_memory(config):
             return ProfileUpdate()
-        place = self._extractor.profiles[0].place(config)
+        place = self._extractor.profiles[0].get_handle(config)
         thread_id, checkpoint_id = read_run_source(config)
-        history = history_of_state(thread_id or "", checkpoint_id, messages).messages
-        newest = history[len(history) - self._extractor.taking(history[::-1]) :]
+        history = build_history_from_state(thread_id or "", checkpoint_id, messages).messages
+        newest = history[len(history) - self._extractor.count_batch_messages(history[::-1]) :]
         batch = Batch(thread_id or "", checkpoint_id, newest)
         try:
             return await self._written(batch, Scope(place.adapter, place.namespace, config))
@@ -107,10 +107,10 @@ class UpdateProfile(Learner):
         usage, gate = Usage(), self._extractor.profiles[0].gate
         loaded = find_run_thread(scope.config)
         for _ in range(_TRIES):
-            proposal = await self._extractor.proposing(batch, scope)
+            proposal = await self._extractor.propose_changes(batch, scope)
             usage += proposal.usage
             apply = partial(_applied, proposal, gate, scope, batch, loaded)
-            made = await written(scope.adapter, apply)
+            made = await plan_and_write(scope.adapter, apply)
             if not made.puts and await is_any_erased(loaded, _messages_in(batch)):
                 present = {*map(id, await remove_erased(loaded, _messages_in(batch)))}
                 messages = [each for each in batch.messages if id(each.message) in present]
@@ -128,13 +128,13 @@ def _messages_in(batch: Batch) -> list[BaseMessage]:
 
 async def _applied(
     proposal: Proposal, gate: Gate, scope: Scope, batch: Batch, loaded: LoadedThread | None
-) -> Planned:
+) -> ChangePlan:
     """Return the planned changes of all patches.
 
     Nothing is to be written if the profile was changed by another run meanwhile, or if one of the
     batch's messages was erased meanwhile.
     """
-    made = await planned(proposal, gate, scope)
+    made = await plan_proposal(proposal, gate, scope)
     if await is_any_erased(loaded, _messages_in(batch)):
         return made._replace(puts=())
     if _is_overtaken(made):  # the model has to see the profile as it is now
@@ -146,8 +146,8 @@ async def _applied(
     return made
 
 
-def _is_overtaken(made: Planned) -> bool:
-    return any(outcome.check == CHANGED for outcome in made.outcomes)
+def _is_overtaken(made: ChangePlan) -> bool:
+    return any(outcome.check == CONFLICT_CHECK for outcome in made.outcomes)
 
 
 update_profile = UpdateProfile

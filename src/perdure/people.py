@@ -35,9 +35,9 @@ from perdure.memory.person_quotations import (
     iter_cron_texts,
     iter_item_texts,
     iter_messages,
-    read_said_texts,
+    read_human_texts,
 )
-from perdure.memory.records import RESERVED, StoreAdapter
+from perdure.memory.records import RESERVED_LABEL, StoreAdapter
 from perdure.settings import check_user
 from perdure.stores.base import Namespace, Receipt
 from perdure.stores.whole_store import WholeStore
@@ -361,7 +361,7 @@ class _Run:
         if self.looks_elsewhere:
             own = frozenset(threads)
             owned = tuple(each for each in self.owned if each not in own)
-            plain = [each for each in found.own if each[0] != RESERVED]
+            plain = [each for each in found.own if each[0] != RESERVED_LABEL]
             crons, crons_elsewhere = self.rows.list_crons(own)
             quoted, sent = self._find_quotations(threads, plain, crons)
             runs = self.rows.list_runs_on_other_threads(own)
@@ -387,7 +387,7 @@ class _Run:
 
         A text that somebody else sent on the person's threads is no text of the person.
         """
-        said, sent = read_said_texts(self.saver, threads), frozenset(iter_cron_texts(crons))
+        said, sent = read_human_texts(self.saver, threads), frozenset(iter_cron_texts(crons))
         own = chain(said.own, map(str.strip, iter_item_texts(self.store, namespaces)))
         texts = (each for each in own if each not in said.foreign and each not in sent)
         finders = [QuotationFinder(texts), QuotationFinder(sent)]
@@ -399,7 +399,7 @@ class _Run:
     ) -> Iterator[str]:
         """Yield the items of other people that rest on the person's threads."""
         if own:
-            source, written = {"thread_id": {"$in": sorted(own)}}, frozenset(found.written)
+            source, written = {"thread_id": {"$in": sorted(own)}}, frozenset(found.authored_items)
             for namespace, key in self.store.forget((), provenance=source, dry_run=True).keys:
                 is_own = (namespace, key) in written and not self.hand_over
                 if not is_own and not any(namespace[: len(each)] == each for each in found.own):
@@ -451,7 +451,7 @@ def _find(
     found: PersonNamespaces = run(
         find_person_namespaces(StoreAdapter(store), rows.user, templates, conversations)
     )
-    if not (threads or found.own or found.written or rows.list_crons(frozenset())[0]):
+    if not (threads or found.own or found.authored_items or rows.list_crons(frozenset())[0]):
         raise unknown(rows.user, rows.list_threads_by_owner())
     return threads, found
 

@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 from perdure.checkpointers import Retention, ThreadInfo
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
-from perdure.memory.records import QUARANTINE, RESERVED, WATERMARKS
-from perdure.memory.thread_messages import settled
+from perdure.memory.records import QUARANTINE, RESERVED_LABEL, WATERMARKS
+from perdure.memory.thread_messages import build_failure_reset
 from perdure.settings import Rules
 from perdure.stores import StoredItem, VersionRetention
 from perdure.stores.base import Namespace
@@ -167,7 +167,7 @@ class _Run:
 
     def _quarantine(self, days: float) -> Iterator[Removal]:
         """Erase entries by the moments at which they came: each tells one version."""
-        place = (RESERVED, QUARANTINE)
+        place = (RESERVED_LABEL, QUARANTINE)
         came, size = [each.value["at"] for each in self._older(place, "at", days)], 0
         for some in _batched(came, _PAGE):
             size += self._forget(place, filter={"at": {"$in": some}})
@@ -239,10 +239,10 @@ class _Run:
 
     def _jobs(self, days: float) -> Iterator[Removal]:
         ids = []
-        for note in self._older((RESERVED, WATERMARKS), "failed_at", days):
+        for note in self._older((RESERVED_LABEL, WATERMARKS), "failed_at", days):
             with suppress(VersionConflict):  # an extraction has written it just now
                 if not self.dry_run:
-                    self.store.batch([settled(note)])
+                    self.store.batch([build_failure_reset(note)])
                 ids.append(note.value.get("thread_id", note.key))
         yield Removal("failed extractions", len(ids), 0, tuple(sorted(ids)))
 

@@ -29,12 +29,12 @@ class Stubborn(TurnExtractor):
         self.began, self.hold = threading.Event(), threading.Event()
         self.hold.set()
 
-    async def proposing(self, batch: Batch, around: Scope) -> Proposal:
+    async def propose_changes(self, batch: Batch, around: Scope) -> Proposal:
         self.began.set()
         self.hold.wait(PATIENCE_S)
         if self.failures.get(batch.thread_id):
             raise self.failures[batch.thread_id].pop(0)
-        return await super().proposing(batch, around)
+        return await super().propose_changes(batch, around)
 
 
 class Runs:

@@ -10,7 +10,7 @@ from langchain_core.messages import ToolMessage
 from perdure.effects import run
 from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
-from perdure.memory.records import Candidate, StoreAdapter, Verdict, put_of
+from perdure.memory.records import Candidate, StoreAdapter, Verdict, build_put
 
 ANN: Any = {"configurable": {"user_id": "ann", "thread_id": "t1"}}
 BO: Any = {"configurable": {"user_id": "bo", "thread_id": "t2"}}
@@ -52,4 +52,4 @@ def verdict(gate: Gate, adapter: StoreAdapter, text: str, **fields: Any) -> Verd
 
 def remember(adapter: StoreAdapter, key: str, text: str, kind: str = "fact") -> None:
     """Keep a memory of Ann's without a gate."""
-    run(adapter.written([put_of(NAMESPACE, key, {"text": text, "kind": kind})]))
+    run(adapter.write([build_put(NAMESPACE, key, {"text": text, "kind": kind})]))

@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.memory.records import FACT, TURN, Memory, put_of
+from perdure.memory.records import FACT, TURN, Memory, build_put
 from perdure.stores import Provenance, PutItem, SQLiteStore
 
 ANN = ("memories", "ann")
@@ -18,7 +18,7 @@ AS_ANN: RunnableConfig = {"configurable": {"user_id": "ann"}}
 def fact(key: str, text: str, kind: str = FACT, **source: Any) -> PutItem:
     """The operation that keeps a fact of Ann's."""
     provenance = Provenance(**source) if source else None
-    return put_of(ANN, key, {"text": text, "kind": kind}, provenance=provenance)
+    return build_put(ANN, key, {"text": text, "kind": kind}, provenance=provenance)
 
 
 def turns(thread_id: str, at: datetime, *texts: str) -> Iterator[PutItem]:
@@ -26,7 +26,7 @@ def turns(thread_id: str, at: datetime, *texts: str) -> Iterator[PutItem]:
     for position, text in enumerate(texts):
         key = f"{thread_id}-{position}"
         source = Provenance(thread_id, None, (key,), "user", "user", position, at)
-        yield put_of(ANN, key, {"text": text, "kind": TURN}, provenance=source)
+        yield build_put(ANN, key, {"text": text, "kind": TURN}, provenance=source)
 
 
 def filled(*puts: PutItem, **options: Any) -> SQLiteStore:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from perdure.effects import run
-from perdure.memory.gate import Gate, admit
-from perdure.memory.records import TURN, Candidate, Outcome, Planned, StoreAdapter
+from perdure.memory.gate import Gate, plan_admission
+from perdure.memory.records import TURN, Candidate, ChangePlan, Outcome, StoreAdapter
 from perdure.stores import Provenance
 from tests.memory.kept import NAMESPACE
 
 SECRET = "My password is swordfish99"
 
 
-def kept(adapter: StoreAdapter, *candidates: Candidate, gate: Gate | None = None) -> Planned:
+def kept(adapter: StoreAdapter, *candidates: Candidate, gate: Gate | None = None) -> ChangePlan:
     """What is planned for candidates with the keys k0, k1 …, once it is written."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    plan = run(admit(gate or Gate(), adapter, NAMESPACE, candidates, keys))
-    run(adapter.written(plan.puts))
+    plan = run(plan_admission(gate or Gate(), adapter, NAMESPACE, candidates, keys))
+    run(adapter.write(plan.puts))
     return plan
 
 
@@ -26,7 +26,7 @@ def test_what_is_kept_is_a_memory_with_its_fields_and_source(adapter: StoreAdapt
     at = datetime(2024, 5, 1, tzinfo=UTC)
     source = Provenance(thread_id="t", message_ids=("m",), at=at)
     plan = kept(adapter, Candidate("Ann sings", fields={"mood": "glad"}, provenance=source))
-    memory = run(adapter.got(NAMESPACE, "k0"))
+    memory = run(adapter.get(NAMESPACE, "k0"))
 
     assert [Outcome("added", "k0")] == plan.outcomes
     assert memory is not None
@@ -41,7 +41,7 @@ def test_trust_is_the_role_unless_it_is_said(adapter: StoreAdapter) -> None:
         Candidate("Ann sings", role="assistant"),
         Candidate("Bo swims", role="assistant", provenance=Provenance(trust="web")),
     )
-    found = [run(adapter.got(NAMESPACE, key)) for key in ("k0", "k1")]
+    found = [run(adapter.get(NAMESPACE, key)) for key in ("k0", "k1")]
 
     assert [each.provenance.trust for each in found if each and each.provenance] == [
         "assistant",
@@ -53,7 +53,7 @@ def test_what_was_redacted_is_noted_and_stored_nowhere(adapter: StoreAdapter) ->
     """In the text and in fields that are sentences; an id stays what it is."""
     fields = {"told": ["ask bo@example.com then"], "who": "bo@example.com"}
     plan = kept(adapter, Candidate("Write to ann@example.com", fields=fields))
-    memory = run(adapter.got(NAMESPACE, "k0"))
+    memory = run(adapter.get(NAMESPACE, "k0"))
 
     assert str(plan.outcomes[0]) == "added k0: an e-mail address is redacted"
     assert memory is not None
@@ -66,7 +66,7 @@ def test_what_was_redacted_is_noted_and_stored_nowhere(adapter: StoreAdapter) ->
 def test_what_is_asked_for_keeps_its_contacts(adapter: StoreAdapter) -> None:
     """As it was given, and nothing is noted."""
     kept(adapter, Candidate("Write to ann@example.com", explicit=True))
-    memory = run(adapter.got(NAMESPACE, "k0"))
+    memory = run(adapter.get(NAMESPACE, "k0"))
 
     assert memory is not None
     assert memory.value == {"text": "Write to ann@example.com", "kind": "fact"}
@@ -82,8 +82,8 @@ def test_what_is_held_back_goes_into_quarantine(adapter: StoreAdapter) -> None:
     assert put.index is False
     assert Outcome("quarantined", put.key, put.value["reason"], "secrets") == first.outcomes[0]  # type: ignore[index]
     assert put.key == second.puts[0].key
-    assert run(adapter.found(("memories",), query="password")) == []
-    held = run(adapter.got(put.namespace, put.key))
+    assert run(adapter.search(("memories",), query="password")) == []
+    held = run(adapter.get(put.namespace, put.key))
     assert held is not None
     assert (held.text, held.value["key"], held.value["fields"]) == (SECRET, "k0", {"n": 1})
 
@@ -114,6 +114,6 @@ def test_what_comes_twice_is_written_once(adapter: StoreAdapter) -> None:
 
 def test_nothing_is_written_by_planning(adapter: StoreAdapter) -> None:
     """Who asks writes, with what belongs to it."""
-    run(admit(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
+    run(plan_admission(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
 
-    assert run(adapter.got(NAMESPACE, "k")) is None
+    assert run(adapter.get(NAMESPACE, "k")) is None

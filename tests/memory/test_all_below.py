@@ -11,7 +11,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.errors import ConfigurationError
 from perdure.memory import recall, use_memories
-from perdure.memory.records import TURN, put_of
+from perdure.memory.records import TURN, build_put
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, fact, filled
 
@@ -104,7 +104,7 @@ def test_turns_of_a_conversation_are_about_nobody() -> None:
     """That the user or the assistant speaks in all rows is no evidence for a question."""
     said = (("user", "The gate squeaks"), ("assistant", "Oil it"), ("user", "We ate leek soup"))
     puts = [
-        put_of(
+        build_put(
             ANN,
             f"{number}",
             {"text": f"{actor}: {text}", "kind": TURN},

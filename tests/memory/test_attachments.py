@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 
 from perdure import SQLiteCheckpointer
 from perdure.memory import Extraction, recall
-from perdure.memory.quotation import rendered, said
+from perdure.memory.quotation import read_message_text, render_message
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, graph_of, say, texts, user
 
@@ -112,28 +112,30 @@ def test_what_a_part_tells_is_said(kind: Any, block: dict[str, Any], told: str) 
     """After the text: names in brackets, then texts; no bytes, no address of a file."""
     message = kind([{"type": "text", "text": "Please read this."}, block])
 
-    assert said(message) == "\n".join(filter(None, ("Please read this.", told)))
-    assert PNG not in rendered(message)
-    assert "Signature" not in rendered(message)
+    assert read_message_text(message) == "\n".join(filter(None, ("Please read this.", told)))
+    assert PNG not in render_message(message)
+    assert "Signature" not in render_message(message)
     indented = told.replace("\n", "\n    ")
-    assert indented in rendered(message)
+    assert indented in render_message(message)
 
 
 @pytest.mark.parametrize(("block", "told"), RESULTS, ids=[str(b)[:60] for b, _ in RESULTS])
 def test_the_result_of_a_tool_is_said_where_it_was_shown(block: dict[str, Any], told: str) -> None:
     """In the assistant's answer; in a user's message it is not what the user said."""
-    assert said(AIMessage([block])) == told
-    assert said(HumanMessage([block])) == ""
-    assert told.replace("\n", "\n    ") in rendered(AIMessage([block]))
-    assert not told or told not in rendered(HumanMessage([block]))
-    assert said(ToolMessage([block], tool_call_id="c")) == told
+    assert read_message_text(AIMessage([block])) == told
+    assert read_message_text(HumanMessage([block])) == ""
+    assert told.replace("\n", "\n    ") in render_message(AIMessage([block]))
+    assert not told or told not in render_message(HumanMessage([block]))
+    assert read_message_text(ToolMessage([block], tool_call_id="c")) == told
 
 
 def test_what_an_answer_in_sound_says_is_said() -> None:
     """OpenAI's has its transcript beside the content."""
     audio = {"id": "a", "data": PNG, "transcript": "It rains in Oslo", "expires_at": 1}
 
-    assert said(AIMessage("", additional_kwargs={"audio": audio})) == "It rains in Oslo"
+    assert (
+        read_message_text(AIMessage("", additional_kwargs={"audio": audio})) == "It rains in Oslo"
+    )
 
 
 def test_a_file_within_a_text_is_left_out() -> None:
@@ -141,9 +143,9 @@ def test_a_file_within_a_text_is_left_out() -> None:
     text = f"Look ![boat]({DATA} ) there"
     contents: list[Any] = [text, [text], [{"type": "text", "text": text}]]
     for content in contents:
-        assert said(HumanMessage(content)) == "Look ![boat]( ) there"
+        assert read_message_text(HumanMessage(content)) == "Look ![boat]( ) there"
     plain = "metadata:a/b,c and data:2024/05/01,d and the data: x, y " + "z" * 300
-    assert said(HumanMessage(plain)) == plain
+    assert read_message_text(HumanMessage(plain)) == plain
 
 
 def test_deep_and_odd_parts_are_no_error() -> None:
@@ -153,9 +155,11 @@ def test_deep_and_odd_parts_are_no_error() -> None:
         deep = {"type": "x", "content": [deep]}
     odd = {"type": ["x"], "name": 7, "title": None, "text": b"bytes", "content": [1, None, "x"]}
 
-    assert said(HumanMessage([deep, odd, {}])) == ""
+    assert read_message_text(HumanMessage([deep, odd, {}])) == ""
     for long in ("https://" * 50_000, "data:" * 50_000, "data:a/b;" * 50_000):
-        assert len(said(HumanMessage([{"type": "file", "name": long}]))) <= len(long) + 7
+        assert (
+            len(read_message_text(HumanMessage([{"type": "file", "name": long}]))) <= len(long) + 7
+        )
 
 
 # -- memories
@@ -249,7 +253,7 @@ def runs(value: Any) -> list[str]:
 @given(st.lists(blocks, min_size=1, max_size=3), st.sampled_from([HumanMessage, AIMessage]))
 def test_no_bytes_are_said(content: list[Any], kind: Any) -> None:
     """Whatever parts a message has, and wherever in them a file is."""
-    told = said(kind(content)) + rendered(kind(content))
+    told = read_message_text(kind(content)) + render_message(kind(content))
 
     assert not [run for run in runs(content) if run[:24] in told]
     assert "sig=" not in told

@@ -68,7 +68,7 @@ def says(*said: tuple[str, str]) -> Attribution:
 )  # fmt: skip
 def test_whose_words_they_are(attribution: Attribution, text: str, trust: str, ids: Any) -> None:
     """The user's, a tool's or the model's own, and the messages that they are in."""
-    provenance = attribution.of([text])
+    provenance = attribution.build_provenance([text])
 
     assert (provenance.trust, provenance.message_ids) == (trust, ids)
     assert provenance.thread_id == "t"
@@ -79,23 +79,23 @@ def test_what_the_user_has_said_before_is_the_users() -> None:
     attribution = says(("user", "Correct the spelling: Ghent"), ("fetch", "Gotham"))
     known = ["Ann lives in Gent"]
 
-    assert attribution.of(["Ann lives in Ghent"], known).trust == "user"
-    assert attribution.of(["Ann Gotham"], known).trust == "tool"
+    assert attribution.build_provenance(["Ann lives in Ghent"], known).trust == "user"
+    assert attribution.build_provenance(["Ann Gotham"], known).trust == "tool"
 
 
 def test_a_summary_is_not_what_the_user_said() -> None:
     """langchain's has the user's role, and holds what tools said."""
     summary = HumanMessage(PAGE, id="s", additional_kwargs={"lc_source": "summarization"})
 
-    assert Attribution(ANN, [summary]).of([EVIL]).trust == "assistant"
+    assert Attribution(ANN, [summary]).build_provenance([EVIL]).trust == "assistant"
 
 
 def test_a_message_with_a_name_names_the_actor() -> None:
     """Whoever of the users, or which tool."""
     attribution = Attribution(ANN, [HumanMessage("I like tea", name="eva", id="m")])
 
-    assert attribution.of(["Eva likes tea"]).actor == "eva"
-    assert says(("fetch", RATES)).of([RATES]).actor == "fetch"
+    assert attribution.build_provenance(["Eva likes tea"]).actor == "eva"
+    assert says(("fetch", RATES)).build_provenance([RATES]).actor == "fetch"
 
 
 # -- in graphs

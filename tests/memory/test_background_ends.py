@@ -210,7 +210,7 @@ def test_a_job_that_an_ended_worker_left_has_failed(
 ) -> None:
     """A thread that kills its workers is given up in the end; a deleted one holds up no start."""
     left = [ExtractionJob(thread_id, ("memories", "ann"), "running") for thread_id in ("a", "gone")]
-    monkeypatch.setattr(JobQueue, "working", lambda *args: nullcontext(left))
+    monkeypatch.setattr(JobQueue, "work_in_context", lambda *args: nullcontext(left))
     alone.say("a")
     for attempt, state in ((1, "retrying"), (2, "dead")):
         with alone.background(retries=1, backoff_s=NEVER_S) as background:

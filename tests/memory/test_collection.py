@@ -19,7 +19,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.collection import Collection
-from perdure.memory.extractors import turn_key
+from perdure.memory.extractors import build_turn_key
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.kept import ANN, BO, COFFEE, GHENT, TEA, done, texts
 
@@ -340,7 +340,7 @@ def test_what_superseded_texts_rest_on_is_past(store: Any, colour: str) -> None:
     space = ("memories", "ann")
     for message, town in (("m1", "Ghent"), ("m2", "Bruges"), ("m3", "Lille"), ("m4", "tea")):
         value = {"text": f"user: It is {town}", "kind": "turn"}
-        store.put(space, turn_key("t1", message, 0), value)
+        store.put(space, build_turn_key("t1", message, 0), value)
     collection = Collection(store)
 
     def source(*messages: str) -> Provenance:
@@ -352,7 +352,7 @@ def test_what_superseded_texts_rest_on_is_past(store: Any, colour: str) -> None:
         done(colour, collection, "supersede", key, text, provenance=source(*messages), config=ANN)
     memory = collection.get(key, config=ANN)
     until = {
-        message: store.get(space, turn_key("t1", message, 0)).value.get("until")
+        message: store.get(space, build_turn_key("t1", message, 0)).value.get("until")
         for message in ("m1", "m2", "m3", "m4")
     }
 

@@ -17,7 +17,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.effects import run
 from perdure.errors import UnknownMemory
 from perdure.memory.collection import Collection
-from perdure.memory.gate import Gate, admit
+from perdure.memory.gate import Gate, plan_admission
 from perdure.memory.records import Candidate, StoreAdapter
 from perdure.memory.tools import manage_memory
 from perdure.stores import SQLiteStore
@@ -183,8 +183,8 @@ class Changes(RuleBasedStateMachine):
         """What is formed unasked brings nothing back that was deleted or forgotten."""
         key = f"formed{len(self.keys)}"
         adapter, space = StoreAdapter(self.store), self.space(place)
-        kept = run(admit(self.gate, adapter, space, [Candidate(text)], [key]))
-        run(adapter.written(kept.puts))
+        kept = run(plan_admission(self.gate, adapter, space, [Candidate(text)], [key]))
+        run(adapter.write(kept.puts))
         [outcome] = kept.outcomes
         if text in self.buried[place]:
             assert outcome.change == "refused"

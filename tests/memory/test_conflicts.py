@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is ever overtaken, so who waits for nothing waits forever."""
-    monkeypatch.setattr(changes, "_WAIT_S", 10_000.0)
+    monkeypatch.setattr(changes, "_LOCK_WAIT_S", 10_000.0)
 
 
 def fact(number: int) -> str:
@@ -168,7 +168,7 @@ def test_a_loop_that_is_closed_keeps_nobody_waiting(store: SQLiteStore) -> None:
 
 def test_who_stands_still_is_overtaken(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for a check that hangs, whose change is judged again afterwards."""
-    monkeypatch.setattr(changes, "_WAIT_S", 0.02)
+    monkeypatch.setattr(changes, "_LOCK_WAIT_S", 0.02)
     slow = Slow()
     collection = Collection(store, gate=Gate([slow]))
     with ThreadPoolExecutor(1) as pool:

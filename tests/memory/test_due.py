@@ -19,8 +19,8 @@ from perdure.checkpointers import ThreadHead, ThreadStatus
 from perdure.effects import run_computation
 from perdure.errors import ConfigurationError
 from perdure.memory import extraction
-from perdure.memory.extraction import DueThreads, Extraction, Pace, standing
-from perdure.memory.thread_messages import Watermark, watermarks
+from perdure.memory.extraction import DueThreads, Extraction, Pace, compute_job_state
+from perdure.memory.thread_messages import Watermark, read_watermarks
 from perdure.stores import SQLiteStore
 from tests.memory.background_runs import Runs, config_of
 
@@ -49,7 +49,7 @@ def test_the_wait_is_bounded(pauses: list[int], delay_s: int, max_wait_s: int) -
     """Whatever is said when: it is due at the nearer of two bounds, and never before the first."""
     last = sum(pauses)
     pace = Pace(delay_s, max_wait_s)
-    _, at = standing(pace, head(last), Watermark(), START, START)
+    _, at = compute_job_state(pace, head(last), Watermark(), START, START)
 
     assert at == min(after(last + delay_s), after(max_wait_s))
 
@@ -59,12 +59,14 @@ def test_failures_are_repeated_ever_later_and_then_no_more() -> None:
     pace, mark = Pace(30, 600, retries=2, backoff_s=2), Watermark()
     for attempt, pause in ((1, 2), (2, 4)):
         mark = mark.with_failure("no", after(40), "c1")
-        assert ("retrying", after(40 + pause)) == standing(pace, head(0), mark, START, after(41))
-        assert standing(pace, head(0), mark, START, after(60))[0] == "due", attempt
+        assert ("retrying", after(40 + pause)) == compute_job_state(
+            pace, head(0), mark, START, after(41)
+        )
+        assert compute_job_state(pace, head(0), mark, START, after(60))[0] == "due", attempt
     mark = mark.with_failure("no", after(40), "c1")
 
-    assert standing(pace, head(0), mark, START, after(10_000)) == ("dead", None)
-    assert ("due", after(30)) == standing(pace, head(0, "c2"), mark, START, after(31))
+    assert compute_job_state(pace, head(0), mark, START, after(10_000)) == ("dead", None)
+    assert ("due", after(30)) == compute_job_state(pace, head(0, "c2"), mark, START, after(31))
 
 
 def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> None:
@@ -74,7 +76,7 @@ def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> 
         config = config_of(f"of {user}")
         config["configurable"]["user_id"] = user
         runs.graph.invoke({"messages": [HumanMessage("My cat is called Tom.")]}, config)
-    found = {job.thread_id: job for job in threads.jobs()}
+    found = {job.thread_id: job for job in threads.list_jobs()}
 
     assert {name: job.namespace for name, job in found.items()} == {
         "of ann": ("memories", "ann"),
@@ -82,9 +84,9 @@ def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> 
     }
     for job in found.values():
         runs.extraction.extract(job.thread_id, job.config)
-    assert [] == threads.jobs() == DueThreads(runs.extraction, Pace(0)).jobs()
+    assert [] == threads.list_jobs() == DueThreads(runs.extraction, Pace(0)).list_jobs()
     runs.say("of ann")
-    assert [job.thread_id for job in threads.jobs()] == ["of ann"]
+    assert [job.thread_id for job in threads.list_jobs()] == ["of ann"]
 
 
 def test_threads_that_name_no_user(runs: Runs) -> None:
@@ -97,8 +99,10 @@ def test_threads_that_name_no_user(runs: Runs) -> None:
         runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, config)
     threads = DueThreads(runs.extraction, Pace(0))
 
-    assert {job.thread_id: job.namespace for job in threads.jobs()} == {"number": ("memories", "7")}
-    assert (sorted(threads.unassigned()), threads.unassigned(60)) == (["t", "truth"], [])
+    assert {job.thread_id: job.namespace for job in threads.list_jobs()} == {
+        "number": ("memories", "7")
+    }
+    assert (sorted(threads.list_unassigned()), threads.list_unassigned(60)) == (["t", "truth"], [])
 
 
 def test_another_extractions_threads_are_left_alone(runs: Runs) -> None:
@@ -107,8 +111,8 @@ def test_another_extractions_threads_are_left_alone(runs: Runs) -> None:
     runs.say("g")
     runs.extraction.extract("g", config_of("g"))
 
-    assert DueThreads(runs.extraction, Pace(0)).jobs() == []
-    assert [job.namespace for job in DueThreads(other, Pace(0)).jobs()] == [("notes", "ann")]
+    assert DueThreads(runs.extraction, Pace(0)).list_jobs() == []
+    assert [job.namespace for job in DueThreads(other, Pace(0)).list_jobs()] == [("notes", "ann")]
 
 
 def test_two_threads_may_ask_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,21 +128,21 @@ def test_two_threads_may_ask_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch
         inside += 1
         most = max(most, inside)
         await run_computation(lambda: time.sleep(0.01))
-        found = await watermarks(*args)
+        found = await read_watermarks(*args)
         inside -= 1
         return found
 
-    monkeypatch.setattr(extraction, "watermarks", watched)
+    monkeypatch.setattr(extraction, "read_watermarks", watched)
     with ThreadPoolExecutor(4) as pool:
         asked = []
         for name in names:
-            asked += [pool.submit(threads.jobs) for _ in range(3)]
+            asked += [pool.submit(threads.list_jobs) for _ in range(3)]
             runs.extraction.extract(name, config_of(name))
         left = [{job.thread_id for job in each.result()} for each in asked]
 
     assert most == 1
     assert all(each <= {*names} for each in left)
-    assert threads.jobs() == []
+    assert threads.list_jobs() == []
 
 
 @pytest.mark.parametrize(
@@ -172,4 +176,4 @@ def test_a_thread_that_no_store_could_keep_does_not_hold_up_the_others(runs: Run
     runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, config)
     runs.say("good")
 
-    assert [job.thread_id for job in DueThreads(runs.extraction, Pace(0)).jobs()] == ["good"]
+    assert [job.thread_id for job in DueThreads(runs.extraction, Pace(0)).list_jobs()] == ["good"]

@@ -186,8 +186,8 @@ class Slow(TurnExtractor):
         super().__init__()
         self.gate = gate
 
-    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
-        proposal = await super().proposing(batch, scope)
+    async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
+        proposal = await super().propose_changes(batch, scope)
         self.gate.wait()
         return proposal
 

@@ -15,7 +15,7 @@ from perdure.errors import InvalidConfig
 from perdure.graphs import chat_graph
 from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.extraction import Extraction
-from perdure.memory.records import NOTES
+from perdure.memory.records import NOTE_KINDS
 from perdure.stores import Receipt, SQLiteStore
 from tests.stores.erasing import raw
 
@@ -61,7 +61,7 @@ def test_everything_of_a_user(tmp_path: Path, colour: str) -> None:
         with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
             formed = Extraction(saver, store).extract("t1", ANN)
 
-    assert {place[1] for place in places if place[0] == "perdure"} == set(NOTES)
+    assert {place[1] for place in places if place[0] == "perdure"} == set(NOTE_KINDS)
     assert {place[-1] for place in rest} == {"bo"}
     assert (receipt.clean, again.clean, again.keys) == (True, True, ())
     assert {where for where, _ in receipt.keys} == places

@@ -23,7 +23,7 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidValue
 from perdure.memory import assemble, token_counter
 from perdure.memory.collection import Collection
 from perdure.memory.examples import ExampleSelector
-from perdure.memory.records import memory_line
+from perdure.memory.records import render_memory_line
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.remembered import AS_ANN
 
@@ -104,7 +104,7 @@ def test_an_episode_has_all_its_parts(store: Any, do: Any) -> None:
     assert found.kind == "episode"
     assert found.text == "Broken </examples> lamp\n\nA shop"
     assert found.provenance == source
-    assert json.loads(memory_line(found)) == {
+    assert json.loads(render_memory_line(found)) == {
         "memory": {
             "input": "Broken </examples> lamp",
             "context": "A shop",

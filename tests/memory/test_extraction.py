@@ -26,9 +26,9 @@ from perdure.errors import (
 )
 from perdure.memory.collection import Collection
 from perdure.memory.extraction import Extraction, ExtractionReport
-from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, turn_key
+from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, build_turn_key
 from perdure.memory.gate import Gate
-from perdure.memory.thread_messages import watermark
+from perdure.memory.thread_messages import read_watermark
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, FailingStore, graph_of, kept, on, say, texts, user
 from tests.rounds import rounds
@@ -126,7 +126,7 @@ def test_a_thread_is_formed_in_batches(file_saver: SQLiteCheckpointer, store: SQ
 
 def is_read(extraction: Extraction, thread_id: str) -> bool:
     """Whether a thread was read at its head, so that it is not due."""
-    mark = run(watermark(extraction.adapter(), ANN, thread_id, extraction.extractor.name))
+    mark = run(read_watermark(extraction.get_adapter(), ANN, thread_id, extraction.extractor.name))
     head = extraction.saver.get_tuple(on(thread_id))
     return head is not None and mark.checkpoint_id == head.checkpoint["id"]
 
@@ -139,12 +139,12 @@ class Noting(TurnExtractor):
         self.batches: list[Batch] = []
         self.meanwhile: Any = None
 
-    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
+    async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         self.batches.append(batch)
         if self.meanwhile is not None:
             call, self.meanwhile = self.meanwhile, None
             call()
-        return await super().proposing(batch, scope)
+        return await super().propose_changes(batch, scope)
 
 
 def test_each_user_has_their_own(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
@@ -376,7 +376,7 @@ def test_a_thread_that_is_formed_anew_makes_no_memory_twice(
     say(graph, "t", *NAMES)
     extraction.extract("t", user())
     before = said_where(store)
-    Collection(other).delete(turn_key("t", "message 3", 0), config=user())
+    Collection(other).delete(build_turn_key("t", "message 3", 0), config=user())
     again = extraction.extract("t", user(), anew=True)
     say(graph, "t", "one more")
     last = extraction.extract("t", user())
@@ -595,10 +595,10 @@ class Forgotten(TurnExtractor):
         super().__init__()
         self.saver, self.store = saver, store
 
-    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
+    async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         self.store.forget(threads=[batch.thread_id], checkpointer=self.saver)
         Collection(self.store).forget_all(config=user())
-        return await super().proposing(batch, scope)
+        return await super().propose_changes(batch, scope)
 
 
 def test_a_thread_that_is_forgotten_meanwhile_leaves_no_memories(

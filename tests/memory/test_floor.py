@@ -96,7 +96,7 @@ def test_the_search_of_a_store_has_no_floor(store: Any) -> None:
     found = recalled(NOTHING, store, explain=True)
 
     assert len(items) == len(SAID)
-    assert {memory.key: memory.score for memory in found.below} == items
+    assert {memory.key: memory.score for memory in found.below_min_score} == items
 
 
 @given(
@@ -110,15 +110,17 @@ def test_explaining_changes_nothing(store: Any, query: str, **asked: Any) -> Non
     """The same is recalled; the rest is below the floor, each text once, `limit` at most."""
     options = {"min_score": asked.pop("least"), **asked}
     plain, why = (recalled(query, store, **options, explain=explain) for explain in (False, True))
-    above, below = set(texts(why.memories)), texts(why.below)
+    above, below = set(texts(why.memories)), texts(why.below_min_score)
 
     assert (plain.memories, plain.lines) == (why.memories, why.lines)
-    assert (plain.below, plain.floor) == ([], why.floor)
-    assert all(memory.score is None or memory.score >= why.floor for memory in why.memories)
-    assert all(0 <= (memory.score or 0) < why.floor for memory in why.below)
+    assert (plain.below_min_score, plain.min_score) == ([], why.min_score)
+    assert all(memory.score is None or memory.score >= why.min_score for memory in why.memories)
+    assert all(0 <= (memory.score or 0) < why.min_score for memory in why.below_min_score)
     assert len(below) == len(set(below)) <= asked["limit"]
     assert above.isdisjoint(below)
-    assert {memory.kind for memory in why.below} <= {*(asked["kinds"] or ("fact", "thing", "turn"))}
+    assert {memory.kind for memory in why.below_min_score} <= {
+        *(asked["kinds"] or ("fact", "thing", "turn"))
+    }
 
 
 FARM = (
@@ -215,10 +217,10 @@ def test_a_rare_word_of_several_facts_is_evidence() -> None:
 def test_another_store_has_no_floor_but_a_given_one(foreign: InMemoryStore) -> None:
     """What its scores mean is not known."""
     assert texts(recalled("what", foreign).memories) == ["0.9", "0.15", "-0.1"]
-    assert recalled("what", foreign).floor == 0
+    assert recalled("what", foreign).min_score == 0
     assert texts(recalled("what", foreign, min_score=0).memories) == ["0.9", "0.15", "-0.1"]
     found = recalled("what", foreign, min_score=0.5, explain=True)
-    assert (texts(found.memories), texts(found.below)) == (["0.9"], ["0.15", "-0.1"])
+    assert (texts(found.memories), texts(found.below_min_score)) == (["0.9"], ["0.15", "-0.1"])
     assert texts(recalled("what", foreign, min_score=0.5).memories) == ["0.9"]
     tool = search_memory(store=foreign, min_score=0.5)
     assert tool.invoke({"query": "what"}, AS_ANN).count('"memory"') == 1
@@ -248,11 +250,15 @@ def test_an_explanation_tells_scores_and_parts(store: Any) -> None:
     )
     assert nothing.explain().startswith(f"nothing was recalled (the floor is {MIN_SCORE:.2f})\n")
     assert nothing.explain().splitlines()[1] == "below the floor, best first:"
-    assert nothing.nearest() == f"the nearest 2 memories are below the floor {MIN_SCORE:.2f}"
     assert (
-        recalled(NOTHING, store, explain=True, limit=1).nearest().startswith("the nearest memory")
+        nothing.describe_nearest() == f"the nearest 2 memories are below the floor {MIN_SCORE:.2f}"
     )
-    assert recalled(NOTHING, store, min_score=0, explain=True).nearest() == ""
+    assert (
+        recalled(NOTHING, store, explain=True, limit=1)
+        .describe_nearest()
+        .startswith("the nearest memory")
+    )
+    assert recalled(NOTHING, store, min_score=0, explain=True).describe_nearest() == ""
     assert recalled("tea", store, min_score=0).explain().startswith("recalled, best first (there i")
 
 

@@ -15,7 +15,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.memory import Collection, Extraction, Instructions, recall
 from perdure.memory.examples import ExampleSelector
-from perdure.memory.records import RESERVED
+from perdure.memory.records import RESERVED_LABEL
 from perdure.stores import SQLiteStore
 from tests.backends import Place
 from tests.backends import places as places_in
@@ -66,7 +66,7 @@ def test_everything_about_a_person_is_erased(kept: SQLiteStore, colour: str) -> 
     before = kept.find_namespaces("bob")
     receipt = forget(colour, store=kept, config=BOB)
 
-    assert {namespace[0] for namespace in receipt.namespaces} == {*EVERY, RESERVED}
+    assert {namespace[0] for namespace in receipt.namespaces} == {*EVERY, RESERVED_LABEL}
     assert receipt.others == (("cities", "bob"),)
     assert (planned.keys, planned.others) == (receipt.keys, receipt.others)
     assert len(before) > len(EVERY)
@@ -109,7 +109,7 @@ def test_a_template_is_recorded_once_at_its_first_use(place: Place) -> None:
             Collection(store, ("notes", "{user_id}")).insert("one", config=ANN)
         Instructions(store, ("style", "{user_id}")).set("Be brief.", BOB)
         store.put(("diary", "bob"), "k", {"text": "mine"})
-        recorded = store.search((RESERVED, "templates"), limit=10)
+        recorded = store.search((RESERVED_LABEL, "templates"), limit=10)
     with place.store(index=None) as later:
         receipt = memory.forget(everything=True, store=later, config=BOB)
 
@@ -149,7 +149,7 @@ def test_a_template_of_placeholders_alone_covers_no_other_namespace(kept: SQLite
     assert ("bob",) in second.namespaces
 
 
-@pytest.mark.parametrize("user", ["memories", "chat_memory", RESERVED, "buried"])
+@pytest.mark.parametrize("user", ["memories", "chat_memory", RESERVED_LABEL, "buried"])
 def test_a_kind_of_namespace_is_no_name(kept: SQLiteStore, user: str) -> None:
     """The receipt of a person who has the name of a kind lists nobody else's namespaces."""
     fill(kept)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from perdure.effects import run
-from perdure.memory.gate import Gate, tombstones_of
+from perdure.memory.gate import Gate, build_tombstones
 from perdure.memory.records import (
     TURN,
     Candidate,
     StoreAdapter,
     Verdict,
-    put_of,
-    removal_of,
-    succeeding,
+    build_next_value,
+    build_put,
+    build_removal,
 )
 from perdure.stores import Provenance
 from tests.memory.kept import NAMESPACE, judged, remember, verdict
@@ -91,7 +91,7 @@ def test_turns_may_be_said_again_and_do_not_stand_for_facts(adapter: StoreAdapte
 def test_other_namespaces_do_not_count(adapter: StoreAdapter) -> None:
     """Neither another user's memory nor one further down makes a fact known."""
     for place in (("memories", "bo"), (*NAMESPACE, "work")):
-        run(adapter.written([put_of(place, "k", {"text": "Ann likes tea", "kind": "fact"})]))
+        run(adapter.write([build_put(place, "k", {"text": "Ann likes tea", "kind": "fact"})]))
 
     assert verdict(Gate(), adapter, "Ann likes tea").action == "keep"
 
@@ -101,7 +101,7 @@ def test_what_was_superseded_does_not_come_back_from_an_old_thread(adapter: Stor
     moved = datetime(2026, 5, 1, tzinfo=UTC)
     former = {"text": "Ann lives in Ghent", "until": moved.isoformat(), "change": "superseded"}
     value = {"text": "Ann lives in Bruges", "kind": "fact", "formerly": [former]}
-    run(adapter.written([put_of(NAMESPACE, "home", value)]))
+    run(adapter.write([build_put(NAMESPACE, "home", value)]))
 
     def said(days: int, explicit: bool = False) -> Candidate:
         source = Provenance(at=moved + timedelta(days=days))
@@ -121,11 +121,11 @@ def test_what_was_superseded_is_found_behind_any_number_of_nearer_memories(
 ) -> None:
     """Facts and turns that are nearer do not hide that a memory said so before."""
     remember(adapter, "home", "Ann lives in Ghent")
-    before = run(adapter.got(NAMESPACE, "home"))
+    before = run(adapter.get(NAMESPACE, "home"))
     assert before is not None
     value = {"text": "Bo and she share a flat by the sea", "kind": "fact"}
-    put = put_of(NAMESPACE, "home", succeeding(before, value, "superseded"))
-    run(adapter.written([put]))
+    put = build_put(NAMESPACE, "home", build_next_value(before, value, "superseded"))
+    run(adapter.write([put]))
     for number in range(40):
         remember(
             adapter, f"k{number}", f"Ann lives in Ghent {number}", TURN if number % 2 else "fact"
@@ -142,9 +142,9 @@ def test_what_was_superseded_is_found_behind_any_number_of_nearer_memories(
 def test_what_was_deleted_is_not_extracted_again(adapter: StoreAdapter) -> None:
     """As it was and as it was before; who asks for it may have it back."""
     remember(adapter, "tea", "Ann likes tea")
-    memory = run(adapter.got(NAMESPACE, "tea"))
+    memory = run(adapter.get(NAMESPACE, "tea"))
     assert memory is not None
-    run(adapter.written([removal_of(NAMESPACE, "tea"), *tombstones_of(memory, "deleted")]))
+    run(adapter.write([build_removal(NAMESPACE, "tea"), *build_tombstones(memory, "deleted")]))
     unasked, asked = judged(
         Gate(), adapter, Candidate("ann likes TEA!"), Candidate("Ann likes tea", explicit=True)
     )
@@ -158,11 +158,11 @@ def test_a_turn_that_was_deleted_is_not_extracted_from_its_message_again(
 ) -> None:
     """However it is put now; other messages, and other threads, are."""
     source = Provenance(thread_id="t", message_ids=("m1",))
-    put = put_of(NAMESPACE, "k", {"text": "user: I sing", "kind": TURN}, provenance=source)
-    run(adapter.written([put]))
-    memory = run(adapter.got(NAMESPACE, "k"))
+    put = build_put(NAMESPACE, "k", {"text": "user: I sing", "kind": TURN}, provenance=source)
+    run(adapter.write([put]))
+    memory = run(adapter.get(NAMESPACE, "k"))
     assert memory is not None
-    run(adapter.written(tombstones_of(memory, "forgotten")))
+    run(adapter.write(build_tombstones(memory, "forgotten")))
     again, elsewhere, fact = judged(
         Gate(),
         adapter,
@@ -177,9 +177,9 @@ def test_a_turn_that_was_deleted_is_not_extracted_from_its_message_again(
 def test_no_word_of_what_was_deleted_is_in_its_note(adapter: StoreAdapter) -> None:
     """The note is under a hash, and is found by nobody who searches."""
     remember(adapter, "tea", "Ann likes oolong")
-    memory = run(adapter.got(NAMESPACE, "tea"))
+    memory = run(adapter.get(NAMESPACE, "tea"))
     assert memory is not None
-    puts = tombstones_of(memory, "forgotten")
+    puts = build_tombstones(memory, "forgotten")
 
     assert all("oolong" not in f"{put.key}{put.value}" for put in puts)
     assert all(put.index is False and put.ttl is None for put in puts)
@@ -198,11 +198,11 @@ def test_a_stored_tombstone_goes_on_blocking(adapter: StoreAdapter) -> None:
 def test_many_tombstones_are_looked_up_in_one_batch(adapter: StoreAdapter) -> None:
     """Where there are more notes than are read at once."""
     remember(adapter, "gone", "Ann likes oolong")
-    memory = run(adapter.got(NAMESPACE, "gone"))
+    memory = run(adapter.get(NAMESPACE, "gone"))
     assert memory is not None
-    [note] = tombstones_of(memory, "deleted")
-    notes = [put_of(note.namespace, f"n{i}", {"n": i}, searched=False) for i in range(1_000)]
-    run(adapter.written([removal_of(NAMESPACE, "gone"), note, *notes]))
+    [note] = build_tombstones(memory, "deleted")
+    notes = [build_put(note.namespace, f"n{i}", {"n": i}, searched=False) for i in range(1_000)]
+    run(adapter.write([build_removal(NAMESPACE, "gone"), note, *notes]))
     gone, new = judged(Gate(), adapter, Candidate("Ann likes oolong"), Candidate("Ann sings"))
 
     assert [gone.check, new.check] == ["tombstone", ""]

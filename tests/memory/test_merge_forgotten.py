@@ -14,7 +14,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.memory import Collection
 from perdure.memory.collection import Quarantine
-from perdure.memory.records import NOTES, QUARANTINE, TURN, notes_of
+from perdure.memory.records import NOTE_KINDS, QUARANTINE, TURN, build_notes_namespace
 from perdure.stores import Provenance, SQLiteStore, TransferReport
 from tests.memory.remembered import ANN, fact, turns
 from tests.store_backends import BACKENDS
@@ -222,7 +222,7 @@ def test_both_have_the_tombstone(here: SQLiteStore, there: SQLiteStore) -> None:
     for store in (here, there):
         collection(store).insert("Lives in Bergen", key="home")
         collection(store).forget("home")
-    changed = notes_of("changed", ANN)
+    changed = build_notes_namespace("changed", ANN)
     for note in there.search(changed):
         there.forget(changed, key=note.key)  # counters of changes are not what is tested
     there.put(ANN, "figs", {"text": "Likes figs"})
@@ -247,7 +247,7 @@ def test_merged_in_both_directions(here: SQLiteStore, there: SQLiteStore) -> Non
 
 def test_entries_in_quarantine(here: SQLiteStore, there: SQLiteStore) -> None:
     """An entry with a forgotten text is refused too; so is one that was discarded here."""
-    place = notes_of(QUARANTINE, ANN)
+    place = build_notes_namespace(QUARANTINE, ANN)
     for key, text in (("q", "My PIN is 4711"), ("r", "Lives in Bergen")):
         value = {"text": text, "kind": "fact", "role": "user", "key": key, "fields": {}}
         value |= {"shown": text, "reason": "?", "check": "?", "at": "2026-01-01T00:00:00+00:00"}
@@ -348,7 +348,7 @@ def test_the_notes_of_memories_come_last(there: SQLiteStore) -> None:
     collection(there, AFTER_NOTES).insert("Lives in Bergen", key="home")
     collection(there, AFTER_NOTES).delete("home")
     namespaces = [tuple(line["namespace"]) for line in there.export()]
-    notes = {notes_of(kind, AFTER_NOTES) for kind in NOTES}
+    notes = {build_notes_namespace(kind, AFTER_NOTES) for kind in NOTE_KINDS}
 
     assert namespaces[0] == AFTER_NOTES
     assert set(namespaces[1:]) <= notes

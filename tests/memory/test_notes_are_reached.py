@@ -115,7 +115,7 @@ def test_a_blank_question_recalls_nothing(store: SQLiteStore, query: str) -> Non
     assert store.search(PLACE, query=query)
     assert recall(query, store=store, config=ANN).memories == []
     assert recall(query, store=store, config=ANN, min_score=0, explain=True).memories == []
-    assert recall(query, store=store, config=ANN, explain=True).below == []
+    assert recall(query, store=store, config=ANN, explain=True).below_min_score == []
 
 
 def test_a_blank_turn_is_shown_no_memories(store: SQLiteStore) -> None:

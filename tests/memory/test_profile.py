@@ -26,7 +26,7 @@ from perdure.errors import (
 )
 from perdure.memory.gate import Gate
 from perdure.memory.profile import Profile
-from perdure.memory.records import Candidate, StoreAdapter, Verdict, put_of
+from perdure.memory.records import Candidate, StoreAdapter, Verdict, build_put
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance
@@ -197,7 +197,7 @@ def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> 
     profile = Profile(Person, store)
     profile.patch([op("replace", "/home/city", value="Ghent")], ANN)
     written(profile, {"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
-    [memory] = run(StoreAdapter(store).found(("profiles",), query="Who drinks tea?", limit=5))
+    [memory] = run(StoreAdapter(store).search(("profiles",), query="Who drinks tea?", limit=5))
 
     assert memory.kind == "profile"
     assert memory.text == "home city: Ghent\npets name: Tom\npets kind: cat\nlikes: green tea, figs"
@@ -344,14 +344,14 @@ def test_two_changes_are_accepted_together_or_not(store: SQLiteStore) -> None:
     """What is valid for each alone need not be for both, although they name other fields."""
     profile = Profile(Range, store)
     profile.set({"low": 0, "high": 10}, ANN)
-    place = profile.place(ANN)
-    seen = run(profile.reading(place)).document
-    one = run(profile.planning(place, [op("replace", "/low", value=9)], seen))
-    other = run(profile.planning(place, [op("replace", "/high", value=1)], seen))
-    run(place.adapter.written(one))
+    place = profile.get_handle(ANN)
+    seen = run(profile.read_state(place)).document
+    one = run(profile.plan_patch(place, [op("replace", "/low", value=9)], seen))
+    other = run(profile.plan_patch(place, [op("replace", "/high", value=1)], seen))
+    run(place.adapter.write(one))
 
     with pytest.raises(VersionConflict):
-        run(place.adapter.written(other))
+        run(place.adapter.write(other))
     with pytest.raises(InvalidPatch, match="low is above high"):
         profile.patch([op("replace", "/high", value=1)], ANN)
     assert profile.get(ANN) == Range(low=9, high=10)
@@ -364,15 +364,15 @@ def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLi
     """Part of one transaction, with the provenance that its author gives it."""
     profile = Profile(Person, store)
     source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
-    place = profile.place(ANN)._replace(provenance=source)
-    seen = run(profile.reading(place)).document
-    puts = run(profile.planning(place, [op("replace", "/name", value="Ann")], seen))
+    place = profile.get_handle(ANN)._replace(provenance=source)
+    seen = run(profile.read_state(place)).document
+    puts = run(profile.plan_patch(place, [op("replace", "/name", value="Ann")], seen))
     assert raw(profile, ANN) == {}
-    note = put_of(("facts", "ann"), "1", {"text": "Ann"}, if_version=3)
+    note = build_put(("facts", "ann"), "1", {"text": "Ann"}, if_version=3)
     with pytest.raises(VersionConflict):
-        run(place.adapter.written([*puts, note]))
+        run(place.adapter.write([*puts, note]))
     assert raw(profile, ANN) == {}
-    run(place.adapter.written(puts))
+    run(place.adapter.write(puts))
 
     assert profile.get(ANN) == Person(name="Ann")
     assert profile.history(ANN)[0].provenance == source
@@ -381,20 +381,20 @@ def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLi
 def test_a_plan_keeps_fields_and_what_was_seen(profile: Profile[Person]) -> None:
     """A patch that was made for another state of what it concerns is refused."""
     written(profile, {"name": "Ann", "home": {"city": "Ghent", "zip": "9000"}}, ANN)
-    place = profile.place(ANN)
-    seen = run(profile.reading(place)).document
+    place = profile.get_handle(ANN)
+    seen = run(profile.read_state(place)).document
     moving = [op("replace", "/home", value={"city": "Oslo"})]
     with pytest.raises(InvalidPatch, match="'/home/zip'"):
-        run(profile.planning(place, moving, seen))
+        run(profile.plan_patch(place, moving, seen))
     written(profile, {"name": "Anna"}, ANN)
     city = [op("replace", "/home/city", value="Oslo")]
-    [put, *_] = run(profile.planning(place, city, seen))
+    [put, *_] = run(profile.plan_patch(place, city, seen))
     assert put.value is not None
     assert put.value["document"]["name"] == "Anna"
     written(profile, {"home": {"city": "Bruges"}}, ANN)
 
     with pytest.raises(VersionConflict, match="was changed where this patch changes it"):
-        run(profile.planning(place, city, seen))
+        run(profile.plan_patch(place, city, seen))
 
 
 # -- what is refused

@@ -13,11 +13,11 @@ from jsonpatch import JsonPointer
 
 from perdure.errors import InvalidPatch
 from perdure.memory.profile import (
-    is_as_seen,
-    operations_of,
-    patched,
-    plain,
-    same,
+    apply_patch,
+    check_operations,
+    copy_json,
+    is_same_json,
+    is_unchanged_since,
 )
 from tests.memory.patch_oracle import NotApplicable, oracle
 
@@ -25,7 +25,7 @@ MAX = 100_000
 
 
 def patch(document: Any, operations: Any, **options: Any) -> Any:
-    return patched(document, operations_of(operations), **options)
+    return apply_patch(document, check_operations(operations), **options)
 
 
 def op(name: str, path: str, **more: Any) -> dict[str, Any]:
@@ -370,26 +370,26 @@ def test_a_field_that_no_operation_names_stays(drawn: tuple[Any, list[dict[str, 
     except InvalidPatch:
         return
     for name in document.keys() - named:
-        assert same(document[name], out[name])
+        assert is_same_json(document[name], out[name])
 
 
 def test_a_patch_is_as_seen_if_its_fields_are() -> None:
     """Other fields may have changed; a pointer to the whole document concerns all of them."""
-    home = operations_of([op("replace", "/home/city", value="Oslo")])
-    whole = operations_of([op("test", "", value={})])
-    moving = operations_of([{"op": "move", "from": "/home", "path": "/a"}])
+    home = check_operations([op("replace", "/home/city", value="Oslo")])
+    whole = check_operations([op("test", "", value={})])
+    moving = check_operations([{"op": "move", "from": "/home", "path": "/a"}])
     renamed = {**ANN, "name": "Bo"}
     moved = {**ANN, "home": {"city": "Bruges"}}
 
-    assert is_as_seen(home, ANN, renamed)
-    assert not is_as_seen(home, ANN, moved)
-    assert not is_as_seen(whole, ANN, renamed)
-    assert not is_as_seen(moving, ANN, moved)
-    assert not is_as_seen(home, ANN, {"name": "Ann"})
+    assert is_unchanged_since(home, ANN, renamed)
+    assert not is_unchanged_since(home, ANN, moved)
+    assert not is_unchanged_since(whole, ANN, renamed)
+    assert not is_unchanged_since(moving, ANN, moved)
+    assert not is_unchanged_since(home, ANN, {"name": "Ann"})
 
 
 def test_the_size_is_that_of_the_json() -> None:
     """Not of its characters: what takes more bytes counts as more."""
-    plain({"a": "é" * 49_996}, "it")
+    copy_json({"a": "é" * 49_996}, "it")
     with pytest.raises(InvalidPatch, match="takes 100,002 bytes"):
-        plain({"a": "é" * 49_997}, "it")
+        copy_json({"a": "é" * 49_997}, "it")

@@ -16,8 +16,8 @@ from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
 from perdure.memory.collection import Collection, Quarantine
 from perdure.memory.detectors import DETECTORS
-from perdure.memory.gate import Gate, admit
-from perdure.memory.records import Candidate, StoreAdapter, put_of
+from perdure.memory.gate import Gate, plan_admission
+from perdure.memory.records import Candidate, StoreAdapter, build_put
 from perdure.memory.reducers import ChatState
 from perdure.stores import Provenance, SQLiteStore
 
@@ -42,9 +42,11 @@ def held(
 ) -> list[str]:
     """Their keys in quarantine."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    steps = admit(Gate(), StoreAdapter(store), ("memories", user, *below), candidates, keys)
+    steps = plan_admission(
+        Gate(), StoreAdapter(store), ("memories", user, *below), candidates, keys
+    )
     kept = run(steps)
-    run(StoreAdapter(store).written(kept.puts))
+    run(StoreAdapter(store).write(kept.puts))
     assert {"quarantined"} == {each.change for each in kept.outcomes}
     return [str(each.key) for each in kept.outcomes]
 
@@ -86,7 +88,7 @@ def test_what_is_released_becomes_a_memory_as_it_was_said(store: BaseStore) -> N
     """With its fields and its source; it waits no longer."""
     [key] = held(store, Candidate(SECRET, "note", {"n": 1}, Provenance(thread_id="t")))
     outcome = Quarantine(store).release(key, ANN)
-    memory = run(StoreAdapter(store).got(NAMESPACE, "k0"))
+    memory = run(StoreAdapter(store).get(NAMESPACE, "k0"))
 
     assert str(outcome) == "added k0"
     assert memory is not None
@@ -99,12 +101,12 @@ def test_what_is_released_onto_a_memory_keeps_its_past(store: BaseStore) -> None
     """That memory is updated, and notes what it said."""
     [key] = held(store, Candidate(SECRET))
     run(
-        StoreAdapter(store).written(
-            [put_of(NAMESPACE, "k0", {"text": "Ann sings", "kind": "fact"})]
+        StoreAdapter(store).write(
+            [build_put(NAMESPACE, "k0", {"text": "Ann sings", "kind": "fact"})]
         )
     )
     outcome = Quarantine(store).release(key, ANN)
-    memory = run(StoreAdapter(store).got(NAMESPACE, "k0"))
+    memory = run(StoreAdapter(store).get(NAMESPACE, "k0"))
 
     assert str(outcome) == "updated k0"
     assert memory is not None

@@ -18,8 +18,8 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import token_counter
 from perdure.memory.collection import Collection
-from perdure.memory.recall import RecallResult, arecall, check_recall, merged, recall
-from perdure.memory.records import Memory, put_of
+from perdure.memory.recall import RecallResult, arecall, check_recall, merge_rankings, recall
+from perdure.memory.records import Memory, build_put
 from perdure.stores import Provenance, PutItem, SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, fact, filled, keys, turns
 
@@ -208,7 +208,7 @@ def test_memories_are_shown_as_quoted_data(recalls: Any) -> None:
 def turn(number: int, text: str, **value: Any) -> PutItem:
     source = Provenance("a", None, (f"m{number}",), "user", "user", number, IN_MARCH)
     value = {"text": f"user: {text}", "kind": "turn", **value}
-    return put_of(ANN, f"t{number}", value, provenance=source)
+    return build_put(ANN, f"t{number}", value, provenance=source)
 
 
 def shown(result: RecallResult) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def test_a_turn_that_was_superseded_is_shown_as_past_or_not_at_all(recalls: Any)
          "message_ids": ["m1"]},
     ]  # fmt: skip
     value = {"text": "Ann lives in Lille", "kind": "fact", "formerly": entries}
-    with filled(*turns_of_ann, put_of(ANN, "home", value)) as store:
+    with filled(*turns_of_ann, build_put(ANN, "home", value)) as store:
         home = recalls("Where do I live now, Ann?", store)
         of_turns = recalls("Where do I live now?", store, kinds=["turn"])
 
@@ -290,11 +290,13 @@ def test_several_namespaces_are_merged_by_rank(recalls: Any) -> None:
         *(fact(f"own{n}", "the train leaves" + " early" * n) for n in range(1, 4)),
         fact("own both", "the train is slow, and it is red, and it is late"),
         *(
-            put_of(shared, f"shared{n}", {"text": "a train to Ghent" + " daily" * n})
+            build_put(shared, f"shared{n}", {"text": "a train to Ghent" + " daily" * n})
             for n in range(1, 4)
         ),
-        put_of(shared, "shared both", {"text": "The train is slow, and it is red, and it is late"}),
-        put_of(("others",), "others", {"text": "the train of others"}),
+        build_put(
+            shared, "shared both", {"text": "The train is slow, and it is red, and it is late"}
+        ),
+        build_put(("others",), "others", {"text": "the train of others"}),
     ) as store:
         namespaces = [("memories", "{user_id}"), shared]
         found = recalls("the train", store, namespace=namespaces)
@@ -327,7 +329,7 @@ def test_merging_loses_nothing_and_says_nothing_twice(rankings: list[list[int]])
         [(rank, memory(number, place)) for rank, number in enumerate(ranking, 1)]
         for place, ranking in enumerate(rankings)
     ]
-    numbers = [int(each.text.split()[-1]) for each in merged(given_ranks, 100)]
+    numbers = [int(each.text.split()[-1]) for each in merge_rankings(given_ranks, 100)]
 
     assert sorted(numbers) == sorted({number for ranking in rankings for number in ranking})
     if len(rankings) == 1:
@@ -407,7 +409,7 @@ def test_merging_takes_as_long_as_there_are_memories() -> None:
         memories = [Memory(ANN, text, text, "fact", {}) for text in texts]
         sys.setprofile(seen)
         try:
-            assert len(merged([list(enumerate(memories, 1))], many)) == many
+            assert len(merge_rankings([list(enumerate(memories, 1))], many)) == many
         finally:
             sys.setprofile(None)
         return count

@@ -25,9 +25,9 @@ from perdure.effects import run
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import ChatState, Collection, Extraction, recall
 from perdure.memory.extraction import remember_turns
-from perdure.memory.extractors import TurnExtractor, superseded_turns, turn_key
-from perdure.memory.records import Memory, StoreAdapter, memory_of
-from perdure.memory.thread_messages import Watermark, watermark
+from perdure.memory.extractors import TurnExtractor, build_superseded_turn_puts, build_turn_key
+from perdure.memory.records import Memory, StoreAdapter, memory_from_item
+from perdure.memory.thread_messages import Watermark, read_watermark
 from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.threads import ANN, FailingStore, Graph, kept, texts
@@ -122,7 +122,7 @@ def test_a_turn_says_where_it_comes_from(
     source = first.provenance
     checkpoints = {info.checkpoint_id for info in file_saver.checkpoints("t")}
 
-    assert first.key == turn_key("t", "one", 0)
+    assert first.key == build_turn_key("t", "one", 0)
     assert source.checkpoint_id in checkpoints
     assert (source.thread_id, source.message_ids, source.trust, source.position) == (
         *("t", ("one",), "user", 0),
@@ -215,7 +215,7 @@ def test_what_is_off_the_record_or_deleted_is_not_remembered(
     secret = HumanMessage("my diary", id="a", response_metadata={"remember": False})
     graph.invoke({"messages": [secret]}, T)
     assert in_order(store) == ["You said my diary"]
-    store.delete(ANN, turn_key("t", "a-answer", 0))
+    store.delete(ANN, build_turn_key("t", "a-answer", 0))
     say(graph, "two")
 
     assert in_order(store) == exchange("two")
@@ -291,16 +291,16 @@ def test_each_extractor_has_its_own_watermark(
 def test_failures_are_counted_until_one_succeeds(store: SQLiteStore) -> None:
     """A watermark keeps how often, when, at which head and why, and clears it when it advances."""
     adapter = StoreAdapter(store)
-    mark = run(watermark(adapter, ANN, "t", "model"))
+    mark = run(read_watermark(adapter, ANN, "t", "model"))
     for _ in range(2):
-        store.batch([mark.with_failure("no answer", MAY, "c1").put(ANN, "t")])
-        mark = run(watermark(adapter, ANN, "t", "model"))
+        store.batch([mark.with_failure("no answer", MAY, "c1").build_put(ANN, "t")])
+        mark = run(read_watermark(adapter, ANN, "t", "model"))
 
     assert (mark.attempts, mark.failed_at, mark.failed_head, mark.error) == (
         *(2, MAY, "c1", "no answer"),
     )
-    assert mark.advanced((), "c2") == Watermark("model", checkpoint_id="c2", version=2)
-    assert run(watermark(adapter, ANN, "t")).attempts == 0
+    assert mark.advance((), "c2") == Watermark("model", checkpoint_id="c2", version=2)
+    assert run(read_watermark(adapter, ANN, "t")).attempts == 0
 
 
 # -- turns that are past
@@ -315,13 +315,13 @@ def test_turns_of_a_superseded_memory_are_marked_as_past(
     fact = Memory(ANN, "f", "Ann lives in Ghent", "fact", {}, turn.provenance)
     adapter = StoreAdapter(store)
     for found in (1, 0):
-        puts = run(superseded_turns(adapter, fact, MAY))
+        puts = run(build_superseded_turn_puts(adapter, fact, MAY))
         assert len(puts) == found
-        run(adapter.written(puts))
+        run(adapter.write(puts))
 
     past = {item.key: item.value for item in kept(store) if "until" in item.value}
     assert past == {turn.key: {**turn.value, "until": MAY.isoformat()}}
-    assert run(superseded_turns(adapter, memory_of(turn), MAY)) == []
+    assert run(build_superseded_turn_puts(adapter, memory_from_item(turn), MAY)) == []
     assert turn.provenance == store.get(ANN, turn.key).provenance  # type: ignore[union-attr]
 
 
@@ -344,9 +344,9 @@ def test_a_turn_that_is_made_after_its_fact_was_superseded_is_past(
         Extraction(file_saver, there).extract(thread, T)
 
     past = {item.key: item.value.get("until") for item in kept(there) if "until" in item.value}
-    assert past == {turn_key("t", "one", 0): MAY.isoformat()}
+    assert past == {build_turn_key("t", "one", 0): MAY.isoformat()}
     shown = recall("Where does Ann live?", store=there, config=T).memories
-    assert turn_key("t", "one", 0) not in {each.key for each in shown}
+    assert build_turn_key("t", "one", 0) not in {each.key for each in shown}
 
 
 def test_a_user_id_with_a_dot_ends_no_turn(

@@ -37,8 +37,8 @@ class Chat:
     def waiting(self, **options: Any) -> list[str]:
         due = DueThreads(self.extraction, Pace())
         jobs = {"confirmed": True, **options}
-        first = sorted(job.thread_id for job in due.jobs(**jobs))
-        assert sorted(job.thread_id for job in due.jobs(**jobs)) == first
+        first = sorted(job.thread_id for job in due.list_jobs(**jobs))
+        assert sorted(job.thread_id for job in due.list_jobs(**jobs)) == first
         return first
 
 

@@ -14,7 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.graphs import chat_graph
 from perdure.memory import recall, remember_turns, search_memory, use_memories
-from perdure.memory.records import TURN, put_of
+from perdure.memory.records import TURN, build_put
 from perdure.stores import Provenance, PutItem
 from tests.memory.remembered import ANN, AS_ANN, fact, filled
 
@@ -71,7 +71,7 @@ def exchange(number: int, text: str, reply: str) -> Iterator[PutItem]:
     for position, (actor, said) in enumerate((("user", text), ("assistant", reply))):
         key = f"{thread}-{position}"
         source = Provenance(thread, None, (key,), actor, actor, position, at)
-        yield put_of(ANN, key, {"text": f"{actor}: {said}", "kind": TURN}, provenance=source)
+        yield build_put(ANN, key, {"text": f"{actor}: {said}", "kind": TURN}, provenance=source)
 
 
 def places(

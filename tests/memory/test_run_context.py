@@ -92,7 +92,7 @@ class File:
     def due(self) -> dict[str, Any]:
         """The namespaces of threads that a worker would extract."""
         due = DueThreads(Extraction(self.saver, self.store), Pace(0))
-        return {job.thread_id: job.namespace for job in due.jobs()}
+        return {job.thread_id: job.namespace for job in due.list_jobs()}
 
 
 @pytest.fixture

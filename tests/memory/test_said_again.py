@@ -20,7 +20,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import ChatState, Collection, Extraction, recall
 from perdure.memory.extraction import remember_turns
 from perdure.memory.extractors import Addition, Batch, Proposal, Scope
-from perdure.memory.records import FACT, TOMBSTONES, notes_of
+from perdure.memory.records import FACT, TOMBSTONES, build_notes_namespace
 from perdure.stores import SQLiteStore
 from tests.backends import Place
 from tests.durability.processes import warm
@@ -217,14 +217,14 @@ class FactExtractor:
 
     name = "facts"
 
-    def taking(self, messages: Any) -> int:
+    def count_batch_messages(self, messages: Any) -> int:
         """All of them."""
         return len(messages)
 
-    async def proposing(self, batch: Batch, scope: Scope) -> Proposal:
+    async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
         """One fact, whatever the user says."""
         users = [message for message in batch.messages if message.role == "user"]
-        candidate = batch.candidate(users, "Ann keeps bees", FACT)
+        candidate = batch.build_candidate(users, "Ann keeps bees", FACT)
         return Proposal([Addition(f"bees-{users[-1].id}", candidate)])
 
 
@@ -277,7 +277,7 @@ def test_a_forgetting_that_was_killed_can_be_repeated(place: Place) -> None:
 
     with place.saver() as saver, place.store(index=None) as store:
         talk = Talk(saver, store, "node")
-        assert len(store.search(notes_of(TOMBSTONES, ANN))) == 2
+        assert len(store.search(build_notes_namespace(TOMBSTONES, ANN))) == 2
         talk.forget()
         talk.extract("monday", anew=True)
         assert talk.count == 0
@@ -351,7 +351,7 @@ def test_no_file_changes_a_tombstone(forgotten: Talk) -> None:
     """A file that says that it was forgotten long ago, or never, or not any more."""
     lines = [*forgotten.store.export(("perdure", TOMBSTONES))]
     assert len(lines) == 2
-    notes = forgotten.store.search(notes_of(TOMBSTONES, ANN))
+    notes = forgotten.store.search(build_notes_namespace(TOMBSTONES, ANN))
     for line in lines:
         old = {**line["value"], "at": "1970-01-01T00:00:00+00:00", "message_ids": []}
         for change in (
@@ -367,7 +367,7 @@ def test_no_file_changes_a_tombstone(forgotten: Talk) -> None:
         [json.dumps({**lines[0], "version": 9}), json.dumps(item)]
     )
 
-    assert forgotten.store.search(notes_of(TOMBSTONES, ANN)) == notes
+    assert forgotten.store.search(build_notes_namespace(TOMBSTONES, ANN)) == notes
     assert report.refused == ((ANN, "k"),)
 
 

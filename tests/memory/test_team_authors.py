@@ -15,7 +15,7 @@ from perdure import people
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError, UnknownPerson
 from perdure.memory import Collection, forget, remember
-from perdure.memory.records import QUARANTINE, notes_of
+from perdure.memory.records import QUARANTINE, build_notes_namespace
 from perdure.stores import Provenance, open_store
 from tests import postgres_server
 from tests.memory.test_teams import TEAM, of
@@ -52,7 +52,7 @@ def fill(store: Any) -> None:
     remember("Ann drinks Assam", store=store, config=ann)
     other = Collection(store, ("teams", "{team}", "plans"))
     other.insert("A plan of Newt", key="plan", config=of("ann", team="ann"))
-    held = notes_of(QUARANTINE, ("teams", "red"))
+    held = build_notes_namespace(QUARANTINE, ("teams", "red"))
     store.put(held, "q", {"text": "held Walrus"}, provenance=Provenance(author="ann"))
 
 

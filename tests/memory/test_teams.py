@@ -30,7 +30,7 @@ from perdure.memory import (
     search_memory,
     use_memories,
 )
-from perdure.memory.records import namespace_of
+from perdure.memory.records import fill_namespace
 from perdure.memory.run_config import Template, read_run_teams
 from perdure.stores import SQLiteStore, open_store
 from tests import postgres_server
@@ -212,8 +212,8 @@ def test_a_first_label_cannot_be_filled_in_to_be_teams() -> None:
     """A user who is called `teams` reaches no team."""
     template = Template(("{user_id}", "red"))
     with pytest.raises(InvalidNamespace, match="where teams keep"):
-        namespace_of(template, of("teams"))
-    assert namespace_of(Template(("memories", "{user_id}")), of("teams")) == ("memories", "teams")
+        fill_namespace(template, of("teams"))
+    assert fill_namespace(Template(("memories", "{user_id}")), of("teams")) == ("memories", "teams")
 
 
 def call(tool: Any, config: Any, **arguments: Any) -> str:

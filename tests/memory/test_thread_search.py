@@ -27,7 +27,7 @@ from perdure.checkpointers.thread_list import ThreadList
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.memory import asearch_threads, memories, recall, remember, search_threads
 from perdure.memory.collection import Collection
-from perdure.memory.thread_search import SaidSearch, forget_said, marks
+from perdure.memory.thread_search import TranscriptSearch, delete_transcript_index, find_marks
 from perdure.settings import Rules
 from perdure.storage.flow import fetch_rows
 from perdure.stores import SQLiteStore, indexes
@@ -188,7 +188,7 @@ def test_long_and_foreign_messages(both: Opened) -> None:
     ],
 )
 def test_marks(text: str, query: str, marked: list[str]) -> None:
-    assert [text[begin:end] for begin, end in marks(text, query)] == marked
+    assert [text[begin:end] for begin, end in find_marks(text, query)] == marked
 
 
 def test_async_twin(both: Opened) -> None:
@@ -429,7 +429,7 @@ def test_it_goes_with_messages_that_no_checkpoint_keeps(both: Opened) -> None:
 def test_all_that_is_kept_is_removed_at_once(both: Opened) -> None:
     fill(both)
     assert len(both.search("canoe")) == 3
-    forget_said(both.saver)
+    delete_transcript_index(both.saver)
     assert whole(both) == []
     assert len(both.search("canoe")) == 3
     assert both.keys() == expected_keys(both)
@@ -450,13 +450,13 @@ def test_what_goes_while_it_is_read_is_not_kept(
     """Between the read of a thread and the write of what was read."""
     talk(both.saver, "t", said=[f"the {SECRET} horse"])
     talk(both.saver, "u", said=["the horse stays"])
-    write = SaidSearch._write
+    write = TranscriptSearch._write_steps
 
-    def late(search: SaidSearch, some: Any) -> None:
+    def late(search: TranscriptSearch, some: Any) -> None:
         both.saver.delete_thread("t")
         write(search, some)
 
-    monkeypatch.setattr(SaidSearch, "_write", late)
+    monkeypatch.setattr(TranscriptSearch, "_write_steps", late)
     assert both.search("horse") == ["u"]
     assert len(both.keys()) == 1
 
@@ -466,15 +466,15 @@ def test_a_thread_that_goes_on_while_it_is_read_is_counted_as_unread(
 ) -> None:
     """What was said meanwhile is found by a later search."""
     talk(both.saver, "t", said=["the horse"])
-    said, write = ["the horse"], SaidSearch._write
+    said, write = ["the horse"], TranscriptSearch._write_steps
 
-    def late(search: SaidSearch, some: Any) -> None:
+    def late(search: TranscriptSearch, some: Any) -> None:
         said.append(f"the canoe {len(said)}")
         talk(both.saver, "t", said=said)
         write(search, some)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SaidSearch, "_write", late)
+        patch.setattr(TranscriptSearch, "_write_steps", late)
         hits = search_threads(both.saver, both.store, "horse")
     assert ([hit.thread_id for hit in hits], hits.unread) == (["t"], 1)
     assert search_threads(both.saver, both.store, "canoe").unread == 0
@@ -483,19 +483,19 @@ def test_a_thread_that_goes_on_while_it_is_read_is_counted_as_unread(
 def test_readings_that_are_over_are_not_kept(both: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has one for each user who ever searched; one that fails is over too."""
 
-    def fails(search: SaidSearch, some: Any) -> None:
+    def fails(search: TranscriptSearch, some: Any) -> None:
         raise OSError("the disk is full")
 
     talk(both.saver, "t", said=["the horse"], user_id="eve")
     with monkeypatch.context() as patch:
-        patch.setattr(SaidSearch, "_write", fails)
+        patch.setattr(TranscriptSearch, "_write_steps", fails)
         with pytest.raises(OSError, match="the disk is full"):
             both.search("horse", user="eve")
     for user in ("ann", "bob"):
         talk(both.saver, f"of {user}", said=["the horse"], user_id=user)
         assert both.search("horse", user=user) == [f"of {user}"]
     assert both.search("horse", user="eve") == ["t"]
-    assert SaidSearch.of(both.saver, both.store)._readings == {}
+    assert TranscriptSearch.for_checkpointer(both.saver, both.store)._readings == {}
 
 
 def test_an_index_of_another_process_forgets_too(place: Place) -> None:

@@ -16,7 +16,7 @@ from langgraph.prebuilt import ToolNode
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory.collection import Collection
-from perdure.memory.extractors import turn_key
+from perdure.memory.extractors import build_turn_key
 from perdure.memory.gate import Gate
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import manage_memory, search_memory
@@ -148,7 +148,7 @@ def test_in_a_tool_node(store: Any, collection: Collection, colour: str) -> None
 
 def test_superseding_by_a_tool_marks_the_turn(store: Any, collection: Collection) -> None:
     """The turn that the previous text rests on is past, and a search says since when."""
-    turns = [turn_key("t1", message, 0) for message in ("m1", "m2")]
+    turns = [build_turn_key("t1", message, 0) for message in ("m1", "m2")]
     graph = graph_of([manage_memory(store=store)])
     call: dict[str, Any] = {"action": "create", "text": GHENT}
     for number, (key, said) in enumerate(zip(turns, (GHENT, "Ann moved to Bruges"), strict=True)):

@@ -30,14 +30,14 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.effects import arun, run
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory.conversation import SHORTENED
-from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, turn_key
+from perdure.memory.extractors import Batch, Proposal, Scope, TurnExtractor, build_turn_key
 from perdure.memory.records import StoreAdapter
 from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
     Watermark,
+    parse_time,
     read_history,
-    time_of,
 )
 from perdure.stores.text import split_into_chunks
 from tests.memory.threads import graph_of, on, say
@@ -51,7 +51,7 @@ def placed(*messages: BaseMessage) -> list[ThreadMessage]:
 
 def proposed(batch: Batch, **options: Any) -> Proposal:
     scope = Scope(StoreAdapter(InMemoryStore()), ("memories",))
-    return run(TurnExtractor(**options).proposing(batch, scope))
+    return run(TurnExtractor(**options).propose_changes(batch, scope))
 
 
 def extracted(*messages: BaseMessage, **options: Any) -> list[str]:
@@ -139,7 +139,7 @@ def test_a_message_has_the_time_of_the_checkpoint_it_came_with(
     came: dict[str, datetime | None] = {}
     for info in reversed(file_saver.checkpoints("t")):
         for item in file_saver.history("t", checkpoint_id=info.checkpoint_id):
-            came.setdefault(item.value.id, time_of(info.ts))
+            came.setdefault(item.value.id, parse_time(info.ts))
 
     said = run(read_history(file_saver, "t"))
 
@@ -160,7 +160,7 @@ def test_a_message_with_a_time_of_its_own_keeps_it() -> None:
 @pytest.mark.parametrize("value", [None, True, "soon", float("nan"), 1e300, [], {}])
 def test_what_is_no_time_is_passed_over(value: Any) -> None:
     """A `create_time` that is no time is as good as none."""
-    assert time_of(value) is None
+    assert parse_time(value) is None
 
 
 # -- memories of turns
@@ -215,10 +215,10 @@ def test_a_long_message_is_kept_in_chunks() -> None:
 
 def test_keys_are_the_same_each_time_and_for_no_other() -> None:
     """A key depends on thread, message and piece, and on how they are told apart."""
-    keys = {turn_key(*each) for each in [("a", "bc", 0), ("ab", "c", 0), ("a", "bc", 1)]}
+    keys = {build_turn_key(*each) for each in [("a", "bc", 0), ("ab", "c", 0), ("a", "bc", 1)]}
 
     assert len(keys) == 3
-    assert turn_key("a", "bc", 0) in keys
+    assert build_turn_key("a", "bc", 0) in keys
     assert all(re.fullmatch("turn-[0-9a-f]{20}", key) for key in keys)
 
 
@@ -254,8 +254,8 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
         messages = [
             ThreadMessage(HumanMessage(str(i), id=str(i)), str(i)) for i in range(kept, count)
         ]
-        new = mark.beyond(ThreadHistory("t", None, messages))
-        mark = mark.advanced(new, None)
+        new = mark.find_unread(ThreadHistory("t", None, messages))
+        mark = mark.advance(new, None)
         formed += new
 
     assert list(range(count)) == [int(each.id) for each in formed]
@@ -264,7 +264,7 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
 
 
 def advanced(messages: Sequence[ThreadMessage]) -> Watermark:
-    return Watermark().advanced(Watermark().placed(messages), None)
+    return Watermark().advance(Watermark().assign_positions(messages), None)
 
 
 def test_an_edited_message_is_new_again_at_its_place() -> None:
@@ -273,7 +273,7 @@ def test_an_edited_message_is_new_again_at_its_place() -> None:
     cut = HumanMessage("", id="c", additional_kwargs={SHORTENED: "cleared"})
     now = [HumanMessage("a", id="a"), HumanMessage("B", id="b"), cut, HumanMessage("d", id="d")]
 
-    new = mark.beyond(
+    new = mark.find_unread(
         ThreadHistory("t", None, [ThreadMessage(each, each.id or "") for each in now])
     )
 

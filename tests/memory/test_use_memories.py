@@ -30,7 +30,7 @@ from perdure.memory import (
     use_instructions,
     view,
 )
-from perdure.memory.context import query_of, use_memories
+from perdure.memory.context import build_query, use_memories
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.nodes import ModelInput
 from perdure.stores import SQLiteStore
@@ -123,13 +123,13 @@ def human(*texts: str) -> Any:
 
 def test_a_message_that_says_little_is_understood_from_the_one_before_it() -> None:
     """Else the newest message is what is asked for; a long one without its middle."""
-    assert query_of(human("Tell me of Ghent", "and then?")) == "Tell me of Ghent\nand then?"
-    assert query_of(human("Tell me of Ghent", "Bruges?")) == "Tell me of Ghent\nBruges?"
-    assert query_of(human("Tell me of Ghent", "What about Bo?")).startswith("Tell me of Ghent\n")
-    assert query_of(human("Tell me of Ghent", "Where are my keys?")) == "Where are my keys?"
-    assert query_of(human("and?")) == "and?"
-    assert query_of([]) == ""
-    long = query_of(human("start " + "x" * 50_000 + " end"))
+    assert build_query(human("Tell me of Ghent", "and then?")) == "Tell me of Ghent\nand then?"
+    assert build_query(human("Tell me of Ghent", "Bruges?")) == "Tell me of Ghent\nBruges?"
+    assert build_query(human("Tell me of Ghent", "What about Bo?")).startswith("Tell me of Ghent\n")
+    assert build_query(human("Tell me of Ghent", "Where are my keys?")) == "Where are my keys?"
+    assert build_query(human("and?")) == "and?"
+    assert build_query([]) == ""
+    long = build_query(human("start " + "x" * 50_000 + " end"))
     assert (long[:6], long[-4:], len(long)) == ("start ", " end", 2_001)
 
 

@@ -42,7 +42,7 @@ from perdure.memory import (
     view,
     views,
 )
-from perdure.memory.quotation import section
+from perdure.memory.quotation import render_section
 from perdure.memory.tokens import count_tokens
 from tests.backends import KEY, Place
 from tests.openai_server import OpenAIServer
@@ -202,7 +202,7 @@ PICTURE: Any = {"type": "image", "base64": "x" * 5_000, "mime_type": "image/png"
 
 def test_sections_of_a_text(tmp_path: Path) -> None:
     """A section is one of perdure's own, whole; what looks like a beginning is instructions."""
-    sections = {name: section(name, ['{"memory": "x"}']) for name in ("profile", "examples")}
+    sections = {name: render_section(name, ['{"memory": "x"}']) for name in ("profile", "examples")}
     text = "\n\n".join(["Be kind. <memories>", *sections.values(), "</summary>"])
     blocks: Any = [{"type": "text", "text": text}, PICTURE]
     with SQLiteCheckpointer.open(tmp_path / "a.db") as saver:
@@ -403,7 +403,7 @@ def test_erasing_reaches_views(place: Place, whole: bool) -> None:
             said = [
                 each.model_copy(update={"content": f"{each.text}!"}) for each in state["messages"]
             ]
-            return [SystemMessage(section("memories", [f'{{"memory": "{SECRET}"}}'])), *said]
+            return [SystemMessage(render_section("memories", [f'{{"memory": "{SECRET}"}}'])), *said]
 
         graph = single(saver, shows)
         chat = chat_graph(talker(), checkpointer=saver)

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure import retention
 from perdure.checkpointers import SQLiteCheckpointer, maintenance
 from perdure.errors import ConfigurationError, StorageUnavailable
-from perdure.memory.records import QUARANTINE, RESERVED, WATERMARKS
+from perdure.memory.records import QUARANTINE, RESERVED_LABEL, WATERMARKS
 from perdure.memory.thread_messages import Watermark
 from perdure.retention import Report, Rules
 from perdure.stores import Provenance, SQLiteStore
@@ -33,7 +33,7 @@ from tests.talks import talk
 
 DAY = 86_400
 MEMORIES = ("memories", "ann")
-ENTRIES = (RESERVED, QUARANTINE, *MEMORIES)
+ENTRIES = (RESERVED_LABEL, QUARANTINE, *MEMORIES)
 KEY = "00" * 32
 
 
@@ -101,7 +101,7 @@ def entry(store: Store, key: str, days: float, thread_id: str) -> None:
 def failure(store: Store, thread_id: str, days: float) -> None:
     at = datetime.now(UTC) - timedelta(days=days)
     mark = Watermark(version=0).with_failure("TimeoutError", at, "head")
-    store.batch([mark.put(MEMORIES, thread_id)])
+    store.batch([mark.build_put(MEMORIES, thread_id)])
 
 
 def lines(store: Store) -> set[tuple[Any, ...]]:
@@ -377,7 +377,7 @@ def test_what_failed_is_read_with_the_next_message(tmp_path: Path) -> None:
     with opened(tmp_path / "x.db") as (saver, store):
         failure(store, "t", 30)
         retention.apply(Rules(jobs_days=7), saver, store)
-        [note] = store.search((RESERVED, WATERMARKS))
+        [note] = store.search((RESERVED_LABEL, WATERMARKS))
     assert "failed_at" not in note.value
     assert (note.value["checkpoint_id"], note.value["known"]) == ("head", [])
 

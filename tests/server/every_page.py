@@ -16,7 +16,7 @@ from perdure.checkpointers.titles import existing_head
 from perdure.effects import run
 from perdure.graphs.chat import chat_graph
 from perdure.memory import Collection, Extraction, Quarantine, record_views, trim, views
-from perdure.memory.thread_messages import watermark
+from perdure.memory.thread_messages import read_watermark
 from perdure.server import create_app
 from perdure.settings import Settings
 from perdure.stores import Provenance, SQLiteStore
@@ -131,11 +131,11 @@ def _of_items(saver: SQLiteCheckpointer, store: SQLiteStore, text: str) -> list[
     store.put(notes, text, {text: {text: [text, text]}})
 
     extraction = Extraction(saver, store)
-    adapter, name = extraction.adapter(), extraction.extractor.name
-    seen = run(watermark(adapter, ("memories", text), ID, name))
+    adapter, name = extraction.get_adapter(), extraction.extractor.name
+    seen = run(read_watermark(adapter, ("memories", text), ID, name))
     head = existing_head(saver, ID).checkpoint_id or ""
     failed = seen.with_failure(text, datetime.now(UTC), head, final=True)
-    run(adapter.written([failed.put(("memories", text), ID)]))
+    run(adapter.write([failed.build_put(("memories", text), ID)]))
     [entry] = Quarantine(store).list(ANN)
     memory, item = {"ns": ("memories", "ann"), "key": text}, {"ns": notes, "key": text}
     return [

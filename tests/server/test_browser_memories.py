@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
 from perdure.effects import run
 from perdure.memory import Collection, Extraction, Quarantine
-from perdure.memory.thread_messages import watermark
+from perdure.memory.thread_messages import read_watermark
 from perdure.server import create_app, pages_items
 from perdure.server.access import Filter, Identity, Local
 from perdure.server.pages_items import differences
@@ -402,11 +402,11 @@ def test_jobs_are_listed_and_tried_again(
     known = {"user_id": "ann"}
     put(saver, {"messages": [HumanMessage("hi", id="m1")]}, thread="t1", metadata=known)
     extraction = Extraction(saver, store)
-    adapter, name = extraction.adapter(), extraction.extractor.name
+    adapter, name = extraction.get_adapter(), extraction.extractor.name
     [head] = saver.checkpoints("t1")
-    mark = run(watermark(adapter, ("memories", "ann"), "t1", name))
+    mark = run(read_watermark(adapter, ("memories", "ann"), "t1", name))
     mark = mark.with_failure("the model is gone", datetime.now(UTC), head.checkpoint_id, final=True)
-    run(adapter.written([mark.put(("memories", "ann"), "t1")]))
+    run(adapter.write([mark.build_put(("memories", "ann"), "t1")]))
     tab.goto("/ui/jobs")
 
     expect(tab.locator("tbody tr")).to_contain_text("dead")

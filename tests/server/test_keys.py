@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.checkpointers import open_checkpointer
 from perdure.errors import ConfigurationError
-from perdure.memory.records import NOTES, notes_of
+from perdure.memory.records import NOTE_KINDS, build_notes_namespace
 from perdure.server import create_app
 from perdure.server import keys as module
 from perdure.server.access import ADMIN, Filter, Forbidden, Identity, Unauthenticated
@@ -326,7 +326,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         Keys(tmp_path / "none.toml")
 
 
-@pytest.mark.parametrize("user", [*NOTES, "server", "threads"])
+@pytest.mark.parametrize("user", [*NOTE_KINDS, "server", "threads"])
 def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
     tmp_path: Path, user: str
 ) -> None:
@@ -334,9 +334,9 @@ def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
     (file := tmp_path / "keys.toml").write_text(entry(ANN, user))
     settings = Settings(db=str(tmp_path / "memory.db"))
     with SQLiteStore.open(settings.db) as store:
-        for kind in NOTES:
-            store.put(notes_of(kind, ("memories", "bob")), "k", {"text": "bob's"})
-            store.put(notes_of(kind, ("memories", user)), "k", {"text": "a note"})
+        for kind in NOTE_KINDS:
+            store.put(build_notes_namespace(kind, ("memories", "bob")), "k", {"text": "bob's"})
+            store.put(build_notes_namespace(kind, ("memories", user)), "k", {"text": "a note"})
     headers = {"x-api-key": ANN}
     app = create_app(settings, access=Keys(file))
     with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:

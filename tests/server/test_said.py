@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from perdure.checkpointers import open_checkpointer
-from perdure.memory.thread_search import SaidSearch
+from perdure.memory.thread_search import TranscriptSearch
 from perdure.server import create_app
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
@@ -68,7 +68,7 @@ def test_it_is_turned_off(settings: Settings) -> None:
 def test_a_page_is_loaded_again_while_threads_are_read(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SaidSearch, "_catch_up", lambda *_: 1_234)
+    monkeypatch.setattr(TranscriptSearch, "_index_changed_threads", lambda *_: 1_234)
     page = client.get("/ui/threads?q=canoe", headers=HTML)
     assert page.headers["refresh"] == "2"
     assert "1,234 threads are still being read" in page.text

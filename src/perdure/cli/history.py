@@ -134,7 +134,7 @@ def render_heading(item: HistoryItem) -> Line:
 
     The time is the time in the message itself, if any, otherwise the time of its first storage.
     """
-    from perdure.memory.thread_messages import time_of
+    from perdure.memory.thread_messages import parse_time
 
     value = item.value
     mark = "?" if item.seen is None else "●" if item.seen else "◌" if item.branch else "○"
@@ -143,7 +143,7 @@ def render_heading(item: HistoryItem) -> Line:
     of_model = value.response_metadata
     name = value.name if value.type == "tool" else None
     model = of_model.get("model_name") or of_model.get("model")
-    said_at = time_of(of_model.get("create_time")) or item.stored_at
+    said_at = parse_time(of_model.get("create_time")) or item.stored_at
     parts = [value.type, name, moment(said_at), model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
     return Line(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
@@ -168,10 +168,12 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content.replace("\r\n", "\n")
     if isinstance(content, list) and all(isinstance(p, str) or _kind(p) for p in content):
-        from perdure.memory.quotation import block_name
+        from perdure.memory.quotation import render_block_name
 
         return "\n".join(
-            _text(part if isinstance(part, str) else str(part.get("text") or block_name(part)))
+            _text(
+                part if isinstance(part, str) else str(part.get("text") or render_block_name(part))
+            )
             for part in content
         )
     return _json(content)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perdure.memory.person_archive import is_header, is_item, is_record
-from perdure.memory.person_namespaces import CHATS
-from perdure.memory.recorded_templates import PERSONAL
-from perdure.memory.records import RESERVED
+from perdure.memory.person_namespaces import CHAT_LABEL
+from perdure.memory.recorded_templates import PERSONAL_LABELS
+from perdure.memory.records import RESERVED_LABEL
 from perdure.memory.run_config import TEAMS
 
 
@@ -50,10 +50,10 @@ class ArchiveLines:
 
         What the person wrote for a team stays with the database of the team.
         """
-        labels = namespace[2:] if namespace[:1] == [RESERVED] else namespace
-        if labels[:1] == [CHATS]:
+        labels = namespace[2:] if namespace[:1] == [RESERVED_LABEL] else namespace
+        if labels[:1] == [CHAT_LABEL]:
             return True
-        if labels[:1] and labels[0] in (*PERSONAL, TEAMS):
+        if labels[:1] and labels[0] in (*PERSONAL_LABELS, TEAMS):
             return labels[0] != TEAMS and labels[1:2] == [self._user]
         return self._user in labels
 

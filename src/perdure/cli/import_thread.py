@@ -44,7 +44,7 @@ from perdure.errors import (
     SerializationError,
     UnknownThread,
 )
-from perdure.memory.extraction import labels_of
+from perdure.memory.extraction import read_label_values
 from perdure.memory.recorded_templates import record_templates
 from perdure.memory.records import StoreAdapter
 from perdure.memory.run_config import Template
@@ -223,7 +223,11 @@ class Importing:
         if not self._wanted:
             return
         head = self._file.saver.head(thread_id)
-        named = labels_of(head.metadata, ["user_id"]).get("user_id") if head is not None else None
+        named = (
+            read_label_values(head.metadata, ["user_id"]).get("user_id")
+            if head is not None
+            else None
+        )
         user = named or ("" if self._later else self._file.user)
         self._report.users[user] += 1
         if self._extraction is None:

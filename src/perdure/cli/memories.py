@@ -80,12 +80,12 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List memories, latest change first."""
-    from perdure.memory.records import memory_of
+    from perdure.memory.records import memory_from_item
 
     with open_database(db, user, allow_read_only=True) as file:
         options: dict[str, Any] = {"limit": sys.maxsize, "as_of": as_of, "refresh_ttl": False}
         items = [file.store.search(place, **options) for place in (*_own(file), _INSTRUCTIONS)]
-        every = [memory_of(item) for some in items for item in some]
+        every = [memory_from_item(item) for some in items for item in some]
         whose = file.user
     every.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
     of_kind = [memory for memory in every if kind in (None, memory.kind)]
@@ -131,7 +131,9 @@ def search(
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]
         threads = [shorten_thread_id(file, origin, is_whole=ids or json) for origin in origins]
     nothing = f"{whose!r} has no memory that answers that"
-    nothing += f"; {recalled.nearest()}, see --min-score 0" if recalled.below else ""
+    nothing += (
+        f"; {recalled.describe_nearest()}, see --min-score 0" if recalled.below_min_score else ""
+    )
     if explain:
         as_json(recalled) if json else say(recalled.explain(), wraps=False)
     else:
@@ -178,11 +180,11 @@ def history(
     key: KeyArgument, user: UserOption = None, db: DbOption = None, json: JsonOption = False
 ) -> None:
     """Show the versions of a memory, oldest first."""
-    from perdure.memory.records import memory_of
+    from perdure.memory.records import memory_from_item
 
     with open_database(db, user, allow_read_only=True) as file:
         place = _place(file, key, [*_own(file), _INSTRUCTIONS])
-        versions = [memory_of(item) for item in file.store.history(*place)]
+        versions = [memory_from_item(item) for item in file.store.history(*place)]
     rows = [(v.version or 0, moment(v.valid_from), moment(v.valid_to), v.text) for v in versions]
     show(versions, json, ["version", "from", "to", "text"], rows, ids=("from", "to"))
     for thread in {v.provenance.thread_id for v in versions if v.provenance} - {None}:
@@ -255,7 +257,7 @@ def extract_due_threads(file: CommandDatabase) -> None:
     from perdure.memory.extraction import DueThreads, Pace
 
     extraction = file.build_extraction()
-    for job in DueThreads(extraction, Pace()).jobs():
+    for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", file.user) and job.state != "dead":
             with suppress(UnknownThread, InvalidMessages):  # deleted; a program's own
                 extraction.extract(job.thread_id, job.config)
@@ -293,12 +295,12 @@ def _forget_all(file: CommandDatabase, *, dry_run: bool) -> Receipt:
 
 def _preview(file: CommandDatabase, receipt: Receipt) -> None:
     """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
-    from perdure.memory.records import QUARANTINE, memory_of
+    from perdure.memory.records import QUARANTINE, memory_from_item
 
     places = [each for each in receipt.keys if each[0][0] in _LABELS or each[0][1] == QUARANTINE]
     for place, key in places[:_SHOWN]:
         *_, last = file.store.history(place, key)
-        text = memory_of(last).text if place[0] in _LABELS else "in quarantine"
+        text = memory_from_item(last).text if place[0] in _LABELS else "in quarantine"
         note_line(f"{key}: {text}", "dim")
     if len(places) > _SHOWN:
         note(f"… and {len(places) - _SHOWN} more", "dim")
@@ -384,7 +386,7 @@ def quarantine(
 def _list_entries(entries: list[QuarantineEntry], json: bool) -> None:
     rows = [(day(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns, nothing = ("since", "key", "text", "why"), "nothing is in quarantine"
-    plain = [entry.redacted() for entry in entries]
+    plain = [entry.to_redacted_dict() for entry in entries]
     show(plain, json, columns, rows, ids=columns[:2], nothing=nothing)
 
 
@@ -408,11 +410,11 @@ def jobs(
     with open_database(db, allow_read_only=not retry) as file:
         extraction = file.build_extraction(facts=facts)
         due = DueThreads(extraction, Pace())
-        for job in due.jobs() if retry else ():
+        for job in due.list_jobs() if retry else ():
             if job.state == "dead":
                 with at_work(f"reading {job.thread_id} …"):
                     extraction.extract(job.thread_id, job.config)
-        waiting, unassigned = due.jobs(confirmed=True), due.unassigned()
+        waiting, unassigned = due.list_jobs(exclude_read=True), due.list_unassigned()
         rows = [
             (
                 shorten_thread_id(file, job.thread_id, is_whole=json),

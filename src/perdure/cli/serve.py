@@ -141,9 +141,9 @@ def serve(
         _check_tenants(access, file.settings.db)
         _check_workers(workers, file.settings.db, metrics)
         if not file.settings.search_threads:
-            from perdure.memory.thread_search import forget_said
+            from perdure.memory.thread_search import delete_transcript_index
 
-            forget_said(file.saver)
+            delete_transcript_index(file.saver)
         if configured is not None:
             _report_configuration(configured, file, has_tenants=_has_tenants(access))
         listening = stack.enter_context(_listening(host, port))

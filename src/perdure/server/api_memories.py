@@ -81,9 +81,9 @@ async def search(call: Caller, body: Question, team: Team = None) -> Response:
     asked = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
     place = await call.permit_memories({**asked, **namespace_of_team(team)})
     found = await arecall(store=call.store, **body.model_dump(), **place)
-    names = ("memories", "tokens", "left_out", "floor", "below")
-    shown = {name: getattr(found, name) for name in names}
-    return await reply({**shown, "text": str(found)})
+    answer = {"memories": found.memories, "tokens": found.tokens, "left_out": found.left_out}
+    answer |= {"floor": found.min_score, "below": found.below_min_score, "text": str(found)}
+    return await reply(answer)
 
 
 @routes.post("/memories")

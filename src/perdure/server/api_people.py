@@ -18,8 +18,8 @@ from perdure import people
 from perdure.checkpointers.person_rows import PersonRows
 from perdure.effects import arun
 from perdure.errors import UnknownThread
-from perdure.memory.person_namespaces import CHATS, find_person_namespaces
-from perdure.memory.records import RESERVED, StoreAdapter
+from perdure.memory.person_namespaces import CHAT_LABEL, find_person_namespaces
+from perdure.memory.records import RESERVED_LABEL, StoreAdapter
 from perdure.server.access import Action, Forbidden, action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.reply import Json, encoded, reply
@@ -69,7 +69,9 @@ async def permit_person(call: Call, user: str, of_store: Action = _READS) -> Per
         find_person_namespaces(StoreAdapter(call.store), user, conversations=conversations)
     )
     for namespace in dict.fromkeys((("memories", user), *found.own)):
-        if namespace[0] not in (RESERVED, CHATS) and not await _may(call, of_store, namespace):
+        if namespace[0] not in (RESERVED_LABEL, CHAT_LABEL) and not await _may(
+            call, of_store, namespace
+        ):
             raise Forbidden(f"{call.identity.user!r} may not reach the namespace {namespace!r}")
     others = [each for each in found.others if await _may(call, _READS, each)]
     options = {

@@ -18,7 +18,7 @@ from perdure.checkpointers.labels import CALLER, DEED
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.effects import arun
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
-from perdure.memory.thread_messages import state_values
+from perdure.memory.thread_messages import read_channel_values
 from perdure.server.access import action
 from perdure.server.call import Call, Caller, Id
 from perdure.server.graphs import id_of
@@ -364,7 +364,7 @@ async def _stored(
         for task in status.tasks
     )
     return StateSnapshot(
-        values=values_of(await arun(state_values(call.saver, found))),
+        values=values_of(await arun(read_channel_values(call.saver, found))),
         next=tuple(task.node for task in status.tasks) if is_past else status.next,
         config=found.config,
         metadata=found.metadata,

@@ -19,7 +19,7 @@ from perdure.checkpointers.thread_list import RunStatus, SortBy, ThreadQuery, Ti
 from perdure.effects import arun
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.memory.thread_memories import PLACES, aforget_thread_memories
-from perdure.memory.thread_messages import state_values
+from perdure.memory.thread_messages import read_channel_values
 from perdure.server.access import action, containing
 from perdure.server.api_states import Superstep, config_of, updated, values_of
 from perdure.server.call import Call, Caller, Id
@@ -301,5 +301,5 @@ async def _shown(call: Call, thread: Thread) -> Response:
 async def _whole(call: Call, thread: Thread) -> Thread:
     """A thread with its values."""
     found = await call.saver.aget_tuple(config_of(thread["thread_id"]))
-    values = values_of(await arun(state_values(call.saver, found))) if found else None
+    values = values_of(await arun(read_channel_values(call.saver, found))) if found else None
     return {**thread, "config": {}, "values": values}

@@ -17,7 +17,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import ConfigurationError
 from perdure.memory.recall import NAMESPACE
-from perdure.memory.records import RESERVED
+from perdure.memory.records import RESERVED_LABEL
 from perdure.memory.run_config import TEAM, TEAMS
 from perdure.memory.thread_search import ThreadHits
 from perdure.server.access import Access, Action, Filter, Forbidden, Identity, Refused, meets
@@ -231,7 +231,7 @@ class Call:
 
 def is_own(namespace: Sequence[str]) -> bool:
     """Whether a namespace is one of perdure's own, which nobody writes to by hand."""
-    return tuple(namespace[:1]) == (RESERVED,)
+    return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
 def verbatim(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:

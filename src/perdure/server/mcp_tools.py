@@ -63,7 +63,7 @@ async def recall(
     place |= {"min_score": min_score, "explain": True, "during": parse_period(since, until)}
     found = await memory.arecall(query, store=call.store, limit=limit, **place)
     if not found.memories:
-        nearest = f"; {found.nearest()}" if found.below else ""
+        nearest = f"; {found.describe_nearest()}" if found.below_min_score else ""
         return f"Nothing is known of that{nearest}."
     left = f"\n{found.left_out} more were found; ask more narrowly." if found.left_out else ""
     return memory.quote_memories(found.memories) + left

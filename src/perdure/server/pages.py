@@ -23,8 +23,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from perdure.checkpointers import StateDifference
 from perdure.checkpointers.values import DetachedFields
 from perdure.errors import ConfigurationError
-from perdure.memory.quotation import block_name
-from perdure.memory.thread_messages import time_of
+from perdure.memory.quotation import render_block_name
+from perdure.memory.thread_messages import parse_time
 from perdure.server.access import Action, action
 from perdure.server.reply import JSON, as_text, cut, encoded, wants_json
 
@@ -56,7 +56,7 @@ def shown(value: Any, long: int = LONG) -> dict[str, Any]:
         "type": message.type if message else type_name(value),
         "id": message and message.id,
         "name": message and message.name,
-        "at": time_of(known.get("create_time")),
+        "at": parse_time(known.get("create_time")),
         "model": known.get("model_name") or known.get("model"),
         "failed": isinstance(value, ToolMessage) and value.status == "error",
         "blocks": [
@@ -98,7 +98,7 @@ def _blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
             continue
         text = block.get("text") or block.get("reasoning") or block.get("thinking")
         if not isinstance(text, str) or not kind:
-            yield "other", block_name(block) if kind else _DATA.sub(r"[\1]", as_text(block))
+            yield "other", render_block_name(block) if kind else _DATA.sub(r"[\1]", as_text(block))
         else:
             yield "text" if kind == "text" else "reasoning", text
 

@@ -20,7 +20,7 @@ from perdure.checkpointers.delta import COUNTERS
 from perdure.effects import arun
 from perdure.errors import ConfigurationError, UnknownCheckpoint
 from perdure.memory.thread_memories import aforget_thread_memories
-from perdure.memory.thread_messages import state_values
+from perdure.memory.thread_messages import read_channel_values
 from perdure.server import api_threads
 from perdure.server.access import Refused, action
 from perdure.server.call import Caller
@@ -108,7 +108,7 @@ async def checkpoint(
 ) -> Response:
     """The values, next tasks, metadata and pending writes; of one channel, the whole value."""
     found = await _read(of.saver, of.id, of.ns, checkpoint)
-    values, parent = await arun(state_values(of.saver, found)), found.parent_config
+    values, parent = await arun(read_channel_values(of.saver, found)), found.parent_config
     about = {**of.named, "checkpoint_id": checkpoint, "channel": channel}
     if channel is not None:
         if channel not in values:

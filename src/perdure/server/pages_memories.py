@@ -100,7 +100,7 @@ async def memories(
         options |= {"min_score": min_score, "explain": True}
         recalled = await arecall(q, **options, as_of=when)
         values["recalled"] = {"tokens": recalled.tokens, "left_out": recalled.left_out}
-        values["below"] = recalled.below
+        values["below"] = recalled.below_min_score
         if why:
             values["why_not"] = await call.store.awhy_not(ns, why, query=q, as_of=when)
         return page(request, "memories.html", **values, found=recalled.memories)
@@ -135,7 +135,9 @@ async def quarantine(request: Request, of: Own, call: Caller) -> Response:
     """What the gate held back; secrets are redacted, but of the entry that is asked for."""
     held, config = _quarantine(call, of)
     entries = reversed(await held.alist(config))
-    shown = [asdict(entry) if entry.key == of.key else entry.redacted() for entry in entries]
+    shown = [
+        asdict(entry) if entry.key == of.key else entry.to_redacted_dict() for entry in entries
+    ]
     return page(request, "quarantine.html", ns=of.ns, key=of.key, entries=shown)
 
 

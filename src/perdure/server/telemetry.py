@@ -175,7 +175,9 @@ class Telemetry:
 
         if self._due is None or self._due[0] is not parts:
             self._due = parts, DueThreads(Extraction(parts.saver, parts.store), Pace())
-        return Counter(job.state for job in self._due[1].jobs(listed=False, confirmed=True))
+        return Counter(
+            job.state for job in self._due[1].list_jobs(exclude_deleted=False, exclude_read=True)
+        )
 
 
 def _tracer(exporters: str) -> Tracer:

@@ -37,7 +37,7 @@ from perdure.errors import (
     UnknownThread,
     VersionConflict,
 )
-from perdure.memory.thread_search import SaidSearch, ThreadHits, VisibleThreads
+from perdure.memory.thread_search import ThreadHits, TranscriptSearch, VisibleThreads
 from perdure.server.access import Filter, check_reach, containing, meets
 from perdure.server.person import find_person
 from perdure.server.reply import encoded
@@ -434,7 +434,9 @@ class Threads:
         visible = VisibleThreads(self._narrowed(query), self._match(query))
 
         def search() -> ThreadHits:
-            return SaidSearch.of(self._saver, store).search(text, visible, limit, wait_s=wait_s)
+            return TranscriptSearch.for_checkpointer(self._saver, store).search(
+                text, visible, limit, wait_s=wait_s
+            )
 
         return await asyncio.to_thread(search)
 
