@@ -17,7 +17,7 @@ from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
 
 _SQL: Final = {
-    tenants: load_sql("perdure.checkpointers", "sqlite.sql", "postgres.sql", tenants=tenants)
+    tenants: load_sql("perdure.checkpointers", "sqlite.sql", "postgres.sql", with_tenants=tenants)
     for tenants in (False, True)
 }
 

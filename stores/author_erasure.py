@@ -81,7 +81,7 @@ def _apply(parts: StoreParts, path: bytes, author: str, *, hand_over: bool) -> F
         yield Statement(sql["shrink_namespace"], present, execute_many=True)
         ids = [(row[0],) for row in written.own]
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
-            yield sql.batch_statement(statement, ids)
+            yield sql.build_batch(statement, ids)
     yield sql("drop_empty_namespaces", *prefix_range(path))
     yield sql("drop_index_left")
     yield from parts.writer.hush()

@@ -182,7 +182,7 @@ def _erase(parts: StoreParts, choice: _Choice) -> Flow[_Doomed]:
     present = [(row[0],) for row in doomed.rows if row[6] is None]
     yield Statement(sql["shrink_namespace"], present, execute_many=True)
     for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
-        yield sql.batch_statement(statement, ids)
+        yield sql.build_batch(statement, ids)
     emptied = yield sql("drop_empty_namespaces", *prefix_range(choice.selection.prefix))
     if ids or emptied:
         yield sql("drop_index_left")

@@ -34,7 +34,7 @@ from perdure.errors import ConfigurationError, CorruptRecord, PerdureError
 from perdure.storage.database import Database
 from perdure.storage.encryption import ChecksumSeal, Seal, bind_seal, build_seal
 from perdure.storage.flow import Flow, NamedSQL
-from perdure.storage.threads import Promise, deliver_outcomes
+from perdure.storage.threads import Promise, set_outcomes
 from perdure.stores.base import PROVENANCE, TTL, FoundItem, PutItem, StoredItem
 from perdure.stores.embedders import StoreEmbedder, embedder_from
 from perdure.stores.filter_sql import JSONPlace
@@ -257,7 +257,7 @@ class StoreParts:
             preparer,
             options.index_bytes,
             options.approximate_above,
-            post=None if options.read_only else database.post,
+            post=None if options.read_only else database.write_later,
             erased=erased,
         )
         runner = Runner(database, writer)
@@ -300,7 +300,7 @@ class StoreParts:
             preparer,
             self.indexes.budget,
             self.indexes.approximate_above,
-            post=None if database.read_only else database.post,
+            post=None if database.read_only else database.write_later,
             erased=lambda: None,  # nothing else keeps parts of a text
         )
         runner = Runner(database, writer)
@@ -538,7 +538,7 @@ class Together:
     def _end(self, loop: asyncio.AbstractEventLoop, asks: list[_Ask]) -> None:
         if self._open.get(loop) is asks:
             del self._open[loop]
-        asks = [ask for ask in asks if ask[1].claim()]
+        asks = [ask for ask in asks if ask[1].try_start()]
         if not asks:
             return
         done: asyncio.Future[None]
@@ -554,13 +554,13 @@ def _settle(asks: list[_Ask], done: asyncio.Future[None]) -> None:
     error = asyncio.CancelledError() if done.cancelled() else done.exception()
     for _, promise in asks:
         promise.error = error or promise.error
-    deliver_outcomes([promise for _, promise in asks])
+    set_outcomes([promise for _, promise in asks])
 
 
 def _called(asks: list[_Ask]) -> None:
     """Make calls; a cancelled one is not made."""
     for make, promise in asks:
         try:
-            promise.result = make() if promise.claim() else None
+            promise.result = make() if promise.try_start() else None
         except BaseException as exc:
             promise.error = exc

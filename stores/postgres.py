@@ -21,7 +21,7 @@ from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 _SQL: Final = {
-    tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", tenants=tenants)
+    tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", with_tenants=tenants)
     for tenants in (False, True)
 }
 _FEW: Final = 4  # values that are compared one by one

@@ -282,10 +282,10 @@ class ItemWriter:
             if put.missing is not None:
                 out.append(self._pending(row, put.missing))
         if rows:
-            out.append(self.sql.batch_statement("add_index", rows))
+            out.append(self.sql.build_batch("add_index", rows))
         if changes.items:
             grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
-            out.append(self.sql.batch_statement("grow_namespace", grown))
+            out.append(self.sql.build_batch("grow_namespace", grown))
         return out
 
     def _apply(
@@ -295,7 +295,7 @@ class ItemWriter:
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
             self.new_ids(count),
-            *self.sql.statements_for_rows("locate", [(put.path, put.key) for put in puts]),
+            *self.sql.build_statements("locate", [(put.path, put.key) for put in puts]),
             *([] if model is None else [self.sql("get_setting", "model")]),
         ]
         if model is not None:
@@ -337,9 +337,9 @@ class ItemWriter:
             return []
         rows = [(row,) for _, row in ends]
         return [
-            self.sql.batch_statement("close", ends),
-            self.sql.batch_statement("drop_item", rows),
-            self.sql.batch_statement("drop_pending", rows),
+            self.sql.build_batch("close", ends),
+            self.sql.build_batch("drop_item", rows),
+            self.sql.build_batch("drop_pending", rows),
         ]
 
     def add(
@@ -349,9 +349,7 @@ class ItemWriter:
         lacking = dict.fromkeys(put.path for put, ns, *_ in added if ns is None)
         numbers: dict[bytes, int] = {}
         if lacking:
-            made = yield self.sql.statements_for_rows(
-                "add_namespace", [(path,) for path in lacking]
-            )
+            made = yield self.sql.build_statements("add_namespace", [(path,) for path in lacking])
             numbers = dict(chain.from_iterable(made))
         rows = []
         for row, (put, ns, version, times) in zip(ids, added, strict=True):
@@ -361,7 +359,7 @@ class ItemWriter:
             if put.indexed:
                 changes.indexed.append((put, row))
             changes.grow(ns, 1, size)
-        return [self.sql.batch_statement("add_item", rows)] if rows else []
+        return [self.sql.build_batch("add_item", rows)] if rows else []
 
     def new_ids(self, count: int) -> Statement:
         """Asks for ids that no version ever had, in a namespace in growing order."""
@@ -467,7 +465,7 @@ class ItemWriter:
             yield LastRequest(
                 [
                     *self.close([(expires, row) for row, _, _, expires, _ in rows]),
-                    self.sql.batch_statement("grow_namespace", grown),
+                    self.sql.build_batch("grow_namespace", grown),
                 ]
             )
         return len(rows)

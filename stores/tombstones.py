@@ -159,7 +159,7 @@ class TombstoneReader:
         """Store for each namespace which namespaces contain its tombstones."""
         new = {path: tombstone_paths(path) for path in paths if path not in self._paths}
         places = [(place,) for place in dict.fromkeys(chain.from_iterable(new.values()))]
-        rows = (yield self.sql.statements_for_rows("filled_namespace", places)) if places else []
+        rows = (yield self.sql.build_statements("filled_namespace", places)) if places else []
         filled = {path for (path,) in chain.from_iterable(rows)}
         for path, each in new.items():
             self._paths[path] = [place for place in each if place in filled]
@@ -168,5 +168,5 @@ class TombstoneReader:
         if not wanted:
             return set()
         asked = [(*pair, self.now) for pair in wanted]
-        rows = yield self.sql.statements_for_rows("get", asked)
+        rows = yield self.sql.build_statements("get", asked)
         return {(row[1], row[2]) for row in chain.from_iterable(rows)}

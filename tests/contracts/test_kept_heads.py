@@ -272,7 +272,7 @@ def test_a_plan_that_fails_half_way_leaves_nothing_behind(
 @contextmanager
 def held(saver: SQLiteCheckpointer) -> Iterator[None]:
     """What is handed in meanwhile is written afterwards, in one transaction."""
-    lock = saver.database._connected().writer.lock  # type: ignore[attr-defined]
+    lock = saver.database._connect_once().writer.lock  # type: ignore[attr-defined]
     with lock:
         # the writing thread has taken one job, and waits; those that come are its next group
         write, watch = saver.database.write, saver._watch  # else the kept heads are not trusted
@@ -413,7 +413,7 @@ def test_an_input_is_stored_as_it_was_put(
         return {"d": state["d"]}
 
     async def course() -> None:
-        lock = file_saver.database._connected().writer.lock  # type: ignore[attr-defined]
+        lock = file_saver.database._connect_once().writer.lock  # type: ignore[attr-defined]
         lock.acquire()  # the disk is slow
         asyncio.get_running_loop().call_later(0.2, lock.release)
         graph: Any = StateGraph(State).add_node("change", change).add_edge(START, "change")

@@ -222,7 +222,7 @@ def test_a_look_at_the_connection_leaves_nothing_behind(files: Savers) -> None:
     """It is given up if the connection is not free soon."""
     saver, _ = files
     put(saver, {"n": 1}, uid="a")
-    writer = saver.database._connected().writer  # type: ignore[attr-defined]
+    writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
 
     def epoch() -> object:
         return asyncio.run(writer.wait_for_epoch("checkpointer", saver._watch))
@@ -238,7 +238,7 @@ def test_a_look_that_is_given_up_meanwhile(files: Savers, monkeypatch: pytest.Mo
     """Writes are acknowledged all the same, and the next ones too."""
     saver, _ = files
     put(saver, {"n": 1}, uid="a")
-    writer = saver.database._connected().writer  # type: ignore[attr-defined]
+    writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
     look = writer._look
 
     def given_up() -> None:

@@ -183,8 +183,8 @@ def test_a_fork_while_another_thread_hands_work_in(tmp_path: Path) -> None:
             asyncio.run(look())
         database.close()
 
-    assert database._shared is not None
-    with database._shared.gate:
+    assert database._resource is not None
+    with database._resource.submit_lock:
         status = child_of(refused)
     database.close()
 

@@ -148,7 +148,7 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
         committed = number(conn)
     with PostgresStore.open(dsn, index=None, **options) as store:
         database: Any = store.database
-        server, future = database._connected(), str(int(committed) + 1_000_000)
+        server, future = database._connect_once(), str(int(committed) + 1_000_000)
 
         def stands(run: Any, number: str) -> bool:
             with server.connection() as conn:

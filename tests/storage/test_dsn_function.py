@@ -147,7 +147,7 @@ def test_it_is_called_for_each_new_connection(tokens: Tokens, options: dict[str,
         store.put(("a",), "k", {"n": 1})
         assert tokens.calls == before
         server: Any = store.database
-        server = server._connected()
+        server = server._connect_once()
         with server.connection() as one, server.connection() as other:
             assert one is not other
         assert tokens.calls > before
@@ -171,7 +171,7 @@ def test_equal_functions_share_connections(options: dict[str, Any]) -> None:
             PostgresStore.open(other, **options) as store,
         ):
             found: list[Any] = [saver.database, store.database]
-            return bool(found[0]._shared is found[1]._shared)
+            return bool(found[0]._resource is found[1]._resource)
 
     assert shared(tokens.get, tokens.get)
     assert shared(unhashable, unhashable)
@@ -268,7 +268,7 @@ def test_a_function_that_gives_no_dsn_later(
 def drain(store: PostgresStore) -> None:
     """Let a store make new connections from now on."""
     database: Any = store.database
-    database._shared._connections._pool.drain()
+    database._resource._connections._pool.drain()
 
 
 def test_a_lock_whose_function_fails(tokens: Tokens, options: dict[str, Any]) -> None:
@@ -306,7 +306,7 @@ def test_close_does_not_wait_for_a_function_that_hangs(
 
     thread = threading.Thread(target=put)
     thread.start()
-    while not database._shared._connections._source._pending:
+    while not database._resource._connections._source._pending:
         time.sleep(0.01)
     began = time.monotonic()
     store.close()

@@ -123,7 +123,7 @@ def test_first_come_first_served(database: SQLiteDatabase) -> None:
 
 async def until_queued(database: SQLiteDatabase, count: int) -> None:
     """Wait until as many hold a lock, or wait for it."""
-    kept: Any = database if isinstance(database, PostgresDatabase) else database._shared
+    kept: Any = database if isinstance(database, PostgresDatabase) else database._resource
     locks = getattr(kept, "locks", None) or kept._locks
     async with asyncio.timeout(PATIENCE_S):
         while len(locks._queues._queues["t"]) < count:  # noqa: ASYNC110

@@ -175,7 +175,7 @@ def test_a_tenant_that_has_nothing_yet_is_not_only_read(tmp_path: Path, componen
     tenants.victim(component).close()
     dsn = postgres_server.dsn_of("an_owner")
     place = backends.Place(tmp_path / "x.db", dsn)
-    with pytest.raises(StorageError, match="has nothing of the tenant 'attacker' yet"):
+    with pytest.raises(StorageError, match="has no data of the tenant 'attacker' yet"):
         getattr(place, component)(key=KEY, tenant="attacker", read_only=True)
     tenants.attacker(component).close()
     getattr(place, component)(key=KEY, tenant="attacker", read_only=True).close()

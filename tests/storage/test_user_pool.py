@@ -218,7 +218,7 @@ def test_a_commit_in_doubt_with_a_pool_of_one(options: dict[str, Any]) -> None:
                 conn.rollback() if len(numbers) == 1 else conn.commit()
         with PostgresStore.open(pool, index=None, **options) as store:
             database: Any = store.database
-            server = database._connected()
+            server = database._connect_once()
             for number, expected in zip(numbers, (False, True), strict=True):
                 with server.connection() as lent:
                     lent.run = run

@@ -1,9 +1,9 @@
-"""`Database`: the only interface between perdure's components and a database.
+"""The protocol `Database`, by which checkpointers and stores use SQLite or Postgres.
 
-Checkpointers and stores see this protocol and SQL by name; `storage/sqlite.py` implements it.
-Work is handed over as functions that make a flow (`storage/flow.py`), because it may be run again:
-when a connection is lost, and because writes that wait at the same moment share a transaction: if
-one of them fails, it is rolled back and each is run in a transaction of its own.
+`storage/sqlite.py` and `storage/postgres.py` implement the protocol. Callers pass functions that
+build a flow (`storage/flow.py`), because a flow may have to run twice. A flow runs again if its
+connection was lost. Writes that wait at the same time share a transaction; if one of them fails,
+the transaction is rolled back, and each write runs again in a transaction of its own.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.threads import Promise
 
 _log = logging.getLogger("perdure")
-SCHEMA_VERSION: Final = (
-    2  # the schema version of every component; 1 is a build before the first release
-)
-GROUP_WAIT_S: Final = 0.002  # how long a patient write waits for another
+SCHEMA_VERSION: Final = 2  # of the tables of every component; 1 was before the first release
+GROUP_WAIT_S: Final = 0.002  # seconds that a write with `may_wait` waits for another one to join
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -84,10 +82,11 @@ def earlier_build_error(path: str) -> SchemaMismatch:
 
 @dataclass(slots=True)
 class Watch:
-    """Tells one who keeps rows in memory whether anybody else has written since.
+    """The state by which the owner of a cache notices that somebody else has written.
 
     Attributes:
-        own: How many transactions it made itself; `epoch`: as of the last of them.
+        own_commits: The number of transactions that the owner of the cache has committed.
+        epoch: The epoch after the last of these transactions; see `Database.epoch`.
     """
 
     own_commits: int = 0
@@ -95,7 +94,7 @@ class Watch:
 
 
 class Job(Promise[T]):
-    """A transaction to be made: see `Database.write`."""
+    """A write that waits for its transaction. `Database.write` describes its arguments."""
 
     __slots__ = (
         "component",
@@ -125,16 +124,16 @@ class Job(Promise[T]):
         self.may_wait, self.deletes_rows = may_wait, deletes_rows
 
     def succeed(self) -> None:
-        """Its transaction is committed."""
+        """Call `on_commit` with the result, after the transaction was committed."""
         try:
             if self.on_commit is not None:
                 self.on_commit(self.result)
         except Exception:
-            _log.exception("committed() failed; the write is stored, undone() is called")
+            _log.exception("on_commit() failed; the write is stored, on_rollback() is called")
             self._undo()
 
     def fail(self, error: BaseException) -> None:
-        """Its flow, or the commit, failed."""
+        """Record the error of the flow or of the commit, and call `on_rollback`."""
         self.error = error
         self._undo()
 
@@ -143,27 +142,27 @@ class Job(Promise[T]):
             if self.on_rollback is not None:
                 self.on_rollback()
         except Exception:
-            _log.exception("undone() failed")
+            _log.exception("on_rollback() failed")
 
 
 def split_script(script: str) -> list[Statement]:
-    """The statements of a script; none of them contains a semicolon."""
+    """Split an SQL script into its statements. No statement may contain a semicolon."""
     return [Statement(sql) for sql in script.split(";") if sql.strip()]
 
 
 class Lock(AbstractContextManager[Any], AbstractAsyncContextManager[Any], Protocol):
-    """A lock for `with` and for `async with`; see `Database.lock`."""
+    """A lock that is held within a `with` or `async with` block; see `Database.lock`."""
 
     def check(self) -> None:
-        """Make sure that it is held still; StorageUnavailable: it was lost with its connection."""
+        """Raise `StorageUnavailable` if the lock was lost together with its connection."""
 
 
 class QueueLocation(NamedTuple):
     """The location of a queue of jobs.
 
     Attributes:
-        database: A path of an SQLite file, or a Postgres URL; `""` if there is no fixed DSN.
-        schema: The Postgres schema of the queue; `""` for an SQLite file.
+        database: The path of an SQLite file, or a Postgres URL. Empty if there is no fixed DSN.
+        schema: The Postgres schema of the queue. Empty for an SQLite file.
     """
 
     database: str
@@ -171,21 +170,21 @@ class QueueLocation(NamedTuple):
 
 
 class Database(Protocol):
-    """An open database, or one that is opened by the first call, or by `connect`.
+    """A database, which the first call or `connect` opens.
 
-    Each component has a `Database` of its own; those of one path share connections and threads.
-    All methods may be called from any thread and event loop. Those that are awaited do no I/O in
-    the event loop's thread; the others block. After `close`, or in a forked process, all of them
-    raise `StorageUnavailable`.
+    Each component has its own `Database`. Databases with the same path share connections and
+    threads. All methods may be called from any thread and event loop. Asynchronous methods do no
+    I/O in the thread of the event loop; the other methods block. After `close`, or in a forked
+    process, all methods raise `StorageUnavailable`.
     """
 
     @property
     def path(self) -> str:
-        """The file, or `":memory:"`."""
+        """The path of the file, `":memory:"`, or the name of the Postgres database."""
 
     @property
     def tenant(self) -> str | None:
-        """The tenant whose rows the database contains; None if it has no tenants."""
+        """The tenant whose rows are visible, or None if the database has no tenants."""
 
     @property
     def read_only(self) -> bool:
@@ -193,43 +192,44 @@ class Database(Protocol):
 
     @property
     def queue_location(self) -> QueueLocation | None:
-        """The default location of a queue of jobs; None if the database is in memory."""
+        """The default location of a queue of jobs, or None if the database is in memory."""
 
     @property
     def location(self) -> Hashable:
-        """A key that is equal for components in the same database; None if it is in memory.
+        """A key that is equal for components in the same database. None if it is in memory.
 
         The database must be connected before this is read.
         """
 
     def connect(self) -> None:
-        """Open the database and make the component's tables, unless they are there.
+        """Open the database, and create the component's tables if they do not exist.
 
         Raises:
-            ConfigurationError: The path cannot be a database.
+            ConfigurationError: The path or the DSN cannot be a database.
             StorageError: The database cannot be opened.
         """
 
     async def aconnect(self) -> None:
-        """See `connect`."""
+        """Open the database without blocking the event loop; see `connect`."""
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
-        """Run a flow that only reads, in the calling thread.
+        """Run a flow that only reads, in the calling thread, and return its result.
 
         Args:
-            make_flow: Makes the flow; is called again if the connection was lost.
-            snapshot: Whether all its statements must see one state of the database; a flow of a
-                single statement does not need it.
+            make_flow: A function that builds the flow. It is called again if the connection was
+                lost.
+            snapshot: Whether all statements must see the same state of the database. A flow of a
+                single statement does not need a snapshot.
         """
 
     async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
-        """Run a flow that only reads, each statement awaited; for pages of rows.
+        """Run a flow that only reads, without blocking the event loop; see `read`.
 
-        Nothing is held when it returns. What takes long to decode is better read by `in_thread`.
+        Use `run_in_thread` instead for rows that take long to decode.
         """
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run blocking work, such as `read` and decoding, in one of the reading threads."""
+        """Run a blocking function, such as a `read` with decoding, in a thread for reads."""
 
     def write(
         self,
@@ -242,23 +242,26 @@ class Database(Protocol):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> T:
-        """Run a flow in a transaction, and wait until it is committed.
+        """Run a flow in a transaction, wait until it is committed, and return its result.
 
         Args:
-            make_flow: Makes the flow; may be called twice.
-            on_commit: Called in the writing thread with the result, after the commit.
-            on_rollback: Called there instead, once, when the flow or the commit failed.
-            exclusive_names: Names of what is written, such as a thread: a flow that is about one of
-                them waits until this one is committed. None: all writers of the component wait.
-            watch: Of who keeps in memory what this transaction leaves behind.
-            may_wait: Whether it may wait 2 ms for another write, to share its transaction.
+            make_flow: A function that builds the flow. It may be called twice.
+            on_commit: A function that is called in the writing thread with the result, after the
+                commit.
+            on_rollback: A function that is called once in the writing thread if the flow or the
+                commit failed.
+            exclusive_names: The names of the objects that the flow writes, such as thread ids.
+                Other flows with one of these names wait until this flow is committed. None means
+                that all writers of the component wait.
+            watch: The watch of the cache that will hold the rows that this transaction writes.
+            may_wait: Whether the write may wait 2 ms for another write, to share its transaction.
             urgent: Whether the calling thread itself commits the write if no other write is in
                 progress. This saves the time that it takes to wake the writing thread.
-            deletes_rows: Whether it deletes rows. On a full disk it may use the room that SQLite's
-                database reserves for that.
+            deletes_rows: Whether the flow deletes rows. On a full disk, such a flow may use the
+                disk space that an SQLite database reserves for deletions.
 
         Raises:
-            StorageError: The database was opened read-only, or refuses. Nothing was written.
+            StorageError: The database is read-only, or refused the write. Nothing was written.
         """
 
     def awrite(
@@ -272,52 +275,67 @@ class Database(Protocol):
         urgent: bool = False,
         deletes_rows: bool = False,
     ) -> Awaitable[T]:
-        """See `write`. The work is handed over by the call, not by the first `await`."""
+        """See `write`. The write is queued by the call itself, not by the first `await`."""
 
-    def post(self, make_flow: Callable[[], Flow[object]]) -> None:
-        """Write what nobody waits for; if it fails, nobody is told."""
+    def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
+        """Queue a write and return at once. If the write fails, no error is reported."""
 
     def epoch(self, watch: Watch) -> object | None:
-        """Changes when another than who has the `watch` has written rows of the component.
+        """Return a value that changes when somebody else has written rows of the component.
 
-        None: it cannot be told at once. It does no I/O, and may be called in an event loop.
+        Writes by the owner of `watch` do not change the value. The method does no I/O and may be
+        called in an event loop. It returns None if the value cannot be determined at once.
         """
 
     async def wait_for_epoch(self, watch: Watch) -> object | None:
-        """The `epoch`; if a transaction is in the way, once it is committed, if that is soon."""
+        """Return the `epoch`, after waiting a short time for a transaction in progress.
+
+        The result is None if the transaction does not end within this time.
+        """
 
     def request_scrub(self) -> Flow[None]:
-        """Record, in the transaction that deletes, that its bytes are to be overwritten.
+        """Record that the bytes of deleted rows must be overwritten.
 
-        Call `scrub` after it. If the process is killed in between, the next to connect does.
+        Run this flow in the transaction that deletes the rows, and call `scrub` after it. If the
+        process is killed between the two steps, the next process that connects calls `scrub`.
         """
 
     def scrub(self) -> bool:
-        """Overwrite the bytes of what was deleted with `scrub_wanted`; writers wait meanwhile.
+        """Overwrite the bytes of deleted rows, if `request_scrub` asked for it.
+
+        Writers wait until it has finished.
 
         Returns:
-            Whether they are gone. They are not while another process reads the earlier state, or
-            while the disk has no room for it: call it again later, or let the next `connect` do it.
+            Whether no deleted byte is left. The result is False while another process still reads
+            the earlier state, or while the disk has no room for a copy of the database. Call the
+            method again later; the next `connect` also calls it.
         """
 
     def shrink(self) -> None:
-        """Give the space of deleted rows back to the file system, in small steps."""
+        """Return the disk space of deleted rows to the file system, in small steps."""
 
     def stats(self) -> dict[str, Any]:
-        """The driver's version, and sizes in bytes."""
+        """Return the version of the database software, and sizes in bytes, by name."""
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> Lock:
-        """A lock on a name, across threads, event loops and processes; see `storage/locks.py`."""
+        """Return a lock on a name.
+
+        The lock excludes other threads, event loops and processes; see `storage/locks.py`.
+
+        Args:
+            name: The name.
+            timeout_s: The number of seconds to wait for the lock, or None to wait without limit.
+        """
 
     def close(self) -> None:
-        """Close the database once everything handed to it is written. Twice is no error."""
+        """Finish all queued writes, and close the database. A second call does nothing."""
 
 
-# -- blocking and awaited
+# -- blocking and asynchronous methods
 
 
 def is_in_event_loop() -> bool:
-    """Whether the calling thread runs an event loop."""
+    """Return whether the calling thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -328,21 +346,27 @@ def is_in_event_loop() -> bool:
 def make_async_twin(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The method that is awaited, and does in a thread what a blocking one does."""
+    """Build the asynchronous twin of a blocking method, which calls that method in a thread.
+
+    The name of the twin is the name of the method with the prefix `a`.
+    """
 
     @wraps(method)
     async def twin(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        blocking: Callable[P, T] = getattr(self, method.__name__)  # a subclass may have another
-        return await asyncio.to_thread(blocking, *args, **kwargs)
+        blocking_method: Callable[P, T] = getattr(
+            self, method.__name__
+        )  # a subclass may override it
+        return await asyncio.to_thread(blocking_method, *args, **kwargs)
 
     twin.__name__, twin.__doc__ = f"a{method.__name__}", f"See `{method.__name__}`."
     return twin  # type: ignore[return-value] # `wraps` names the argument `self`
 
 
 class LazyAwaitable(Generic[T]):
-    """Runs a coroutine function each time it is awaited, and warns of nothing if it never is.
+    """An awaitable that calls a coroutine function each time it is awaited.
 
-    What a method returns that one class of langgraph's blocks in and the other awaits.
+    Python gives no warning if the object is never awaited. `DatabaseOwner.setup` returns it,
+    because langgraph's synchronous classes call `setup` and its asynchronous classes await it.
     """
 
     __slots__ = ("_run",)
@@ -355,50 +379,57 @@ class LazyAwaitable(Generic[T]):
 
 
 class DatabaseOwner:
-    """An owner of a `Database`, closed by hand or at the end of a `with` or `async with`."""
+    """The base class of checkpointers and stores, which own a `Database`.
+
+    `close`, or the end of a `with` or `async with` block, closes the database.
+    """
 
     database: Database
 
     @classmethod
     def open(cls, db: str | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
-        """Open a database now, creating it if need be; in a running event loop, at the first use.
+        """Open a database now, or at its first use if an event loop is running.
+
+        A database that does not exist is created.
 
         Args:
-            db: A file, or a DSN of Postgres, as the class takes it; without one, the database of
-                the settings, with their key: see `perdure config`.
-            **options: See the class.
+            db: The path of a file, or a Postgres DSN, depending on the class. Without it, the
+                database and the key of the settings are used; `perdure config` shows them.
+            **options: The other arguments of the class.
 
         Raises:
             ConfigurationError: An argument is wrong, or the folder does not exist.
-            NotADatabase: The path is a folder or another application's file.
-            SchemaMismatch: A newer perdure wrote the database, or one before the first release.
-            WrongKey: The key does not open it, it needs one, or it was made without.
+            NotADatabase: The path is a folder, or a file of another application.
+            SchemaMismatch: The database was written by a newer perdure, or by one from before the
+                first release.
+            WrongKey: The key is wrong or missing, or the database was created without a key.
             StorageError: The database cannot be opened.
         """
         if db is settings.CHOSEN:
-            chosen = settings.load()
-            db, options = chosen.db, {"key": chosen.key, **options}
-        make: Callable[..., Self] = cls
-        owner = make(db, **options)
+            chosen_settings = settings.load()
+            db, options = chosen_settings.db, {"key": chosen_settings.key, **options}
+        owner_class: Callable[..., Self] = cls
+        owner = owner_class(db, **options)
         owner.setup()
         return owner
 
     @classmethod
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """Open by the name that langgraph's savers and stores use; see `open`."""
+        """Open a database; the name by which langgraph's savers and stores offer `open`."""
         return cls.open(conn_string, **options)
 
     def setup(self) -> LazyAwaitable[None]:
-        """Open the database, which the first use does otherwise. May be awaited or not.
+        """Open the database before its first use. The result may be awaited.
 
-        In an event loop nothing is done before it is awaited, as opening blocks.
+        If an event loop is running, the database is opened only when the result is awaited, because
+        opening blocks.
         """
         if not is_in_event_loop():
             self.database.connect()
         return LazyAwaitable(self.database.aconnect)
 
     def close(self) -> None:
-        """Close the database, once everything handed to it is written."""
+        """Finish all queued writes, and close the database."""
         self.database.close()
 
     aclose = make_async_twin(close)

@@ -1,8 +1,8 @@
 """Encrypt the bytes of rows with AES-GCM, or protect them with a checksum.
 
-The associated data of each encrypted row names its database, its tenant and its place. A row does
-not decrypt in another database, for another tenant, or at another place. All components of a
-database are opened with the same key.
+Each stored row is bound to its associated data: its database, its tenant, and the names and numbers
+that identify the row. A row that is moved to another database, tenant or row cannot be read. All
+components of a database are opened with the same key.
 """
 
 from __future__ import annotations
@@ -19,85 +19,119 @@ from perdure.storage.flow import Flow, Statement
 if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import CipherProtocol
 
-_CRC = 4  # bytes
-_NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
-AssociatedData = tuple[
-    str | int | None, ...
-]  # what a row is bound to: its kind, thread and position
-_CHECK: Final = "key check"  # the name of the row in the table `settings`
+_CRC_BYTES = 4  # length of a checksum
+_NONCE_BYTES = 12  # length of a random nonce, 96 bits as in NIST SP 800-38D §8.2.2
+AssociatedData = tuple[str | int | None, ...]
+"""The names and numbers that identify a row: its kind, then for example its thread and position."""
+_KEY_CHECK: Final = "key check"  # the name of the row in the table `settings`
 _PROOF: Final = b"perdure"  # the decrypted key check is this text, then the id of the database
 _ID_BYTES: Final = 16  # length of the random id of a database
 _NO_KEY: Final = b""  # the key check of a database that was created without a key
 
 
 class Seal(Protocol):
-    """Seals bytes for the file and opens them. `place` names their row."""
+    """The protection of stored bytes by encryption or by a checksum.
+
+    Attributes:
+        hash_key: The key of content hashes. Without it, equal hashes reveal nothing.
+    """
 
     hash_key: bytes
-    """Keys the content hashes, so that equal hashes tell nothing without the key."""
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Encrypt."""
+        """Return the protected form of `data`, bound to the row with this associated data."""
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """Decrypt.
+        """Return the bytes that `seal` protected.
 
         Raises:
-            CorruptRecord: The bytes are damaged, or were moved from another place.
+            CorruptRecord: The row is damaged, or was moved from another row.
         """
 
-    def unseal_rows(self, bodies: Sequence[bytes], of: AssociatedData, start: int) -> list[bytes]:
-        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on."""
-        return [self.unseal(body, (*of, position)) for position, body in enumerate(bodies, start)]
+    def unseal_rows(
+        self, bodies: Sequence[bytes], shared_data: AssociatedData, first_position: int
+    ) -> list[bytes]:
+        """Unseal several rows whose associated data differ only in a position.
+
+        Args:
+            bodies: The sealed rows, by ascending position.
+            shared_data: The associated data of all rows, without the position at the end.
+            first_position: The position of the first row. Each next row has the next number.
+
+        Returns:
+            The bytes of the rows, in the same order.
+
+        Raises:
+            CorruptRecord: A row is damaged, or was moved from another row.
+        """
+        return [
+            self.unseal(body, (*shared_data, position))
+            for position, body in enumerate(bodies, first_position)
+        ]
 
 
 class ChecksumSeal(Seal):
-    """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged, or is astray."""
+    """Protection without encryption, by a checksum (CRC-32, IEEE 802.3).
+
+    The checksum reveals that a row was damaged or moved. It does not protect against an attacker.
+    """
 
     hash_key = b""
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """The bytes, then the checksum of their place and of them."""
-        begun = zlib.crc32(
+        """Return the bytes, followed by the checksum of the associated data and the bytes."""
+        prefix_checksum = zlib.crc32(
             b"%a" % associated_data[-1:], zlib.crc32(repr(associated_data[:-1]).encode())
         )
-        return data + zlib.crc32(data, begun).to_bytes(_CRC, "little")
+        return data + zlib.crc32(data, prefix_checksum).to_bytes(_CRC_BYTES, "little")
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """See `Seal.unseal`."""
-        checked = type(data) is bytes and _checksum(
-            data[:-_CRC], _begun(associated_data[:-1]), associated_data[-1]
+        checksum = type(data) is bytes and _compute_checksum(
+            data[:-_CRC_BYTES], _checksum_associated_data(associated_data[:-1]), associated_data[-1]
         )
-        if checked and checked == data[-_CRC:]:
-            return data[:-_CRC]
+        if checksum and checksum == data[-_CRC_BYTES:]:
+            return data[:-_CRC_BYTES]
         raise CorruptRecord(f"the row {associated_data!r} is damaged; restore it from a backup")
 
-    def unseal_rows(self, bodies: Sequence[bytes], of: AssociatedData, start: int) -> list[bytes]:
+    def unseal_rows(
+        self, bodies: Sequence[bytes], shared_data: AssociatedData, first_position: int
+    ) -> list[bytes]:
         """See `Seal.unseal_rows`."""
-        begun = _begun(of)
-        out = []
-        for position, body in enumerate(bodies, start):
-            if type(body) is not bytes or _checksum(body[:-_CRC], begun, position) != body[-_CRC:]:
-                self.unseal(body, (*of, position))
-            out.append(body[:-_CRC])
-        return out
+        prefix_checksum = _checksum_associated_data(shared_data)
+        unsealed_bodies = []
+        for position, body in enumerate(bodies, first_position):
+            if (
+                type(body) is not bytes
+                or _compute_checksum(body[:-_CRC_BYTES], prefix_checksum, position)
+                != body[-_CRC_BYTES:]
+            ):
+                self.unseal(body, (*shared_data, position))
+            unsealed_bodies.append(body[:-_CRC_BYTES])
+        return unsealed_bodies
 
 
-def _begun(of: AssociatedData) -> int:
-    return zlib.crc32(repr(of).encode())
+def _checksum_associated_data(associated_data: AssociatedData) -> int:
+    """Return the checksum of the associated data without the last part."""
+    return zlib.crc32(repr(associated_data).encode())
 
 
-def _checksum(data: bytes, begun: int, last: str | int | None) -> bytes:
-    return zlib.crc32(data, zlib.crc32(b"%a" % (last,), begun)).to_bytes(_CRC, "little")
+def _compute_checksum(data: bytes, prefix_checksum: int, last_part: str | int | None) -> bytes:
+    """Return the checksum of data, continued from that of its associated data."""
+    return zlib.crc32(data, zlib.crc32(b"%a" % (last_part,), prefix_checksum)).to_bytes(
+        _CRC_BYTES, "little"
+    )
 
 
 class AESGCMSeal(Seal):
-    """Authenticated encryption; a row moved or changed does not open (NIST SP 800-38D).
+    """Authenticated encryption with AES-GCM (NIST SP 800-38D).
 
-    `bind` must be called before rows are encrypted or decrypted; `agree_on_key` calls it.
+    A row that was changed or moved does not decrypt.
+
+    `bind_to_database` must be called before rows are sealed or unsealed; `bind_seal` calls it.
 
     Args:
-        key: 16, 24 or 32 bytes.
+        key: The key, of 16, 24 or 32 bytes.
 
     Raises:
         WrongKey: The key has another length.
@@ -114,7 +148,7 @@ class AESGCMSeal(Seal):
                 "installs: pip install cryptography"
             ) from exc
         if len(key) not in (16, 24, 32):
-            raise WrongKey(f"the key has {len(key)} bytes; AES-GCM takes 16, 24 or 32")
+            raise WrongKey(f"the key has {len(key)} bytes; expected 16, 24 or 32 bytes for AES-GCM")
         self._aead = aead.AESGCM(key)
         self._invalid = InvalidTag
         self._binding = b""
@@ -122,10 +156,12 @@ class AESGCMSeal(Seal):
 
     def create_key_check(self, tenant: str | None) -> bytes:
         """Return an encrypted row that proves the key and contains a new random database id."""
-        return self._encrypt(_PROOF + os.urandom(_ID_BYTES), _describe_key_check(tenant))
+        return self._encrypt_with_nonce(
+            _PROOF + os.urandom(_ID_BYTES), _build_key_check_data(tenant)
+        )
 
-    def bind(self, key_check: bytes, tenant: str | None) -> None:
-        """Bind all rows to the database and the tenant of a key check.
+    def bind_to_database(self, key_check: bytes, tenant: str | None) -> None:
+        """Bind all rows that are sealed or unsealed later to a database and a tenant.
 
         Args:
             key_check: A row that `create_key_check` returned.
@@ -135,50 +171,58 @@ class AESGCMSeal(Seal):
             CorruptRecord: The row was created with another key or for another tenant, or it was
                 changed.
         """
-        proof = self._decrypt(key_check, _describe_key_check(tenant), (_CHECK,))
+        proof = self._decrypt_and_verify(key_check, _build_key_check_data(tenant), (_KEY_CHECK,))
         database_id = proof[len(_PROOF) :]
         self._binding = repr((database_id, tenant)).encode()
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """Return a random nonce, followed by the ciphertext and its tag."""
-        return self._encrypt(data, self._binding + repr(associated_data).encode())
+        return self._encrypt_with_nonce(data, self._binding + repr(associated_data).encode())
 
     def unseal(self, data: bytes, associated_data: AssociatedData) -> bytes:
         """See `Seal.unseal`."""
-        return self._decrypt(data, self._binding + repr(associated_data).encode(), associated_data)
+        return self._decrypt_and_verify(
+            data, self._binding + repr(associated_data).encode(), associated_data
+        )
 
-    def _encrypt(self, data: bytes, associated_data: bytes) -> bytes:
-        nonce = os.urandom(_NONCE)
-        return nonce + self._aead.encrypt(nonce, data, associated_data)
+    def _encrypt_with_nonce(self, data: bytes, bound_data: bytes) -> bytes:
+        """Encrypt data that is bound to `bound_data`, and return it after its random nonce."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return nonce + self._aead.encrypt(nonce, data, bound_data)
 
-    def _decrypt(self, data: bytes, associated_data: bytes, place: AssociatedData) -> bytes:
+    def _decrypt_and_verify(self, data: bytes, bound_data: bytes, row: AssociatedData) -> bytes:
+        """Decrypt data that is bound to `bound_data`. `row` identifies the row in the error."""
         try:
-            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], associated_data)
+            return self._aead.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], bound_data)
         except (self._invalid, ValueError, TypeError) as exc:
             raise CorruptRecord(
-                f"the row {place!r} does not decrypt: it was damaged, changed, or moved from "
+                f"the row {row!r} does not decrypt: it was damaged, changed, or moved from "
                 "another row, database or tenant; restore it from a backup"
             ) from exc
 
 
-def _describe_key_check(tenant: str | None) -> bytes:
-    return repr((_CHECK, tenant)).encode()
+def _build_key_check_data(tenant: str | None) -> bytes:
+    return repr((_KEY_CHECK, tenant)).encode()
 
 
 class LangGraphSeal(Seal):
-    """The cipher of a langgraph `EncryptedSerializer`, for those who have one already.
+    """Encryption by the cipher of a langgraph `EncryptedSerializer` that the user passed.
 
-    It has no associated data, so unlike `AESGCM` it cannot tell a row that was moved.
+    Such a cipher takes no associated data. Unlike `AESGCMSeal`, it does not detect that a row was
+    moved.
+
+    Args:
+        cipher: The cipher.
     """
 
     def __init__(self, cipher: CipherProtocol) -> None:
         self._cipher = cipher
-        # such a cipher offers no key to derive from: equal contents must not be told apart by
-        # hash, so each process hashes with a key of its own and finds only what it stored itself
+        # The cipher gives no key from which a hash key can be derived. A random key per process
+        # is safe. A process then finds only those equal contents that it has stored itself.
         self.hash_key = os.urandom(32)
 
     def seal(self, data: bytes, associated_data: AssociatedData) -> bytes:
-        """The cipher's name, its length before it, then the ciphertext."""
+        """Return the length of the cipher's name in one byte, the name, and the ciphertext."""
         name, sealed = self._cipher.encrypt(data)
         text = name.encode()
         return bytes((len(text),)) + text + sealed
@@ -190,27 +234,34 @@ class LangGraphSeal(Seal):
             return self._cipher.decrypt(data[1:end].decode(), data[end:])
         except Exception as exc:
             raise CorruptRecord(
-                f"the row {associated_data!r} does not decrypt ({exc}): it was "
-                "damaged, or written with another key"
+                f"the row {associated_data!r} does not decrypt ({exc}): it was damaged, or written "
+                "with another key; restore it from a backup, or use the right key"
             ) from exc
 
 
 def build_seal(key: bytes | str | None) -> Seal:
-    """The seal of a file that is opened with a key; without one, with that of `PERDURE_KEY`.
+    """Build the seal of a database.
+
+    Args:
+        key: The encryption key, of 16, 24 or 32 bytes, as bytes or in hexadecimal. None means the
+            key in the environment variable `PERDURE_KEY`, or no encryption if that is not set.
+
+    Returns:
+        A seal that encrypts with the key, or one with checksums only.
 
     Raises:
-        WrongKey: It is no key: 16, 24 or 32 bytes, or as many in hexadecimal.
+        WrongKey: The key is not hexadecimal or has another length.
         MissingDependency: The package `cryptography` is not installed.
     """
     key = key if key is not None else os.environ.get("PERDURE_KEY") or None
     try:
-        secret = bytes.fromhex(key) if isinstance(key, str) else key
+        key_bytes = bytes.fromhex(key) if isinstance(key, str) else key
     except ValueError as exc:
         raise WrongKey(
-            "the key is not hexadecimal; make one with: "
+            "the key is not hexadecimal text; create a key with: "
             'python -c "import secrets; print(secrets.token_hex(32))"'
         ) from exc
-    return ChecksumSeal() if secret is None else AESGCMSeal(secret)
+    return ChecksumSeal() if key_bytes is None else AESGCMSeal(key_bytes)
 
 
 def bind_seal(
@@ -218,7 +269,7 @@ def bind_seal(
 ) -> Flow[None]:
     """Check the key of a database, and bind the seal to the database and its tenant.
 
-    Encryption is fixed when the database is created. A seal that is not perdure's own counts as no
+    Whether a database is encrypted is decided when it is created. A `LangGraphSeal` counts as no
     key, and is not bound.
 
     Args:
@@ -231,14 +282,14 @@ def bind_seal(
         WrongKey: The database was created with another key, or only one of the two has a key.
         StorageError: The tenant has no key check yet, and none may be recorded.
     """
-    rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_CHECK,))
+    rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_KEY_CHECK,))
     key_check = rows[0][0] if rows else None
     if key_check is None and not read_only:
         key_check = seal.create_key_check(tenant) if isinstance(seal, AESGCMSeal) else _NO_KEY
-        yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, key_check))
+        yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_KEY_CHECK, key_check))
     if key_check is None and tenant is not None and isinstance(seal, AESGCMSeal):
         raise StorageError(
-            f"{path!r} has nothing of the tenant {tenant!r} yet; open it once without read_only"
+            f"{path!r} has no data of the tenant {tenant!r} yet; open it once without read_only"
         )
     if key_check is None:
         return
@@ -248,10 +299,12 @@ def bind_seal(
         return
     if key_check == _NO_KEY:
         raise WrongKey(
-            f"{path!r} was made without a key: unset PERDURE_KEY and pass none, or make a new file "
-            "with the key"
+            f"{path!r} was created without a key: unset PERDURE_KEY and pass no key, or create a "
+            "new database with the key"
         )
     try:
-        seal.bind(key_check, tenant)
+        seal.bind_to_database(key_check, tenant)
     except CorruptRecord:
-        raise WrongKey(f"the key does not open {path!r}") from None
+        raise WrongKey(
+            f"the key does not open {path!r}; pass the key with which it was created"
+        ) from None

@@ -1,6 +1,7 @@
-"""Storage logic without a driver: a flow yields statements and is sent their rows.
+"""Flows: storage logic that yields SQL statements and receives their rows, without a driver.
 
-The pattern is httpx's `Auth.auth_flow` and psycopg's generators: one implementation, any driver.
+One implementation serves all drivers, blocking and asynchronous. Source: the pattern of httpx's
+`Auth.auth_flow` and of psycopg's generators.
 """
 
 from __future__ import annotations
@@ -13,32 +14,46 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-NO_LIMIT = 1 << 62  # a limit of rows that limits nothing
-_UUID = 16  # bytes
+NO_LIMIT = 1 << 62  # a number of rows for LIMIT that no table reaches
+_UUID_BYTES = 16  # length of a UUID
 _EPOCH = date(1970, 1, 1)
 Row = tuple[Any, ...]
 
 
 class TextOrBytes(str):
-    """Text for a column that holds bytes too, which Postgres has as bytes: see `stored_text`."""
+    """Text for a column that contains text in some rows and bytes in others.
+
+    In Postgres such a column has the type `bytea`. `decode_text_or_bytes` reads it.
+    """
 
     __slots__ = ()
 
     def to_column_bytes(self) -> bytes:
-        """NUL, the text in UTF-8, and 0xFF if it would be as long as a UUID otherwise."""
+        """Encode the text for a column of the type `bytea`.
+
+        The bytes are NUL and the text in UTF-8. 0xFF is appended if the result would otherwise have
+        the length of a UUID, so that text and UUIDs cannot be confused.
+        """
         data = b"\0" + self.encode()
-        return data + b"\xff" if len(data) == _UUID else data
+        return data + b"\xff" if len(data) == _UUID_BYTES else data
 
 
 def decode_text_or_bytes(stored: Any) -> Any:
-    """What a column of text or bytes holds, whichever database it comes from."""
-    if type(stored) is bytes and stored[:1] == b"\0" and len(stored) != _UUID:
+    """Return the text or bytes that a column of both contains, from SQLite or Postgres."""
+    if type(stored) is bytes and stored[:1] == b"\0" and len(stored) != _UUID_BYTES:
         return stored[1:].removesuffix(b"\xff").decode()
     return stored
 
 
 class Statement(NamedTuple):
-    """One SQL statement. With `many`, `params` is a sequence of parameter rows; no rows result."""
+    """One SQL statement with its parameters.
+
+    Attributes:
+        sql: The SQL, with placeholders in the form of SQLite.
+        params: The parameters, or with `execute_many` a sequence of rows of parameters.
+        execute_many: Whether to execute the statement once for each row of parameters. It then
+            returns no rows.
+    """
 
     sql: str
     params: Sequence[Any] = ()
@@ -46,53 +61,63 @@ class Statement(NamedTuple):
 
 
 class LastRequest(list[Statement]):
-    """The last request of a flow; one that goes on is in another transaction, or snapshot.
+    """The last request of a transaction, which is committed with it.
 
-    On Postgres each of its statements sees what was committed when it is run.
+    If the flow yields more requests, they run in another transaction or snapshot. On Postgres, each
+    statement of this request sees the rows that were committed when the statement starts.
     """
 
 
 class GuardedRequest(list[Statement]):
-    """A whole transaction, if the first statement has a row; it rests on what is no more, else.
+    """A whole transaction that is committed only if its first statement returns or changes a row.
 
-    That row is sent. In Postgres the statement raises an error itself, as the request is sent
-    whole.
+    The first statement, the guard, checks that the state on which the request was planned is still
+    current. The flow receives the rows of the guard. If there is no row, nothing is written and
+    `GuardFailed` is raised in the flow. In Postgres, where all statements are sent at once, the
+    guard itself must raise an error (division by zero, or a key that exists).
     """
 
 
 class CombinedRequest(GuardedRequest):
-    """Several `Guarded` requests as one transaction; it is sent the rows of all statements."""
+    """Several guarded requests in one transaction. The flow receives the rows of all statements."""
 
 
 class GuardFailed(Exception):
-    """The first statement of a `Guarded` request has no row; a flow may go on otherwise."""
+    """The guard of a `GuardedRequest` found no row. The flow may catch this and plan again."""
 
 
 Request = Statement | list[Statement]
-"""What a flow yields. For a list, executed in order in one go, it is sent a list of row lists."""
+"""A value that a flow yields. For one statement the flow receives a list of rows. For a list of
+statements, which are executed in order, the flow receives a list of such lists."""
 
 Flow = Generator[Request, Any, T]
 Steps = Generator[R, Any, T] | Coroutine[R, Any, T]
 
 
 def run_flow(flow: Steps[R, T], execute: Callable[[R], Any]) -> T:
-    """Drive a flow to its end: errors of `execute` are thrown into it, its result is returned."""
-    send = flow.send
+    """Run a flow to its end and return its result.
+
+    Args:
+        flow: The flow.
+        execute: A function that executes a request and returns its rows. Errors that it raises are
+            raised in the flow, at the `yield` of the request.
+    """
+    send_rows = flow.send
     try:
-        request = send(None)
+        request = send_rows(None)
         while True:
             try:
                 rows = execute(request)
             except BaseException as exc:
                 request = flow.throw(exc)
             else:
-                request = send(rows)
+                request = send_rows(rows)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
 
 async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -> T:
-    """See `run`."""
+    """Run a flow as `run_flow` does, with an asynchronous function `execute`."""
     try:
         request = flow.send(None)
         while True:
@@ -107,60 +132,73 @@ async def arun_flow(flow: Steps[R, T], execute: Callable[[R], Awaitable[Any]]) -
 
 
 def fetch_rows(sql: str, *params: Any) -> Flow[list[Row]]:
-    """The flow of a single statement."""
+    """Run one statement in a flow and return its rows."""
     return (yield Statement(sql, params))  # type: ignore[no-any-return]
 
 
-def sum_by_month(days: Sequence[Row]) -> dict[str, int]:
-    """Counts by month, of counts by days since 1970.
+def sum_by_month(counts_by_day: Sequence[Row]) -> dict[str, int]:
+    """Sum up counts by month.
+
+    Args:
+        counts_by_day: Rows `(day, count)`, where `day` is the number of days since 1970-01-01.
+
+    Returns:
+        The sum of the counts for each month, by names like `"1970-01"`.
 
     >>> by_month([(0, 2), (30, 1), (31, 5)])
     {'1970-01': 3, '1970-02': 5}
     """
     months: dict[str, int] = {}
-    for day, count in days:
+    for day, count in counts_by_day:
         month = f"{_EPOCH + timedelta(days=day):%Y-%m}"
         months[month] = months.get(month, 0) + count
     return months
 
 
-# -- statements by name, from `.sql` files: a `-- name: what it is for` heading, then the statement
+# -- statements by name, from `.sql` files. A line `-- name: description` precedes each statement.
 
-_HEADING = re.compile(r"^-- (\w+):[^\n]*\n", re.MULTILINE)
+_STATEMENT_HEADING = re.compile(r"^-- (\w+):[^\n]*\n", re.MULTILINE)
 
 
 class NamedSQL(dict[str, str]):
-    """SQL by name."""
+    """The SQL statements of a component, by name."""
 
     def __call__(self, name: str, *params: Any) -> Statement:
-        """The statement of a name, with its parameters."""
+        """Return the named statement with its parameters."""
         return Statement(self[name], params)
 
-    def statements_for_rows(self, name: str, rows: Sequence[Row]) -> list[Statement]:
-        """The statement of a name for each row of parameters.
+    def build_statements(self, name: str, rows: Sequence[Row]) -> list[Statement]:
+        """Build the statements that run a named statement for each row of parameters.
 
-        For more than one it is a single `<name>_all`, if there is that, with columns as arrays.
+        For more than one row, the statement `<name>_all` is used if it exists. It takes each column
+        of the rows as one array.
         """
         if len(rows) > 1 and f"{name}_all" in self:
             return [self(f"{name}_all", *map(list, zip(*rows, strict=True)))]
         return [self(name, *row) for row in rows]
 
-    def batch_statement(self, name: str, rows: Sequence[Row]) -> Statement:
-        """See `each`; no rows result."""
+    def build_batch(self, name: str, rows: Sequence[Row]) -> Statement:
+        """Build one statement that runs a named statement for each row, and returns no rows."""
         if len(rows) > 1 and f"{name}_all" in self:
-            return self.statements_for_rows(name, rows)[0]
+            return self.build_statements(name, rows)[0]
         return Statement(self[name], rows, execute_many=True)
 
 
-def load_sql(package: str, *filenames: str, tenants: bool = False) -> NamedSQL:
-    """Read the named statements of packaged `.sql` files; a later file replaces statements.
+def load_sql(package: str, *filenames: str, with_tenants: bool = False) -> NamedSQL:
+    """Read the named statements from `.sql` files of a package.
 
-    `{tenant}` stands before the columns of a key: of tables that tenants share, it is one too.
+    Args:
+        package: The name of the package.
+        *filenames: The files. A statement in a later file replaces the one of the same name.
+        with_tenants: Whether tenants share the tables. The placeholder `{tenant}`, which precedes
+            the columns of keys, then becomes the column `tenant`.
     """
-    named = NamedSQL()
+    statements = NamedSQL()
     for filename in filenames:
         text = files(package).joinpath(filename).read_text(encoding="utf-8")
-        _, *parts = _HEADING.split(text.replace("{tenant}", "tenant, " if tenants else ""))
+        _, *parts = _STATEMENT_HEADING.split(
+            text.replace("{tenant}", "tenant, " if with_tenants else "")
+        )
         bodies = (body.strip().rstrip(";") for body in parts[1::2])
-        named.update(zip(parts[::2], bodies, strict=True))
-    return named
+        statements.update(zip(parts[::2], bodies, strict=True))
+    return statements

@@ -249,7 +249,7 @@ class Locks:
         """
         hold = Hold(self, name, timeout_s)
         with self._taking(hold, None) as ticket:
-            ticket.reached.result(hold.left_s())
+            ticket.turn.result(hold.left_s())
             while not self._take(hold):
                 time.sleep(self._pause_s(hold))
         return hold
@@ -258,9 +258,9 @@ class Locks:
         """See `acquire`. If the task is cancelled, the lock is not taken."""
         hold = Hold(self, name, timeout_s)
         with self._taking(hold, asyncio.get_running_loop()) as ticket:
-            if not ticket.reached.done():
+            if not ticket.turn.done():
                 async with asyncio.timeout(hold.left_s()):
-                    await asyncio.wrap_future(ticket.reached)
+                    await asyncio.wrap_future(ticket.turn)
             while not await self._atake(hold):  # noqa: ASYNC110 - across processes
                 await asyncio.sleep(self._pause_s(hold))
         return hold
@@ -273,13 +273,13 @@ class Locks:
     @contextlib.contextmanager
     def _taking(self, hold: Hold, loop: asyncio.AbstractEventLoop | None) -> Iterator[Ticket]:
         """Join the queue, and leave it if the lock cannot be had."""
-        first = self._queues.first(hold.name)
+        first = self._queues.first_ticket(hold.name)
         if first is not None and any(held.ticket is first for held in _held.get()):
             raise AlreadyLocked(
                 f"{hold.name!r} is locked by this run already; it would wait for itself: take "
                 "the lock once, around all that needs it"
             )
-        ticket = hold.ticket = self._queues.ask(hold.name, loop=loop)
+        ticket = hold.ticket = self._queues.join(hold.name, loop=loop)
         try:
             yield ticket
         except BaseException as exc:

@@ -47,8 +47,8 @@ from perdure.storage.flow import (
     run_flow,
 )
 from perdure.storage.locks import Locks, NamedLock
-from perdure.storage.shared import Opening
-from perdure.storage.threads import Queues, Ticket, settle_promises
+from perdure.storage.shared import LazyDatabase
+from perdure.storage.threads import Queues, Ticket, deliver_promises
 
 try:
     import psycopg
@@ -118,7 +118,7 @@ class _Group(NamedTuple):
     closed: Event | None = None
 
 
-class PostgresDatabase(Opening[Server]):
+class PostgresDatabase(LazyDatabase[Server]):
     """One component's `Database` in a schema of a Postgres database.
 
     Args:
@@ -142,7 +142,7 @@ class PostgresDatabase(Opening[Server]):
         ConfigurationError: An argument is wrong.
     """
 
-    _kind = Server
+    _resource_class = Server
 
     def __init__(
         self,
@@ -226,10 +226,10 @@ class PostgresDatabase(Opening[Server]):
 
     # -- connecting and closing
 
-    def _opened(self) -> Server:
+    def _open_resource(self) -> Server:
         # databases with the same pool, or with equal DSN functions, share their connections
         key = self._pool or self._source.key, self._schema, self._pooled
-        server = self._joined(key, self._start_server)
+        server = self._join_or_create(key, self._start_server)
         try:
             with map_errors(server.name), server.connection() as conn:
                 make_tables(
@@ -244,7 +244,7 @@ class PostgresDatabase(Opening[Server]):
                 how = ([_SNAPSHOT],) if self._read_only else ([BEGIN], self._excluding(None))
                 self._run(server, self._begin, *how)
         except BaseException:
-            server.leave()
+            server.remove_user()
             raise
         return server
 
@@ -299,10 +299,10 @@ class PostgresDatabase(Opening[Server]):
         deletes_rows: bool = False,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
-        if self._shared is None:
+        if self._resource is None:
             self._locks.check()  # here: the threads of a pool are nobody's run
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
-            return self._later(lambda server: server.run_in_thread(work))
+            return self._call_after_connecting(lambda server: server.run_in_thread(work))
         server, job = self._writable(), Job(make_flow, on_commit, on_rollback, is_async=True)
         name = (
             exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
@@ -331,7 +331,7 @@ class PostgresDatabase(Opening[Server]):
         """A job behind all that were handed in before: who joins one of them would overtake it."""
         for name in exclusive or ():
             self._close(name)
-        group = _Group([job], self._queues.ask(*exclusive or ()), Event() if patient else None)
+        group = _Group([job], self._queues.join(*exclusive or ()), Event() if patient else None)
         if patient and exclusive:
             self._patient[exclusive[0]] = group
         return group
@@ -348,7 +348,7 @@ class PostgresDatabase(Opening[Server]):
             with self._handing_in:
                 if self._patient.get(exclusive[0]) is group:
                     del self._patient[exclusive[0]]
-        jobs = [job for job in group.jobs if job.claim()]
+        jobs = [job for job in group.jobs if job.try_start()]
         if not jobs:
             group.ticket.leave()
             return
@@ -358,7 +358,7 @@ class PostgresDatabase(Opening[Server]):
         except BaseException as exc:
             for job in jobs:
                 job.fail(exc)
-        settle_promises(jobs)
+        deliver_promises(jobs)
 
     def _commit(
         self, server: Server, jobs: list[Job[Any]], exclusive: Sequence[str] | None
@@ -383,7 +383,7 @@ class PostgresDatabase(Opening[Server]):
         """See `epoch`."""
         return None
 
-    def post(self, make_flow: Callable[[], Flow[object]]) -> None:
+    def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
         with suppress(StorageError):
             server = self._writable()
@@ -394,7 +394,7 @@ class PostgresDatabase(Opening[Server]):
         if self._read_only:
             raise StorageError(f"{self.path} was opened read-only; open it without read_only")
         self._locks.check()
-        return self._connected()
+        return self._connect_once()
 
     def _run(
         self,
@@ -449,7 +449,7 @@ class PostgresDatabase(Opening[Server]):
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._run(self._connected(), make_flow, [_SNAPSHOT] if snapshot else [])
+        return self._run(self._connect_once(), make_flow, [_SNAPSHOT] if snapshot else [])
 
     async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""

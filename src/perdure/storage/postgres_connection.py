@@ -22,7 +22,7 @@ from perdure.storage.locks import ProcessLocks
 from perdure.storage.postgres_dsn import DsnSource, redact_dsn
 from perdure.storage.postgres_errors import map_errors, translate_error
 from perdure.storage.postgres_requests import Borrowed, Pipelined, Requests, build_transformer
-from perdure.storage.shared import Shared
+from perdure.storage.shared import SharedResource
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
@@ -392,7 +392,7 @@ def describe_pool(pool: ConnectionPool[Any]) -> str:
     return f"pool {pool.name!r}"
 
 
-class Server(Shared):
+class Server(SharedResource):
     """The connections to one schema, shared by all databases of this process that open it.
 
     Args:
@@ -408,14 +408,14 @@ class Server(Shared):
 
     def connection(self) -> AbstractContextManager[Requests]:
         """Lend a connection as `Connections.connection` does."""
-        self.check()
+        self.check_usable()
         return self._connections.connection()
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """See `Shared.end`."""
-        if not self.refused:
+        if not self.refusal:
             self.threads.close()
-            self.refused = "is closed"
+            self.refusal = "is closed"
             self._connections.close()
 
 

@@ -1,6 +1,7 @@
-"""What a process has open, for all who open the same: opened once, and closed by the last of them.
+"""Files and server connections that all databases of a process with the same path share.
 
-It is also closed at the end of the process, and a process that was forked has none of it.
+The first database opens the resource, and the last one closes it. Resources are also closed at the
+end of the process. A forked process cannot use the resources of its parent.
 """
 
 from __future__ import annotations
@@ -18,88 +19,90 @@ from perdure.errors import StorageUnavailable
 from perdure.storage.threads import ThreadPool
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Shared")
+S = TypeVar("S", bound="SharedResource")
 
 
-class Shared(ABC):
-    """A file, or the connections to a server.
+class SharedResource(ABC):
+    """An open file, or the open connections to a server.
 
     Args:
-        name: What errors call it.
-        threads: Do the work of coroutines.
+        name: The name of the database in error messages.
+        threads: The threads that run blocking work for coroutines.
 
     Attributes:
-        users: How many have it open.
-        refused: Why there is no more to do, if so.
-        busy: Held while a transaction is made which a forked process must not inherit.
-        was_idle: Whether its connections were not in use when this process was forked. It is
-            read only in a forked process, for what the process has inherited.
-        gate: Held while work is handed in, and while it is refused from then on.
-        lock: Of its kind, so that a server that does not answer keeps no file waiting; held while
-            one is opened, joined or left.
+        user_count: The number of databases that use the resource.
+        refusal: The reason why work is refused, such as "is closed". Empty while work is accepted.
+        write_lock: A lock that is held during a transaction, so that no fork happens meanwhile.
+        was_idle: Whether no connection was in use when this process was forked. The value is read
+            only in a forked process, for inherited resources.
+        submit_lock: A lock that is held while work is submitted, and while `refusal` is set.
+        class_lock: A lock that is held while a resource of the class is opened, joined or left.
+            Each class has its own, so that a server that does not answer blocks no file.
     """
 
-    lock: ClassVar[threading.RLock]
+    class_lock: ClassVar[threading.RLock]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.lock = threading.RLock()
-        _locks.append(cls.lock)
+        cls.class_lock = threading.RLock()
+        _class_locks.append(cls.class_lock)
 
     def __init__(self, name: str, threads: ThreadPool) -> None:
         self.name, self.threads = name, threads
-        self.users = 1
-        self.refused = ""
-        self.busy, self.gate = threading.Lock(), threading.Lock()
+        self.user_count = 1
+        self.refusal = ""
+        self.write_lock, self.submit_lock = threading.Lock(), threading.Lock()
         self.was_idle = True
 
     def pause_for_fork(self) -> None:
         """Wait for the current transaction to end, and block new ones until `resume_after_fork`."""
-        self.busy.acquire()
+        self.write_lock.acquire()
 
     def resume_after_fork(self) -> None:
         """Let transactions begin again after `pause_for_fork`, in the parent and in the child."""
-        self.busy.release()
+        self.write_lock.release()
 
-    def check(self) -> None:
-        """Refuse work once it is closed, and in a forked process."""
-        if self.refused:
-            raise StorageUnavailable(f"the database {self.name} {self.refused}")
+    def check_usable(self) -> None:
+        """Raise `StorageUnavailable` if the resource is closed, or in a forked process."""
+        if self.refusal:
+            raise StorageUnavailable(f"the database {self.name} {self.refusal}")
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
-        self.check()  # before the gate: a forked process may have it closed
-        with self.gate:
-            self.check()
+        self.check_usable()  # before the lock, which a forked process may have inherited locked
+        with self.submit_lock:
+            self.check_usable()
             return self.threads.submit(work, is_async=True)  # type: ignore[no-any-return]
 
-    def leave(self) -> None:
-        """Count one user less; the last one ends it."""
-        with self.lock:
-            self.users -= 1
-            if self.users or self.refused:
+    def remove_user(self) -> None:
+        """Decrease the number of users. If none is left, shut the resource down."""
+        with self.class_lock:
+            self.user_count -= 1
+            if self.user_count or self.refusal:
                 return
-            for key in [key for key, shared in list(_open.items()) if shared is self]:
-                del _open[key]
-        self.end()
+            for key in [
+                key for key, resource in list(_resources_by_key.items()) if resource is self
+            ]:
+                del _resources_by_key[key]
+        self.shut_down()
 
     @abstractmethod
-    def end(self) -> None:
-        """Finish what was handed in, and close all connections. Twice is no error."""
+    def shut_down(self) -> None:
+        """Finish all submitted work, and close all connections. A second call does nothing."""
 
 
-_open: Final[dict[Any, Any]] = {}  # what others may join, by what they name
-_all: Final[WeakSet[Shared]] = WeakSet()
-_locks: Final = list[threading.RLock]()  # see `Shared.lock`
-inherited: Final = list[Shared]()
+_resources_by_key: Final[dict[Any, Any]] = {}  # resources that further databases may join
+_all_resources: Final[WeakSet[SharedResource]] = WeakSet()
+_class_locks: Final = list[threading.RLock]()  # see `SharedResource.class_lock`
+inherited_resources: Final = list[SharedResource]()
 """The files and servers that the parent had open when this process was forked."""
 
 
-class Opening(ABC, Generic[S]):
-    """The part of a `Database` that is opened, at its first use, and closed."""
+class LazyDatabase(ABC, Generic[S]):
+    """The base class of databases: opens a shared resource at the first use, and closes it."""
 
-    _kind: type[S]
-    _shared: S | None = None
+    _resource_class: type[S]
+    _resource: S | None = None
     _closed = False
 
     @property
@@ -108,106 +111,111 @@ class Opening(ABC, Generic[S]):
         """See `Database.path`."""
 
     @property
-    def _name(self) -> str:
+    def _error_name(self) -> str:
         return self.path
 
     @abstractmethod
-    def _opened(self) -> S:
-        """Open it, or join those who have."""
+    def _open_resource(self) -> S:
+        """Open the resource, or join an open one, and prepare the component's tables."""
 
-    def _joined(self, key: Any, make: Callable[[], S]) -> S:
-        """What this process has open under a key, with one user more; None: nobody joins it."""
-        shared: S | None = None if key is None else _open.get(key)
-        if shared is not None and not shared.refused:
-            shared.users += 1
-            return shared
-        shared = make()
-        _all.add(shared)
+    def _join_or_create(self, key: Any, create: Callable[[], S]) -> S:
+        """Return the open resource with a key, or create a resource.
+
+        Args:
+            key: The key of the resource, or None for a resource that is never shared.
+            create: A function that opens the resource.
+        """
+        resource: S | None = None if key is None else _resources_by_key.get(key)
+        if resource is not None and not resource.refusal:
+            resource.user_count += 1
+            return resource
+        resource = create()
+        _all_resources.add(resource)
         if key is not None:
-            _open[key] = shared
-        return shared
+            _resources_by_key[key] = resource
+        return resource
 
     def connect(self) -> None:
         """See `Database.connect`."""
-        self._connected()
+        self._connect_once()
 
     async def aconnect(self) -> None:
         """See `Database.aconnect`."""
-        if self._shared is None:
+        if self._resource is None:
             await asyncio.to_thread(self.connect)
 
-    def _connected(self) -> S:
-        shared = self._shared
-        if shared is None:
-            with self._kind.lock:
-                shared = self._shared
-                if shared is None:
-                    self._check_open()
-                    shared = self._shared = self._opened()
-        shared.check()
-        return shared
+    def _connect_once(self) -> S:
+        resource = self._resource
+        if resource is None:
+            with self._resource_class.class_lock:
+                resource = self._resource
+                if resource is None:
+                    self._check_not_closed()
+                    resource = self._resource = self._open_resource()
+        resource.check_usable()
+        return resource
 
-    def _check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._closed:
-            raise StorageUnavailable(f"the database {self._name} is closed")
+            raise StorageUnavailable(f"the database {self._error_name} is closed")
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `Database.in_thread`."""
-        if self._shared is None:
-            return self._later(lambda shared: shared.run_in_thread(work))
-        return self._shared.run_in_thread(work)
+        if self._resource is None:
+            return self._call_after_connecting(lambda shared: shared.run_in_thread(work))
+        return self._resource.run_in_thread(work)
 
-    def _later(self, call: Callable[[S], Awaitable[T]]) -> Awaitable[T]:
-        """What a call answers once the database is open."""
+    def _call_after_connecting(self, call: Callable[[S], Awaitable[T]]) -> Awaitable[T]:
+        """Return an awaitable that opens the database, then calls a function with the resource."""
 
         async def after_connecting() -> T:
             await self.aconnect()
-            return await call(self._connected())
+            return await call(self._connect_once())
 
-        self._check_open()
+        self._check_not_closed()
         return asyncio.ensure_future(after_connecting())
 
     def close(self) -> None:
-        """See `Database.close`. The last of those who share it closes it."""
-        with self._kind.lock:
+        """See `Database.close`. The last user of the resource shuts it down."""
+        with self._resource_class.class_lock:
             self._closed = True
-            shared, self._shared = self._shared, None
-        if shared is not None:
-            shared.leave()
+            resource, self._resource = self._resource, None
+        if resource is not None:
+            resource.remove_user()
 
 
 @atexit.register
-def _end_all() -> None:
-    for shared in list(_all):
-        shared.end()
+def _shut_down_all() -> None:
+    for resource in list(_all_resources):
+        resource.shut_down()
 
 
-def _before_fork() -> None:
-    for lock in _locks:
+def _prepare_fork() -> None:
+    for lock in _class_locks:
         lock.acquire()
-    for shared in _all:
-        shared.pause_for_fork()
+    for resource in _all_resources:
+        resource.pause_for_fork()
 
 
-def _after_fork() -> None:
-    for shared in _all:
-        shared.resume_after_fork()
-    for lock in _locks:
+def _resume_in_parent() -> None:
+    for resource in _all_resources:
+        resource.resume_after_fork()
+    for lock in _class_locks:
         lock.release()
 
 
-def _after_fork_in_child() -> None:
-    inherited.extend(_all)
-    for shared in _all:
-        shared.resume_after_fork()
-        shared.refused = "is closed in this forked process: open it again here"
-    _all.clear()
-    _open.clear()
-    for lock in _locks:
+def _resume_in_child() -> None:
+    inherited_resources.extend(_all_resources)
+    for resource in _all_resources:
+        resource.resume_after_fork()
+        resource.refusal = "is closed in this forked process: open it again here"
+    _all_resources.clear()
+    _resources_by_key.clear()
+    for lock in _class_locks:
         lock.release()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+        before=_prepare_fork, after_in_parent=_resume_in_parent, after_in_child=_resume_in_child
     )

@@ -23,7 +23,7 @@ from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Job, QueueLocation, Schema, Watch
 from perdure.storage.flow import Flow, Request, Statement, T, arun_flow, fetch_rows, run_flow
 from perdure.storage.locks import FileLocks, Locks, NamedLock
-from perdure.storage.shared import Opening, Shared, inherited
+from perdure.storage.shared import LazyDatabase, SharedResource, inherited_resources
 from perdure.storage.sqlite_connection import (
     DURABLE,
     REUSES_WAL,
@@ -36,7 +36,7 @@ from perdure.storage.sqlite_connection import (
     own_tables,
 )
 from perdure.storage.sqlite_writer import SCRUB_WANTED, SQLiteWriter
-from perdure.storage.threads import Promise, ThreadPool, settle_promises
+from perdure.storage.threads import Promise, ThreadPool, deliver_promises
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
 _READING_THREADS: Final = 4
@@ -50,7 +50,7 @@ _SIZES = (
 )
 
 
-class SQLiteFile(Shared):
+class SQLiteFile(SharedResource):
     """An open file."""
 
     def __init__(self, connector: Connector, schema: Schema | None) -> None:
@@ -72,15 +72,15 @@ class SQLiteFile(Shared):
                 connector.check_readable(schema)
             else:
                 self._writer = SQLiteWriter(connector, schema)
-                self.busy = self._writer.lock
+                self.write_lock = self._writer.lock
                 with suppress(StorageError):  # the next to open it tries again
                     self._writer.scrub()
 
     @property
     def writer(self) -> SQLiteWriter:
         """The writer, unless the database is closed or was opened read-only."""
-        if self.refused:
-            self.check()
+        if self.refusal:
+            self.check_usable()
         if self._writer is None:
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
         return self._writer
@@ -88,17 +88,17 @@ class SQLiteFile(Shared):
     def submit(self, job: Job[T]) -> Any:
         """Hand a job to the writer. Returns the future of its outcome."""
         writer = self._writer
-        if writer is None or self.refused:  # before the gate: a forked process may have it closed
+        if writer is None or self.refusal:  # before the gate: a forked process may have it closed
             writer = self.writer
-        with self.gate:
-            if self.refused:
-                self.check()
+        with self.submit_lock:
+            if self.refusal:
+                self.check_usable()
             writer.put(job)
         return job.future
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
-        self.check()
+        self.check_usable()
         # a database in memory has one connection only
         lent = self.readers.lent if self.connector.on_disk else self.writer.between_commits
         with map_errors(self.path), lent() as conn:
@@ -114,11 +114,11 @@ class SQLiteFile(Shared):
 
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`. A database in memory and an untrusted file are read in a thread."""
-        self.check()
+        self.check_usable()
         if not self.connector.on_disk or self.connector.guard is not None:
             return await self.run_in_thread(lambda: self.read(flow, snapshot=snapshot))
-        with self.gate:
-            self.check()
+        with self.submit_lock:
+            self.check_usable()
             reading = self.async_readers.submit(flow, snapshot=snapshot)
         return await reading
 
@@ -145,16 +145,16 @@ class SQLiteFile(Shared):
             with suppress(sqlite3.Error):
                 conn.close()
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """See `Shared.end`."""
-        with self.gate:
-            if self.refused:
+        with self.submit_lock:
+            if self.refusal:
                 return
-            self.refused = "is closed"
+            self.refusal = "is closed"
         self.threads.close()
         writer = self._writer
         if writer is not None:
-            writer.end()
+            writer.shut_down()
         self.readers.close()
         self.async_readers.close()
         self.locks.close()
@@ -175,12 +175,12 @@ def _close_inherited(path: str) -> None:
         StorageUnavailable: A thread of the parent was using a connection to this file when the
             process was forked, so that this connection cannot be closed.
     """
-    for file in inherited[:]:
+    for file in inherited_resources[:]:
         if not isinstance(file, SQLiteFile):
             continue
         if file.was_idle:
             file.close_inherited()
-            inherited.remove(file)
+            inherited_resources.remove(file)
         elif os.path.realpath(file.path) == os.path.realpath(path):
             raise StorageUnavailable(
                 f"{path!r} was being read while this process was forked, and cannot be opened in "
@@ -188,7 +188,7 @@ def _close_inherited(path: str) -> None:
             )
 
 
-class SQLiteDatabase(Opening[SQLiteFile]):
+class SQLiteDatabase(LazyDatabase[SQLiteFile]):
     """One component's `Database` in an SQLite file; its methods are those of `Database`.
 
     Args:
@@ -211,7 +211,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         ConfigurationError: An argument is wrong.
     """
 
-    _kind = SQLiteFile
+    _resource_class = SQLiteFile
 
     def __init__(
         self,
@@ -271,14 +271,14 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         """Whether writes are refused."""
         return self._connector.read_only
 
-    def _opened(self) -> SQLiteFile:
+    def _open_resource(self) -> SQLiteFile:
         key = None
         if self._connector.on_disk:  # the working directory may change
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
             key = None if self.read_only else os.path.realpath(self.path)
-        file = self._joined(key, lambda: SQLiteFile(self._connector, self._schema))
+        file = self._join_or_create(key, lambda: SQLiteFile(self._connector, self._schema))
         try:
-            if file.users > 1:
+            if file.user_count > 1:
                 self._join(file)
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
@@ -286,7 +286,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
                 # without it no rows could be deleted
                 file.submit(Job(self._begin, deletes_rows=True, is_async=False)).result()
         except BaseException:
-            file.leave()
+            file.remove_user()
             raise
         return file
 
@@ -325,8 +325,8 @@ class SQLiteDatabase(Opening[SQLiteFile]):
             deletes_rows,
             is_async=False,
         )
-        file = self._connected()
-        if not urgent or file.refused or not file.writer.commit_in_calling_thread(job):
+        file = self._connect_once()
+        if not urgent or file.refusal or not file.writer.commit_in_calling_thread(job):
             file.submit(job)
         return job.future.result()
 
@@ -352,34 +352,34 @@ class SQLiteDatabase(Opening[SQLiteFile]):
             deletes_rows,
             is_async=True,
         )
-        if self._shared is None:
-            return self._later(lambda file: file.submit(job))
-        return self._shared.submit(job)  # type: ignore[no-any-return]
+        if self._resource is None:
+            return self._call_after_connecting(lambda file: file.submit(job))
+        return self._resource.submit(job)  # type: ignore[no-any-return]
 
-    def post(self, make_flow: Callable[[], Flow[object]]) -> None:
+    def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
         """See `Database.post`."""
         with suppress(StorageUnavailable):
-            self._connected().submit(Job(make_flow, component=self._component, is_async=False))
+            self._connect_once().submit(Job(make_flow, component=self._component, is_async=False))
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._connected().read(make_flow(), snapshot=snapshot)
+        return self._connect_once().read(make_flow(), snapshot=snapshot)
 
     async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
         await self.aconnect()
-        return await self._connected().aread(make_flow(), snapshot=snapshot)
+        return await self._connect_once().aread(make_flow(), snapshot=snapshot)
 
     def epoch(self, watch: Watch) -> object | None:
         """See `Database.epoch`."""
-        file = self._shared
+        file = self._resource
         if file is None or self.read_only:
             return None
         return file.writer.epoch(self._component, watch)
 
     async def wait_for_epoch(self, watch: Watch) -> object | None:
         """See `Database.epoch_soon`."""
-        file = self._shared
+        file = self._resource
         if file is None or self.read_only:
             return None
         return await file.writer.wait_for_epoch(self._component, watch)
@@ -392,11 +392,11 @@ class SQLiteDatabase(Opening[SQLiteFile]):
 
     def scrub(self) -> bool:
         """See `Database.scrub`. Takes the time, and for a moment the space, of writing the file."""
-        return self._connected().writer.scrub()
+        return self._connect_once().writer.scrub()
 
     def shrink(self) -> None:
         """See `Database.shrink`."""
-        self._connected().writer.shrink(lambda: self.write(lambda: fetch_rows("SELECT 1")))
+        self._connect_once().writer.shrink(lambda: self.write(lambda: fetch_rows("SELECT 1")))
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
@@ -416,7 +416,7 @@ class SQLiteDatabase(Opening[SQLiteFile]):
         return NamedLock(self._locks, self.aconnect, name, timeout_s)
 
     def _locks(self) -> Locks:
-        file = self._connected()
+        file = self._connect_once()
         _ = file.writer  # one that only reads could not make the file of locks
         return file.locks
 
@@ -539,7 +539,7 @@ class AsyncReaders(_Pausable):
 
     async def _do(self, promise: Promise[T], flow: Flow[T], snapshot: bool) -> None:
         async with self._turns:
-            if not promise.claim():
+            if not promise.try_start():
                 return
             try:
                 async with self._count_read():
@@ -547,7 +547,7 @@ class AsyncReaders(_Pausable):
                         promise.result = await self._read(flow, snapshot)
             except BaseException as exc:
                 promise.error = exc
-        settle_promises([promise])
+        deliver_promises([promise])
 
     @asynccontextmanager
     async def _count_read(self) -> AsyncIterator[None]:

@@ -31,7 +31,7 @@ from perdure.storage.sqlite_connection import (
     map_errors,
     translate_error,
 )
-from perdure.storage.threads import Promise, settle_promises
+from perdure.storage.threads import Promise, deliver_promises
 
 _log = logging.getLogger("perdure")
 
@@ -98,7 +98,7 @@ class SQLiteWriter:
                     self._after_commit()
                 while self._asked:
                     with self._in_use():
-                        settle_promises(self._answered())
+                        deliver_promises(self._answered())
             del jobs  # else the last results live until the next job
 
     def commit_in_calling_thread(self, job: Job[Any]) -> bool:
@@ -111,7 +111,7 @@ class SQLiteWriter:
             return False
         self._busy = True
         try:
-            if self._closed or not job.claim():
+            if self._closed or not job.try_start():
                 return False
             if not self._commit_single_statement(job):
                 self._commit([job])
@@ -151,7 +151,7 @@ class SQLiteWriter:
             job.result = stop.value
         self._count([job])
         job.succeed()
-        settle_promises([job, *self._answered()])
+        deliver_promises([job, *self._answered()])
         return True
 
     def _group(self) -> tuple[list[Job[Any]], bool]:
@@ -159,7 +159,7 @@ class SQLiteWriter:
         jobs, queue, until = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
         while job is not None:
-            if job.claim():
+            if job.try_start():
                 jobs.append(job)
             if not queue.empty():
                 job = queue.get()
@@ -209,12 +209,12 @@ class SQLiteWriter:
             self._count(jobs)
             for job in jobs:
                 job.succeed()
-            settle_promises([*jobs, *self._answered()])
+            deliver_promises([*jobs, *self._answered()])
 
     def _fail(self, jobs: list[Job[Any]], error: BaseException) -> None:
         for job in jobs:
             job.fail(error)
-        settle_promises([*jobs, *self._answered()])
+        deliver_promises([*jobs, *self._answered()])
 
     def _count(self, jobs: list[Job[Any]]) -> None:
         """Count commits, for those who watch what others commit."""
@@ -290,7 +290,7 @@ class SQLiteWriter:
             epoch = self.epoch(component, watch)  # it may have become free just before
             if epoch is not None:
                 return epoch
-            limit = asyncio.get_running_loop().call_later(SOON_S, settle_promises, [asked])
+            limit = asyncio.get_running_loop().call_later(SOON_S, deliver_promises, [asked])
             try:
                 return await asked.future  # type: ignore[misc,no-any-return]
             finally:
@@ -451,7 +451,7 @@ class SQLiteWriter:
         with self.between_commits() as conn:
             self._checkpoint(conn, wait_s=1.0)
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Finish what was handed in, and end the thread."""
         self._queue.put(None)
         self._thread.join()

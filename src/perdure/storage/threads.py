@@ -1,7 +1,7 @@
-"""Work in other threads, and its outcome back to a thread or an event loop.
+"""Thread pools and queues whose results are delivered to a thread or to an event loop.
 
-`concurrent.futures` with `asyncio.wrap_future` does the same at twice the cost (measured in
-docs/decisions/0001): each outcome crosses two futures and their callbacks.
+`concurrent.futures` with `asyncio.wrap_future` costs twice as much (docs/decisions/0001), because
+each result passes through two futures and their callbacks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,17 @@ T = TypeVar("T")
 
 
 class Promise(Generic[T]):
-    """The outcome of work that another thread does, `result` or `error`; `settle` delivers it.
+    """The future result of work that another thread does.
 
-    With `awaited` it is made within a coroutine, and its `future` is asyncio's.
+    The other thread sets `result` or `error`, then calls `deliver_promises`.
+
+    Args:
+        is_async: Whether a coroutine waits. The promise must then be created within the coroutine.
+
+    Attributes:
+        future: The future that the waiting side uses, which is asyncio's if a coroutine waits.
+        result: The result of the work.
+        error: The error that the work raised, or None.
     """
 
     __slots__ = ("_loop", "error", "future", "result")
@@ -34,32 +42,32 @@ class Promise(Generic[T]):
         self.result: T
         self.error: BaseException | None = None
 
-    def claim(self) -> bool:
-        """Whether the work is still wanted."""
+    def try_start(self) -> bool:
+        """Return whether to start the work, which is False if its future was cancelled."""
         if self._loop is None:
             return self.future.set_running_or_notify_cancel()  # type: ignore[union-attr]
         return not self.future.cancelled()
 
 
-def settle_promises(promises: Sequence[Promise[Any]]) -> None:
-    """Deliver outcomes; each event loop is woken once."""
+def deliver_promises(promises: Sequence[Promise[Any]]) -> None:
+    """Deliver the results of several promises. Each event loop is woken only once."""
     by_loop: dict[asyncio.AbstractEventLoop | None, list[Promise[Any]]] = {}
     for promise in promises:
         by_loop.setdefault(promise._loop, []).append(promise)
-    for loop, of_loop in by_loop.items():
+    for loop, loop_promises in by_loop.items():
         if loop is None:
-            deliver_outcomes(of_loop)
+            set_outcomes(loop_promises)
         else:
-            with contextlib.suppress(RuntimeError):  # it was closed: nobody waits any more
-                loop.call_soon_threadsafe(deliver_outcomes, of_loop)
+            with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody waits any more
+                loop.call_soon_threadsafe(set_outcomes, loop_promises)
 
 
-def deliver_outcomes(promises: Sequence[Promise[Any]]) -> None:
-    """Deliver outcomes in the event loop's own thread, or of threads."""
+def set_outcomes(promises: Sequence[Promise[Any]]) -> None:
+    """Set the results of futures; those of an event loop must be set in the loop's own thread."""
     for promise in promises:
         if promise.future.done():
-            continue  # cancelled while the work was being done
-        if isinstance(promise.error, StopIteration):  # which no future takes
+            continue  # the future was cancelled during the work
+        if isinstance(promise.error, StopIteration):  # futures do not accept it
             error = RuntimeError("a call raised StopIteration")
             error.__cause__ = promise.error
             promise.future.set_exception(error)
@@ -69,110 +77,135 @@ def deliver_outcomes(promises: Sequence[Promise[Any]]) -> None:
             promise.future.set_result(promise.result)
 
 
-_ENDS_S = 0.05  # for a thread that was told to end
-_Task = tuple[Promise[Any] | None, Callable[[], Any]]  # None: nobody waits, and nothing is raised
+_JOIN_S = 0.05  # seconds to wait for the end of a thread before it is signalled again
+_Task = tuple[
+    Promise[Any] | None, Callable[[], Any]
+]  # without a promise, nobody waits for the result
 
 
 class ThreadPool:
-    """A few daemon threads that do work in the order in which it comes.
+    """Daemon threads that run tasks in the order of their submission.
 
-    One is started only while all others are at work: who does one thing after another has one
-    thread, and the connection and the caches that go with it.
+    A thread is started only if all others are busy. A caller with one task after another therefore
+    uses one thread, with its connection and its caches.
 
     Args:
-        max_threads: How many threads at most.
-        name: What they are called.
+        max_threads: The maximum number of threads.
+        name: The name of the threads.
         is_permanent: Whether idle threads wait for more work until `close`. Otherwise they end.
     """
 
     def __init__(self, max_threads: int, name: str, *, is_permanent: bool) -> None:
         self._max_threads, self._name, self._is_permanent = max_threads, name, is_permanent
-        self._lock = threading.Lock()  # of what follows
-        self._waiting: deque[_Task] = deque()
-        self._undone = 0
+        self._lock = threading.Lock()  # protects the attributes below
+        self._queued_tasks: deque[_Task] = deque()
+        self._unfinished_count = 0
         self._threads: list[threading.Thread] = []
-        self._wake: SimpleQueue[bool] = SimpleQueue()  # of lasting ones; False: no more will come
+        self._wake_signals: SimpleQueue[bool] = (
+            SimpleQueue()
+        )  # for permanent threads; False ends one
 
     def submit(self, work: Callable[[], object], *, is_async: bool | None) -> Any:
-        """Have work done. Returns its future: asyncio's for a coroutine that calls.
+        """Submit a function to be called in one of the threads.
 
-        With None there is none: the work tells its outcome itself, and raises nothing.
+        Args:
+            work: The function.
+            is_async: Whether a coroutine waits for the result. None means that nobody waits, and
+                that `work` handles its own errors.
+
+        Returns:
+            A future of the result, which is asyncio's if `is_async`. None if nobody waits.
         """
         promise: Promise[Any] | None = None if is_async is None else Promise(is_async=is_async)
         with self._lock:
-            # else what was cancelled piles up behind threads that hang
-            while self._waiting and (first := self._waiting[0][0]) and first.future.cancelled():
-                self._waiting.popleft()
-                self._undone -= 1
-            if len(self._threads) < min(self._undone + 1, self._max_threads):
+            # otherwise cancelled tasks would pile up behind threads that hang
+            while (
+                self._queued_tasks
+                and (first := self._queued_tasks[0][0])
+                and first.future.cancelled()
+            ):
+                self._queued_tasks.popleft()
+                self._unfinished_count -= 1
+            if len(self._threads) < min(self._unfinished_count + 1, self._max_threads):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                thread.start()  # first: if it cannot, nothing has been handed in
+                thread.start()  # first, because a failure must leave no task in the queue
                 self._threads.append(thread)
-            self._waiting.append((promise, work))
-            self._undone += 1
+            self._queued_tasks.append((promise, work))
+            self._unfinished_count += 1
         if self._is_permanent:
-            self._wake.put(True)
+            self._wake_signals.put(True)
         return None if promise is None else promise.future
 
     def _run(self) -> None:
-        while (task := self._next()) is not None:
+        """Run queued tasks until `_take_task` returns None."""
+        while (task := self._take_task()) is not None:
             promise, work = task
             if promise is None:
                 work()
-            elif is_wanted := promise.claim():
+            elif is_wanted := promise.try_start():
                 try:
                     promise.result = work()
                 except BaseException as exc:
                     promise.error = exc
-            with self._lock:  # first: who is told the outcome may have more work at once
-                self._undone -= 1
+            with self._lock:  # before delivery, because the caller may submit more work at once
+                self._unfinished_count -= 1
             if promise is not None and is_wanted:
-                settle_promises([promise])
-            del task, promise, work  # else the last result lives until the next
+                deliver_promises([promise])
+            del (
+                task,
+                promise,
+                work,
+            )  # otherwise the last result would stay in memory until the next task
 
-    def _next(self) -> _Task | None:
+    def _take_task(self) -> _Task | None:
+        """Return the next task. Return None if the thread must end."""
         while True:
-            is_open = self._is_permanent and self._wake.get()
+            is_open = self._is_permanent and self._wake_signals.get()
             with self._lock:
-                if self._waiting:
-                    return self._waiting.popleft()
+                if self._queued_tasks:
+                    return self._queued_tasks.popleft()
                 if not self._is_permanent:
                     self._threads.remove(threading.current_thread())
                 if not is_open:
                     return None
 
     def close(self) -> None:
-        """Finish what was handed in, then end lasting threads."""
+        """Finish all submitted tasks, then end permanent threads."""
         for _ in self._threads:
-            self._wake.put(False)
+            self._wake_signals.put(False)
         while alive := [thread for thread in self._threads if thread.is_alive()]:
-            alive[0].join(_ENDS_S)
-            if alive[0].is_alive():  # one that began meanwhile was told in its place
-                self._wake.put(False)
+            alive[0].join(_JOIN_S)
+            if alive[0].is_alive():  # a thread that started since then received its signal
+                self._wake_signals.put(False)
 
 
 class Ticket:
-    """A place in queues: `reached` is done once it is the first in each of them.
+    """A place in one or several queues.
 
-    An event loop waits for that, or, with None, a thread; `with` waits, and leaves in the end.
+    In a `with` block, a thread waits for its turn, and leaves the queues at the end.
+
+    Attributes:
+        names: The names of the queues.
+        loop: The event loop that waits for the turn, or None if a thread waits.
+        turn: A future that is done once the ticket is the first in each queue.
     """
 
-    __slots__ = ("_queues", "loop", "names", "reached")
+    __slots__ = ("_queues", "loop", "names", "turn")
 
     def __init__(
         self, queues: Queues, names: tuple[str, ...], loop: asyncio.AbstractEventLoop | None
     ) -> None:
         self._queues, self.names, self.loop = queues, names, loop
-        self.reached: Future[None] = Future()
+        self.turn: Future[None] = Future()
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether its event loop was closed, so that nobody waits or will leave."""
+        """Whether the event loop was closed, so that nobody waits or leaves any more."""
         return self.loop is not None and self.loop.is_closed()
 
     def __enter__(self) -> None:
         try:
-            self.reached.result()
+            self.turn.result()
         except BaseException:
             self.leave()
             raise
@@ -181,76 +214,78 @@ class Ticket:
         self.leave()
 
     def leave(self) -> None:
-        """Leave the queues, also without having waited. Twice is no error."""
+        """Leave the queues, even before the turn has come. A second call does nothing."""
         self._queues.leave(self)
 
 
 class Queues:
-    """Queues for names, in which work waits in the order in which it came."""
+    """One queue for each name, in which tickets wait in the order of their arrival."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()  # of what follows; held for moments only
+        self._lock = threading.Lock()  # protects `_queues`
         self._queues: dict[str, deque[Ticket]] = {}
 
-    def ask(self, *names: str, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
-        """A place at the end of each queue."""
+    def join(self, *names: str, loop: asyncio.AbstractEventLoop | None = None) -> Ticket:
+        """Return a ticket at the end of the queues with these names."""
         ticket = Ticket(self, tuple(dict.fromkeys(names)), loop)
-        with self._guard:
+        with self._lock:
             for name in ticket.names:
                 queue = self._queues.setdefault(name, deque())
-                while queue and queue[0].is_abandoned:  # since it was told
+                while (
+                    queue and queue[0].is_abandoned
+                ):  # its loop was closed after its turn had come
                     self._remove(queue[0])
                     queue = self._queues.setdefault(name, deque())
                 queue.append(ticket)
-            self._tell(ticket)
+            self._notify_if_first(ticket)
         return ticket
 
-    def first(self, name: str) -> Ticket | None:
-        """Who is first, if anybody waits."""
-        with self._guard:
+    def first_ticket(self, name: str) -> Ticket | None:
+        """Return the first ticket in a queue, or None if the queue is empty."""
+        with self._lock:
             queue = self._queues.get(name)
             return queue[0] if queue else None
 
     def leave(self, ticket: Ticket) -> None:
         """See `Ticket.leave`."""
-        with self._guard:
+        with self._lock:
             self._remove(ticket)
 
     def _remove(self, ticket: Ticket) -> None:
+        """Remove a ticket from its queues, and notify the tickets that become the first."""
         for name in ticket.names:
             queue = self._queues.get(name)
             if queue is None or ticket not in queue:
                 continue
             queue.remove(ticket)
             if queue:
-                self._tell(queue[0])
+                self._notify_if_first(queue[0])
             else:
                 del self._queues[name]
 
-    def _tell(self, ticket: Ticket) -> None:
-        """Tell who waits, if it is the first; if its event loop was closed, nobody does."""
-        if ticket.reached.done() or any(
-            self._queues[name][0] is not ticket for name in ticket.names
-        ):
+    def _notify_if_first(self, ticket: Ticket) -> None:
+        """Complete the turn of a ticket that is first in all its queues, unless it is abandoned."""
+        if ticket.turn.done() or any(self._queues[name][0] is not ticket for name in ticket.names):
             return
         if ticket.is_abandoned:
             self._remove(ticket)
-        elif ticket.reached.set_running_or_notify_cancel():
-            ticket.reached.set_result(None)
+        elif ticket.turn.set_running_or_notify_cancel():
+            ticket.turn.set_result(None)
 
 
-# -- calls of what a user gives, which may hang
+# -- calls of a user's functions, which may hang
 
 
 class TimedOut(TimeoutError):
-    """A call took longer than its limit. It may go on; its outcome is ignored."""
+    """A call took longer than its limit. It may still be running; its result is ignored."""
 
 
 def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:
-    """The outcome of a call, for which a thread waits.
+    """Wait for the result of a call in the calling thread, and return it.
 
     Raises:
-        TimedOut: There was none in time. A `TimeoutError` of the call itself is raised as it is.
+        TimedOut: The call took longer than `timeout_s`. A `TimeoutError` that the call itself
+            raised is passed on unchanged.
     """
     try:
         return future.result(timeout_s)
@@ -262,7 +297,7 @@ def wait_for_outcome(future: Future[T], timeout_s: float | None) -> T:
 
 
 async def await_outcome(call: Awaitable[T], timeout_s: float | None) -> T:
-    """See `waited_for`."""
+    """Await the result of a call, with a limit of time; see `wait_for_outcome`."""
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
