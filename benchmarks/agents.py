@@ -28,7 +28,7 @@ from langgraph.types import Command, interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import count, limit
+from perdure.checkpointers.manifest import count_positions, max_ranges
 
 FILES = 40
 ENTRIES = 12
@@ -239,8 +239,12 @@ def check_manifests(saver: SQLiteCheckpointer, thread: str) -> None:
     """
     for info in saver.checkpoints(thread):
         at = Address(thread, info.checkpoint_ns, info.checkpoint_id)
-        found = saver.database.read(partial(saver._reader.find, at))
+        found = saver.database.read(partial(saver._reader.find_checkpoint, at))
         assert found is not None
         for manifests in (found.snapshot.ranges, found.snapshot.transcript):
             for channel, (_, ranges) in manifests.items():
-                assert len(ranges) <= limit(count(ranges)), (at, channel, len(ranges))
+                assert len(ranges) <= max_ranges(count_positions(ranges)), (
+                    at,
+                    channel,
+                    len(ranges),
+                )

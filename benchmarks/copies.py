@@ -54,14 +54,14 @@ def ways(messages: list[BaseMessage]) -> dict[str, Callable[[], Any]]:
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     dumped = serde.dumps_typed(messages)
     items = Codec(serde)
-    stored = items.full(messages, str)
+    stored = items.encode_for_comparison(messages, str)
     return {
         "langgraph's serializer, load": lambda: serde.loads_typed(dumped),
         "copy.deepcopy": lambda: copy.deepcopy(messages),
         "model_copy(deep=True)": lambda: [m.model_copy(deep=True) for m in messages],
-        "as perdure does": lambda: items.values(stored),
+        "as perdure does": lambda: items.decode_all(stored),
         "langgraph's serializer, dump": lambda: serde.dumps_typed(messages),
-        "compared, as perdure does": lambda: items.full(messages, str) == stored,
+        "compared, as perdure does": lambda: items.encode_for_comparison(messages, str) == stored,
     }
 
 

@@ -59,7 +59,7 @@ class Address(NamedTuple):
         return {"configurable": configurable}
 
 
-def address(config: RunnableConfig) -> Address:
+def parse_address(config: RunnableConfig) -> Address:
     """The address in a config; raises as `named` does."""
     configurable = config.get("configurable") if isinstance(config, _MAPPING) else None
     if not isinstance(configurable, _MAPPING):
@@ -73,12 +73,12 @@ def address(config: RunnableConfig) -> Address:
         configurable.get("checkpoint_id"),
     )
     if not (type(thread_id) is type(ns) is str and (uid is None or type(uid) is str)):
-        return named(*at)
+        return build_address(*at)
     plain = thread_id and thread_id.isascii() and ns.isascii() and (uid is None or uid.isascii())
-    return Address(thread_id, ns, uid or None) if plain else named(*at)
+    return Address(thread_id, ns, uid or None) if plain else build_address(*at)
 
 
-def named(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Address:
+def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Address:
     """An address of these parts; no checkpoint_id, or an empty one, is the head's.
 
     Raises:
@@ -87,11 +87,11 @@ def named(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Ad
     return Address(
         check_thread_id(thread_id),
         check_text("checkpoint_ns", checkpoint_ns),
-        optional_text("checkpoint_id", checkpoint_id) or None,
+        check_optional_text("checkpoint_id", checkpoint_id) or None,
     )
 
 
-def context_of(config: RunnableConfig) -> Any:
+def find_context(config: RunnableConfig) -> Any:
     """Return the `context` of the run that a config belongs to, or None if it has none.
 
     Only a config that langgraph gives to a node, a tool or a checkpointer has a context.
@@ -103,12 +103,12 @@ def context_of(config: RunnableConfig) -> Any:
     return None
 
 
-def context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
+def find_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
     """Return the named values in the `context` of the run that a config belongs to.
 
     The context is a dict or an object with attributes. Names whose value is None are omitted.
     """
-    context = context_of(config)
+    context = find_context(config)
     read = context.get if isinstance(context, Mapping) else partial(getattr, context)
     return {name: value for name in names if (value := read(name, None)) is not None}
 
@@ -132,15 +132,15 @@ def check_thread_id(thread_id: object) -> str:
 
 def check_thread_ids(thread_ids: object) -> list[str]:
     """Thread ids, each as `check_thread_id` takes it."""
-    return [check_thread_id(value) for value in _several("thread_ids", thread_ids)]
+    return [check_thread_id(value) for value in _check_list("thread_ids", thread_ids)]
 
 
 def check_texts(name: str, values: object) -> list[str]:
     """Several ids of what `name` says."""
-    return [check_text(name, value) for value in _several(name, values, str)]
+    return [check_text(name, value) for value in _check_list(name, values, str)]
 
 
-def _several(name: str, values: object, kind: type = object) -> list[Any]:
+def _check_list(name: str, values: object, kind: type = object) -> list[Any]:
     if not isinstance(values, str | bytes) and isinstance(values, Iterable):
         items = list(values)
         if all(isinstance(item, kind) for item in items):
@@ -149,12 +149,12 @@ def _several(name: str, values: object, kind: type = object) -> list[Any]:
     raise InvalidConfig(f"{name} is {values!r:.80}; expected a list of {ids}, like ['id-1']")
 
 
-def optional_text(name: str, value: object) -> str | None:
+def check_optional_text(name: str, value: object) -> str | None:
     """Text, or None; see `check_text`."""
     return None if value is None else check_text(name, value)
 
 
-def check_moment(name: str, value: datetime) -> datetime:
+def check_datetime(name: str, value: datetime) -> datetime:
     """A moment with a time zone.
 
     Raises:

@@ -16,7 +16,7 @@ from datetime import datetime
 from itertools import chain, starmap
 from typing import Any, Final, NamedTuple
 
-from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count
+from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
 from perdure.storage.flow import Row
 
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
@@ -116,7 +116,7 @@ class ChannelLog:
         for start, stop in ranges:
             places = range(start, stop)
             first.update(map(self.origins.__getitem__, places) if start >= ALIASES else places)
-        return len(first) == count(ranges)
+        return len(first) == count_positions(ranges)
 
     def find_position(self, item: bytes) -> int | None:
         """The position of an item, if it is here, or is planned."""

@@ -19,11 +19,11 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.address import (
-    check_moment,
+    build_address,
+    check_datetime,
+    check_optional_text,
     check_texts,
     check_thread_id,
-    named,
-    optional_text,
 )
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.differences import Differences
@@ -42,7 +42,7 @@ from perdure.checkpointers.reports import (
     ThreadStatus,
     ThreadUsage,
 )
-from perdure.checkpointers.run_starts import find_said_after
+from perdure.checkpointers.run_starts import find_brought_after
 from perdure.checkpointers.saver import CheckpointSaver
 from perdure.checkpointers.thread_copy import Merge, copy_thread
 from perdure.checkpointers.threads import ThreadReader, missing
@@ -58,8 +58,8 @@ _List = list  # within the class the name is a method's
 class Checkpointer(CheckpointSaver):
     """A checkpointer over a database, which it closes. Users open one with `SQLiteCheckpointer`."""
 
-    def _bind(self) -> None:
-        super()._bind()
+    def _create_parts(self) -> None:
+        super()._create_parts()
         self._threads = ThreadReader(self._reader)
         self._differences = Differences(self._reader)
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
@@ -112,7 +112,7 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: There is no such thread or namespace, and `missing_ok` is False.
             UnknownCheckpoint: It has no such checkpoint.
         """
-        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(
             lambda: self._threads.history(at, channel, ends, before, missing_ok=missing_ok)
         )()
@@ -129,7 +129,7 @@ class Checkpointer(CheckpointSaver):
         missing_ok: bool = False,
     ) -> _List[HistoryItem]:
         """See `history`."""
-        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
         decoded = await self.database.aread(
             lambda: self._threads.history(at, channel, ends, before, missing_ok=missing_ok)
         )
@@ -153,7 +153,7 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: The thread or the namespace does not exist.
             UnknownCheckpoint: The thread has no such checkpoint.
         """
-        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(lambda: self._threads.delta_values(at))
 
     adelta_values = make_async_twin(delta_values)
@@ -230,7 +230,7 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: There is no such thread or namespace.
             UnknownCheckpoint: It has no such checkpoint.
         """
-        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(lambda: self._threads.status(at))
 
     astatus = make_async_twin(status)
@@ -245,14 +245,14 @@ class Checkpointer(CheckpointSaver):
 
     athread = make_async_twin(thread)
 
-    def beginning(self, thread_id: str, least: int = 8) -> str:
+    def unique_prefix(self, thread_id: str, min_length: int = 8) -> str:
         """The first characters of an id, `least` or more, with which no other id begins.
 
         It is for lists that people read; `threads(prefix=…)` finds the thread by it.
         """
-        return self.database.read(lambda: self._threads.beginning(thread_id, least))
+        return self.database.read(lambda: self._threads.beginning(thread_id, min_length))
 
-    abeginning = make_async_twin(beginning)
+    aunique_prefix = make_async_twin(unique_prefix)
 
     def checkpoints(
         self,
@@ -282,7 +282,7 @@ class Checkpointer(CheckpointSaver):
         pairs: Sequence[tuple[str | None, str]],
         *,
         checkpoint_ns: str = "",
-        most: int = 20,
+        limit: int = 20,
     ) -> _List[StateDifference]:
         """What changed between checkpoints, pair by pair, without reading their whole values.
 
@@ -297,8 +297,8 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: There is no such thread or namespace.
             UnknownCheckpoint: It has no such later checkpoint.
         """
-        at = named(thread_id, checkpoint_ns, None)
-        return self._read(lambda: self._differences.of(at, pairs, most))
+        at = build_address(thread_id, checkpoint_ns, None)
+        return self._read(lambda: self._differences.of(at, pairs, limit))
 
     adifferences = make_async_twin(differences)
 
@@ -448,9 +448,9 @@ class Checkpointer(CheckpointSaver):
             ConfigurationError: The moment has no time zone.
         """
         thread_id, ids = check_thread_id(thread_id), check_texts("message_ids", message_ids)
-        after = check_moment("moment", moment).timestamp()
+        after = check_datetime("moment", moment).timestamp()
         what = thread_id, channel, ids, after, config
-        return self._read(lambda: find_said_after(self._reader, self._run_starts, *what))
+        return self._read(lambda: find_brought_after(self._reader, self._run_starts, *what))
 
     asaid_after = make_async_twin(said_after)
 
@@ -467,7 +467,7 @@ class Checkpointer(CheckpointSaver):
             InvalidConfig: The target exists, or an id is not valid.
         """
         source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
-        checkpoint_id = optional_text("checkpoint_id", checkpoint_id)
+        checkpoint_id = check_optional_text("checkpoint_id", checkpoint_id)
         copy_thread(self._maintenance, source, target, checkpoint_id)
 
     async def acopy_thread(
@@ -523,7 +523,7 @@ class Checkpointer(CheckpointSaver):
         Raises:
             ConfigurationError: The moment has no time zone.
         """
-        before = check_moment("before", before)
+        before = check_datetime("before", before)
         return self._maintenance.delete_idle(before, thread_ids, dry_run=dry_run)
 
     adelete_idle = make_async_twin(delete_idle)
@@ -534,8 +534,10 @@ class Checkpointer(CheckpointSaver):
         Raises:
             UnknownCheckpoint: The thread has no such checkpoint.
         """
-        at = named(thread_id, checkpoint_ns, checkpoint_id)
-        if not self.database.write(lambda: self._writer.rewind(at), exclusive_names=(thread_id,)):
+        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
+        if not self.database.write(
+            lambda: self._writer.set_explicit_head(at), exclusive_names=(thread_id,)
+        ):
             raise missing(at._replace(checkpoint_id=checkpoint_id))
 
     arewind = make_async_twin(rewind)
@@ -570,7 +572,7 @@ class Checkpointer(CheckpointSaver):
             ImportFailed: Threads went on in both, and are named; of a checkpointer, all others are
                 imported. Or a checkpoint differs when read back. The threads before it are kept.
         """
-        return self._importer(source, serde, names, max_value_bytes).run()
+        return self._build_importer(source, serde, names, max_value_bytes).run()
 
     async def aimport_from(
         self,
@@ -581,14 +583,14 @@ class Checkpointer(CheckpointSaver):
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> ImportReport:
         """See `import_from`. If it is cancelled, the import stops at the next checkpoint."""
-        make = partial(self._importer, source, serde, names, max_value_bytes)
+        make = partial(self._build_importer, source, serde, names, max_value_bytes)
         importer = await asyncio.to_thread(make)
         try:
             return await asyncio.to_thread(importer.run)
         finally:
             importer.stopped.set()
 
-    def _importer(
+    def _build_importer(
         self,
         source: str | os.PathLike[str] | Checkpointer,
         serde: SerializerProtocol | None,

@@ -32,7 +32,7 @@ from perdure.checkpointers.messages import (
     packed_messages,
     unpacked_messages,
 )
-from perdure.checkpointers.objects import attributes_of, kind_of, private_of
+from perdure.checkpointers.objects import kind_of, read_attributes, read_private_attributes
 from perdure.checkpointers.stored_types import NO_TYPES, StoredTypes
 from perdure.checkpointers.values import (
     PACK,
@@ -46,14 +46,14 @@ from perdure.checkpointers.values import (
 from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Unstorable
 
 # first byte of a value that is no message: what the rest of it is
-_TYPED: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
-_TYPE_NAMES: Final = {code: name for name, code in _TYPED.items()}
-_NAMED: Final = 31  # any other name follows: its length in one byte, then itself
+_FORM_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
+_FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
+_OTHER_FORM: Final = 31  # any other name follows: its length in one byte, then itself
 _PLAIN: Final = b"\x10"  # "msgpack"
 MESSAGE: Final = b"\x92"  # msgpack's array of two, with which a message in its own form begins
 _MESSAGES: Final = frozenset(CLASSES.values())
 _NULL: Final = b"\x11"
-_TYPED_APART: Final = (bytes, bytearray, NoneType)  # what langgraph's serializer has forms for
+_SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)  # what langgraph's serializer has forms for
 _log = logging.getLogger("perdure")
 _MAX_STEPS: Final = 20  # of a path; each takes a trial of all parts on the way
 
@@ -76,8 +76,10 @@ class Codec:
         self._allowlist = Allowlist(serde, types) if type(serde) is JsonPlusSerializer else None
         self.former_names = types.build_former_name_tables() if self._allowlist is not None else []
         self.packs_messages = self._allowlist is not None
-        self.replaced_in = ""  # the path of the first value with a lone surrogate, if there was one
-        self.replacement_noted = False
+        self.replaced_path = (
+            ""  # the path of the first value with a lone surrogate, if there was one
+        )
+        self.is_replacement_logged = False
 
     def encode(self, value: Any, path: Callable[[], str], *, exact: bool = False) -> bytes:
         """One value as stored bytes, equal for equal values; an error names its `path`.
@@ -91,45 +93,53 @@ class Codec:
         """
         if value is None and self.packs_messages:
             return _NULL
-        if not self.packs_messages or isinstance(value, _TYPED_APART):
-            return self._checked(value, path)
+        if not self.packs_messages or isinstance(value, _SERIALIZER_TYPES):
+            return self._encode_or_explain(value, path)
         if isinstance(value, BaseMessage):
-            return self.stored(value, self.full([value], lambda _: path())[0], path)
+            return self.encode_for_storage(
+                value, self.encode_for_comparison([value], lambda _: path())[0], path
+            )
         try:
             return _PLAIN + pack(value)
         except TypeError:  # something in it is not plain data
-            return self._checked(value, path, exact=exact)
+            return self._encode_or_explain(value, path, exact=exact)
 
-    def _as_read(self, stored: bytes) -> bytes:
+    def _encode_as_read_back(self, stored: bytes) -> bytes:
         """The encoding of what a message, encoded as it is, comes back as."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
-        packed = _all_full([value]) if isinstance(value, BaseMessage) and is_plain(value) else None
-        return packed[0] if packed else self._encoded(value)
+        packed = (
+            _encode_all_plain([value])
+            if isinstance(value, BaseMessage) and is_plain(value)
+            else None
+        )
+        return packed[0] if packed else self._encode_unchecked(value)
 
-    def _checked(self, value: Any, path: Callable[[], str], *, exact: bool = False) -> bytes:
+    def _encode_or_explain(
+        self, value: Any, path: Callable[[], str], *, exact: bool = False
+    ) -> bytes:
         try:
-            return self._encoded(value, path, exact=exact)
+            return self._encode_unchecked(value, path, exact=exact)
         except Exception as exc:
             if self.packs_messages and getattr(self.serde, "pickle_fallback", False):
                 with suppress(Exception):
                     name, data = self.serde.dumps_typed(value)
                     if name == "pickle":
-                        return _tagged(name, data)
-            encode = partial(self._encoded, exact=exact or str(exc) == SURROGATES)
-            raise _refusal(encode, value, path(), exc) from exc
+                        return _add_form_tag(name, data)
+            encode = partial(self._encode_unchecked, exact=exact or str(exc) == SURROGATES)
+            raise _build_refusal(encode, value, path(), exc) from exc
 
-    def _encoded(
+    def _encode_unchecked(
         self, value: Any, path: Callable[[], str] | None = None, *, exact: bool = False
     ) -> bytes:
-        if self._allowlist is None or isinstance(value, _TYPED_APART):
+        if self._allowlist is None or isinstance(value, _SERIALIZER_TYPES):
             name, data = self.serde.dumps_typed(value)
-            return _tagged(name, bytes(data))
+            return _add_form_tag(name, bytes(data))
         converter = Converter(self._allowlist, exact=exact)
         packed = converter.pack(value)
         if converter.replacing and path is not None:
-            self.replaced_in = self.replaced_in or path()
+            self.replaced_path = self.replaced_path or path()
         return _PLAIN + packed
 
     def decode(self, stored: bytes) -> Any:
@@ -142,14 +152,14 @@ class Codec:
         try:
             if stored[:1] == MESSAGE:
                 return unpacked_messages([stored])[0]
-            name, data = _untagged(stored)
+            name, data = _split_form_tag(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
                 f"a stored value of {len(stored)} bytes does not say how it was written"
             ) from exc
-        return self.load(name, data)
+        return self.load_with_serializer(name, data)
 
-    def load(self, name: str, data: bytes) -> Any:
+    def load_with_serializer(self, name: str, data: bytes) -> Any:
         """What the serializer wrote, or this codec in its place, under the name of the form.
 
         Raises:
@@ -159,45 +169,47 @@ class Codec:
         try:
             if name == "msgpack" and self._allowlist is not None:
                 return Converter(self._allowlist).unpack(data)
-            with _blocked() as blocked:
+            with _collect_refused_types() as blocked:
                 value = self.serde.loads_typed((name, data))
         except TypeNotAllowed as exc:
-            raise _forbidden(exc.name, "a stored value") from exc
+            raise _forbidden_type_error(exc.name, "a stored value") from exc
         except Exception as exc:
             raise CorruptRecord(
                 f"a stored value of {len(data)} bytes cannot be read back ({exc}); "
                 "was it written with another serializer?"
             ) from exc
         if blocked:
-            raise _forbidden(blocked[0], "a stored value")
+            raise _forbidden_type_error(blocked[0], "a stored value")
         return value
 
     def log_replacement(self, thread_id: str) -> None:
         """Log that a character of a text was replaced, once for each codec."""
-        if self.replaced_in and not self.replacement_noted:
-            self.replacement_noted = True
+        if self.replaced_path and not self.is_replacement_logged:
+            self.is_replacement_logged = True
             _log.warning(
                 "%s of thread %r contains a lone surrogate (half of a character, such as a cut "
                 "emoji), which is not valid Unicode; '?' is stored in its place. Logged once",
-                *(self.replaced_in, thread_id),
+                *(self.replaced_path, thread_id),
             )
 
     # -- many values at once
 
-    def full(self, values: Sequence[Any], path: Callable[[int], str]) -> list[bytes]:
+    def encode_for_comparison(
+        self, values: Sequence[Any], path: Callable[[int], str]
+    ) -> list[bytes]:
         """The bytes by which values are compared; an error, as of `encode`, names the `path`."""
-        if self.packs_messages and (packed := _all_full(values)) is not None:
+        if self.packs_messages and (packed := _encode_all_plain(values)) is not None:
             return packed
-        return [self._full(value, path, i) for i, value in enumerate(values)]
+        return [self._encode_one_for_comparison(value, path, i) for i, value in enumerate(values)]
 
-    def _full(self, value: Any, path: Callable[[int], str], i: int) -> bytes:
-        if self.packs_messages and (packed := _all_full([value])) is not None:
+    def _encode_one_for_comparison(self, value: Any, path: Callable[[int], str], i: int) -> bytes:
+        if self.packs_messages and (packed := _encode_all_plain([value])) is not None:
             return packed[0]
         if type(value) is bytearray:  # within a list the serializer makes them bytes
             value = bytes(value)
-        return self._checked(value, lambda: path(i))
+        return self._encode_or_explain(value, lambda: path(i))
 
-    def stored(self, value: Any, full: bytes, path: Callable[[], str]) -> bytes:
+    def encode_for_storage(self, value: Any, full: bytes, path: Callable[[], str]) -> bytes:
         """The bytes that are stored for a value: those by which it is compared, if it comes back.
 
         Else those of what comes back in its place: storing that gives the same bytes again.
@@ -207,10 +219,10 @@ class Codec:
         if full[:1] == MESSAGE:
             if is_plain(value):  # of equal messages the bytes are equal, whatever their order
                 return packed_in_order(value) or full
-            full = self._checked(value, path)
-        return self._as_read(full)
+            full = self._encode_or_explain(value, path)
+        return self._encode_as_read_back(full)
 
-    def former_forms(self, value: Any, stored: bytes) -> Iterator[bytes]:
+    def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
         """Yield the encodings of a value under the earlier names of its classes.
 
         They find the items that were stored before a class was renamed. Otherwise a thread would
@@ -224,7 +236,7 @@ class Codec:
                 if former != stored:
                     yield former
 
-    def values(self, stored: Sequence[bytes]) -> list[Any]:
+    def decode_all(self, stored: Sequence[bytes]) -> list[Any]:
         """New values; no two callers share a mutable part.
 
         Raises:
@@ -239,7 +251,7 @@ class Codec:
         return [*map(self.decode, stored)]
 
 
-def _all_full(values: Sequence[Any]) -> list[bytes] | None:
+def _encode_all_plain(values: Sequence[Any]) -> list[bytes] | None:
     """The bytes of values that are all messages, or all plain data; else None."""
     classes = list(map(type, values))
     kinds = set(classes)
@@ -251,30 +263,30 @@ def _all_full(values: Sequence[Any]) -> list[bytes] | None:
         return None
 
 
-def _tagged(name: str, data: bytes) -> bytes:
-    code = _TYPED.get(name)
+def _add_form_tag(name: str, data: bytes) -> bytes:
+    code = _FORM_CODES.get(name)
     if code is not None:
         return bytes((code,)) + data
     text = name.encode()
-    return bytes((_NAMED, len(text))) + text + data
+    return bytes((_OTHER_FORM, len(text))) + text + data
 
 
-def _untagged(stored: bytes) -> tuple[str, bytes]:
+def _split_form_tag(stored: bytes) -> tuple[str, bytes]:
     code = stored[0]
-    if code == _NAMED:
+    if code == _OTHER_FORM:
         end = 2 + stored[1]
         return stored[2:end].decode(), stored[end:]
-    return _TYPE_NAMES[code], stored[1:]
+    return _FORM_NAMES[code], stored[1:]
 
 
 # -- refusing values: which part of one cannot be stored
 
 
-def _refusal(
+def _build_refusal(
     encode: Callable[[Any], object], value: Any, path: str, reason: Exception
 ) -> SerializationError:
     """The error that names the innermost part of a value for which `encode` raises."""
-    where, parts = path, _parts(value)
+    where, parts = path, _named_parts(value)
     for _ in range(_MAX_STEPS):
         for step, part in parts:
             try:
@@ -284,9 +296,9 @@ def _refusal(
                 break
         else:
             break
-        parts = _parts(value)
+        parts = _named_parts(value)
     if isinstance(reason, TypeNotAllowed):
-        return _forbidden(reason.name, where)
+        return _forbidden_type_error(reason.name, where)
     if isinstance(reason, RecursionError):
         return Unstorable(
             f"{path} cannot be stored: from {where} on, {reason}. Flatten it, or store it as text"
@@ -307,7 +319,7 @@ def _refusal(
     return Unstorable(f"{where} is {shown}, which cannot be stored: {reason}. {remedy}")
 
 
-def _parts(value: Any) -> list[tuple[str, Any]]:
+def _named_parts(value: Any) -> list[tuple[str, Any]]:
     from langgraph.types import Send  # slow to import, and only an error needs it
 
     if isinstance(value, dict):
@@ -316,9 +328,9 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(".arg", value.arg)]
     cls: Any = type(value)
     if kind_of(cls) not in (None, "enum"):
-        parts = attributes_of(value)
+        parts = read_attributes(value)
         if isinstance(value, BaseModel):
-            parts |= private_of(value)
+            parts |= read_private_attributes(value)
         return [(f".{name}", part) for name, part in parts.items()]
     if isinstance(value, list | tuple | set | frozenset):
         return [(f"[{i}]", part) for i, part in enumerate(value)]
@@ -340,7 +352,7 @@ register_serde_event_listener(_note_refusal)
 
 
 @contextmanager
-def _blocked() -> Iterator[list[tuple[str, str]]]:
+def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
     """The types that the serializer refuses in this thread meanwhile."""
     _refused.names = names = list[tuple[str, str]]()
     try:
@@ -349,7 +361,7 @@ def _blocked() -> Iterator[list[tuple[str, str]]]:
         _refused.names = None
 
 
-def _forbidden(name: tuple[str, ...], where: str) -> ForbiddenType:
+def _forbidden_type_error(name: tuple[str, ...], where: str) -> ForbiddenType:
     """The error that names a refused type, and how to allow it."""
     module, cls = name
     return ForbiddenType(

@@ -18,7 +18,7 @@ from langchain_core.messages import BaseMessage, RemoveMessage, convert_to_messa
 
 from perdure.checkpointers.cache import ChannelLog, PendingTask
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges, joined, positions
+from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges, iter_positions, join_ranges
 
 COUNTERS: Final = "counters_since_delta_snapshot"
 """The metadata key that lists the `DeltaChannel`s without a snapshot at a checkpoint."""
@@ -66,7 +66,7 @@ class ChannelUpdate:
     entries: list[Entry]
     is_messages: bool
     base: Ranges | None
-    places: Mapping[str, int] = field(default_factory=dict)
+    positions_by_id: Mapping[str, int] = field(default_factory=dict)
     repeated: frozenset[bytes] = frozenset()
 
     @property
@@ -74,7 +74,7 @@ class ChannelUpdate:
         """Whether one of the entries removes everything before it."""
         return any(entry.clears for entry in self.entries)
 
-    def parts(self, log: ChannelLog) -> list[bytes | Range]:
+    def build_parts(self, log: ChannelLog) -> list[bytes | Range]:
         """Return each added item in order, as its bytes or as its range in the log.
 
         An item that the log does not contain yet is returned as bytes.
@@ -95,11 +95,11 @@ class ChannelUpdate:
         """
         base = self.base or []
         ids = [entry.message_id for entry in self.entries if entry.message_id is not None]
-        if not self.places and None not in added_positions and len({*ids}) == len(ids):
-            return joined([*base, *((p, p + 1) for p in added_positions if p is not None)])
-        value: list[int | None] = [*positions(base)]
+        if not self.positions_by_id and None not in added_positions and len({*ids}) == len(ids):
+            return join_ranges([*base, *((p, p + 1) for p in added_positions if p is not None)])
+        value: list[int | None] = [*iter_positions(base)]
         order = {position: number for number, position in enumerate(value)}
-        numbers = {uid: order[position] for uid, position in self.places.items()}
+        numbers = {uid: order[position] for uid, position in self.positions_by_id.items()}
         for entry, position in zip(self.entries, added_positions, strict=True):
             if entry.clears:
                 value, numbers = [], {}
@@ -113,7 +113,7 @@ class ChannelUpdate:
                 if entry.message_id is not None:
                     numbers[entry.message_id] = len(value)
                 value.append(position)
-        return joined((p, p + 1) for p in value if p is not None)
+        return join_ranges((p, p + 1) for p in value if p is not None)
 
 
 @dataclass(slots=True)
@@ -130,9 +130,9 @@ class DeltaWrites:
     """
 
     updates: dict[str, ChannelUpdate] = field(default_factory=dict)
-    pending: dict[str, PendingTask] = field(default_factory=dict)
-    size: int | None = None
-    repeated: dict[str, frozenset[bytes]] = field(default_factory=dict)
+    pending_writes: dict[str, PendingTask] = field(default_factory=dict)
+    size_bytes: int | None = None
+    repeated_items: dict[str, frozenset[bytes]] = field(default_factory=dict)
 
 
 def plan_channel_update(
@@ -227,9 +227,9 @@ def _build_message_entries(
 def _encode_items(codec: Codec, channel: str, values: Sequence[Any]) -> list[bytes]:
     """Encode each value as the log of a channel stores it."""
     path = partial("the write to {!r}, element {}".format, channel)
-    full = codec.full(values, path)
+    full = codec.encode_for_comparison(values, path)
     return [
-        codec.stored(value, data, partial(path, i))
+        codec.encode_for_storage(value, data, partial(path, i))
         for i, (value, data) in enumerate(zip(values, full, strict=True))
     ]
 
@@ -239,10 +239,10 @@ def find_message_positions(codec: Codec, log: ChannelLog, ranges: Ranges) -> dic
 
     All items of the ranges must have been loaded.
     """
-    places = [*positions(ranges)]
+    places = [*iter_positions(ranges)]
     unread = [place for place in places if place not in log.message_ids]
     if unread:
-        items = codec.values([log.items_in([(place, place + 1)])[0] for place in unread])
+        items = codec.decode_all([log.items_in([(place, place + 1)])[0] for place in unread])
         log.message_ids.update(
             (place, getattr(item, "id", None)) for place, item in zip(unread, items, strict=True)
         )

@@ -28,10 +28,10 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     Ranges,
-    positions,
+    iter_positions,
     value_reference,
 )
-from perdure.checkpointers.put import TITLE_AMONG, CheckpointPut, title_of
+from perdure.checkpointers.put import TITLE_CANDIDATES, CheckpointPut, build_title
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import decrypt_writes, unpack_id
 from perdure.checkpointers.values import DeltaSnapshot
@@ -43,7 +43,7 @@ def delta_writes_from_cache(
 ) -> DeltaWrites | None:
     """Return the delta writes of a put from cached data, or None if the database must be read."""
     rows = head.write_rows.copy() if head.write_rows is not None else None
-    if rows is None and put.deltas:
+    if rows is None and put.delta_channels:
         return None
     flow = read_deltas(reader, put, thread, head, parent, [*(rows or {}).values()])
     try:
@@ -80,8 +80,8 @@ def read_deltas(
     is_fork = put.metadata.get("source") in START_SOURCES and not is_head
     changed = [
         channel
-        for channel in put.deltas
-        if parent.channel_versions.get(channel) != put.version(channel)
+        for channel in put.delta_channels
+        if parent.channel_versions.get(channel) != put.version_of(channel)
         and not (is_fork and channel in put.checkpoint["channel_values"])
     ]
     values = yield from _load_written_values(reader, put, thread, rows, changed, out)
@@ -92,10 +92,10 @@ def read_deltas(
         out.updates[channel] = update
         if channel == "messages":
             yield from _update_title(reader, put, thread, parent, update)
-    for channel in put.snapshots:
+    for channel in put.snapshot_channels:
         repeated = yield from _find_repeated_items(reader, put, thread, parent, channel)
         if repeated:
-            out.repeated[channel] = repeated
+            out.repeated_items[channel] = repeated
     return out
 
 
@@ -112,19 +112,19 @@ def _load_written_values(
     The pending writes and their size are stored in `out`.
     """
     found: list[tuple[Any, str, Any]] = []
-    out.size = 0 if channels else None
+    out.size_bytes = 0 if channels else None
     for row in rows if channels else ():
         task, path, writes = unpack_id(row[1]) or "", row[2], []
-        for index, channel, ref in decrypt_writes(reader.seal, *put.at[:2], row):
+        for index, channel, ref in decrypt_writes(reader.seal, *put.address[:2], row):
             if channel in channels:
-                value = yield from reader.value(put.at.thread_id, thread, ref)
+                value = yield from reader.read_value(put.address.thread_id, thread, ref)
                 found.append((writes_sort_key(path, task, index), channel, value))
                 if isinstance(ref, bytes) or ref[0] == MAP:
                     ref = _encode_elements(reader.codec, ref, value)
             writes.append([index, channel, ref])
         pending: PendingTask = (path, writes, row[3])
-        out.pending[task] = pending
-        out.size = (out.size or 0) + 1 + len(row[3])
+        out.pending_writes[task] = pending
+        out.size_bytes = (out.size_bytes or 0) + 1 + len(row[3])
     found.sort(key=lambda entry: entry[0])
     values: dict[str, list[Any]] = {channel: [] for channel in channels}
     for _, channel, value in found:
@@ -139,7 +139,9 @@ def _encode_elements(codec: Codec, ref: Any, value: Any) -> Any:
     """
     elements = value if type(value) is list else dict_pairs(value) if type(value) is dict else []
     kind = DICT_HERE if type(value) is dict else LIST_HERE
-    return [kind, codec.full(elements, "the element {}".format)] if elements else ref
+    return (
+        [kind, codec.encode_for_comparison(elements, "the element {}".format)] if elements else ref
+    )
 
 
 def _build_channel_update(
@@ -155,21 +157,21 @@ def _build_channel_update(
     key, before = parent.transcript.get(channel, (0, []))
     if base or before:
         last = (base or before)[-1][1] - 1
-        log = yield from reader.load(put.at.thread_id, thread, key, [(last, last + 1)])
-        [value] = reader.codec.values(log.items_in([(last, last + 1)]))
+        log = yield from reader.load_items(put.address.thread_id, thread, key, [(last, last + 1)])
+        [value] = reader.codec.decode_all(log.items_in([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
     update = plan_channel_update(reader.codec, channel, values, base, has_messages)
     if update.is_messages and base:
         wanted = {entry.message_id for entry in update.entries}
-        log = yield from reader.load(put.at.thread_id, thread, key, base)
+        log = yield from reader.load_items(put.address.thread_id, thread, key, base)
         ids = find_message_positions(reader.codec, log, base)
-        update.places = {uid: place for uid, place in ids.items() if uid in wanted}
+        update.positions_by_id = {uid: place for uid, place in ids.items() if uid in wanted}
     if update.is_messages and update.clears:
         key, said = parent.transcript.get(channel, (0, []))
         messages = list[Any]()
         if said:
-            log = yield from reader.load(put.at.thread_id, thread, key, said)
-            messages = reader.codec.values(log.items_in(said))
+            log = yield from reader.load_items(put.address.thread_id, thread, key, said)
+            messages = reader.codec.decode_all(log.items_in(said))
         update.repeated = find_restored_messages(update, messages)
     return update
 
@@ -197,19 +199,21 @@ def _update_title(
     update: ChannelUpdate,
 ) -> Flow[None]:
     """Set the title of the put from the first messages of the transcript, if it may change."""
-    if put.title or put.at.checkpoint_ns:
+    if put.title or put.address.checkpoint_ns:
         return
     new_ids = {entry.message_id or "" for entry in update.entries}
     title = thread.title
     if title is not None and title != NO_TITLE and title.message_id not in new_ids:
         return
     key, said = parent.transcript.get("messages", (0, []))
-    first = [(place, place + 1) for place in islice(positions(said), TITLE_AMONG)]
+    first = [(place, place + 1) for place in islice(iter_positions(said), TITLE_CANDIDATES)]
     items = list[bytes]()
     if first:
-        items = (yield from reader.load(put.at.thread_id, thread, key, first)).items_in(first)
+        items = (yield from reader.load_items(put.address.thread_id, thread, key, first)).items_in(
+            first
+        )
     items += [entry.item for entry in update.entries if entry.item is not None]
-    put.title = title_of({}, reader.codec.values(items[:TITLE_AMONG]))
+    put.title = build_title({}, reader.codec.decode_all(items[:TITLE_CANDIDATES]))
 
 
 def _find_repeated_items(
@@ -223,15 +227,15 @@ def _find_repeated_items(
     log = thread.logs_by_channel.get(channel)
     if log is None or not said or log.key != key:
         return frozenset()
-    known = {*(yield from reader.origins(put.at.thread_id, thread, key, said))}
+    known = {*(yield from reader.read_origins(put.address.thread_id, thread, key, said))}
     new: list[tuple[Any, bytes]] = []
-    for value, full in put.elements(channel):
+    for value, full in put.encoded_elements_of(channel):
         if log.find_position(full) not in known:
-            stored = reader.codec.stored(value, full, partial("{}".format, channel))
+            stored = reader.codec.encode_for_storage(value, full, partial("{}".format, channel))
             if log.find_position(stored) not in known:
                 new.append((value, stored))
     if not new:
         return frozenset()
-    yield from reader.load(put.at.thread_id, thread, key, said)
-    transcript = Transcript(reader.codec.values(log.items_in(said)))
+    yield from reader.load_items(put.address.thread_id, thread, key, said)
+    transcript = Transcript(reader.codec.decode_all(log.items_in(said)))
     return frozenset(stored for value, stored in new if transcript.take_match(value) is not None)

@@ -11,15 +11,15 @@ from perdure.checkpointers.manifest import (
     DICT,
     LIST,
     Ranges,
-    covered,
-    joined,
-    positions,
+    iter_positions,
+    join_ranges,
+    merge_ranges,
     value_reference,
 )
-from perdure.checkpointers.manifest import missing as lacking
+from perdure.checkpointers.manifest import subtract_ranges as lacking
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
-from perdure.checkpointers.status import SENDS, sent_to
+from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import missing
 from perdure.storage.flow import Flow
 
@@ -36,13 +36,13 @@ class Differences:
         self, at: Address, pairs: Sequence[tuple[str | None, str]], most: int
     ) -> Flow[list[StateDifference]]:
         """See `Checkpointer.differences`."""
-        checkpoint = yield from self.reader.find(at)
+        checkpoint = yield from self.reader.find_checkpoint(at)
         if checkpoint is None:
             raise missing(at)
         snapshots: dict[str | None, Snapshot | None] = {None: None}
         for uid in {uid for pair in pairs for uid in pair} - {None}:
-            parts = at.thread_id, at.checkpoint_ns, checkpoint.namespace, str(uid)
-            snapshots[uid] = yield from self.reader.snapshot(*parts)
+            parts = at.thread_id, at.checkpoint_ns, checkpoint.namespace_key, str(uid)
+            snapshots[uid] = yield from self.reader.read_snapshot(*parts)
         out = []
         for old, new in pairs:
             after = snapshots[new]
@@ -53,7 +53,7 @@ class Differences:
             )
             ran: tuple[str, ...] = ()
             if old is None or snapshots[old] is not None:
-                ran = yield from self._ran(at, checkpoint.namespace, snapshots[old], after)
+                ran = yield from self._ran(at, checkpoint.namespace_key, snapshots[old], after)
             out.append(StateDifference(ran, channels))
         return out
 
@@ -67,7 +67,7 @@ class Differences:
             parent = old if old is not None and step.parent_id == old.checkpoint_id else None
             if parent is None and step.parent_id is not None:
                 parts = at.thread_id, at.checkpoint_ns, namespace, step.parent_id
-                parent = yield from self.reader.snapshot(*parts)
+                parent = yield from self.reader.read_snapshot(*parts)
             ran[:0] = yield from self._ran_in(at.thread_id, parent, step)
             step = parent
         if step is None and old is not None:  # one does not lead to the other
@@ -80,10 +80,10 @@ class Differences:
         One that a channel triggers sees its version; so does one that was to run when an input
         came, and did not. A `Send` is a task of the checkpoint before, and leaves no version.
         """
-        source, ran = self.reader.metadata(step).get("source"), list[str]()
+        source, ran = self.reader.decode_metadata(step).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
-            sends = yield from self.reader.value_of(thread_id, parent.references[SENDS])
-            ran += [node for node in sent_to(sends) if node is not None]
+            sends = yield from self.reader.read_value_of_thread(thread_id, parent.references[SENDS])
+            ran += [node for node in find_send_targets(sends) if node is not None]
         return [] if source == "input" else [*ran, *_saw(parent, step)]
 
     def _between(
@@ -124,18 +124,24 @@ class Differences:
     def _of_log(
         self, thread_id: str, thread: Thread, key: int, old: Ranges, new: Ranges, most: int
     ) -> Flow[ChannelDifference]:
-        gone = yield from self.reader.origins(thread_id, thread, key, lacking(old, covered(new)))
-        come = yield from self.reader.origins(thread_id, thread, key, lacking(new, covered(old)))
+        gone = yield from self.reader.read_origins(
+            thread_id, thread, key, lacking(old, merge_ranges(new))
+        )
+        come = yield from self.reader.read_origins(
+            thread_id, thread, key, lacking(new, merge_ranges(old))
+        )
         both = {*gone} & {*come}  # they stand elsewhere
         gone, come = ([at for at in places if at not in both] for places in (gone, come))
         parts = []
         for places in (come, gone):
-            shown = joined((at, at + 1) for at in places[max(0, len(places) - most) :])
-            log = yield from self.reader.load(thread_id, thread, key, shown)
+            shown = join_ranges((at, at + 1) for at in places[max(0, len(places) - most) :])
+            log = yield from self.reader.load_items(thread_id, thread, key, shown)
             parts.append(
                 dict(
                     zip(
-                        positions(shown), self.reader.codec.values(log.items_in(shown)), strict=True
+                        iter_positions(shown),
+                        self.reader.codec.decode_all(log.items_in(shown)),
+                        strict=True,
                     )
                 )
             )
@@ -165,7 +171,7 @@ class Differences:
         for ref in (has, had):
             values = {}
             if ref is not None:
-                values[_WHOLE] = yield from self.reader.value(thread_id, thread, ref)
+                values[_WHOLE] = yield from self.reader.read_value(thread_id, thread, ref)
             parts.append(values)
         added, removed = parts
         return ChannelDifference(added, removed, len(added), len(removed), whole=True)

@@ -34,16 +34,16 @@ from perdure.checkpointers.manifest import (
     SNAPSHOT,
     Range,
     Ranges,
-    count,
-    flat,
-    once,
-    positions,
-    references,
-    unflat,
+    count_positions,
+    drop_repeats,
+    flatten_ranges,
+    iter_log_references,
+    iter_positions,
+    unflatten_ranges,
     value_reference,
 )
-from perdure.checkpointers.put import TITLE_LENGTH
-from perdure.checkpointers.reader import PAGE, CheckpointReader
+from perdure.checkpointers.put import MAX_TITLE_CHARS
+from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     VIEWS_NAMESPACE,
     RunRow,
@@ -136,7 +136,7 @@ def _erase_messages(
         yield from eraser.run_pass(collect_only=True)
         eraser.remover.channels = channels
     yield from eraser.run_pass(collect_only=False)
-    yield eraser.additions.statements()
+    yield eraser.additions.build_statements()
     items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
     yield from unsay(reader.sql, rows[0][0])
@@ -245,8 +245,10 @@ class _Eraser:
             log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
             log.next_position, log.next_alias = (stop for _, stop in next_log_positions(*ends))
             for first, stop in next_log_positions(*ends):
-                for start in range(first, stop, PAGE):
-                    page = self.reader.stored(self.thread_id, name, key, start, start + PAGE)
+                for start in range(first, stop, ITEMS_PAGE_SIZE):
+                    page = self.reader.read_items_page(
+                        self.thread_id, name, key, start, start + ITEMS_PAGE_SIZE
+                    )
                     items.update((yield from page))
             self._stored_at[key] = yield from self.reader.read_item_times(
                 key, [(0, log.next_position)]
@@ -254,7 +256,7 @@ class _Eraser:
             log.origins = {p: unpack(items.pop(p)) for p in [*items] if p >= ALIASES}
             self._items_by_log[key] = items
             for position, stored in items.items():  # a changed item may equal an existing one
-                self.additions.placed.setdefault((name, stored), position)
+                self.additions.positions_by_item.setdefault((name, stored), position)
 
     def remove_from_list_entry(self) -> Flow[None]:
         """Remove quotations from the title and the metadata that lists of threads show."""
@@ -298,7 +300,7 @@ class _Eraser:
         if self.remover.remove_from(content, ValueContext(describes_task=True)) is not content:
             return True
         if title.message_id is None:  # a title that was cut off may quote the start of a message
-            return bool(self.remover.has_match) and len(title.text) >= TITLE_LENGTH
+            return bool(self.remover.has_match) and len(title.text) >= MAX_TITLE_CHARS
         return title.message_id in {"", *self.remover.ids}
 
     def learn_texts(self) -> None:
@@ -342,7 +344,9 @@ class _Eraser:
         for namespace, ns, newest in (yield self.sql("thread_namespaces", self.thread.key)):
             self._in_removed_subgraph = f"{ns}|".startswith(self._subgraph_prefixes)
             self._removed_sends, head = {}, None
-            for row, snapshot in (yield from self.reader.rows(self.thread_id, ns, namespace)):
+            for row, snapshot in (
+                yield from self.reader.read_all_rows(self.thread_id, ns, namespace)
+            ):
                 is_head = row[0] == row_key(namespace, newest)
                 head = snapshot.checkpoint_id if is_head else head
                 yield from self._rewrite_checkpoint(ns, row, snapshot, is_head=is_head)
@@ -558,12 +562,12 @@ class _Eraser:
         """Return whether the value of a reference may contain something to erase."""
         return self._may_contain_erased(ref if isinstance(ref, bytes) else pack(ref)) or any(
             _find_positions(self._suspect_positions, log, *part)
-            for log, numbers in references(ref)
-            for part in unflat(numbers)
+            for log, numbers in iter_log_references(ref)
+            for part in unflatten_ranges(numbers)
         )
 
     def _read_value(self, ref: Any) -> Flow[Any]:
-        return (yield from self.reader.value(self.thread_id, self.thread, ref))
+        return (yield from self.reader.read_value(self.thread_id, self.thread, ref))
 
     def _rewrite_encoded(self, stored: bytes, context: ValueContext) -> Any:
         """Return encoded bytes without the messages, or `REMOVED` if nothing remains."""
@@ -592,11 +596,13 @@ class _Eraser:
     def _rewrite_split_value(self, ref: Any, context: ValueContext) -> Flow[Any]:
         """Return a reference to a list, dict or item of a log without the messages."""
         kind, log, numbers = ref
-        ranges = unflat([numbers, 1] if kind == ITEM else numbers)
+        ranges = unflatten_ranges([numbers, 1] if kind == ITEM else numbers)
         if kind == DICT:
             self.dicts.add(log)
             if (yield from self._is_split_message(log, ranges, context)):
-                self._items_of_removed_dicts |= {(log, position) for position in positions(ranges)}
+                self._items_of_removed_dicts |= {
+                    (log, position) for position in iter_positions(ranges)
+                }
                 return REMOVED
         parts = self._replace_hits(log, ranges, context, pairs=kind == DICT)
         if parts is None:
@@ -607,15 +613,15 @@ class _Eraser:
         self._ends_with_removed_call = (
             self._ends_with_removed_call or (log, last_position) in self._items_with_calls
         )
-        return [kind, log, flat(self._append_items(log, parts))]
+        return [kind, log, flatten_ranges(self._append_items(log, parts))]
 
     def _is_split_message(self, log: int, ranges: Ranges, context: ValueContext) -> Flow[bool]:
         """Return whether a dict that was split into items is itself an erased message."""
         suspects = (_find_positions(self._suspect_positions, log, *part) for part in ranges)
-        if count(ranges) > _MAX_MESSAGE_FIELDS or not any(suspects):
+        if count_positions(ranges) > _MAX_MESSAGE_FIELDS or not any(suspects):
             return False
         return self.remover.is_erased(
-            (yield from self._read_value([DICT, log, flat(ranges)])), context
+            (yield from self._read_value([DICT, log, flatten_ranges(ranges)])), context
         )
 
     def _rewrite_transcript(self, value_ref: Any, log: int, numbers: Any) -> Any:
@@ -626,7 +632,7 @@ class _Eraser:
             log: The key of the log.
             numbers: The stored ranges of the transcript.
         """
-        ranges = unflat(numbers)
+        ranges = unflatten_ranges(numbers)
         ref, are_pairs = value_reference(value_ref), False
         if ref is not value_ref:
             self.deltas.add(log)
@@ -638,10 +644,10 @@ class _Eraser:
         )
         parts = self._replace_hits(log, ranges, context, pairs=pairs)
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
-            (log, position) for position in positions(ranges)
+            (log, position) for position in iter_positions(ranges)
         )
         if removed and is_split:  # keep items that are also part of another value
-            removed -= {(log, p) for p in positions(unflat(ref[2]))}
+            removed -= {(log, p) for p in iter_positions(unflatten_ranges(ref[2]))}
         if parts is None and not removed:
             return [log, numbers]
         remaining: list[bytes | Range] = []
@@ -650,13 +656,13 @@ class _Eraser:
                 remaining.append(part)
             else:
                 remaining += ((p, p + 1) for p in range(*part) if (log, p) not in removed)
-        return [log, flat(once(self._append_items(log, remaining)))]
+        return [log, flatten_ranges(drop_repeats(self._append_items(log, remaining)))]
 
     def _append_items(self, log: int, parts: list[bytes | Range]) -> Ranges:
         """Append items to a log, and return the ranges of all parts."""
         if self._collect_only:
             return [(0, 1)]  # a placeholder; this pass discards its results
-        return self.additions.append(self.thread.logs[log].name, parts)
+        return self.additions.append_parts(self.thread.logs[log].name, parts)
 
     # -- items
 
@@ -714,7 +720,7 @@ class _Eraser:
         if new is REMOVED:
             return REMOVED
         stored = self._encode(new)
-        times, key = self.additions.times, (self.thread.logs[log].name, stored)
+        times, key = self.additions.item_times, (self.thread.logs[log].name, stored)
         times[key] = min(times.get(key, inf), self._stored_at[log].get(position, inf))
         return stored
 

@@ -35,8 +35,8 @@ def run_start(
     if put.metadata.get("source") in START_SOURCES:
         return seq
     if parent is None:
-        return 0 if put.at.checkpoint_id is not None and put.merge is not None else seq
-    if put.deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
+        return 0 if put.address.checkpoint_id is not None and put.merge is not None else seq
+    if put.is_deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
         return seq
     before, step = steps
     starts = step is not None and before is not None and step != before + 1
@@ -62,8 +62,8 @@ def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> 
     if now is None or snapshot.parent_id == now.checkpoint_id:
         return after, False
     if snapshot.run_start == seq:
-        is_turn = put.metadata.get("source") == "input" and not put.at.checkpoint_ns
-        return after, is_turn and not put.deliberate
+        is_turn = put.metadata.get("source") == "input" and not put.address.checkpoint_ns
+        return after, is_turn and not put.is_deliberate
     if (snapshot.run_start, snapshot.checkpoint_id) > (now.run_start, now.checkpoint_id):
         return after, False
     return Head(

@@ -200,7 +200,7 @@ class _SQLiteFile:
                 "expected bytes with a type name; the file was damaged"
             )
         try:
-            return self._codec.load(name, data)
+            return self._codec.load_with_serializer(name, data)
         except (ForbiddenType, CorruptRecord) as exc:
             raise type(exc)(f"{label}: {exc}") from exc
 
@@ -214,7 +214,9 @@ class _PostgresTables:
         self._tables = ForeignPostgres(dsn)
         dumps = codec.serde.dumps_typed  # required by the saver, which does not call it here
         self._saver = self._tables.saver(
-            SimpleNamespace(dumps_typed=dumps, loads_typed=lambda typed: codec.load(*typed))
+            SimpleNamespace(
+                dumps_typed=dumps, loads_typed=lambda typed: codec.load_with_serializer(*typed)
+            )
         )
         self.path, self.close = self._tables.path, self._tables.close
         self._paths = _PATHS.format(path="task_path")
@@ -380,12 +382,12 @@ class Importer:
             )
         address = parent._replace(checkpoint_id=checkpoint["id"])
         expected = [parent.checkpoint_id, checkpoint, metadata]
-        stored = self.read(lambda: self.reader.get(address))
+        stored = self.read(lambda: self.reader.read_tuple(address))
         is_new = stored is None
         if is_new:
             versions = checkpoint["channel_versions"]
             parts = parent, checkpoint, dict(metadata), versions
-            self.write(CheckpointPut(*parts, removals=self._removal_number))
+            self.write(CheckpointPut(*parts, loaded_removal=self._removal_number))
         elif not self._is_same(expected, stored):
             raise ImportFailed(
                 f"{label} differs from the checkpoint with this id here; import into a new file, "
@@ -393,9 +395,11 @@ class Importer:
             )
         missing_tasks = tasks if is_new else self._find_missing_tasks(tasks, stored)
         for task_id, path, writes in missing_tasks:
-            self.write(TaskWrites(address, task_id, path, writes, removals=self._removal_number))
+            self.write(
+                TaskWrites(address, task_id, path, writes, loaded_removal=self._removal_number)
+            )
         if is_new or missing_tasks:
-            stored = self.read(lambda: self.reader.get(address))
+            stored = self.read(lambda: self.reader.read_tuple(address))
         if not self._is_same(expected, stored) or self._find_missing_tasks(tasks, stored):
             raise ImportFailed(
                 f"{label} is not equal when it is read back; please report this as a bug"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.checkpointers.address import WITHOUT_MEMORY_KEY, context_of, context_values
+from perdure.checkpointers.address import WITHOUT_MEMORY_KEY, find_context, find_context_values
 
 LABELS: Final = "perdure_labels"
 """The metadata key that lists the names of the values which the next checkpoint inherits."""
@@ -75,7 +75,7 @@ def context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, st
     """
     if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
         names = [name for name in names if name not in USER_LABELS]
-    values = context_values(config, names)
+    values = find_context_values(config, names)
     return {name: value for name, value in values.items() if _is_valid_label(value)}
 
 
@@ -115,7 +115,7 @@ def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
 
     Fields of a pydantic model are included only if the caller has set them.
     """
-    context, named = context_of(config), dict[str, Any]()
+    context, named = find_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
     for name in USER_LABELS:
         value = _UNNAMED

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.checkpointers.address import Address, address, optional_text
-from perdure.checkpointers.reader import CheckpointReader, damaged_index
+from perdure.checkpointers.address import Address, check_optional_text, parse_address
+from perdure.checkpointers.reader import CheckpointReader, damaged_index_error
 from perdure.checkpointers.records import (
     key_range,
     metadata_tag,
@@ -69,9 +69,9 @@ class Listing:
         """`(address, key)` of every matching checkpoint; see `Checkpointer.list`."""
         where = where or {}
         named = before.get("configurable") if before else None  # it needs no thread_id
-        uid = optional_text("checkpoint_id", named.get("checkpoint_id")) if named else None
+        uid = check_optional_text("checkpoint_id", named.get("checkpoint_id")) if named else None
         if config is not None:
-            at = address(config)
+            at = parse_address(config)
             ns = config.get("configurable", {}).get("checkpoint_ns")
             yield from self._in_thread(at.thread_id, ns, where, uid, at.checkpoint_id)
             return
@@ -88,7 +88,7 @@ class Listing:
         while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last, _PAGE)):
             for thread, thread_id, indexed in rows:
                 if indexed != thread:
-                    raise damaged_index(f"thread {thread}")
+                    raise damaged_index_error(f"thread {thread}")
                 yield thread_id
             last = rows[-1][0]
 
@@ -104,7 +104,7 @@ class Listing:
         while rows := (yield self.sql("tagged_checkpoints", number, last, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last:
-                    raise damaged_index(f"the tags of checkpoint {row[0]}")
+                    raise damaged_index_error(f"the tags of checkpoint {row[0]}")
                 last = row[0]
                 if matches(self._tagged(thread_id, ns, row, number, True), where):
                     out.append((thread_id, last))
@@ -125,10 +125,12 @@ class Listing:
     ) -> dict[str, Any]:
         """The metadata of a checkpoint, which has a value if it is indexed under it."""
         if thread_id is not None and row[1] is not None:
-            metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, tuple(row)))
+            metadata = self.reader.decode_metadata(
+                self.reader.decrypt_row(thread_id, ns, tuple(row))
+            )
             if indexed == (number in metadata_tags(self.seal, metadata)):
                 return metadata
-        raise damaged_index(f"the tags of checkpoint {row[0]}")
+        raise damaged_index_error(f"the tags of checkpoint {row[0]}")
 
     # -- within a thread
 
@@ -153,7 +155,7 @@ class Listing:
         thread, seq, *_ = rows[0]
         namespaces = yield self.sql("thread_namespaces", thread)
         if any(head > seq for _, _, head in namespaces):
-            raise damaged_index(f"the counter of puts of thread {thread_id!r}")
+            raise damaged_index_error(f"the counter of puts of thread {thread_id!r}")
         return seq, namespaces
 
     def _of_namespace(
@@ -172,7 +174,9 @@ class Listing:
             if before is not None and not str(unpack_id(row[1])) < before:
                 return False
             return not where or matches(
-                self.reader.metadata(self.reader.open_row(at.thread_id, at.checkpoint_ns, row)),
+                self.reader.decode_metadata(
+                    self.reader.decrypt_row(at.thread_id, at.checkpoint_ns, row)
+                ),
                 where,
             )
 
@@ -198,7 +202,7 @@ class Listing:
             rows = self.read(partial(self._page, *key_range(namespace, 0, stop), where))
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
-                raise damaged_index(f"namespace {namespace}")
+                raise damaged_index_error(f"namespace {namespace}")
             stop = rows[-1][0] & _LOW if len(rows) == _PAGE else 0
             yield from filter(fits, rows)
 
@@ -211,7 +215,7 @@ class Listing:
         uid = at.checkpoint_id
         rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
         if rows and unpack_id(rows[0][1]) != uid:
-            raise damaged_index(f"checkpoint {uid!r}")
+            raise damaged_index_error(f"checkpoint {uid!r}")
         if rows:
             return rows[0][0] & _LOW, None
         yield from self.reader.check_missing(at)

@@ -23,11 +23,11 @@ from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import (
     ALIASES,
     Ranges,
-    covered,
-    flat,
-    missing,
-    references,
-    unflat,
+    flatten_ranges,
+    iter_log_references,
+    merge_ranges,
+    subtract_ranges,
+    unflatten_ranges,
     value_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
@@ -265,7 +265,7 @@ class Maintenance:
         rows = yield self.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
         for row in rows:
             try:
-                metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
+                metadata = self.reader.decode_metadata(self.reader.decrypt_row(thread_id, ns, row))
             except CorruptRecord:  # the tags are unknown, so all entries of the index are searched
                 yield self.sql("drop_tags", row[0])
             else:
@@ -354,10 +354,10 @@ class Maintenance:
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
             candidates = list[RetentionCandidate]()
-            for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
-                metadata = self.reader.metadata(snapshot)
+            for row, snapshot in (yield from self.reader.read_all_rows(thread_id, ns, namespace)):
+                metadata = self.reader.decode_metadata(snapshot)
                 is_head = row[0] == row_key(namespace, head)
-                active_at = self.reader.active_at(snapshot, row[4])
+                active_at = self.reader.activity_time(snapshot, row[4])
                 parts = row[0], snapshot.checkpoint_id, snapshot.parent_id, active_at, metadata
                 candidates.append(
                     RetentionCandidate(*parts, snapshot.stored_channels(), is_head, len(row[5]))
@@ -402,7 +402,7 @@ class Maintenance:
                 continue
             if head.uid in kept_ids and head.parent not in kept_ids:
                 (row,) = yield self.sql("checkpoint_row", head.key)
-                snapshot = self.reader.open_row(thread_id, ns, row)
+                snapshot = self.reader.decrypt_row(thread_id, ns, row)
                 metadata = {**head.metadata, UPDATED: updated}
                 snapshot.encoded_fields[1] = self.reader.codec.encode(
                     metadata, lambda: "metadata", exact=True
@@ -439,7 +439,7 @@ class Maintenance:
         live_ranges: dict[int, Ranges] = defaultdict(list)
         to_rewrite: list[tuple[str, Row, Snapshot, dict[str, Any]]] = []
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
+            for row, snapshot in (yield from self.reader.read_all_rows(thread_id, ns, namespace)):
                 if row[0] in excluded:
                     continue
                 _mark_refs(snapshot.references.values(), live_ranges)
@@ -474,7 +474,9 @@ class Maintenance:
         items = freed = 0
         for log, name, *last in (yield self.sql("thread_logs", thread)):
             yield from self._mark_alias_origins(thread_id, name, log, live_ranges[log])
-            for start, stop in missing(next_log_positions(*last), covered(live_ranges[log])):
+            for start, stop in subtract_ranges(
+                next_log_positions(*last), merge_ranges(live_ranges[log])
+            ):
                 keys = key_range(log, start, stop)
                 ((item_count, size),) = yield self.sql("count_items", *keys)
                 items += item_count if start < ALIASES else 0
@@ -488,9 +490,11 @@ class Maintenance:
     ) -> Flow[None]:
         """Add the items that live aliases of a log repeat to its live ranges."""
         origin_ranges: Ranges = []
-        for start, stop in covered(live_ranges):
+        for start, stop in merge_ranges(live_ranges):
             if stop > ALIASES:
-                aliases = self.reader.stored(thread_id, name, log, max(start, ALIASES), stop)
+                aliases = self.reader.read_items_page(
+                    thread_id, name, log, max(start, ALIASES), stop
+                )
                 origins = [unpack(body) for _, body in (yield from aliases)]
                 origin_ranges += [(origin, origin + 1) for origin in origins]
         live_ranges += origin_ranges
@@ -507,27 +511,34 @@ def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
 
 def _has_aliases(written: Any) -> bool:
     """Return whether a stored transcript contains ranges of aliases."""
-    return any(start >= ALIASES for start, _ in unflat(written[1]))
+    return any(start >= ALIASES for start, _ in unflatten_ranges(written[1]))
 
 
 def _drop_unreferenced(written: Any, live: Mapping[int, Ranges]) -> list[Any]:
     """Return a stored transcript without the items that nothing else refers to."""
     log, numbers = written
-    ranges = unflat(numbers)
-    return [log, flat(missing(ranges, covered(missing(ranges, covered(live.get(log, []))))))]
+    ranges = unflatten_ranges(numbers)
+    return [
+        log,
+        flatten_ranges(
+            subtract_ranges(
+                ranges, merge_ranges(subtract_ranges(ranges, merge_ranges(live.get(log, []))))
+            )
+        ),
+    ]
 
 
 def _mark_refs(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
     """Add the items of references to the live ranges of their logs."""
-    _mark_ranges(chain.from_iterable(map(references, refs)), live_ranges)
+    _mark_ranges(chain.from_iterable(map(iter_log_references, refs)), live_ranges)
 
 
 def _mark_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
     """Add stored ranges `(log, numbers)` to the live ranges of their logs."""
     for log, numbers in refs:
-        live_ranges[log] += unflat(numbers)
+        live_ranges[log] += unflatten_ranges(numbers)
         if len(live_ranges[log]) > 4096:  # merge the ranges now and then, to limit the memory
-            live_ranges[log] = covered(live_ranges[log])
+            live_ranges[log] = merge_ranges(live_ranges[log])
 
 
 def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str]) -> set[str]:

@@ -31,19 +31,19 @@ Ranges = list[Range]
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
 DELTA: Final = -1  # a byte is never negative, so `ref[0] == DELTA` is False if `ref` is bytes
 ALIASES: Final = 1 << 31
-LIMIT: Final = 8  # ranges that any value may have
+MIN_RANGE_LIMIT: Final = 8  # ranges that any value may have
 
 
-def limit(n: int) -> int:
+def max_ranges(n: int) -> int:
     """How many ranges a value of n items may have: 8 + 2 log2(n).
 
     >>> limit(1), limit(40), limit(1000)
     (8, 18, 27)
     """
-    return LIMIT + int(2 * log2(n)) if n > 1 else LIMIT
+    return MIN_RANGE_LIMIT + int(2 * log2(n)) if n > 1 else MIN_RANGE_LIMIT
 
 
-def regrouped(ranges: Ranges) -> list[Ranges]:
+def group_ranges(ranges: Ranges) -> list[Ranges]:
     """Which neighbours to append anew as one piece, so that half as many ranges are left.
 
     The longest quarter of what is allowed stays, each alone in its group; what stands between two
@@ -53,7 +53,7 @@ def regrouped(ranges: Ranges) -> list[Ranges]:
     >>> regrouped([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
     """
-    keep = limit(count(ranges)) // 4
+    keep = max_ranges(count_positions(ranges)) // 4
     longest = set(sorted(range(len(ranges)), key=lambda i: ranges[i][0] - ranges[i][1])[:keep])
     groups: list[Ranges] = []
     for i, part in enumerate(ranges):
@@ -64,7 +64,7 @@ def regrouped(ranges: Ranges) -> list[Ranges]:
     return groups
 
 
-def joined(parts: Iterable[Range]) -> Ranges:
+def join_ranges(parts: Iterable[Range]) -> Ranges:
     """Ranges in order, with neighbours that touch made one.
 
     >>> joined([(0, 2), (2, 5), (7, 8)])
@@ -79,18 +79,18 @@ def joined(parts: Iterable[Range]) -> Ranges:
     return out
 
 
-def positions(ranges: Ranges) -> Iterator[int]:
+def iter_positions(ranges: Ranges) -> Iterator[int]:
     """Each position, in order."""
     for start, stop in ranges:
         yield from range(start, stop)
 
 
-def count(ranges: Ranges) -> int:
+def count_positions(ranges: Ranges) -> int:
     """The number of positions."""
     return sum(stop - start for start, stop in ranges)
 
 
-def covered(ranges: Iterable[Range]) -> Ranges:
+def merge_ranges(ranges: Iterable[Range]) -> Ranges:
     """The same positions as a set: sorted, without overlap.
 
     >>> covered([(5, 7), (0, 2), (1, 4)])
@@ -105,7 +105,7 @@ def covered(ranges: Iterable[Range]) -> Ranges:
     return out
 
 
-def missing(ranges: Ranges, have: Ranges) -> Ranges:
+def subtract_ranges(ranges: Ranges, have: Ranges) -> Ranges:
     """Those of `ranges` that the set `have` (sorted, without overlap) lacks, in order.
 
     >>> missing([(0, 10)], [(2, 4), (6, 7)])
@@ -129,7 +129,7 @@ def missing(ranges: Ranges, have: Ranges) -> Ranges:
     return out
 
 
-def once(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
+def drop_repeats(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
     """The same items in order of first appearance, none of them twice.
 
     Args:
@@ -141,19 +141,21 @@ def once(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
     >>> once([(0, 3), (7, 9)], lambda position: position % 7)
     [(0, 3)]
     """
-    if origin is None and (len(ranges) < 2 or count(covered(ranges)) == count(ranges)):
+    if origin is None and (
+        len(ranges) < 2 or count_positions(merge_ranges(ranges)) == count_positions(ranges)
+    ):
         return ranges
     seen: set[int] = set()
     out: Ranges = []
-    for position in positions(ranges):
+    for position in iter_positions(ranges):
         first = position if origin is None else origin(position)
         if first not in seen:
             seen.add(first)
             out.append((position, position + 1))
-    return joined(out)
+    return join_ranges(out)
 
 
-def flat(ranges: Ranges) -> list[int]:
+def flatten_ranges(ranges: Ranges) -> list[int]:
     """Ranges as they are written."""
     out: list[int] = []
     for start, stop in ranges:
@@ -161,7 +163,7 @@ def flat(ranges: Ranges) -> list[int]:
     return out
 
 
-def unflat(numbers: Sequence[int]) -> Ranges:
+def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
     """Ranges as they were written."""
     it = iter(numbers)
     return [(start, start + length) for start, length in zip(it, it, strict=True)]
@@ -177,7 +179,7 @@ def value_reference(ref: Any) -> Any:
     return ref
 
 
-def references(ref: Any) -> Iterator[tuple[int, Any]]:
+def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
     """Each `(log, written ranges)` a reference points to."""
     ref = value_reference(ref)
     if ref is None or isinstance(ref, bytes):
@@ -187,7 +189,7 @@ def references(ref: Any) -> Iterator[tuple[int, Any]]:
         yield ref[1], [ref[2], 1]
     elif kind == MAP:
         for inner in ref[1].values():
-            yield from references(inner)
+            yield from iter_log_references(inner)
     elif kind in (LIST, DICT):
         yield ref[1], ref[2]
     else:

@@ -33,7 +33,7 @@ from perdure.checkpointers.records import (
     pack_id,
     transcript_to_store,
 )
-from perdure.checkpointers.status import ASIDE, NULL_TASK, is_by_update
+from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_by_update
 from perdure.storage.flow import Flow, Row
 
 _MAX_STEPS: Final = 64  # maximum checkpoints that are read from the head back to a put's parent
@@ -74,12 +74,12 @@ class MergePlanner:
             The merge, or None if the put is stored as it is.
         """
         source, current = put.metadata.get("source"), self._head.snapshot
-        if current is None or put.config is None or put.deliberate or source == "fork":
+        if current is None or put.config is None or put.is_deliberate or source == "fork":
             return None
         if self._ns == VIEWS_NAMESPACE:
             return None
-        if parent is None and put.at.checkpoint_id is not None:
-            return (yield from self._plan_upon_pruned(put, current, put.at.checkpoint_id))
+        if parent is None and put.address.checkpoint_id is not None:
+            return (yield from self._plan_upon_pruned(put, current, put.address.checkpoint_id))
         if parent is not None and parent.checkpoint_id == current.checkpoint_id:
             merged = self._merged_in(current)
             return (yield from self._plan_next(put, current, merged)) if merged else None
@@ -132,7 +132,7 @@ class MergePlanner:
         """
         unread = {channel for channel in merged if not _has_read(put, channel, current)}
         if any(channel in put.new_versions for channel in unread):
-            if self._reader.step(current) == _ANCHOR_STEP:
+            if self._reader.step_of(current) == _ANCHOR_STEP:
                 return None  # the run takes the head, as it does without an anchor
             return Merge(current, {}, keeps_head=(yield from self._last_update(current, unread)))
         return self._take_over(put, current, unread) if unread else None
@@ -156,11 +156,11 @@ class MergePlanner:
         written_by_both = written & _written_since(current, base)
         if not all(_has_only_new_epoch(channel, current, base) for channel in written_by_both):
             return None
-        if written.intersection(put.deltas, current.stored_channels()):
+        if written.intersection(put.delta_channels, current.stored_channels()):
             return None  # langgraph would not find the writes of the update behind that value
-        codec, step = self._reader.codec, self._reader.step(current)
+        codec, step = self._reader.codec, self._reader.step_of(current)
         fields = {**codec.decode(current.encoded_fields[0]), "ts": put.checkpoint["ts"]}
-        put.fields[0] = codec.encode(fields, lambda: "checkpoint")
+        put.encoded_fields[0] = codec.encode(fields, lambda: "checkpoint")
         if step is not None:
             self._set_metadata(put, "step", step + 1)
         other_versions = {
@@ -194,7 +194,9 @@ class MergePlanner:
     def _set_metadata(self, put: CheckpointPut, name: str, value: Any) -> None:
         """Set a value in the metadata of a put, and encode the metadata again."""
         put.metadata = {**put.metadata, name: value}
-        put.fields[1] = self._reader.codec.encode(put.metadata, lambda: "metadata", exact=True)
+        put.encoded_fields[1] = self._reader.codec.encode(
+            put.metadata, lambda: "metadata", exact=True
+        )
 
     def finish(self, merge: Merge, head: Head) -> Flow[bool]:
         """Store the consequences of a merge after its checkpoint was stored.
@@ -212,7 +214,7 @@ class MergePlanner:
         self._head, reader = head, self._reader
         if merge.keeps_head is not None and not self._ns:
             (row,) = yield reader.sql("checkpoint_row", merge.keeps_head.key)
-            yield from reader.retell(self._thread_id, row)
+            yield from reader.rewrite_list_entry(self._thread_id, row)
         if merge.written is None:
             return False
         return (yield from self.fold_updates(merge.head.checkpoint_id, needs_stop=True))
@@ -249,7 +251,7 @@ class MergePlanner:
             run
         )
         run.parent_id, run.run_started_at, codec = parent, None, self._reader.codec
-        metadata = self._reader.metadata(run) | {MERGED: sorted(merged)}
+        metadata = self._reader.decode_metadata(run) | {MERGED: sorted(merged)}
         run.encoded_fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
         yield from self._store_as_head(run)
         return True
@@ -275,7 +277,7 @@ class MergePlanner:
             reader.sql("mark_rows_removed", self._thread.key),
         ]
         if not self._ns:
-            yield from reader.retell(self._thread_id, (*row[:5], body))
+            yield from reader.rewrite_list_entry(self._thread_id, (*row[:5], body))
 
     def is_merged(self, head: Head | None) -> bool:
         """Return whether a head has taken over channels that no put has read.
@@ -294,8 +296,8 @@ class MergePlanner:
         )
         if not rows:
             return None
-        snapshot = self._reader.open_row(self._thread_id, self._ns, rows[0])
-        yield from self._reader.resolve(self._thread_id, self._thread, snapshot)
+        snapshot = self._reader.decrypt_row(self._thread_id, self._ns, rows[0])
+        yield from self._reader.resolve_ranges(self._thread_id, self._thread, snapshot)
         return snapshot
 
     def _leads_to_head(self, ancestor: Snapshot, sources: Collection[str]) -> Flow[bool]:
@@ -307,7 +309,7 @@ class MergePlanner:
         """
         snapshot = self._head.snapshot
         for _ in range(_MAX_STEPS):
-            metadata = {} if snapshot is None else self._reader.metadata(snapshot)
+            metadata = {} if snapshot is None else self._reader.decode_metadata(snapshot)
             if snapshot is None or metadata.get("source") not in sources:
                 return False
             parent_id = snapshot.parent_id
@@ -328,7 +330,7 @@ class MergePlanner:
             snapshot = (
                 (yield from self._read_snapshot(snapshot.parent_id)) if snapshot.parent_id else None
             )
-        if snapshot is None or self._reader.metadata(snapshot).get("source") != "update":
+        if snapshot is None or self._reader.decode_metadata(snapshot).get("source") != "update":
             return current
         return (
             snapshot
@@ -338,7 +340,7 @@ class MergePlanner:
 
     def _merged_in(self, snapshot: Snapshot) -> list[str]:
         """Return the channels that a checkpoint has taken over and that no put has read."""
-        names = self._reader.labels(snapshot).get(MERGED) if snapshot.encoded_fields else None
+        names = self._reader.labels_of(snapshot).get(MERGED) if snapshot.encoded_fields else None
         return (
             [c for c in names if c in snapshot.channel_versions] if isinstance(names, list) else []
         )
@@ -346,7 +348,7 @@ class MergePlanner:
 
 def has_value(put: CheckpointPut, channel: str) -> bool:
     """Return whether a channel of a put has a value, or writes from which its value is rebuilt."""
-    return channel in put.checkpoint["channel_values"] or channel in put.deltas
+    return channel in put.checkpoint["channel_values"] or channel in put.delta_channels
 
 
 def _has_read(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
@@ -439,17 +441,19 @@ def fold_update(
     Returns:
         Whether the head has changed.
     """
-    at, (namespace, pinned, key) = request.at, row
-    if request.deliberate or request.task == NULL_TASK or is_by_update(request.path):
+    at, (namespace, pinned, key) = request.address, row
+    if request.is_deliberate or request.task_id == NULL_TASK or is_by_update(request.task_path):
         return False  # a person writes, and no run that goes on
     rows = yield reader.sql("checkpoint_row", key)
-    snapshot = reader.open_row(*at[:2], rows[0]) if rows else None
+    snapshot = reader.decrypt_row(*at[:2], rows[0]) if rows else None
     if snapshot is None or snapshot.checkpoint_id == at.checkpoint_id:
         return False
-    yield from reader.resolve(at.thread_id, thread, snapshot)
+    yield from reader.resolve_ranges(at.thread_id, thread, snapshot)
     now = Head(namespace, pinned, snapshot)
     planner = MergePlanner(reader, at.thread_id, at.checkpoint_ns, thread, now)
-    return (yield from planner.fold_updates(at.checkpoint_id or "", needs_stop=not request.stops))
+    return (
+        yield from planner.fold_updates(at.checkpoint_id or "", needs_stop=not request.is_stopped)
+    )
 
 
 def set_writes_apart(
@@ -469,11 +473,15 @@ def set_writes_apart(
         The id and the path under which the present writes are to be stored.
     """
     new_task_id, (path, body) = str(uuid4()), stored_row
-    if is_by_update(request.path):
-        return new_task_id, request.path + ASIDE
-    uid = pack_id(request.at.checkpoint_id)
-    row = uid, pack_id(request.task), path, body
-    stored = decrypt_writes(reader.seal, *request.at[:2], row)
-    sealed = encrypt_writes(reader.seal, (*request.at, new_task_id, path + ASIDE), stored)
-    yield reader.sql("put_writes", namespace, uid, pack_id(new_task_id), path + ASIDE, sealed)
-    return request.task, request.path
+    if is_by_update(request.task_path):
+        return new_task_id, request.task_path + ASIDE_SUFFIX
+    uid = pack_id(request.address.checkpoint_id)
+    row = uid, pack_id(request.task_id), path, body
+    stored = decrypt_writes(reader.seal, *request.address[:2], row)
+    sealed = encrypt_writes(
+        reader.seal, (*request.address, new_task_id, path + ASIDE_SUFFIX), stored
+    )
+    yield reader.sql(
+        "put_writes", namespace, uid, pack_id(new_task_id), path + ASIDE_SUFFIX, sealed
+    )
+    return request.task_id, request.task_path

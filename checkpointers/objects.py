@@ -27,7 +27,7 @@ _class_dict: Final[Callable[[Any], dict[str, Any]]] = vars(type)["__dict__"].__g
 _INSTANCE_HOOKS: Final = ("__setattr__", "__getattr__", "__getattribute__", "__del__")
 
 
-class Misfit(ValueError):
+class AttributeMismatch(ValueError):
     """The stored attributes are not those of the class as it is now."""
 
 
@@ -105,7 +105,7 @@ def explain_missing_class(module: str, name: str) -> str:
 # -- taking apart
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def read_attributes(value: Any) -> dict[str, Any]:
     """The attributes that an instance holds: fields in the order of the class, then the others.
 
     Not among them are private attributes of models, values of `functools.cached_property`, which
@@ -119,8 +119,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
         return {"value": value._value_}
     if kind == "model":
         fields = {n: value.__dict__[n] for n in cls.__pydantic_fields__ if n in value.__dict__}
-        return fields | _sorted(value.__pydantic_extra__)
-    slots, own = _slots(cls)
+        return fields | _sort_by_name(value.__pydantic_extra__)
+    slots, own = _find_slots(cls)
     held = dict(own.__get__(value)) if own else {}
     for name in [*held]:
         declared = inspect.getattr_static(cls, name, None)
@@ -132,22 +132,22 @@ def attributes_of(value: Any) -> dict[str, Any]:
         except AttributeError:  # not set
             continue
     fields = {f.name: held.pop(f.name) for f in dataclasses.fields(cls) if f.name in held}
-    return fields | _sorted(held)
+    return fields | _sort_by_name(held)
 
 
-def private_of(model: BaseModel) -> dict[str, Any]:
+def read_private_attributes(model: BaseModel) -> dict[str, Any]:
     """The private attributes of a pydantic model that are set."""
-    private = _sorted(model.__pydantic_private__)
+    private = _sort_by_name(model.__pydantic_private__)
     return {name: part for name, part in private.items() if part is not PydanticUndefined}
 
 
-def _sorted(held: Mapping[str, Any] | None) -> dict[str, Any]:
+def _sort_by_name(held: Mapping[str, Any] | None) -> dict[str, Any]:
     """In the same order for equal contents, so that equal values give equal bytes."""
     return {name: held[name] for name in sorted(held)} if held else {}
 
 
 @functools.lru_cache(maxsize=1024)
-def _slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
+def _find_slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
     """Where the instances of a class hold attributes: its slots, and their `__dict__`."""
     slots: dict[str, MemberDescriptorType] = {}
     own = None
@@ -163,7 +163,7 @@ def _slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptor
 # -- putting together
 
 
-def rebuilt(
+def rebuild_object(
     cls: Any,
     payload: Any,
     private: Mapping[str, Any] | None = None,
@@ -185,32 +185,34 @@ def rebuilt(
     """
     kind = kind_of(cls)
     if kind == "enum":
-        return _member(cls, payload)
+        return _find_enum_member(cls, payload)
     if type(payload) is not dict or not all(type(name) is str for name in payload):
-        raise Misfit(f"its attributes are a {type(payload).__name__}; expected a dict by name")
+        raise AttributeMismatch(
+            f"its attributes are a {type(payload).__name__}; expected a dict by name"
+        )
     if kind == "model":
-        return _model(cls, payload, private or {}, fields_set, dumped)
+        return _rebuild_model(cls, payload, private or {}, fields_set, dumped)
     if kind == "namedtuple":
         fields = {**cls._field_defaults, **payload}
         if lacking := set(cls._fields) - fields.keys():
-            raise Misfit(f"it lacks {sorted(lacking)}")
+            raise AttributeMismatch(f"it lacks {sorted(lacking)}")
         return tuple.__new__(cls, [fields[name] for name in cls._fields])
-    return _dataclass(cls, payload)
+    return _rebuild_dataclass(cls, payload)
 
 
-def _member(cls: Any, value: Any) -> Any:
+def _find_enum_member(cls: Any, value: Any) -> Any:
     for like in (value, tuple(value)) if type(value) is list else (value,):
         for member in cls.__members__.values():
             own = object.__getattribute__(member, "_value_")
             if type(own) is type(like) and own == like:
                 return member
-    if enum.Flag in cls.__mro__ and type(value) is int and _combines(cls):
+    if enum.Flag in cls.__mro__ and type(value) is int and _is_safe_flag(cls):
         # what Flag itself does for a combination of members, even where a class overrides it
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
-    raise Misfit(f"it has no member with the value {value!r}")
+    raise AttributeMismatch(f"it has no member with the value {value!r}")
 
 
-def _combines(cls: Any) -> bool:
+def _is_safe_flag(cls: Any) -> bool:
     """Whether `enum` makes a combination of a flag's members without code of the class."""
     own = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
     return cls._member_type_ in (object, int) and not any(
@@ -218,7 +220,7 @@ def _combines(cls: Any) -> bool:
     )
 
 
-def _model(
+def _rebuild_model(
     cls: Any,
     payload: dict[str, Any],
     private: Mapping[str, Any],
@@ -234,7 +236,7 @@ def _model(
         key = name if name in payload or not dumped else info.serialization_alias or info.alias
         if key in payload:
             part = rest.pop(key)
-            fields[name] = _undumped(info.annotation, part) if dumped else part
+            fields[name] = _rebuild_dumped(info.annotation, part) if dumped else part
             present.add(name)
         elif not info.is_required():
             fields[name] = info.get_default(call_default_factory=True, validated_data=fields)
@@ -257,8 +259,8 @@ def _model(
     return made
 
 
-def _dataclass(cls: Any, payload: dict[str, Any]) -> Any:
-    slots, own = _slots(cls)
+def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
+    slots, own = _find_slots(cls)
     held = dict(payload)
     for field in dataclasses.fields(cls):
         if field.name in held:
@@ -269,7 +271,7 @@ def _dataclass(cls: Any, payload: dict[str, Any]) -> Any:
             if field.name in slots:  # elsewhere the class has it
                 held[field.name] = field.default
         elif field.init:
-            raise Misfit(f"it lacks {field.name!r}")
+            raise AttributeMismatch(f"it lacks {field.name!r}")
     made = object.__new__(cls)
     names = own.__get__(made) if own else {}
     for name, part in held.items():
@@ -283,36 +285,38 @@ def _dataclass(cls: Any, payload: dict[str, Any]) -> Any:
 # -- what `model_dump()` took apart
 
 
-def _undumped(annotation: Any, value: Any) -> Any:
+def _rebuild_dumped(annotation: Any, value: Any) -> Any:
     """A field's value, with models and dataclasses put together as its annotation says."""
     if type(value) not in (dict, list):
         return value
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _undumped(args[0], value)
+        return _rebuild_dumped(args[0], value)
     if origin in (Union, UnionType):
-        tried = (_undumped(arg, value) for arg in args)
+        tried = (_rebuild_dumped(arg, value) for arg in args)
         return next((made for made in tried if made is not value), value)
     if type(value) is dict:
-        return _undumped_dict(annotation, args, value)
+        return _rebuild_dumped_dict(annotation, args, value)
     item = args[0] if args else Any
     if origin is tuple or annotation is tuple:
         kinds = args if len(args) == len(value) and args[-1] is not ... else [item] * len(value)
-        return tuple(map(_undumped, kinds, value))
-    made = [_undumped(item, part) for part in value]
+        return tuple(map(_rebuild_dumped, kinds, value))
+    made = [_rebuild_dumped(item, part) for part in value]
     return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
 
 
-def _undumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
+def _rebuild_dumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
     kind = kind_of(annotation) if isinstance(annotation, type) else None
     if kind == "model" and value.keys() == annotation.__pydantic_fields__.keys():
-        return rebuilt(annotation, value, dumped=True)
+        return rebuild_object(annotation, value, dumped=True)
     if kind == "dataclass":
         hints = get_type_hints(annotation)
         names = [field.name for field in dataclasses.fields(annotation)]
         if value.keys() == set(names):
-            return rebuilt(annotation, {n: _undumped(hints.get(n), value[n]) for n in names})
+            return rebuild_object(
+                annotation, {n: _rebuild_dumped(hints.get(n), value[n]) for n in names}
+            )
     elif kind is None and len(args) == 2:
-        made = {key: _undumped(args[1], part) for key, part in value.items()}
+        made = {key: _rebuild_dumped(args[1], part) for key, part in value.items()}
         return made if any(made[key] is not value[key] for key in value) else value
     return value

@@ -192,12 +192,12 @@ class PersonRows:
 
     def _is_own(self, run: RunRow) -> bool:
         """Return whether the person sent a run, or is the person whose memories it uses."""
-        return self.user in (run.about.get("person"), run.about.get("user"))
+        return self.user in (run.details.get("person"), run.details.get("user"))
 
     @staticmethod
     def _find_user(run: RunRow) -> Any:
         """Return the person whose memories a run uses, or else the user who sent it, or None."""
-        return run.about.get("person") or run.about.get("user")
+        return run.details.get("person") or run.details.get("user")
 
     def _decrypt_runs(self, rows: list[Row]) -> list[RunRow]:
         """Decrypt rows of runs. Damaged rows are left out."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.saver import serde_and_seal
+from perdure.checkpointers.saver import choose_serializer
 from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
@@ -69,7 +69,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         pool_size: int = 10,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        serde, seal, known = serde_and_seal(key, serde, allow, strict, types, aliases)
+        serde, seal, known = choose_serializer(key, serde, allow, strict, types, aliases)
         sql = _SQL[tenant is not None]
         database = PostgresDatabase(
             dsn,

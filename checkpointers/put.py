@@ -39,27 +39,29 @@ from perdure.checkpointers.manifest import (
     MAP,
     Range,
     Ranges,
-    positions,
-    unflat,
+    iter_positions,
+    unflatten_ranges,
 )
 from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.values import Continuation, DeltaSnapshot, pack
 from perdure.errors import UnknownCheckpoint, Unstorable
 
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
-INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
-_LONG: Final = 8  # elements of an update from which on it is worth a look at the log
+MAX_INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
+_MIN_ELEMENTS_FOR_LOG: Final = (
+    8  # elements of an update from which on it is worth a look at the log
+)
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
-TITLE_LENGTH: Final = 80  # characters
-TITLE_AMONG: Final = 2  # messages among which the first of a human is looked for
-TIMES: Final = "times"
+MAX_TITLE_CHARS: Final = 80  # characters
+TITLE_CANDIDATES: Final = 2  # messages among which the first of a human is looked for
+TIMES_KEY: Final = "times"
 """The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
-_DURABILITY: Final = "__pregel_durability"  # langgraph's config key for the durability of a run
+_DURABILITY_KEY: Final = "__pregel_durability"  # langgraph's config key for the durability of a run
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 
 
-class Split(NamedTuple):
+class SplitValue(NamedTuple):
     """A value stored as items of its channel's log: one item, or those of a list or dict, in order.
 
     Attributes:
@@ -74,19 +76,19 @@ class Split(NamedTuple):
     """
 
     kind: int
-    kept: Ranges
+    kept_ranges: Ranges
     parts: list[bytes | Range]
-    whole: bool
+    is_log_complete: bool
     is_snapshot: bool = False
-    repeated: frozenset[bytes] = frozenset()
+    repeated_items: frozenset[bytes] = frozenset()
     update: ChannelUpdate | None = None
-    undivided: Split | bytes | None = None
+    undivided: SplitValue | bytes | None = None
 
 
-Node = Split | bytes | list[Any]  # the last two are references that need no log
+Node = SplitValue | bytes | list[Any]  # the last two are references that need no log
 
 
-class Encoded(NamedTuple):
+class EncodedValue(NamedTuple):
     """A value that a channel holds, encoded.
 
     Attributes:
@@ -98,11 +100,11 @@ class Encoded(NamedTuple):
     """
 
     kind: int | None
-    values: Sequence[Any]
-    full: list[bytes]
-    stored: bytes
+    elements: Sequence[Any]
+    encoded_elements: list[bytes]
+    encoded: bytes
     is_snapshot: bool = False
-    continues: bool = False
+    continues_parent: bool = False
 
 
 @dataclass(slots=True)
@@ -130,37 +132,37 @@ class CheckpointPut:
         continues_run: Whether its run is that of the parent, and began when that did.
     """
 
-    at: Address
+    address: Address
     checkpoint: Checkpoint
     metadata: dict[str, Any]
     new_versions: ChannelVersions
-    deliberate: bool = False
-    fields: list[bytes] = field(default_factory=list)
-    kept: Thread | None = None
+    is_deliberate: bool = False
+    encoded_fields: list[bytes] = field(default_factory=list)
+    cached_thread: Thread | None = None
     title: Title | None = None
     config: RunnableConfig | None = None
-    made_at: float = inf
-    times: dict[tuple[str, bytes], float] = field(default_factory=dict)
-    removals: int = 0
-    deltas: Sequence[str] = ()
-    snapshots: Sequence[str] = ()
+    created_at: float = inf
+    item_times: dict[tuple[str, bytes], float] = field(default_factory=dict)
+    loaded_removal: int = 0
+    delta_channels: Sequence[str] = ()
+    snapshot_channels: Sequence[str] = ()
     replayed: DeltaWrites | None = None
     merge: Merge | None = None
-    run_began: float | None = None
+    run_started_at: float | None = None
     continues_run: bool = False
     _values: dict[str, Any] = field(default_factory=dict)
     _versions: dict[str, Any] = field(default_factory=dict)
-    _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _encoded: dict[str, Encoded] = field(default_factory=dict)
-    _here: dict[str, Any] = field(default_factory=dict)
+    _versions_seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _encoded: dict[str, EncodedValue] = field(default_factory=dict)
+    _inline: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_whole_run(self) -> bool:
         """Whether the put stores a run as a whole, when it ends or asks: durability `exit`."""
         config = self.config or {}
-        return bool(config.get("configurable", {}).get(_DURABILITY) == "exit")
+        return bool(config.get("configurable", {}).get(_DURABILITY_KEY) == "exit")
 
-    def encode(self, codec: Codec, thread: Thread | None) -> None:
+    def encode_values(self, codec: Codec, thread: Thread | None) -> None:
         """Encode it as it is now: a graph may change its values before they are stored.
 
         Raises:
@@ -169,75 +171,79 @@ class CheckpointPut:
         checkpoint = self.checkpoint
         self._values = dict(checkpoint["channel_values"])
         self._versions = dict(checkpoint["channel_versions"])
-        self._seen = {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()}
-        self.kept = thread
+        self._versions_seen = {
+            node: dict(seen) for node, seen in checkpoint["versions_seen"].items()
+        }
+        self.cached_thread = thread
         for channel, value in self._values.items():
             if channel.startswith("__"):  # tasks and inputs on their way, which are no history
                 path = f"channel_values[{channel!r}]"
-                self._here[channel] = here(codec, thread, channel, value, path)
-            elif channel in self.new_versions or self.at.checkpoint_id is None:
-                self._held(codec, channel)
+                self._inline[channel] = encode_inline(codec, thread, channel, value, path)
+            elif channel in self.new_versions or self.address.checkpoint_id is None:
+                self._encode_channel(codec, channel)
         with suppress(TypeError, ValueError, OverflowError):  # raised if `ts` is not a time
             made_at = datetime.fromisoformat(checkpoint["ts"])
             made_at = made_at.replace(tzinfo=made_at.tzinfo or UTC)
-            self.made_at = max(0.0, made_at.timestamp())
-        if TIMES in self.metadata and "messages" in self._encoded:
-            self._set_times(self._encoded["messages"].full, self.metadata[TIMES])
+            self.created_at = max(0.0, made_at.timestamp())
+        if TIMES_KEY in self.metadata and "messages" in self._encoded:
+            self._set_item_times(
+                self._encoded["messages"].encoded_elements, self.metadata[TIMES_KEY]
+            )
         if COUNTERS in self.metadata:
             known = self.metadata[COUNTERS] or ()
             lacking = [c for c in known if c in self._versions and c not in self._values]
-            self.deltas = [*self.deltas, *lacking]
-        if not self.at.checkpoint_ns:
-            self.title = title_of(self.metadata, self._values.get("messages"))
+            self.delta_channels = [*self.delta_channels, *lacking]
+        if not self.address.checkpoint_ns:
+            self.title = build_title(self.metadata, self._values.get("messages"))
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
-        self.fields = [
+        self.encoded_fields = [
             codec.encode(other, lambda: "checkpoint"),
             codec.encode(self.metadata, lambda: "metadata", exact=True),  # some of it is users' ids
         ]
 
-    def _set_times(self, items: list[bytes], times: Any) -> None:
+    def _set_item_times(self, items: list[bytes], times: Any) -> None:
         """Set the times of the last items, except times in the future."""
         now = time.time()
         for item, at in zip(items[::-1], times[::-1] if type(times) is list else (), strict=False):
             if type(at) is float and 0 <= at <= now:
-                self.times["messages", item] = at
+                self.item_times["messages", item] = at
 
     def encode_rest(self, codec: Codec) -> None:
         """Encode what did not change, too: the parent may not have it when it is planned."""
-        for channel in self._values.keys() - self._here.keys():
-            self._held(codec, channel)
+        for channel in self._values.keys() - self._inline.keys():
+            self._encode_channel(codec, channel)
 
-    def detach(self, key: int, generation: int) -> None:
+    def detach_from_cache(self, key: int, generation: int) -> None:
         """Have nothing rest on what may change until it is planned, in a thread in this state."""
-        for channel, ref in self._here.items():
-            self._here[channel] = without_ranges(ref, self.kept, (key, generation))
+        for channel, ref in self._inline.items():
+            self._inline[channel] = inline_log_ranges(ref, self.cached_thread, (key, generation))
         for channel, value in self._encoded.items():
             self._encoded[channel] = value._replace(
-                values=ValuesAsEncoded(value.values, value.full)
+                elements=ValuesAsEncoded(value.elements, value.encoded_elements)
             )
 
-    def _held(self, codec: Codec, channel: str) -> Encoded:
+    def _encode_channel(self, codec: Codec, channel: str) -> EncodedValue:
         """A channel's value. If it did not change it is needed only if the parent is gone."""
         held = self._encoded.get(channel)
         if held is None:
             path = f"channel_values[{channel!r}]"
-            held = self._encoded[channel] = encoded(codec, self._values[channel], path)
+            held = self._encoded[channel] = encode_value(codec, self._values[channel], path)
             if held.is_snapshot and held.kind != ITEM:
-                self.snapshots = [*self.snapshots, channel]
+                self.snapshot_channels = [*self.snapshot_channels, channel]
             elif type(self._values[channel]) is DeltaSnapshot:
-                self.deltas = [*self.deltas, channel]
+                self.delta_channels = [*self.delta_channels, channel]
         return held
 
-    def version(self, channel: str) -> Any:
+    def version_of(self, channel: str) -> Any:
         """Return the version of a channel."""
         return self._versions[channel]
 
-    def elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
+    def encoded_elements_of(self, channel: str) -> Iterable[tuple[Any, bytes]]:
         """Return the elements of a channel's value, each with its encoding."""
         value = self._encoded[channel]
-        return zip(value.values, value.full, strict=True)
+        return zip(value.elements, value.encoded_elements, strict=True)
 
-    def nodes(
+    def build_nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
     ) -> dict[str, Node | None]:
         """The values of channels against the logs of the thread; None: it is as in the parent."""
@@ -252,22 +258,23 @@ class CheckpointPut:
                 and parent.references[channel][0] != DELTA
             ):
                 out[channel] = None
-            elif channel in self._here:
-                out[channel] = self._here[channel]
+            elif channel in self._inline:
+                out[channel] = self._inline[channel]
             else:
-                value = self._held(codec, channel)
+                value = self._encode_channel(codec, channel)
                 if value.kind is None:
-                    out[channel] = value.stored
+                    out[channel] = value.encoded
                     continue
                 log = logs.get(channel) or ChannelLog(0, channel)
-                if value.continues and (parent is None or channel not in parent.ranges):
+                if value.continues_parent and (parent is None or channel not in parent.ranges):
+                    thread_id, _, parent_id = self.address
                     raise UnknownCheckpoint(
-                        f"checkpoint {self.at.checkpoint_id!r} of thread {self.at.thread_id!r} has "
-                        f"no list in channel {channel!r} that could be continued; it may have been "
-                        "deleted meanwhile: repeat what was done"
+                        f"checkpoint {parent_id!r} of thread {thread_id!r} has no list in channel "
+                        f"{channel!r} to continue; it may have been deleted in the meantime. Repeat "
+                        "the operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
-                out[channel] = _split(codec, log, value, hint, f"channel_values[{channel!r}]")
+                out[channel] = _split_value(codec, log, value, hint, f"channel_values[{channel!r}]")
         if self.replayed is not None:
             self._add_replayed(self.replayed, logs, out)
         return out
@@ -279,16 +286,16 @@ class CheckpointPut:
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
             whole, undivided = log.is_complete, out.get(channel)
-            parts = update.parts(log)
-            if isinstance(undivided, Split):
+            parts = update.build_parts(log)
+            if isinstance(undivided, SplitValue):
                 parts += undivided.parts
             elif not isinstance(undivided, bytes):
                 undivided = None
-            out[channel] = Split(DELTA, [], parts, whole, update=update, undivided=undivided)
-        for channel, repeated in replayed.repeated.items():
+            out[channel] = SplitValue(DELTA, [], parts, whole, update=update, undivided=undivided)
+        for channel, repeated in replayed.repeated_items.items():
             node = out[channel]
-            if isinstance(node, Split):
-                out[channel] = node._replace(repeated=repeated)
+            if isinstance(node, SplitValue):
+                out[channel] = node._replace(repeated_items=repeated)
 
     def decode_values(self, codec: Codec) -> tuple[dict[str, Any], Any, Any]:
         """Decode the values, the other fields of the checkpoint, and its metadata.
@@ -296,17 +303,17 @@ class CheckpointPut:
         The value of a `Continuation` is the list of its items.
         """
         self.encode_rest(codec)
-        self.detach(0, -1)
-        values = {channel: decode_inline(codec, ref) for channel, ref in self._here.items()}
+        self.detach_from_cache(0, -1)
+        values = {channel: decode_inline(codec, ref) for channel, ref in self._inline.items()}
         for channel, held in self._encoded.items():
             if held.kind in (LIST, DICT):
-                parts: Any = [*held.values]
+                parts: Any = [*held.elements]
                 value = dict(parts) if held.kind == DICT else parts
             else:
-                value = codec.decode(held.stored)
+                value = codec.decode(held.encoded)
             wrapped = held.is_snapshot and type(value) is not DeltaSnapshot
             values[channel] = DeltaSnapshot(value) if wrapped else value
-        other, metadata = map(codec.decode, self.fields)
+        other, metadata = map(codec.decode, self.encoded_fields)
         return values, other, metadata
 
     def with_values(
@@ -314,25 +321,27 @@ class CheckpointPut:
     ) -> CheckpointPut:
         """Build an encoded copy of this put with other values and fields; see `decode_values`."""
         for channel, held in self._encoded.items():
-            if held.continues:
+            if held.continues_parent:
                 values[channel] = Continuation(values.get(channel, []))
         checkpoint: Any = {**other, "id": self.checkpoint["id"], "channel_values": values}
-        checkpoint |= {"channel_versions": self._versions, "versions_seen": self._seen}
-        parts = self.at, checkpoint, metadata, self.new_versions, self.deliberate
-        put = CheckpointPut(*parts, config=self.config, removals=self.removals)
-        put.run_began, put.continues_run = self.run_began, self.continues_run
-        put.encode(codec, None)
+        checkpoint |= {"channel_versions": self._versions, "versions_seen": self._versions_seen}
+        parts = self.address, checkpoint, metadata, self.new_versions, self.is_deliberate
+        put = CheckpointPut(*parts, config=self.config, loaded_removal=self.loaded_removal)
+        put.run_started_at, put.continues_run = self.run_started_at, self.continues_run
+        put.encode_values(codec, None)
         put.encode_rest(codec)
         return put
 
-    def snapshot(self, parent: Snapshot | None) -> Snapshot:
+    def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """The checkpoint, without the values of its channels, upon its parent."""
-        uid, step, fields = self.checkpoint["id"], self.metadata.get("step"), [*self.fields]
-        made = Snapshot(uid, 0, self.at.checkpoint_id, 0, fields, self._versions, self._seen)
+        uid, step, fields = self.checkpoint["id"], self.metadata.get("step"), [*self.encoded_fields]
+        made = Snapshot(
+            uid, 0, self.address.checkpoint_id, 0, fields, self._versions, self._versions_seen
+        )
         made.step = step if type(step) is int else None
         if self.merge is None:  # else it has messages that its run has not brought
             made.run_started_at = (
-                parent.run_started_at if self.continues_run and parent else self.run_began
+                parent.run_started_at if self.continues_run and parent else self.run_started_at
             )
         return made
 
@@ -350,20 +359,20 @@ class TaskWrites:
         deliberate, config, removals: See `CheckpointPut`.
     """
 
-    at: Address
-    task: str
-    path: str
+    address: Address
+    task_id: str
+    task_path: str
     writes: Sequence[tuple[str, Any]]
     encoded: list[Write] = field(default_factory=list)
-    kept: Thread | None = None
-    asks: bool = False
-    stops: bool = False
+    cached_thread: Thread | None = None
+    has_interrupt: bool = False
+    is_stopped: bool = False
     may_fold: bool = True
-    deliberate: bool = False
+    is_deliberate: bool = False
     config: RunnableConfig | None = None
-    removals: int = 0
+    loaded_removal: int = 0
 
-    def encode(self, codec: Codec, thread: Thread | None) -> None:
+    def encode_values(self, codec: Codec, thread: Thread | None) -> None:
         """Encode the writes; they may refer to what is in the logs of the thread.
 
         Raises:
@@ -375,20 +384,21 @@ class TaskWrites:
             if channel == ERROR and isinstance(value, BaseException):
                 value = repr(value)  # as langgraph's savers store what a task raised
             elif channel == INTERRUPT:
-                self.asks = True
-            self.stops = self.stops or channel in (ERROR, INTERRUPT)
-            ref = here(codec, thread, channel, value, f"the write to {channel!r}")
+                self.has_interrupt = True
+            self.is_stopped = self.is_stopped or channel in (ERROR, INTERRUPT)
+            ref = encode_inline(codec, thread, channel, value, f"the write to {channel!r}")
             out[index] = [index, channel, ref]
-        self.encoded, self.kept = list(out.values()), thread
+        self.encoded, self.cached_thread = list(out.values()), thread
 
-    def for_state(self, key: int, generation: int) -> list[Write]:
+    def references_for_state(self, key: int, generation: int) -> list[Write]:
         """The writes, for a thread in this state."""
         return [
-            [i, c, without_ranges(ref, self.kept, (key, generation))] for i, c, ref in self.encoded
+            [i, c, inline_log_ranges(ref, self.cached_thread, (key, generation))]
+            for i, c, ref in self.encoded
         ]
 
 
-def without_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> Any:
+def inline_log_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> Any:
     """A reference as `here` made it with what is kept, for a thread with this key and generation.
 
     If that is another state, it has no ranges of logs.
@@ -397,29 +407,29 @@ def without_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> Any
         return ref
     kind, inner = ref
     if kind == MAP:
-        return [MAP, {name: without_ranges(part, kept, state) for name, part in inner.items()}]
+        return [MAP, {name: inline_log_ranges(part, kept, state) for name, part in inner.items()}]
     items: list[bytes] = []
     for element in inner:
         if isinstance(element, bytes):
             items.append(element)
         else:
-            items += kept.logs[element[0]].items_in(unflat(element[1:]))
+            items += kept.logs[element[0]].items_in(unflatten_ranges(element[1:]))
     return [kind, items]
 
 
-def title_of(metadata: Mapping[str, Any], messages: Any) -> Title | None:
+def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
     """What a thread is called by the metadata or the first messages of a checkpoint."""
     with suppress(Exception):  # of a message that is none by its own rules
         if metadata.get("title"):
-            return Title(_cut(str(metadata["title"])), None)
+            return Title(_shorten_title(str(metadata["title"])), None)
         messages = messages.value if type(messages) is DeltaSnapshot else messages
-        for message in messages[:TITLE_AMONG] if type(messages) is list else ():
+        for message in messages[:TITLE_CANDIDATES] if type(messages) is list else ():
             if isinstance(message, BaseMessage) and message.type == "human":
-                return Title(_cut(str(message.text)), message.id or "")
+                return Title(_shorten_title(str(message.text)), message.id or "")
     return None
 
 
-def title_after(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
+def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
     """The title of a thread after a put; the present one stays in most cases.
 
     It is replaced if there was none to tell, if metadata names one, or if the message that it
@@ -435,47 +445,51 @@ def title_after(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None
     return present
 
 
-def _cut(text: str) -> str:
-    text = text.strip()[:TITLE_LENGTH]
+def _shorten_title(text: str) -> str:
+    text = text.strip()[:MAX_TITLE_CHARS]
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 # -- values as parts of a log
 
 
-def encoded(codec: Codec, value: Any, path: str) -> Encoded:
+def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
     """A value as it is compared with the log of its channel.
 
     Raises:
         Unstorable: It cannot be stored.
     """
     if type(value) is Continuation:
-        return Encoded(LIST, *_elements(codec, value.items, path), b"", continues=True)
+        return EncodedValue(LIST, *_elements(codec, value.items, path), b"", continues_parent=True)
     content = value.value if type(value) is DeltaSnapshot else value
-    if _splittable(content):
+    if _is_splittable(content):
         kind = DICT if type(content) is dict else LIST
-        return Encoded(kind, *_elements(codec, content, path), b"", content is not value)
+        return EncodedValue(kind, *_elements(codec, content, path), b"", content is not value)
     stored = codec.encode(value, lambda: path)
-    inline = len(stored) <= INLINE_BYTES and not isinstance(value, BaseMessage)
+    inline = len(stored) <= MAX_INLINE_BYTES and not isinstance(value, BaseMessage)
     if content is not value and not inline:
-        return Encoded(ITEM, [], [], codec.encode(content, lambda: path), True)
-    return Encoded(None if inline else ITEM, [], [], stored)
+        return EncodedValue(ITEM, [], [], codec.encode(content, lambda: path), True)
+    return EncodedValue(None if inline else ITEM, [], [], stored)
 
 
-def _split(codec: Codec, log: ChannelLog, value: Encoded, hint: Ranges, path: str) -> Split:
+def _split_value(
+    codec: Codec, log: ChannelLog, value: EncodedValue, hint: Ranges, path: str
+) -> SplitValue:
     """A value against the log of its channel; `hint`: where the parent's value stands."""
     whole = log.is_complete  # before the comparison: another thread may be reading the rest
     if value.kind == ITEM:
-        at = log.find_position(value.stored)
-        parts: list[bytes | Range] = [value.stored if at is None else (at, at + 1)]
-        return Split(ITEM, [], parts, whole, value.is_snapshot)
-    likely = [] if value.continues else hint
-    kept, parts = _match(codec, log, log.find_position, value.values, value.full, likely, path)
-    kept = hint if value.continues else kept
-    return Split(value.kind or LIST, kept, parts, whole, value.is_snapshot)
+        at = log.find_position(value.encoded)
+        parts: list[bytes | Range] = [value.encoded if at is None else (at, at + 1)]
+        return SplitValue(ITEM, [], parts, whole, value.is_snapshot)
+    likely = [] if value.continues_parent else hint
+    kept, parts = _match_elements(
+        codec, log, log.find_position, value.elements, value.encoded_elements, likely, path
+    )
+    kept = hint if value.continues_parent else kept
+    return SplitValue(value.kind or LIST, kept, parts, whole, value.is_snapshot)
 
 
-def here(
+def encode_inline(
     codec: Codec,
     thread: Thread | None,
     channel: str,
@@ -492,25 +506,29 @@ def here(
     Raises:
         Unstorable: It cannot be stored.
     """
-    if not _splittable(value):
+    if not _is_splittable(value):
         return codec.encode(value, lambda: path)
     split = type(value) is dict and not nested and len(value) <= 32
     if split and any(map(_has_parts, value.values())):
         entries = {}
         for key, part in value.items():
             name = str(key) if channel == START else channel  # an input is by channel
-            entries[key] = here(codec, thread, name, part, f"{path}[{key!r}]", nested=True)
+            entries[key] = encode_inline(codec, thread, name, part, f"{path}[{key!r}]", nested=True)
         return [MAP, entries]
     kind = DICT_HERE if type(value) is dict else LIST_HERE
     elements, full = _elements(codec, value, path)
-    if thread is not None and len(elements) >= _LONG:
+    if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
         log = thread.logs_by_channel.get(channel)
         if log is not None and log.items:  # nothing may rest on what is not committed
-            _, parts = _match(codec, log, log.find_stored_position, elements, full, [], path)
-            return [kind, [_element(log, part) for part in parts]]
+            _, parts = _match_elements(
+                codec, log, log.find_stored_position, elements, full, [], path
+            )
+            return [kind, [_element_reference(log, part) for part in parts]]
     pairs = zip(elements, full, strict=True)
-    stored = [codec.stored(element, data, lambda: path) for element, data in pairs]
-    if sum(map(len, stored)) > INLINE_BYTES or any(isinstance(e, BaseMessage) for e in elements):
+    stored = [codec.encode_for_storage(element, data, lambda: path) for element, data in pairs]
+    if sum(map(len, stored)) > MAX_INLINE_BYTES or any(
+        isinstance(e, BaseMessage) for e in elements
+    ):
         return [kind, stored]
     return codec.encode(value, lambda: path)
 
@@ -522,7 +540,7 @@ def decode_inline(codec: Codec, ref: Any) -> Any:
     kind, inner = ref
     if kind == MAP:
         return {name: decode_inline(codec, part) for name, part in inner.items()}
-    parts = codec.values(inner)
+    parts = codec.decode_all(inner)
     return dict(parts) if kind == DICT_HERE else parts
 
 
@@ -530,14 +548,14 @@ def _elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[byte
     """The elements of a list, or the pairs of a dict, and the bytes of each."""
     elements = [[*pair] for pair in value.items()] if type(value) is dict else [*value]
     try:
-        return elements, codec.full(elements, lambda i: f"{path}[{i}]")
+        return elements, codec.encode_for_comparison(elements, lambda i: f"{path}[{i}]")
     except Unstorable:
         if type(value) is dict:
             codec.encode(value, lambda: path)  # names its parts by their keys
         raise
 
 
-def _match(
+def _match_elements(
     codec: Codec,
     log: ChannelLog,
     find: Callable[[bytes], int | None],
@@ -560,28 +578,28 @@ def _match(
         kept.append((start, stop))
         i += stop - start
     rest = hint[len(kept) :]
-    near = _positions(log, rest) if rest and i < len(values) else {}
+    near = _positions_by_content(log, rest) if rest and i < len(values) else {}
     while i < len(values):
         position = near.get(full[i])
         if position is None:
             position = find(full[i])
         if position is None:
-            stored = codec.stored(values[i], full[i], partial("{}[{}]".format, path, i))
+            stored = codec.encode_for_storage(values[i], full[i], partial("{}[{}]".format, path, i))
             position = find(stored) if stored is not full[i] else None
             if position is None and codec.former_names:
-                former = map(find, codec.former_forms(values[i], stored))
+                former = map(find, codec.iter_former_encodings(values[i], stored))
                 position = next((at for at in former if at is not None), None)
             if position is None:
                 parts.append(stored)
                 i += 1
                 continue
-        stop = position + _run(log, position, full, i)
+        stop = position + _count_equal_items(log, position, full, i)
         parts.append((position, stop))
         i += stop - position
     return kept, parts
 
 
-def _run(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
+def _count_equal_items(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
     """How many items from a position on are those from `i` on, one at least."""
     at = log.items.get if position < ALIASES else log.get
     run, size, more = 1, 8, 8
@@ -594,22 +612,22 @@ def _run(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
     return run
 
 
-def _element(log: ChannelLog, part: bytes | Range) -> Any:
+def _element_reference(log: ChannelLog, part: bytes | Range) -> Any:
     """A part of a list as it stands in a reference."""
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
-def _positions(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
+def _positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
     """The positions of the items of ranges, by content."""
     out: dict[bytes, int] = {}
-    for position in positions(ranges):
+    for position in iter_positions(ranges):
         full = log.get(position)
         if full is not None:
             out.setdefault(full, position)
     return out
 
 
-def _packs(keys: list[Any]) -> bool:
+def _can_pack(keys: list[Any]) -> bool:
     try:
         pack(keys)
     except TypeError:  # a lone surrogate, or a number out of range: refused with the whole value
@@ -621,8 +639,8 @@ def _has_parts(value: Any) -> bool:
     return type(value) in (list, dict) or isinstance(value, BaseMessage)
 
 
-def _splittable(value: Any) -> bool:
+def _is_splittable(value: Any) -> bool:
     """Whether a value has parts worth their own place; numbers (an embedding) have not."""
     if type(value) is dict:
-        return bool(value) and _KEYS.issuperset(map(type, value)) and _packs([*value])
+        return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack([*value])
     return type(value) is list and not _NUMBERS.issuperset(map(type, value))

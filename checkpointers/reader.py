@@ -35,13 +35,13 @@ from perdure.checkpointers.manifest import (
     SNAPSHOT,
     Range,
     Ranges,
-    count,
-    covered,
-    joined,
-    missing,
-    once,
-    positions,
-    unflat,
+    count_positions,
+    drop_repeats,
+    iter_positions,
+    join_ranges,
+    merge_ranges,
+    subtract_ranges,
+    unflatten_ranges,
 )
 from perdure.checkpointers.records import (
     decrypt_checkpoint,
@@ -56,13 +56,13 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal_records import RemovalRecords
 from perdure.checkpointers.reports import ThreadStatus
-from perdure.checkpointers.status import TaskWrite, needs_value, thread_status
+from perdure.checkpointers.status import TaskWrite, build_thread_status, needs_value
 from perdure.checkpointers.values import DeltaSnapshot, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Statement
 
-PAGE: Final = 1024  # items read at once
+ITEMS_PAGE_SIZE: Final = 1024  # items read at once
 _BLOCK: Final = 256  # keys that a process takes at once
 
 
@@ -70,7 +70,7 @@ class StoredCheckpoint(NamedTuple):
     """A checkpoint and the keys that lead to it."""
 
     thread: Thread
-    namespace: int
+    namespace_key: int
     snapshot: Snapshot
 
 
@@ -86,7 +86,7 @@ class CheckpointReader:
 
     # -- checkpoints
 
-    def find(
+    def find_checkpoint(
         self, at: Address, key: int | None = None, *, alone: bool = False
     ) -> Flow[StoredCheckpoint | None]:
         """The checkpoint of an address, or the head; its values are not read yet.
@@ -105,28 +105,30 @@ class CheckpointReader:
             if alone:
                 [rows] = yield LastRequest([statement])
             else:
-                rows, holds = yield from self.with_newest(at.thread_id, statement)
+                rows, holds = yield from self.read_with_cache_check(at.thread_id, statement)
         if not rows and at.checkpoint_id is not None:
             packed = pack_id(at.checkpoint_id)
             statement = self.sql("checkpoint_with_keys", packed, at.thread_id, at.checkpoint_ns)
-            rows, holds = yield from self.with_newest(at.thread_id, statement)
+            rows, holds = yield from self.read_with_cache_check(at.thread_id, statement)
         if not rows:
             yield from self.check_missing(at)
             return None
         thread_key, generation, removals, namespace, *row = rows[0]
         uid = unpack_id(row[1])
         if thread_key is None or at.checkpoint_id not in (None, uid):
-            raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
+            raise damaged_index_error(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
         thread = self._cached_thread(at.thread_id, (thread_key, generation, removals), holds)
         snapshot = thread.committed_snapshot(at.checkpoint_ns, uid or "")
         if snapshot is None or snapshot.key != row[0]:
-            snapshot = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
-            yield from self.resolve(at.thread_id, thread, snapshot)
+            snapshot = self.decrypt_row(at.thread_id, at.checkpoint_ns, tuple(row))
+            yield from self.resolve_ranges(at.thread_id, thread, snapshot)
             thread.note_newest_checkpoint(snapshot)
             thread.last_namespace = at.checkpoint_ns, namespace
         return StoredCheckpoint(thread, namespace, snapshot)
 
-    def with_newest(self, thread_id: str, statement: Statement) -> Flow[tuple[list[Row], bool]]:
+    def read_with_cache_check(
+        self, thread_id: str, statement: Statement
+    ) -> Flow[tuple[list[Row], bool]]:
         """The rows of a statement, and whether what is kept of the thread is of this database."""
         kept = self.cache.get_thread(thread_id)
         if kept is None or kept.newest_checkpoint is None:
@@ -144,45 +146,54 @@ class CheckpointReader:
         if self.sql["damaged_index_entries"]:
             params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
             for (what,) in (yield self.sql("damaged_index_entries", *params)):
-                raise damaged_index(what)
+                raise damaged_index_error(what)
 
     def check_complete(self, rows: int, start: int, stop: int) -> Flow[None]:
         """Make sure that a range of keys of one namespace has as many rows as its index has."""
         ((indexed,),) = yield self.sql("indexed_checkpoints", start >> 32, start, stop)
         if indexed != rows:
-            raise damaged_index(f"namespace {start >> 32}")
+            raise damaged_index_error(f"namespace {start >> 32}")
 
-    def get(self, at: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
+    def read_tuple(self, at: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
         """The checkpoint of an address, with all its values, shared with nobody; see `find`."""
-        kept = self._kept_head(at) if key is None else None
+        kept = self._cached_head(at) if key is None else None
         if kept is not None:
             # if the thread has this head after them, they are its writes
             rows, heads = yield LastRequest(
-                [self._writes_of(kept), self.sql("head_with_keys", at.thread_id, at.checkpoint_ns)]
+                [
+                    self._writes_statement(kept),
+                    self.sql("head_with_keys", at.thread_id, at.checkpoint_ns),
+                ]
             )
             of = kept.thread
-            state = of.key, of.generation, of.newest_removal, kept.namespace, kept.snapshot.key
+            state = of.key, of.generation, of.newest_removal, kept.namespace_key, kept.snapshot.key
             if heads and (*heads[0][:5], unpack_id(heads[0][5])) == (
                 *state,
                 kept.snapshot.checkpoint_id,
             ):
                 with suppress(CorruptRecord):  # a write may rest on what is deleted meanwhile
-                    return (yield from self._tuple(at, kept, rows))
+                    return (yield from self._build_tuple(at, kept, rows))
         if key is None and at.checkpoint_id is None and self.cache.get_thread(at.thread_id) is None:
             with suppress(CorruptRecord):  # it may be deleted before the next request
-                return (yield from self._whole(at, (yield from self.find(at, alone=True))))
-        return (yield from self._whole(at, (yield from self.find(at, key))))
+                return (
+                    yield from self._read_tuple_of(
+                        at, (yield from self.find_checkpoint(at, alone=True))
+                    )
+                )
+        return (yield from self._read_tuple_of(at, (yield from self.find_checkpoint(at, key))))
 
-    def _whole(
+    def _read_tuple_of(
         self, at: Address, checkpoint: StoredCheckpoint | None
     ) -> Flow[CheckpointTuple | None]:
         if checkpoint is None:
             return None
-        return (yield from self._tuple(at, checkpoint, (yield self._writes_of(checkpoint))))
+        return (
+            yield from self._build_tuple(at, checkpoint, (yield self._writes_statement(checkpoint)))
+        )
 
-    def at_hand(self, at: Address, epoch: object) -> CheckpointTuple | None:
+    def cached_tuple(self, at: Address, epoch: object) -> CheckpointTuple | None:
         """The head, if this process put it last, nobody has written since, and all is at hand."""
-        kept = self._kept_head(at)
+        kept = self._cached_head(at)
         if kept is None:
             return None
         head = kept.thread.heads.get(at.checkpoint_ns)
@@ -190,7 +201,7 @@ class CheckpointReader:
             return None
         if head.write_rows is None:
             return None
-        flow = self._tuple(
+        flow = self._build_tuple(
             at, kept, [(None, None, *row) for row in head.write_rows.copy().values()]
         )
         try:
@@ -201,15 +212,18 @@ class CheckpointReader:
         flow.close()  # a write rests on what is not at hand
         return None
 
-    def is_kept(self, at: Address, most: int = sys.maxsize) -> bool:
+    def is_head_cached(self, at: Address, max_items: int = sys.maxsize) -> bool:
         """Whether an address is that of a head which is kept, and has at most so many items."""
         thread = self.cache.get_thread(at.thread_id) if at.checkpoint_id is None else None
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
             return False
-        return sum([count(ranges) for _, ranges in head.snapshot.ranges.values()]) <= most
+        return (
+            sum([count_positions(ranges) for _, ranges in head.snapshot.ranges.values()])
+            <= max_items
+        )
 
-    def _kept_head(self, at: Address) -> StoredCheckpoint | None:
+    def _cached_head(self, at: Address) -> StoredCheckpoint | None:
         """The head that this process put last, if all its values are at hand."""
         thread = self.cache.get_thread(at.thread_id)
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
@@ -233,21 +247,23 @@ class CheckpointReader:
 
     def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
         """Read the rows `(uid, task, path, body)` of the pending writes of a checkpoint."""
-        return [*self._own((yield self._writes_of(checkpoint)))]
+        return [*self._select_own_rows((yield self._writes_statement(checkpoint)))]
 
-    def _writes_of(self, checkpoint: StoredCheckpoint) -> Statement:
+    def _writes_statement(self, checkpoint: StoredCheckpoint) -> Statement:
         return self.sql(
-            "checkpoint_writes", checkpoint.namespace, pack_id(checkpoint.snapshot.checkpoint_id)
+            "checkpoint_writes",
+            checkpoint.namespace_key,
+            pack_id(checkpoint.snapshot.checkpoint_id),
         )
 
-    def _tuple(
+    def _build_tuple(
         self, at: Address, stored: StoredCheckpoint, rows: Sequence[Row]
     ) -> Flow[CheckpointTuple]:
         snapshot, values = stored.snapshot, {}
         for channel, ref in snapshot.references.items():
             if ref[0] != DELTA:
-                values[channel] = yield from self.value(at.thread_id, stored.thread, ref)
-        writes = yield from self.writes(at, stored, rows)
+                values[channel] = yield from self.read_value(at.thread_id, stored.thread, ref)
+        writes = yield from self.read_writes(at, stored, rows)
         checkpoint = {
             **self.codec.decode(snapshot.encoded_fields[0]),
             "id": snapshot.checkpoint_id,
@@ -258,14 +274,14 @@ class CheckpointReader:
         return CheckpointTuple(
             at.config(snapshot.checkpoint_id, stored.thread.newest_removal),
             checkpoint,  # type: ignore[arg-type]
-            cast(CheckpointMetadata, self.metadata(snapshot)),
+            cast(CheckpointMetadata, self.decode_metadata(snapshot)),
             at.config(snapshot.parent_id) if snapshot.parent_id else None,
             writes,
         )
 
     def status_at(self, at: Address) -> Flow[ThreadStatus | None]:
         """The status of a thread at a checkpoint; see `find`."""
-        checkpoint = yield from self.find(at)
+        checkpoint = yield from self.find_checkpoint(at)
         if checkpoint is None:
             return None
         rows = yield from self.read_write_rows(checkpoint)
@@ -282,25 +298,31 @@ class CheckpointReader:
             c: None for c, ref in snapshot.references.items() if ref[0] != DELTA
         }
         for channel in filter(needs_value, values):
-            values[channel] = yield from self.value_of(thread_id, snapshot.references[channel])
+            values[channel] = yield from self.read_value_of_thread(
+                thread_id, snapshot.references[channel]
+            )
         writes = []
         for uid, task, path, body in rows:
             stored = decrypt_writes(self.seal, thread_id, ns, (uid, task, path, body))
             for _, channel, ref in stored:
                 write = TaskWrite(unpack_id(task) or "", path, channel)
                 if channel in (INTERRUPT, ERROR):
-                    write = write._replace(value=(yield from self.value_of(thread_id, ref)))
+                    write = write._replace(
+                        value=(yield from self.read_value_of_thread(thread_id, ref))
+                    )
                 writes.append(write)
-        return thread_status(values, snapshot.channel_versions, snapshot.versions_seen, writes)
+        return build_thread_status(
+            values, snapshot.channel_versions, snapshot.versions_seen, writes
+        )
 
-    def value_of(self, thread_id: str, ref: Any) -> Flow[Any]:
+    def read_value_of_thread(self, thread_id: str, ref: Any) -> Flow[Any]:
         """The value a reference stands for; what is kept of the thread is looked up if need be."""
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), holds = yield from self.with_newest(thread_id, statement)
+        ((key, _, *state),), holds = yield from self.read_with_cache_check(thread_id, statement)
         thread = self._cached_thread(thread_id, (key, *state), holds)
-        return (yield from self.value(thread_id, thread, ref))
+        return (yield from self.read_value(thread_id, thread, ref))
 
     def is_head(self, at: Address) -> Flow[bool]:
         """Whether a run that names no checkpoint would start from the one of an address."""
@@ -308,52 +330,56 @@ class CheckpointReader:
         rows = yield self.sql("read_write_state", uid, at.checkpoint_ns, at.thread_id)
         return bool(rows) and rows[0][7] == rows[0][9]
 
-    def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
+    def read_snapshot(
+        self, thread_id: str, ns: str, namespace: int, uid: str
+    ) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""
         rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
         if rows and unpack_id(rows[0][1]) != uid:
-            raise damaged_index(f"checkpoint {uid!r} of thread {thread_id!r}")
-        return (yield from self.info(thread_id, ns, rows[0])) if rows else None
+            raise damaged_index_error(f"checkpoint {uid!r} of thread {thread_id!r}")
+        return (yield from self.resolve_row(thread_id, ns, rows[0])) if rows else None
 
-    def info(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
+    def resolve_row(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
         """A row as a snapshot, its ranges at hand."""
-        snapshot = self.open_row(thread_id, ns, row)
+        snapshot = self.decrypt_row(thread_id, ns, row)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), holds = yield from self.with_newest(thread_id, statement)
+        ((key, _, *state),), holds = yield from self.read_with_cache_check(thread_id, statement)
         thread = self._cached_thread(thread_id, (key, *state), holds)
-        yield from self.resolve(thread_id, thread, snapshot)
+        yield from self.resolve_ranges(thread_id, thread, snapshot)
         return snapshot
 
-    def open_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
+    def decrypt_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
         """A row `(id, uid, parent, began, put_at, body)` unpacked, its ranges as written."""
         return decrypt_checkpoint(self.seal, thread_id, ns, row)
 
-    def rows(self, thread_id: str, ns: str, namespace: int) -> Flow[Iterator[tuple[Row, Snapshot]]]:
+    def read_all_rows(
+        self, thread_id: str, ns: str, namespace: int
+    ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
         """All checkpoints of a namespace, newest first, their ranges as written."""
         rows = yield self.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
         yield from self.check_complete(len(rows), *key_range(namespace))
-        return ((row, self.open_row(thread_id, ns, row)) for row in rows)
+        return ((row, self.decrypt_row(thread_id, ns, row)) for row in rows)
 
-    def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
+    def decode_metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""
         metadata: dict[str, Any] = self.codec.decode(snapshot.encoded_fields[1])
         return metadata
 
-    def retell(self, thread_id: str, head: Row | None) -> Flow[None]:
+    def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
         """Have lists tell of a thread what its head `(id, uid, parent, began, put_at, body)` has.
 
         None: it has none.
         """
         for thread, *_, listed in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_list_entry(self.seal, thread_id, listed)
-            metadata = self.metadata(self.open_row(thread_id, "", head)) if head else {}
+            metadata = self.decode_metadata(self.decrypt_row(thread_id, "", head)) if head else {}
             told = select_listed_metadata(metadata)
             stored = told, self.codec.encode(told, lambda: "metadata", exact=True)
             yield self.sql(
                 "set_list_entry", *encrypt_list_entry(self.seal, thread_id, title, stored), thread
             )
 
-    def active_at(self, snapshot: Snapshot, put_at: float) -> float:
+    def activity_time(self, snapshot: Snapshot, put_at: float) -> float:
         """The moment of a checkpoint's `ts`; at the latest when it was put."""
         ts = self.codec.decode(snapshot.encoded_fields[0]).get("ts")
         try:
@@ -362,58 +388,58 @@ class CheckpointReader:
         except (TypeError, ValueError, OverflowError):
             return put_at
 
-    def step(self, snapshot: Snapshot) -> int | None:
+    def step_of(self, snapshot: Snapshot) -> int | None:
         """The superstep of a checkpoint; None: its metadata has none."""
         if snapshot.step == UNREAD_STEP:
-            step = self.metadata(snapshot).get("step")
+            step = self.decode_metadata(snapshot).get("step")
             snapshot.step = step if type(step) is int else None
         return snapshot.step
 
-    def labels(self, snapshot: Snapshot) -> dict[str, Any]:
+    def labels_of(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the metadata values that the children of a checkpoint inherit."""
         if snapshot.labels is None:
-            snapshot.labels = labels_in(self.metadata(snapshot))
+            snapshot.labels = labels_in(self.decode_metadata(snapshot))
         return snapshot.labels
 
-    def resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
+    def resolve_ranges(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand, and the origins of what was said."""
         written: Any = snapshot.transcript
         snapshot.transcript = {}
         for channel, (key, numbers) in written.items():
-            snapshot.transcript[channel] = (key, unflat(numbers))
+            snapshot.transcript[channel] = (key, unflatten_ranges(numbers))
         for channel, ref in snapshot.references.items():
             if ref[0] in (SNAPSHOT, DELTA) and isinstance(ref, list):
                 ref = ref[1]
             if isinstance(ref, list) and ref[0] in (LIST, DICT):
-                held = snapshot.ranges[channel] = (ref[1], unflat(ref[2]))
+                held = snapshot.ranges[channel] = (ref[1], unflatten_ranges(ref[2]))
                 if not channel.startswith("__"):
                     snapshot.transcript.setdefault(channel, held)
         for channel, (key, ranges) in snapshot.transcript.items():
             origin = None
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
-                log = yield from self.load(thread_id, thread, key, aliases)
+                log = yield from self.load_items(thread_id, thread, key, aliases)
                 if log.is_free_of_repeats(ranges):  # true of nearly all values
                     continue
                 origin = log.origin_position
             if channel not in written:
-                snapshot.transcript[channel] = (key, once(ranges, origin))
+                snapshot.transcript[channel] = (key, drop_repeats(ranges, origin))
 
-    def new_keys(self, many: int) -> Flow[list[int]]:
+    def allocate_keys(self, count: int) -> Flow[list[int]]:
         """So many keys, the highest first, or more: `KeyBlock.renew` takes the rest, if committed.
 
         It is asked for before anything else is written, so that no two transactions wait for each
         other.
         """
-        keys = self.cache.keys.take_keys(many)
+        keys = self.cache.keys.take_keys(count)
         if keys is None:
-            ((last,),) = yield self.sql("allocate_keys", many + _BLOCK)
-            keys = [*range(last, last - many - _BLOCK, -1)]
+            ((last,),) = yield self.sql("allocate_keys", count + _BLOCK)
+            keys = [*range(last, last - count - _BLOCK, -1)]
         return keys
 
     # -- values
 
-    def writes(
+    def read_writes(
         self,
         at: Address,
         checkpoint: StoredCheckpoint,
@@ -422,16 +448,16 @@ class CheckpointReader:
     ) -> Flow[list[PendingWrite]]:
         """Pending writes in the order in which their tasks are applied."""
         out = []
-        for row in self._own(rows):
+        for row in self._select_own_rows(rows):
             task = unpack_id(row[1]) or ""
             for index, channel, ref in decrypt_writes(self.seal, *at[:2], row):
                 if channels is None or channel in channels:
-                    value = yield from self.value(at.thread_id, checkpoint.thread, ref)
+                    value = yield from self.read_value(at.thread_id, checkpoint.thread, ref)
                     out.append((writes_sort_key(row[2], task, index), (task, channel, value)))
         out.sort(key=lambda entry: entry[0])
         return [write for _, write in out]
 
-    def _own(self, rows: Sequence[Row]) -> Iterator[Row]:
+    def _select_own_rows(self, rows: Sequence[Row]) -> Iterator[Row]:
         """The rows `(uid, task, path, body)` of a checkpoint, of what `writes_of` answers."""
         for owner, ns, *row in rows:
             if owner is None:
@@ -439,17 +465,17 @@ class CheckpointReader:
             else:  # it is opened, too: it may be one of theirs, its key damaged
                 decrypt_writes(self.seal, owner, ns, tuple(row))
 
-    def value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
+    def read_value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
         """The value a reference stands for."""
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         kind = ref[0]
         if kind == SNAPSHOT:
-            return DeltaSnapshot((yield from self.value(thread_id, thread, ref[1])))
+            return DeltaSnapshot((yield from self.read_value(thread_id, thread, ref[1])))
         if kind == MAP:
             out = {}
             for key, inner in ref[1].items():
-                out[key] = yield from self.value(thread_id, thread, inner)
+                out[key] = yield from self.read_value(thread_id, thread, inner)
             return out
         if kind in (LIST_HERE, DICT_HERE):
             elements = ref[1]
@@ -460,19 +486,19 @@ class CheckpointReader:
             if isinstance(element, bytes):
                 items.append(element)
             else:
-                ranges = unflat(element[1:])
-                log = yield from self.load(thread_id, thread, element[0], ranges)
+                ranges = unflatten_ranges(element[1:])
+                log = yield from self.load_items(thread_id, thread, element[0], ranges)
                 items += log.items_in(ranges)
-        parts = self.codec.values(items)
+        parts = self.codec.decode_all(items)
         if kind == ITEM:
             return parts[0]
         return dict(parts) if kind in (DICT, DICT_HERE) else parts
 
-    def stored(
+    def read_items_page(
         self, thread_id: str, channel: str, log: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
         """Positions and contents of the first `PAGE` items, or aliases, of a range of a log."""
-        rows = yield self.sql("items_page", *key_range(log, start, stop), PAGE)
+        rows = yield self.sql("items_page", *key_range(log, start, stop), ITEMS_PAGE_SIZE)
         return [decrypt_item(self.seal, thread_id, channel, *row) for row in rows]
 
     def read_item_times(self, log: int, ranges: Ranges) -> Flow[dict[int, float]]:
@@ -484,7 +510,9 @@ class CheckpointReader:
         answers = (yield statements) if statements else []
         return {key & 0xFFFFFFFF: stored_at for rows in answers for key, stored_at in rows}
 
-    def load(self, thread_id: str, thread: Thread, key: int, ranges: Ranges) -> Flow[ChannelLog]:
+    def load_items(
+        self, thread_id: str, thread: Thread, key: int, ranges: Ranges
+    ) -> Flow[ChannelLog]:
         """Make sure that the items of ranges are at hand."""
         log = thread.logs.get(key)
         if log is None:
@@ -495,29 +523,37 @@ class CheckpointReader:
         lacking = [pair for pair in ranges if not log.has_range(*pair)]
         aliases = [pair for pair in lacking if pair[0] >= ALIASES]
         if aliases:
-            bodies = yield from self._bodies(thread_id, log, aliases)
-            origins = dict(zip(positions(aliases), map(unpack, bodies), strict=True))
-            originals = joined((origin, origin + 1) for origin in sorted(set(origins.values())))
+            bodies = yield from self._read_bodies(thread_id, log, aliases)
+            origins = dict(zip(iter_positions(aliases), map(unpack, bodies), strict=True))
+            originals = join_ranges(
+                (origin, origin + 1) for origin in sorted(set(origins.values()))
+            )
             lacking = [pair for pair in lacking if pair[0] < ALIASES]
             lacking += [
-                pair for pair in missing(originals, covered(lacking)) if not log.has_range(*pair)
+                pair
+                for pair in subtract_ranges(originals, merge_ranges(lacking))
+                if not log.has_range(*pair)
             ]
         if lacking:
-            stored = yield from self._bodies(thread_id, log, lacking)
-            thread.add_items(log, zip(positions(lacking), stored, strict=True))
+            stored = yield from self._read_bodies(thread_id, log, lacking)
+            thread.add_items(log, zip(iter_positions(lacking), stored, strict=True))
         if aliases:
             log.origins.update(origins)
         return log
 
-    def origins(self, thread_id: str, thread: Thread, key: int, ranges: Ranges) -> Flow[list[int]]:
+    def read_origins(
+        self, thread_id: str, thread: Thread, key: int, ranges: Ranges
+    ) -> Flow[list[int]]:
         """The first positions of the items of ranges."""
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
-            return [*positions(ranges)]
-        log = yield from self.load(thread_id, thread, key, aliases)
-        return [*map(log.origin_position, positions(ranges))]
+            return [*iter_positions(ranges)]
+        log = yield from self.load_items(thread_id, thread, key, aliases)
+        return [*map(log.origin_position, iter_positions(ranges))]
 
-    def load_hashed(self, thread_id: str, thread: Thread, hashes: Sequence[int]) -> Flow[None]:
+    def load_items_by_hash(
+        self, thread_id: str, thread: Thread, hashes: Sequence[int]
+    ) -> Flow[None]:
         """Have the items of the thread at hand that have one of these hashes."""
         if not hashes:
             return
@@ -527,7 +563,9 @@ class CheckpointReader:
                 item = decrypt_item(self.seal, thread_id, log.name, key, body)
                 thread.add_items(log, [item])
 
-    def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
+    def _read_bodies(
+        self, thread_id: str, log: ChannelLog, ranges: list[Range]
+    ) -> Flow[list[bytes]]:
         """The items, or aliases, of ranges."""
         statements = [self.sql("items_between", *key_range(log.key, *pair)) for pair in ranges]
         answers = yield statements
@@ -545,7 +583,7 @@ class CheckpointReader:
 
     # -- what a langgraph `DeltaChannel` is rebuilt from
 
-    def delta_history(
+    def read_delta_history(
         self, at: Address, channels: Sequence[str]
     ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Walk from a checkpoint's parent to the nearest stored value of each channel.
@@ -554,25 +592,27 @@ class CheckpointReader:
         """
         out: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
         remaining = set(channels)
-        here = (yield from self.find(at)) if channels else None
+        here = (yield from self.find_checkpoint(at)) if channels else None
         while here is not None and here.snapshot.parent_id and remaining:
             uid = here.snapshot.parent_id
-            snapshot = yield from self.snapshot(at.thread_id, at.checkpoint_ns, here.namespace, uid)
+            snapshot = yield from self.read_snapshot(
+                at.thread_id, at.checkpoint_ns, here.namespace_key, uid
+            )
             if snapshot is None:
                 break
             here = here._replace(snapshot=snapshot)
-            rows = yield self._writes_of(here)
-            writes = yield from self.writes(at, here, rows, remaining)
+            rows = yield self._writes_statement(here)
+            writes = yield from self.read_writes(at, here, rows, remaining)
             for channel in remaining:
                 out[channel]["writes"][:0] = [write for write in writes if write[1] == channel]
             stored = snapshot.stored_channels()
             for channel in remaining & stored:
                 ref = snapshot.references[channel]
-                out[channel]["seed"] = yield from self.value(at.thread_id, here.thread, ref)
+                out[channel]["seed"] = yield from self.read_value(at.thread_id, here.thread, ref)
             remaining -= stored
         return out
 
 
-def damaged_index(what: str) -> CorruptRecord:
+def damaged_index_error(what: str) -> CorruptRecord:
     """The error for an index that leads elsewhere than to the row that its entry is made of."""
     return CorruptRecord(f"an index is damaged at {what}; restore the file from a backup")

@@ -22,7 +22,7 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     SNAPSHOT,
-    limit,
+    max_ranges,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.thread_records import NamespaceRecords, ThreadRecords
@@ -61,7 +61,7 @@ class _Log:
             rows = bisect_left(self.order, stop) - bisect_left(self.order, start)
             _check(rows == length, f"items {start} to {stop}")
             total += length
-        _check(total <= (limit(total) + 1) * len(self.order), "the number of items of a value")
+        _check(total <= (max_ranges(total) + 1) * len(self.order), "the number of items of a value")
 
 
 def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
@@ -107,7 +107,7 @@ def _check_namespace(
         _check_moments(put_at)
         stored, _ = snapshot.encoded_fields
         _check(isinstance(reader.codec.decode(stored), dict), "a checkpoint")
-        _check(isinstance(reader.metadata(snapshot), dict), "the metadata of a checkpoint")
+        _check(isinstance(reader.decode_metadata(snapshot), dict), "the metadata of a checkpoint")
         _check(isinstance(snapshot.channel_versions, dict), "the versions of channels")
         _check(
             all(isinstance(seen, dict) for seen in snapshot.versions_seen.values()), "versions seen"

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.cache import Snapshot, Title, Write
-from perdure.checkpointers.manifest import ALIASES, flat
+from perdure.checkpointers.manifest import ALIASES, flatten_ranges
 from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import AssociatedData, ChecksumSeal, LangGraphSeal, Seal
@@ -190,7 +190,7 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapsho
 def transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
     """The history as it is written: only if a channel does not hold all of it."""
     return {
-        channel: [log, flat(ranges)]
+        channel: [log, flatten_ranges(ranges)]
         for channel, (log, ranges) in snapshot.transcript.items()
         if snapshot.ranges.get(channel) != (log, ranges)
     }
@@ -372,7 +372,7 @@ class RunRow(NamedTuple):
     live: LiveRun
     created_at: float
     updated_at: float
-    about: Any
+    details: Any
     error: Any = None
     request: Any = None
     not_before: float | None = None

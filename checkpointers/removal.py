@@ -26,11 +26,11 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
 from langgraph.types import Interrupt, Send
 from pydantic import BaseModel
 
-from perdure.checkpointers.status import CANCELLED, FORMER
+from perdure.checkpointers.status import CANCELLED, FORMER_WRITES_CHANNEL
 
-TASK_CHANNELS: Final = {ERROR, INTERRUPT, RESUME, TASKS, FORMER}
+TASK_CHANNELS: Final = {ERROR, INTERRUPT, RESUME, TASKS, FORMER_WRITES_CHANNEL}
 """The channels whose values describe tasks."""
-UNALTERED: Final = {INTERRUPT, RESUME, FORMER}
+UNALTERED: Final = {INTERRUPT, RESUME, FORMER_WRITES_CHANNEL}
 """The channels whose values are removed as a whole if a part of them is to be removed."""
 NO_WRITES: Final = "__no_writes__"
 """The channel to which langgraph writes when a task returns nothing."""

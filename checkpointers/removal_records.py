@@ -226,8 +226,8 @@ class RemovalRecords:
             The number, and whether the request comes from a run in this process.
         """
         if request.config is None:
-            return request.removals, False
-        return self.find_number_of_config(request.config, request.at.thread_id)
+            return request.loaded_removal, False
+        return self.find_number_of_config(request.config, request.address.thread_id)
 
     def find_number_of_config(self, config: RunnableConfig, thread_id: str) -> tuple[int, bool]:
         """Return the result of `find_loaded_number` for a config of a run, node or checkpoint."""

@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Snapshot
-from perdure.checkpointers.manifest import joined, positions
+from perdure.checkpointers.manifest import iter_positions, join_ranges
 from perdure.checkpointers.put import START, CheckpointPut
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.removal_records import control_of, drop_oldest, runtime_of
@@ -41,7 +41,7 @@ class LoadedRun(NamedTuple):
         has_input: Whether it is known to have begun with an input of its own.
     """
 
-    began: float
+    started_at: float
     checkpoint_id: str | None
     has_writes: bool
     is_addressed: bool
@@ -74,26 +74,26 @@ class RunStarts:
         uid = None if loaded is None else loaded.checkpoint["id"]
         self._runs[key] = LoadedRun(began, uid, has_writes, is_addressed)
 
-    def find(self, config: RunnableConfig, thread_id: str) -> LoadedRun | None:
+    def find_run(self, config: RunnableConfig, thread_id: str) -> LoadedRun | None:
         """Return the run of a config, or None if it is not known."""
         return self._runs.get((control_of(runtime_of(config)), thread_id))
 
-    def mark(self, put: CheckpointPut) -> None:
+    def set_run_start(self, put: CheckpointPut) -> None:
         """Set the time at which the run of a put began, or that it is the time of the parent."""
-        config, thread_id = put.config, put.at.thread_id
-        runtime = None if config is None or put.at.checkpoint_ns else runtime_of(config)
+        config, thread_id = put.config, put.address.thread_id
+        runtime = None if config is None or put.address.checkpoint_ns else runtime_of(config)
         if config is None or runtime is None:
             return
         source = put.metadata.get("source")
         is_new = source == "input" or (put.is_whole_run and START in put.new_versions)
         if source == "loop" and not is_new:
             put.continues_run = True
-        elif is_new and (run := self.find(config, thread_id)) is not None:
+        elif is_new and (run := self.find_run(config, thread_id)) is not None:
             self._runs[control_of(runtime), thread_id] = run._replace(has_input=True)
-            put.run_began = None if run.has_writes else run.began
+            put.run_started_at = None if run.has_writes else run.started_at
 
 
-def find_said_after(
+def find_brought_after(
     reader: CheckpointReader,
     runs: RunStarts,
     thread_id: str,
@@ -116,21 +116,25 @@ def find_said_after(
     """
     period, at = (after, time.time()), Address(thread_id, "", None)
     if config is None:
-        stored = yield from reader.find(at)
-        known = yield from _find_stored(reader, thread_id, stored, channel, message_ids, period)
+        stored = yield from reader.find_checkpoint(at)
+        known = yield from _find_brought_messages(
+            reader, thread_id, stored, channel, message_ids, period
+        )
         return [known.get(each, False) for each in message_ids]
-    run = runs.find(config, thread_id)
+    run = runs.find_run(config, thread_id)
     namespace = str(config.get("configurable", {}).get("checkpoint_ns") or "")
     if run is None or _BETWEEN_GRAPHS in namespace:
         return [False] * len(message_ids)
     if run.checkpoint_id is None:
-        return [_is_within(run.began, period)] * len(message_ids)
+        return [_is_within(run.started_at, period)] * len(message_ids)
     at = at._replace(checkpoint_id=run.checkpoint_id)
-    stored = yield from reader.find(at)
+    stored = yield from reader.find_checkpoint(at)
     if stored is None:  # it was pruned meanwhile
         return [False] * len(message_ids)
-    known = yield from _find_stored(reader, thread_id, stored, channel, message_ids, period)
-    began = run.began
+    known = yield from _find_brought_messages(
+        reader, thread_id, stored, channel, message_ids, period
+    )
+    began = run.started_at
     if not run.has_input:  # it may continue a run that was stopped
         status = yield from reader.status_at(at)
         if status is None or status.tasks:
@@ -144,7 +148,7 @@ def _is_within(began: float | None, period: tuple[float, float]) -> bool:
     return began is not None and period[0] < began <= period[1]
 
 
-def _find_stored(
+def _find_brought_messages(
     reader: CheckpointReader,
     thread_id: str,
     stored: StoredCheckpoint | None,
@@ -161,22 +165,24 @@ def _find_stored(
     if stored is None or channel not in stored.snapshot.transcript:
         return {}
     key, _ = stored.snapshot.transcript[channel]
-    way = yield from _origins(reader, thread_id, stored, stored.snapshot, channel)
-    ranges = joined((place, place + 1) for place in sorted(way))
-    log = yield from reader.load(thread_id, stored.thread, key, ranges)
+    way = yield from _read_origins(reader, thread_id, stored, stored.snapshot, channel)
+    ranges = join_ranges((place, place + 1) for place in sorted(way))
+    log = yield from reader.load_items(thread_id, stored.thread, key, ranges)
     wanted, places = {*message_ids}, dict[int, str]()
-    values = reader.codec.values(log.items_in(ranges))
-    for place, message in zip(positions(ranges), values, strict=True):
+    values = reader.codec.decode_all(log.items_in(ranges))
+    for place, message in zip(iter_positions(ranges), values, strict=True):
         if (message_id := getattr(message, "id", None)) in wanted:
             places[place] = message_id
-    brought = yield from _find_brought(reader, thread_id, stored, channel, {*places}, period)
+    brought = yield from _find_brought_positions(
+        reader, thread_id, stored, channel, {*places}, period
+    )
     out = dict[str, bool]()
     for place, message_id in places.items():
         out[message_id] = out.get(message_id, True) and place in brought
     return out
 
 
-def _find_brought(
+def _find_brought_positions(
     reader: CheckpointReader,
     thread_id: str,
     stored: StoredCheckpoint,
@@ -190,21 +196,21 @@ def _find_brought(
     while left and at is not None and _is_within(at.run_started_at, period):
         before: Snapshot | None = None
         if at.parent_id is not None:
-            parts = thread_id, "", stored.namespace, at.parent_id
-            before = yield from reader.snapshot(*parts)
+            parts = thread_id, "", stored.namespace_key, at.parent_id
+            before = yield from reader.read_snapshot(*parts)
             if before is None:  # it was pruned
                 return brought
         there = set[int]()
         if before is not None:
-            there = left & (yield from _origins(reader, thread_id, stored, before, channel))
+            there = left & (yield from _read_origins(reader, thread_id, stored, before, channel))
         # an input is not yet in the channel: what is new there was written by an earlier run
-        if reader.metadata(at).get("source") != "input":
+        if reader.decode_metadata(at).get("source") != "input":
             brought |= left - there
         at, left = before, there
     return brought
 
 
-def _origins(
+def _read_origins(
     reader: CheckpointReader,
     thread_id: str,
     stored: StoredCheckpoint,
@@ -215,4 +221,4 @@ def _origins(
     if channel not in snapshot.transcript:
         return set()
     parts = thread_id, stored.thread, *snapshot.transcript[channel]
-    return {*(yield from reader.origins(*parts))}
+    return {*(yield from reader.read_origins(*parts))}

@@ -31,7 +31,7 @@ class RunWrites:
         self._closed = False
 
     @contextmanager
-    def add(self) -> Iterator[None]:
+    def count_write(self) -> Iterator[None]:
         """Count one write while the block is executed.
 
         Raises:
@@ -40,12 +40,12 @@ class RunWrites:
         write = object()
         self._in_progress.add(write)
         try:
-            self.check()
+            self.check_open()
             yield
         finally:
             self._in_progress.discard(write)
 
-    def check(self) -> None:
+    def check_open(self) -> None:
         """Check that the run has not ended.
 
         Raises:
@@ -54,14 +54,14 @@ class RunWrites:
         if self._closed:
             raise RunEnded("the run has ended; nothing of it is stored any more")
 
-    def checked(self, make: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
+    def refuse_when_closed(self, make: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
         """Return a function that makes a flow of statements only if the run has not ended by then.
 
         A write may wait for longer than the run is waited for.
         """
 
         def make_if_open() -> Flow[T]:
-            self.check()
+            self.check_open()
             return make()
 
         return make_if_open

@@ -182,7 +182,7 @@ class RunTable(ServerTable):
             for row in (yield self._sql("runs_of_thread", run.thread_id, run.run_id)):
                 stored = decrypt_run(self._seal, row)
                 about, *_ = encrypt_run(
-                    self._seal, run, ({**stored.about, "person": person}, None, None)
+                    self._seal, run, ({**stored.details, "person": person}, None, None)
                 )
                 yield LastRequest(
                     [self._sql("set_run_details", about, run.thread_key, run.seq, run.owner)]

@@ -12,7 +12,7 @@ from itertools import chain, compress
 from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import ALIASES, references, unflat
+from perdure.checkpointers.manifest import ALIASES, iter_log_references, unflatten_ranges
 from perdure.checkpointers.records import key_range
 from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
@@ -84,15 +84,18 @@ def _moments(
             continue
         rows = yield threads.sql("checkpoints_page", *key_range(namespace), _STEPS * (count + 1))
         for row in reversed(rows):
-            snapshot = threads.reader.open_row(thread_id, "", row)
+            snapshot = threads.reader.decrypt_row(thread_id, "", row)
             held = chain(
-                *(unflat(part) for _, part in references(snapshot.references.get(channel, b"")))
+                *(
+                    unflatten_ranges(part)
+                    for _, part in iter_log_references(snapshot.references.get(channel, b""))
+                )
             )
             written: Any = snapshot.transcript.get(channel, (0, []))
-            ranges = chain(held, unflat(written[1]))
+            ranges = chain(held, unflatten_ranges(written[1]))
             stop = max([0, *(stop for _, stop in ranges if stop <= ALIASES)])
             if not moments or stop > moments[-1][0]:
-                moments.append((stop, threads.reader.active_at(snapshot, row[4])))
+                moments.append((stop, threads.reader.activity_time(snapshot, row[4])))
     return moments
 
 

@@ -43,9 +43,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from perdure.checkpointers.address import (
     REMOVALS_KEY,
     Address,
-    address,
     check_text,
     check_thread_id,
+    parse_address,
 )
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
@@ -71,7 +71,7 @@ from perdure.storage.switching import short_switch_interval
 T = TypeVar("T")
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
 _NO_RUN: Final = nullcontext()  # around the writes of runs that nobody counts
-_REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
+_MAX_REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
 
 
 class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
@@ -103,9 +103,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._read_by_id: dict[Address, bool] = {}
         self._labels: dict[str, set[str]] = {}
         self._overlapped = OrderedDict[str, None]()
-        self._bind()
+        self._create_parts()
 
-    def _bind(self) -> None:
+    def _create_parts(self) -> None:
         """Make the parts, for the serializer as it is."""
         self._codec = Codec(self.serde, self.types)
         self._cache = Cache(self._cache_bytes, self._overlapped)
@@ -126,7 +126,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
         if clone is not self:
-            clone._bind()
+            clone._create_parts()
         return clone
 
     # -- reading
@@ -138,46 +138,48 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The config has no usable thread_id.
             CorruptRecord: A stored row is damaged or was tampered with.
         """
-        at, began = address(config), time.time()
-        epoch = self.database.epoch(self._watch) if self._reader.is_kept(at) else None
-        checkpoint = self._at_hand(at, epoch) or self._read(lambda: self._get(at, config))
+        at, began = parse_address(config), time.time()
+        epoch = self.database.epoch(self._watch) if self._reader.is_head_cached(at) else None
+        checkpoint = self._find_cached_tuple(at, epoch) or self._read(
+            lambda: self._read_tuple(at, config)
+        )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
-            self._note_load(config, checkpoint)
+            self._note_loaded_removal(config, checkpoint)
         self._run_starts.note_load(config, at, began, checkpoint)
         return checkpoint
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        at, began = address(config), time.time()
-        if self._reader.is_kept(at, OFF_LOOP_ITEMS):
+        at, began = parse_address(config), time.time()
+        if self._reader.is_head_cached(at, OFF_LOOP_ITEMS):
             epoch = self.database.epoch(self._watch)
             if epoch is None:
                 epoch = await self.database.wait_for_epoch(self._watch)
-            checkpoint = self._at_hand(at, epoch)
+            checkpoint = self._find_cached_tuple(at, epoch)
         else:
             checkpoint = None
         if checkpoint is None:
             checkpoint = await self.database.run_in_thread(
-                lambda: self._read(lambda: self._get(at, config))
+                lambda: self._read(lambda: self._read_tuple(at, config))
             )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
-            self._note_load(config, checkpoint)
+            self._note_loaded_removal(config, checkpoint)
         self._run_starts.note_load(config, at, began, checkpoint)
         return checkpoint
 
-    def _at_hand(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
+    def _find_cached_tuple(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
         """The head as this process keeps it, if nobody else has written since."""
         if epoch is None:
             return None
         with collector_paused():
-            return self._reader.at_hand(at, epoch)
+            return self._reader.cached_tuple(at, epoch)
 
-    def _get(self, at: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
+    def _read_tuple(self, at: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember if it was asked for by its id and is not the head.
 
         What is put upon it goes on from there on purpose.
         """
-        checkpoint = yield from self._reader.get(at)
+        checkpoint = yield from self._reader.read_tuple(at)
         if checkpoint is None and not at.checkpoint_ns and self._removals.key is not None:
             number = yield from self._removals.read_newest_number(at.thread_id)
             if number:
@@ -185,10 +187,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         if checkpoint is None or at.checkpoint_id is None:
             return checkpoint
         if not (yield from self._reader.is_head(at)):
-            _remember(self._read_by_id, at, True)
+            _remember_recent(self._read_by_id, at, True)
         return checkpoint
 
-    def _note_load(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
+    def _note_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
         """Remember the removal number of a loaded checkpoint for its run; see `RemovalRecords`."""
         of: Any = checkpoint.config["configurable"]
         self._removals.note_load(config, of["thread_id"], of[REMOVALS_KEY])
@@ -215,7 +217,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         many = None if limit is None else max(limit, 0)
         for at, key in islice(self._listing.addresses(config, filter, before), many):
-            checkpoint = self._read(partial(self._reader.get, at, key))
+            checkpoint = self._read(partial(self._reader.read_tuple, at, key))
             if checkpoint is not None:  # it may have been pruned since
                 yield checkpoint
 
@@ -236,7 +238,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """The writes of each channel up to a checkpoint, and the value before them."""
-        return self._read(lambda: self._reader.delta_history(address(config), channels))
+        return self._read(lambda: self._reader.read_delta_history(parse_address(config), channels))
 
     aget_delta_channel_history = make_async_twin(get_delta_channel_history)
 
@@ -267,9 +269,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             Unstorable: A value cannot be stored; the message names the path to it.
             ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
-        put = self._put(config, checkpoint, metadata, new_versions)
+        put = self._build_put(config, checkpoint, metadata, new_versions)
         self._write(put)
-        return put.at.config(checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0))
+        return put.address.config(checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0))
 
     async def aput(
         self,
@@ -279,18 +281,18 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """See `put`."""
-        put = self._put(config, checkpoint, metadata, new_versions)
-        await self._awrite(put, _items_in(checkpoint["channel_values"].values()))
-        return put.at.config(checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0))
+        put = self._build_put(config, checkpoint, metadata, new_versions)
+        await self._awrite(put, _count_items(checkpoint["channel_values"].values()))
+        return put.address.config(checkpoint["id"], config["configurable"].get(REMOVALS_KEY, 0))
 
-    def _put(
+    def _build_put(
         self,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> CheckpointPut:
-        at = address(config)
+        at = parse_address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
         whole = dict(get_checkpoint_metadata(config, metadata))
         names = self._labels.get(at.thread_id)
@@ -301,7 +303,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         values = checkpoint["channel_values"].values()
         deliberate = deliberate or any(type(value) is Continuation for value in values)
         put = CheckpointPut(at, checkpoint, whole, new_versions, deliberate, config=config)
-        self._run_starts.mark(put)
+        self._run_starts.set_run_start(put)
         return put
 
     def label(self, thread_id: str, names: Collection[str]) -> None:
@@ -319,7 +321,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         thread_id = check_thread_id(thread_id)
         before = self._labels.get(thread_id, set())
         if not before.issuperset(names):
-            _remember(self._labels, thread_id, before | {*names})
+            _remember_recent(self._labels, thread_id, before | {*names})
 
     def put_writes(
         self,
@@ -338,7 +340,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             Unstorable: A value cannot be stored; the message names the path to it.
             ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
-        self._write(self._task_writes(config, writes, task_id, task_path))
+        self._write(self._build_task_writes(config, writes, task_id, task_path))
 
     async def aput_writes(
         self,
@@ -348,13 +350,13 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_path: str = "",
     ) -> None:
         """See `put_writes`."""
-        written = self._task_writes(config, writes, task_id, task_path)
-        await self._awrite(written, _items_in(map(itemgetter(1), writes)))
+        written = self._build_task_writes(config, writes, task_id, task_path)
+        await self._awrite(written, _count_items(map(itemgetter(1), writes)))
 
-    def _task_writes(
+    def _build_task_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, path: str
     ) -> TaskWrites:
-        at = address(config)
+        at = parse_address(config)
         check_text("task_id", task_id)
         check_text("task_path", path)
         if at.checkpoint_id is None:
@@ -363,7 +365,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 "put() returned"
             )
         deliberate = at in self._read_by_id
-        return TaskWrites(at, task_id, path, writes, deliberate=deliberate, config=config)
+        return TaskWrites(at, task_id, path, writes, is_deliberate=deliberate, config=config)
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """The next version of a channel: a whole number, or in another saver's form."""
@@ -381,29 +383,31 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _write(self, put: CheckpointPut | TaskWrites) -> None:
         writes = RUN_WRITES.get()
-        with _NO_RUN if writes is None else writes.add():
-            job = self._writer.job(put)
+        with _NO_RUN if writes is None else writes.count_write():
+            job = self._writer.plan_database_write(put)
             if writes is not None:
-                job = job._replace(make=writes.checked(job.make))
+                job = job._replace(make=writes.refuse_when_closed(job.make))
             self.database.write(*job)
 
     async def _awrite(self, put: CheckpointPut | TaskWrites, items: int) -> None:
         writes = RUN_WRITES.get()
-        with _NO_RUN if writes is None else writes.add():
+        with _NO_RUN if writes is None else writes.count_write():
             if items <= OFF_LOOP_ITEMS:
-                job = self._writer.job(put)
+                job = self._writer.plan_database_write(put)
             else:
-                job = await self.database.run_in_thread(lambda: self._writer.job(put))
+                job = await self.database.run_in_thread(
+                    lambda: self._writer.plan_database_write(put)
+                )
             if writes is not None:
-                job = job._replace(make=writes.checked(job.make))
-            if isinstance(put, TaskWrites) and put.task == NULL_TASK:
+                job = job._replace(make=writes.refuse_when_closed(job.make))
+            if isinstance(put, TaskWrites) and put.task_id == NULL_TASK:
                 with short_switch_interval():
                     await self.database.awrite(*job)
             else:
                 await self.database.awrite(*job)
 
 
-def serde_and_seal(
+def choose_serializer(
     key: bytes | str | None,
     serde: SerializerProtocol | None,
     allow: Sequence[type | tuple[str, str]],
@@ -434,13 +438,13 @@ def serde_and_seal(
     return serde.serde, LangGraphSeal(serde.cipher), known
 
 
-def _remember(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    while len(kept) >= _REMEMBERED:
+def _remember_recent(kept: dict[Any, Any], key: Any, value: Any) -> None:
+    while len(kept) >= _MAX_REMEMBERED:
         kept.pop(next(iter(kept)), None)
     kept[key] = value
 
 
-def _items_in(values: Iterable[Any]) -> int:
+def _count_items(values: Iterable[Any]) -> int:
     items = 0
     for value in values:  # no generator: each write comes by
         if type(value) is list or type(value) is dict:

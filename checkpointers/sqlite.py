@@ -10,7 +10,7 @@ from typing import Any, Final
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.saver import serde_and_seal
+from perdure.checkpointers.saver import choose_serializer
 from perdure.checkpointers.stored_types import Aliases, StoredType
 from perdure.settings import TIMEOUT_S
 from perdure.storage.database import Schema
@@ -79,7 +79,7 @@ class SQLiteCheckpointer(Checkpointer):
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> None:
         read_only = True if untrusted else read_only
-        serde, seal, known = serde_and_seal(key, serde, allow, strict, types, aliases)
+        serde, seal, known = choose_serializer(key, serde, allow, strict, types, aliases)
         database = SQLiteDatabase(
             path,
             _SCHEMA,

@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.types import INTERRUPT, TASKS
 from langgraph.types import Send
 
 from perdure.checkpointers.cache import Write
-from perdure.checkpointers.put import CheckpointPut, TaskWrites, decode_inline, here
+from perdure.checkpointers.put import CheckpointPut, TaskWrites, decode_inline, encode_inline
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import pack_id
 from perdure.checkpointers.removal import (
@@ -82,9 +82,9 @@ class KeyedTexts(TextSet):
 
     def has_part_of(self, text: str) -> bool:
         """See `TextSet.has_part_of`."""
-        return super().has_part_of(text) or any(self._match_parts(text))
+        return super().has_part_of(text) or any(self._iter_part_matches(text))
 
-    def _match_parts(self, text: str) -> Iterator[bool]:
+    def _iter_part_matches(self, text: str) -> Iterator[bool]:
         """Yield, for each part of a text that may be one of these texts, whether it is one."""
         hash_text = self._removals.hash_text
         for first in range(len(text) - PREFIX_CHARS + 1 if self._starts else 0):
@@ -133,7 +133,7 @@ class StalePut:
         Raises:
             ThreadDeleted: The thread was deleted, with the checkpoint that the request continues.
         """
-        thread_id, ns, _ = request.at
+        thread_id, ns, _ = request.address
         number, is_run = reader.removals.find_loaded_number(request)
         records = yield from reader.removals.read_since(thread_id, number)
         deletions = [at for at, record in enumerate(records) if record.checkpoints is not None]
@@ -214,7 +214,7 @@ class StalePut:
         Returns:
             The remaining writes, and whether the task still waits for an answer.
         """
-        writes = request.for_state(*_NO_ROWS)
+        writes = request.references_for_state(*_NO_ROWS)
         values = [decode_inline(self._codec, ref) for _, _, ref in writes]
         self._find_erased(
             zip((channel for _, channel, _ in writes), values, strict=True), inputs=True
@@ -226,7 +226,7 @@ class StalePut:
                 kept.append([index, channel, ref])
             elif new is not REMOVED and channel not in UNALTERED:
                 path = f"the write to {channel!r}"
-                kept.append([index, channel, here(self._codec, None, channel, new, path)])
+                kept.append([index, channel, encode_inline(self._codec, None, channel, new, path)])
         if len(kept) < len(writes) and has_no_result(kept):  # otherwise the task would run again
             done = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
             kept = [done] if has_no_result(writes) else [*kept, done]
@@ -272,7 +272,7 @@ def _check_not_deleted(
     writes of its tasks. A request of such a run is refused too, because the run loaded the thread
     before the deletion.
     """
-    thread_id, ns, uid = request.at
+    thread_id, ns, uid = request.address
     named = {ns: uid} if uid is not None else {}
     if not named and ns:
         configurable = (request.config or {}).get("configurable", {})

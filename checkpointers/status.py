@@ -21,9 +21,9 @@ CANCELLED: Final = "__erased__"
 _BRANCH: Final = "branch:to:"  # and the node that it triggers
 _JOIN: Final = "join:"  # the nodes that are waited for, joined by "+", ":", and the node
 _NO_NODES: Final = ("__input__", INTERRUPT)  # have seen versions of channels as well
-ASIDE: Final = "~aside"
+ASIDE_SUFFIX: Final = "~aside"
 """The end of the path of what an update wrote in the name of a task that a run has run."""
-FORMER: Final = "__run_former"
+FORMER_WRITES_CHANNEL: Final = "__run_former"
 """The channel for the pending writes that existed before a run of the server; see `undo_writes`."""
 _UPDATE: Final = "~__interrupt__"  # the path of a task whose node `update_state` names begins so
 NULL_TASK: Final = "00000000-0000-0000-0000-000000000000"
@@ -40,8 +40,8 @@ IDLE: Final = ThreadStatus()
 class TaskWrite(NamedTuple):
     """A pending write; of one that says nothing of the status the value may be left out."""
 
-    task: str
-    path: str
+    task_id: str
+    task_path: str
     channel: str
     value: Any = None
 
@@ -51,7 +51,7 @@ def needs_value(channel: str) -> bool:
     return channel == SENDS or channel.startswith((_BRANCH, _JOIN))
 
 
-def thread_status(
+def build_thread_status(
     values: Mapping[str, Any],
     versions: Versions,
     seen: Mapping[str, Versions],
@@ -65,9 +65,9 @@ def thread_status(
         seen: The versions that each node has seen.
         writes: The pending writes, whoever wrote them, in order.
     """
-    by_task = _by_task(writes)
-    tasks = {own[0].path: task for task, own in by_task.items() if _has_path(own)}
-    due = dict(_due(values, versions, seen))
+    by_task = _group_by_task(writes)
+    tasks = {own[0].task_path: task for task, own in by_task.items() if _has_path(own)}
+    due = dict(_iter_due_tasks(values, versions, seen))
     for path in tasks:  # a graph may be triggered by channels of any name
         if path.startswith(_PULL):
             due.setdefault(path, path.removeprefix(_PULL))
@@ -85,29 +85,29 @@ def thread_status(
                 due[_PULL + task] = ""
     return ThreadStatus(
         tuple(
-            _task(path, node, tasks.get(path), by_task.get(tasks.get(path, ""), []))
+            _build_task(path, node, tasks.get(path), by_task.get(tasks.get(path, ""), []))
             for path, node in due.items()
         )
     )
 
 
-def sent_to(sends: Any) -> list[str | None]:
+def find_send_targets(sends: Any) -> list[str | None]:
     """The nodes that the `Send`s of a checkpoint run; None: a cancelled one's."""
     nodes = [getattr(send, "node", None) for send in (sends if _is_list(sends) else ())]
     return [None if node == CANCELLED else node for node in nodes]
 
 
-def _by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
+def _group_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
     """The writes of each task of the superstep."""
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
-        if write.task != NULL_TASK and not _is_inner(write.path):
-            by_task.setdefault(write.task, []).append(write)
+        if write.task_id != NULL_TASK and not _is_inner(write.task_path):
+            by_task.setdefault(write.task_id, []).append(write)
     return by_task
 
 
 def _has_path(writes: list[TaskWrite]) -> bool:
-    return writes[0].path.startswith((_PULL, _PUSH))
+    return writes[0].task_path.startswith((_PULL, _PUSH))
 
 
 def is_by_update(path: str) -> bool:
@@ -117,14 +117,14 @@ def is_by_update(path: str) -> bool:
 
 def _is_inner(path: str) -> bool:
     """Whether a task is a call of another, or handles its error, or is none of the run."""
-    return path.endswith(ASIDE) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
+    return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 
 
-def _due(
+def _iter_due_tasks(
     values: Mapping[str, Any], versions: Versions, seen: Mapping[str, Versions]
 ) -> Iterator[tuple[str, str]]:
     """The tasks that a checkpoint triggers: their paths and nodes."""
-    for place, sent in enumerate(sent_to(values[SENDS]) if SENDS in values else ()):
+    for place, sent in enumerate(find_send_targets(values[SENDS]) if SENDS in values else ()):
         if sent is not None:
             yield f"{_PUSH}{place:010d}, {0:010d}", sent
     watched: dict[str, list[str]] = {}  # by nodes that ran before, in graphs of any kind
@@ -133,14 +133,14 @@ def _due(
             watched.setdefault(channel, []).append(node)
     for channel, value in values.items():
         is_named = channel.startswith((_BRANCH, _JOIN))
-        for node in _named_in(channel, value) if is_named else watched.get(channel, ()):
+        for node in _find_triggered_nodes(channel, value) if is_named else watched.get(channel, ()):
             version, before = versions.get(channel), seen.get(node, {}).get(channel)
             is_same_kind = isinstance(version, type(before))
             if before is None or (is_same_kind and version > before):
                 yield _PULL + node, node
 
 
-def _named_in(channel: str, value: Any) -> list[str]:
+def _find_triggered_nodes(channel: str, value: Any) -> list[str]:
     """The node that a channel of a `StateGraph` triggers, if it is ready to."""
     is_ready = True
     if _is_list(value) and len(value) == 2 and isinstance(value[1], bool):
@@ -157,7 +157,7 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _task(path: str, node: str, task: str | None, writes: list[TaskWrite]) -> ThreadTask:
+def _build_task(path: str, node: str, task: str | None, writes: list[TaskWrite]) -> ThreadTask:
     interrupts: list[Any] = []
     for write in writes:
         if write.channel == INTERRUPT:

@@ -31,8 +31,8 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     SNAPSHOT,
-    joined,
-    positions,
+    iter_positions,
+    join_ranges,
     value_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
@@ -98,22 +98,22 @@ def said_on(
     reader: CheckpointReader, thread_id: str, channel: str = "messages"
 ) -> Flow[SaidTree | None]:
     """Read the transcripts of all branches of a thread; return None if it has no head."""
-    head = yield from reader.find(Address(thread_id, "", None))
+    head = yield from reader.find_checkpoint(Address(thread_id, "", None))
     if head is None:
         return None
-    rows = yield reader.sql("checkpoints_page", *key_range(head.namespace), NO_LIMIT)
+    rows = yield reader.sql("checkpoints_page", *key_range(head.namespace_key), NO_LIMIT)
     trunk = {row[0] for row in select_lineage(rows, head.snapshot.key)}
     inner, log, ways = {row[2] for row in rows}, 0, list[list[int]]()
     for row in reversed(rows):
         is_head = row[0] == head.snapshot.key
         if is_head or (row[0] not in trunk and row[1] not in inner):
-            snapshot = reader.open_row(thread_id, "", row)
-            yield from reader.resolve(thread_id, head.thread, snapshot)
+            snapshot = reader.decrypt_row(thread_id, "", row)
+            yield from reader.resolve_ranges(thread_id, head.thread, snapshot)
             key, ranges = snapshot.transcript.get(channel, (0, []))
             log = key or log
-            way = yield from reader.origins(thread_id, head.thread, log, ranges)
+            way = yield from reader.read_origins(thread_id, head.thread, log, ranges)
             ways.insert(0 if is_head else len(ways), way)
-    ranges = joined((at, at + 1) for at in sorted({*chain(*ways)}))
+    ranges = join_ranges((at, at + 1) for at in sorted({*chain(*ways)}))
     ref = head.snapshot.references.get(channel)
     is_known = ref is None or value_reference(ref) is not None
     if not ranges:
@@ -121,9 +121,9 @@ def said_on(
             {}, {}, ways, is_known, channel in head.snapshot.channel_versions and ref is None
         )
     times = yield from reader.read_item_times(log, ranges)
-    stored = (yield from reader.load(thread_id, head.thread, log, ranges)).items_in(ranges)
-    values = reader.codec.values(stored)
-    return SaidTree(dict(zip(positions(ranges), values, strict=True)), times, ways, is_known)
+    stored = (yield from reader.load_items(thread_id, head.thread, log, ranges)).items_in(ranges)
+    values = reader.codec.decode_all(stored)
+    return SaidTree(dict(zip(iter_positions(ranges), values, strict=True)), times, ways, is_known)
 
 
 def write_thread(
@@ -220,7 +220,7 @@ class _ThreadWriter:
         )
         body = encrypt_checkpoint(self.seal, self.target, ns, row, moved, said)
         yield self.sql("add_checkpoint", key, key >> 32, *row[1:], body)
-        for number in metadata_tags(self.seal, self.reader.metadata(snapshot)):
+        for number in metadata_tags(self.seal, self.reader.decode_metadata(snapshot)):
             yield self.sql("add_tag", number, key)
 
 
@@ -267,7 +267,7 @@ def copy_thread(
             records.ttl = minutes, time.time(), min(keeps, 1)  # the time starts with the copy
         if (yield reader.sql("find_thread", target)):
             raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
-        keys = yield from reader.new_keys(records.keys)
+        keys = yield from reader.allocate_keys(records.keys)
         new = yield from write_thread(reader, records, target, keys, time.time())
         if checkpoint_id is not None:
             yield from maintenance.delete_unreferenced_items(target, new)
@@ -477,7 +477,7 @@ class Merge:
             here = yield from self._compare(records, target, there)
             if not isinstance(here, ThreadContents):
                 return here
-            keys[:] = yield from reader.new_keys(records.keys)
+            keys[:] = yield from reader.allocate_keys(records.keys)
             for _, status, _, kept in (yield reader.sql("lock_client_metadata", target)):
                 if kept is not None:
                     records.client = decrypt_client_metadata(reader.seal, target, kept)

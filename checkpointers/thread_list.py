@@ -352,7 +352,7 @@ class ThreadList:
         def flow() -> Flow[bool]:
             if (yield self._sql("find_thread", thread_id)):
                 return False
-            unused_keys[:] = yield from self._reader.new_keys(1)
+            unused_keys[:] = yield from self._reader.allocate_keys(1)
             thread.key = unused_keys.pop()
             thread.newest_removal = yield from removals.read_newest_number(thread_id)
             row = thread.key, thread_id, 0, thread.version_token, now, now, thread.newest_removal

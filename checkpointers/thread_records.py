@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Snapshot, Title, Write
-from perdure.checkpointers.reader import PAGE, CheckpointReader
+from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
 from perdure.checkpointers.records import (
     ClientMetadata,
     decrypt_client_metadata,
@@ -72,10 +72,10 @@ class ThreadRecords:
     ) -> Flow[list[tuple[int, bytes]]]:
         """Return position and content of the first items in a range of a log; gaps are allowed."""
         if self.items is None:
-            return (yield from reader.stored(self.thread_id, name, log, start, stop))
+            return (yield from reader.read_items_page(self.thread_id, name, log, start, stop))
         held, order = self.items[log], self.order[log]
         first = bisect_left(order, start)
-        return [(at, held[at]) for at in order[first : first + PAGE] if at < stop]
+        return [(at, held[at]) for at in order[first : first + ITEMS_PAGE_SIZE] if at < stop]
 
     def read_page_times(
         self, reader: CheckpointReader, log: int, start: int, stop: int
@@ -103,7 +103,7 @@ def thread_records(
     last = _LOW
     if checkpoint_id is not None:
         at = Address(thread_id, "", checkpoint_id)
-        end = yield from reader.find(at)
+        end = yield from reader.find_checkpoint(at)
         if end is None:
             raise missing(at)
         last = end.snapshot.key & _LOW
@@ -136,7 +136,7 @@ def _read_namespace(
         rows = [row for row in rows if row[0] & _LOW <= last]
         rows = rows if ns else select_lineage(rows, row_key(namespace, last))
         head = max((row[0] & _LOW for row in rows), default=0)
-    checkpoints = [(row[0] & _LOW, row[4], reader.open_row(thread_id, ns, row)) for row in rows]
+    checkpoints = [(row[0] & _LOW, row[4], reader.decrypt_row(thread_id, ns, row)) for row in rows]
     ids = {snapshot.checkpoint_id for _, _, snapshot in checkpoints}
     writes = []
     for row in (yield reader.sql("namespace_writes", namespace)):
@@ -153,7 +153,9 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
         items[log] = held = dict[int, bytes]()
         for first, stop in next_log_positions(*ends):
             start = first
-            while page := (yield from reader.stored(records.thread_id, name, log, start, stop)):
+            while page := (
+                yield from reader.read_items_page(records.thread_id, name, log, start, stop)
+            ):
                 held |= dict(page)
                 start = page[-1][0] + 1
         records.order[log] = [*held]

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from perdure.checkpointers.address import (
     Address,
-    check_moment,
+    check_datetime,
+    check_optional_text,
     check_text,
     check_thread_id,
-    optional_text,
 )
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Title
 from perdure.checkpointers.delta import Transcript
@@ -27,13 +27,13 @@ from perdure.checkpointers.manifest import (
     DICT,
     ITEM,
     SNAPSHOT,
-    count,
-    joined,
-    positions,
+    count_positions,
+    iter_positions,
+    join_ranges,
     value_reference,
 )
-from perdure.checkpointers.put import TITLE_AMONG, title_of
-from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index
+from perdure.checkpointers.put import TITLE_CANDIDATES, build_title
+from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index_error
 from perdure.checkpointers.records import (
     decrypt_list_entry,
     encrypt_list_entry,
@@ -81,7 +81,7 @@ class ThreadReader:
             of an event loop.
         """
         channel, ends = check_text("channel", channel), None if ends is None else _pair(ends)
-        checkpoint = yield from self.reader.find(at)
+        checkpoint = yield from self.reader.find_checkpoint(at)
         if checkpoint is None:
             known = yield self.sql("find_thread", at.thread_id)
             if missing_ok and (at.checkpoint_id is None or not known):
@@ -92,21 +92,23 @@ class ThreadReader:
         branches: list[int] = []
         if at.checkpoint_id is None:
             branches = yield from self._on_branches(at, checkpoint, channel)
-        places = _interleaved(positions(said), branches)
+        places = _interleaved(iter_positions(said), branches)
         if before is not None:
             ranges = [(place, place + 1) for place, _ in places]
-            first = yield from self.reader.origins(at.thread_id, checkpoint.thread, key, ranges)
+            first = yield from self.reader.read_origins(
+                at.thread_id, checkpoint.thread, key, ranges
+            )
             places = places[: first.index(before)] if before in first else []
         if ends is not None and sum(ends) < len(places):
             places = places[: ends[0]] + places[len(places) - ends[1] :]
         if not places:
             return list
         if not key:
-            ((key,),) = yield self.sql("find_log", checkpoint.namespace, channel)
+            ((key,),) = yield self.sql("find_log", checkpoint.namespace_key, channel)
         held = snapshot.ranges.get(channel, (0, []))
-        seen = {*(yield from self.reader.origins(at.thread_id, checkpoint.thread, *held))}
-        ranges = joined((place, place + 1) for place, _ in places)
-        log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
+        seen = {*(yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *held))}
+        ranges = join_ranges((place, place + 1) for place, _ in places)
+        log = yield from self.reader.load_items(at.thread_id, checkpoint.thread, key, ranges)
         full = log.items_in(ranges)
         is_dict, is_known = self._classify_value(snapshot.references.get(channel))
         found_at = [(log.origin_position(place), branch) for place, branch in places]
@@ -115,7 +117,7 @@ class ThreadReader:
         times = log.stored_times
 
         def decoded() -> list[HistoryItem]:
-            values = self.reader.codec.values(full)
+            values = self.reader.codec.decode_all(full)
             if is_dict:
                 values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
             return [
@@ -133,7 +135,7 @@ class ThreadReader:
 
     def _load_times(self, thread_id: str, log: ChannelLog, places: set[int]) -> Flow[None]:
         """Load the times of first storage of the items at some positions, unless cached."""
-        lacking = joined(
+        lacking = join_ranges(
             (place, place + 1) for place in sorted(places.difference(log.stored_times))
         )
         for position, stored_at in (
@@ -169,22 +171,22 @@ class ThreadReader:
         ref = checkpoint.snapshot.references.get(channel)
         if not isinstance(ref, list) or ref[0] not in (SNAPSHOT, DELTA):
             return set()
-        origins = yield from self.reader.origins(at.thread_id, checkpoint.thread, key, said)
+        origins = yield from self.reader.read_origins(at.thread_id, checkpoint.thread, key, said)
         others = sorted(held.difference(origins))
         if not others:
             return set()
         removed, parts = [place for place in origins if place not in held], []
         for places in (removed, others):
-            ranges = joined((place, place + 1) for place in places)
-            log = yield from self.reader.load(at.thread_id, checkpoint.thread, key, ranges)
-            parts.append(self.reader.codec.values(log.items_in(ranges)))
+            ranges = join_ranges((place, place + 1) for place in places)
+            log = yield from self.reader.load_items(at.thread_id, checkpoint.thread, key, ranges)
+            parts.append(self.reader.codec.decode_all(log.items_in(ranges)))
         transcript = Transcript(parts[0])
         numbers = map(transcript.take_match, parts[1])
         return {removed[number] for number in numbers if number is not None}
 
     def delta_values(self, at: Address) -> Flow[dict[str, Any]]:
         """Read the values of `DeltaChannel`s; see `Checkpointer.delta_values`."""
-        checkpoint = yield from self.reader.find(at)
+        checkpoint = yield from self.reader.find_checkpoint(at)
         if checkpoint is None:
             raise missing(at)
         values: dict[str, Any] = {}
@@ -192,7 +194,7 @@ class ThreadReader:
             if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
                 inner, values[channel] = value_reference(ref), None
                 if inner is not None:
-                    value = self.reader.value(at.thread_id, checkpoint.thread, inner)
+                    value = self.reader.read_value(at.thread_id, checkpoint.thread, inner)
                     values[channel] = yield from value
             elif isinstance(ref, bytes):
                 value = self.reader.codec.decode(ref)
@@ -204,20 +206,22 @@ class ThreadReader:
         self, at: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
         """The items that are on branches only."""
-        rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace))
+        rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
         trunk = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
         inner = {parent for _, _, parent in rows}
         tips = [key for key, uid, _ in rows if key not in trunk and uid not in inner]
         out: set[int] = set()
         for tip in tips:
             (row,) = yield self.sql("checkpoint_row", tip)
-            snapshot = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
+            snapshot = yield from self.reader.resolve_row(at.thread_id, at.checkpoint_ns, row)
             said = snapshot.transcript.get(channel, (0, []))
-            out.update((yield from self.reader.origins(at.thread_id, checkpoint.thread, *said)))
+            out.update(
+                (yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *said))
+            )
         if out:
             said = checkpoint.snapshot.transcript.get(channel, (0, []))
             out.difference_update(
-                (yield from self.reader.origins(at.thread_id, checkpoint.thread, *said))
+                (yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *said))
             )
         return sorted(out)
 
@@ -283,8 +287,8 @@ class ThreadReader:
         for thread, thread_id, created_at, updated_at, _, title in rows:
             uid, metadata, status, head = None, dict[str, Any](), IDLE, None
             if thread in checkpoints:
-                head = self.reader.open_row(thread_id, "", tuple(checkpoints[thread]))
-                uid, metadata = head.checkpoint_id, self.reader.metadata(head)
+                head = self.reader.decrypt_row(thread_id, "", tuple(checkpoints[thread]))
+                uid, metadata = head.checkpoint_id, self.reader.decode_metadata(head)
                 status = yield from self.reader.status(thread_id, "", head, written.get(thread, []))
             called, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
             if called is None and head is not None:
@@ -298,8 +302,8 @@ class ThreadReader:
         """Have lists tell of the thread of a row what its head has, its title too."""
         title, told = None, dict[str, Any]()
         for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
-            head = self.reader.open_row(row[1], "", tuple(checkpoint))
-            metadata = self.reader.metadata(head)
+            head = self.reader.decrypt_row(row[1], "", tuple(checkpoint))
+            metadata = self.reader.decode_metadata(head)
             title = yield from self._title(row[1], head, metadata)
             told = select_listed_metadata(metadata)
         stored = told, self.reader.codec.encode(told, lambda: "metadata", exact=True)
@@ -310,18 +314,20 @@ class ThreadReader:
         self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]
     ) -> Flow[Title | None]:
         """The title of a thread whose row has none, as it was erased or pruned."""
-        checkpoint = yield from self.reader.find(
+        checkpoint = yield from self.reader.find_checkpoint(
             Address(thread_id, "", head.checkpoint_id), head.key
         )
         key, said = (
             checkpoint.snapshot.transcript.get("messages", (0, [])) if checkpoint else (0, [])
         )
-        first = [(position, position + 1) for position in islice(positions(said), TITLE_AMONG)]
+        first = [
+            (position, position + 1) for position in islice(iter_positions(said), TITLE_CANDIDATES)
+        ]
         messages: list[Any] = []
         if checkpoint is not None and first:
-            log = yield from self.reader.load(thread_id, checkpoint.thread, key, first)
-            messages = self.reader.codec.values(log.items_in(first))
-        return title_of(metadata, messages)
+            log = yield from self.reader.load_items(thread_id, checkpoint.thread, key, first)
+            messages = self.reader.codec.decode_all(log.items_in(first))
+        return build_title(metadata, messages)
 
     def status(self, at: Address) -> Flow[ThreadStatus]:
         """Where a thread stands; see `Checkpointer.status`."""
@@ -344,7 +350,7 @@ class ThreadReader:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
         since = -_SOON
         if active_since is not None:
-            since = check_moment("active_since", active_since).timestamp() - 1e-6
+            since = check_datetime("active_since", active_since).timestamp() - 1e-6
         prefix, last = check_text("prefix", prefix), (_SOON, 0)
         if after is not None:
             thread, _, _, updated_at, *_ = yield from self._row(after)
@@ -379,15 +385,19 @@ class ThreadReader:
     def _info(self, row: Row) -> Flow[ThreadInfo]:
         thread, thread_id, created_at, updated_at, indexed, _ = row
         if indexed != thread:
-            raise damaged_index(f"thread {thread}")
+            raise damaged_index_error(f"thread {thread}")
         namespaces = yield self.sql("thread_namespaces", thread)
         names = tuple(ns for _, ns, _ in namespaces)
         ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread)
-        head = (yield from self.reader.find(Address(thread_id, "", None))) if "" in names else None
+        head = (
+            (yield from self.reader.find_checkpoint(Address(thread_id, "", None)))
+            if "" in names
+            else None
+        )
         said, active_at = 0, updated_at
         if head is not None:
-            said = count(head.snapshot.transcript.get("messages", (0, []))[1])
-            active_at = self.reader.active_at(head.snapshot, updated_at)
+            said = count_positions(head.snapshot.transcript.get("messages", (0, []))[1])
+            active_at = self.reader.activity_time(head.snapshot, updated_at)
         created, updated, active = (
             _time(thread_id, at) for at in (created_at, updated_at, active_at)
         )
@@ -415,7 +425,7 @@ class ThreadReader:
         before: int | None = None,
     ) -> Flow[list[CheckpointInfo]]:
         """Checkpoints without their values; see `Checkpointer.checkpoints`."""
-        checkpoint_ns = optional_text("checkpoint_ns", checkpoint_ns)
+        checkpoint_ns = check_optional_text("checkpoint_ns", checkpoint_ns)
         thread, thread_id, *_ = yield from self._row(thread_id)
         out: list[CheckpointInfo] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
@@ -433,7 +443,7 @@ class ThreadReader:
     def _checkpoint(
         self, thread_id: str, ns: str, row: Row, trunk: set[int], head: int
     ) -> Flow[CheckpointInfo]:
-        snapshot = yield from self.reader.info(thread_id, ns, row)
+        snapshot = yield from self.reader.resolve_row(thread_id, ns, row)
         fields: dict[str, Any] = self.reader.codec.decode(snapshot.encoded_fields[0])
         status = yield from self.reader.status(thread_id, ns, snapshot, [])
         order = row[0] & 0xFFFFFFFF
@@ -444,9 +454,9 @@ class ThreadReader:
             order,
             order == head,
             row[0] not in trunk,
-            self.reader.metadata(snapshot),
+            self.reader.decode_metadata(snapshot),
             str(fields.get("ts", "")),
-            {channel: count(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
+            {channel: count_positions(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
             status.next,
         )
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.put import here
+from perdure.checkpointers.put import encode_inline
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import decrypt_writes, encrypt_writes, pack_id, unpack_id
 from perdure.checkpointers.status import is_by_update
@@ -60,14 +60,14 @@ async def undo_writes(
     """
     reader = saver._reader
     await saver.database.awrite(
-        lambda: _undo(reader, thread_id, run_id, former),
+        lambda: _restore_writes(reader, thread_id, run_id, former),
         lambda _: reader.cache.drop_thread(thread_id),
         exclusive_names=(thread_id,),
         deletes_rows=True,
     )
 
 
-def _undo(
+def _restore_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
     ns, checkpoint_id, tasks = former
@@ -86,7 +86,7 @@ def _undo(
             writes = decrypt_writes(reader.seal, thread_id, ns, row)
             left = [write for write in writes if has_result and write[0] >= 0]
             for channel, value in control.items():
-                ref = here(reader.codec, None, channel, value, f"the write to {channel!r}")
+                ref = encode_inline(reader.codec, None, channel, value, f"the write to {channel!r}")
                 left.append([WRITES_IDX_MAP[channel], channel, ref])
             place = thread_id, ns, checkpoint_id, task, path
             body = encrypt_writes(reader.seal, place, sorted(left, key=lambda write: write[0]))

@@ -26,13 +26,13 @@ from pydantic import BaseModel
 
 from perdure.checkpointers.known_types import KNOWN, Name
 from perdure.checkpointers.objects import (
-    attributes_of,
     explain_missing_class,
     find_class,
     kind_of,
     name_of,
-    private_of,
-    rebuilt,
+    read_attributes,
+    read_private_attributes,
+    rebuild_object,
 )
 from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes, rename_class
 
@@ -143,12 +143,12 @@ class Allowlist:
             return serde.with_msgpack_allowlist([name]) is serde  # adding it changes nothing
 
         everything = has(("", ""))
-        self.strict = not everything and not has(self.LOADED)
-        self.names = functools.lru_cache(maxsize=1024)(lambda name: not everything and has(name))
+        self.is_strict = not everything and not has(self.LOADED)
+        self.has_name = functools.lru_cache(maxsize=1024)(lambda name: not everything and has(name))
 
-    def check(self, name: Name) -> None:
+    def check_allowed(self, name: Name) -> None:
         """Raise `TypeNotAllowed` for a plain data class; others must be in `names`."""
-        if self.strict and not self.names(name):
+        if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
 
 
@@ -165,7 +165,7 @@ class DetachedFields(dict[str, Any]):
     __slots__ = ("origin", "whole")
 
     origin: tuple[int, Name, list[Any]]
-    whole: bool
+    is_payload: bool
 
     # by identity, so that one that stood in a set or was a key stands there again
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -211,7 +211,7 @@ class Converter:
             TypeError: It, or a part of it, cannot be stored.
         """
         try:
-            return self._pack(value)
+            return self._pack_value(value)
         except Exception as exc:
             error = self._error or exc
             if self._may_replace and not self.replacing and str(error) == SURROGATES:
@@ -229,20 +229,22 @@ class Converter:
             ValueError: It is nothing that they gave.
         """
         try:
-            return self._unpack(data)
+            return self._unpack_value(data)
         except Exception as exc:
             raise self._error or exc from None
 
-    def _pack(self, value: Any, option: int = PACK) -> bytes:
+    def _pack_value(self, value: Any, option: int = PACK) -> bytes:
         if self.replacing and option == PACK:
             option |= ormsgpack.OPT_REPLACE_SURROGATES
-        return ormsgpack.packb(value, functools.partial(self._deeper, self._extension), option)
+        return ormsgpack.packb(
+            value, functools.partial(self._call_one_level_deeper, self._encode_extension), option
+        )
 
-    def _unpack(self, data: bytes | memoryview) -> Any:
-        hook = functools.partial(self._deeper, self._value)
+    def _unpack_value(self, data: bytes | memoryview) -> Any:
+        hook = functools.partial(self._call_one_level_deeper, self._decode_extension)
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
-    def _deeper(self, step: Callable[..., Any], *args: Any) -> Any:
+    def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
@@ -256,51 +258,53 @@ class Converter:
 
     # -- to msgpack
 
-    def _extension(self, value: Any) -> Any:
+    def _encode_extension(self, value: Any) -> Any:
         cls: type = type(value)
         name = (cls.__module__, cls.__qualname__)
         if cls is tuple:
-            return self._exact(_TUPLE, list(value))
+            return self._encode_exactly(_TUPLE, list(value))
         if cls is DetachedFields:
-            return self._detached(value)
+            return self._encode_detached(value)
         if (registered := self._types.by_class.get(cls)) is not None:
             return self._encode_registered(value, registered)
         if self.replacing and isinstance(value, BaseMessage):
             ormsgpack.packb(value.id)  # raises if it has a lone surrogate
         if name in KNOWN:
-            return self._known(value, name)
+            return self._encode_known_class(value, name)
         if name == _DELTA_SNAPSHOT:
-            return ormsgpack.Ext(_SNAPSHOT, self._pack(value.value))
+            return ormsgpack.Ext(_SNAPSHOT, self._pack_value(value.value))
         if isinstance(value, BaseException):
             raise TypeError("an exception would come back as text; store str(error) or its parts")
         if kind_of(cls) is not None:
-            return self._object(value)
+            return self._encode_object(value)
         return self._encode_other(value, name)
 
-    def _exact(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
+    def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
         """An extension in which nothing is made plainer without a word."""
-        return ormsgpack.Ext(code, self._pack(self._exactly(parts), _EXACT))
+        return ormsgpack.Ext(code, self._pack_value(self._convert_exactly(parts), _EXACT))
 
-    def _exactly(self, value: Any) -> Any:
+    def _convert_exactly(self, value: Any) -> Any:
         if type(value) is list or type(value) is tuple:
-            return type(value)(map(self._exactly, value))
+            return type(value)(map(self._convert_exactly, value))
         if type(value) is bytearray:
             return ormsgpack.Ext(_SINGLE, pack(["builtins", "bytearray", bytes(value)]))
         if type(value) is not dict:
             return value
         if all(map(_is_plain_key, value)):
-            return {key: self._exactly(part) for key, part in value.items()}
-        return self._exact(_PAIRS, [[*pair] for pair in value.items()])
+            return {key: self._convert_exactly(part) for key, part in value.items()}
+        return self._encode_exactly(_PAIRS, [[*pair] for pair in value.items()])
 
-    def _known(self, value: Any, name: Name) -> ormsgpack.Ext:
+    def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
         """As langgraph encodes it, but with what it holds encoded here."""
         cls: Any = type(value)
         code, rest = _KEYWORDS, []
         payload: Any
         if isinstance(value, set | frozenset):
             # equal sets may differ in order, even in one process
-            parts = sorted(value, key=lambda part: self._pack(self._exactly(part), _EXACT))
-            return self._exact(_SINGLE, [*name, parts])
+            parts = sorted(
+                value, key=lambda part: self._pack_value(self._convert_exactly(part), _EXACT)
+            )
+            return self._encode_exactly(_SINGLE, [*name, parts])
         if isinstance(value, deque):
             return self._encode_deque(value, name)
         if name == _SEND:
@@ -314,39 +318,43 @@ class Converter:
                 n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
             }
         elif kind_of(cls) is not None:
-            payload = attributes_of(value)
+            payload = read_attributes(value)
         elif name[0] == "pydantic.networks":
             code, payload = _SINGLE, str(value)
         elif name == _ITEM:
             payload = {slot: getattr(value, slot) for slot in cls.__slots__}
         else:
-            return _by_langgraph(value)
-        return ormsgpack.Ext(code, self._pack([*name, payload, *rest]))
+            return _encode_by_langgraph(value)
+        return ormsgpack.Ext(code, self._pack_value([*name, payload, *rest]))
 
     def _encode_deque(self, value: deque[Any], name: Name) -> ormsgpack.Ext:
         """Encode a deque as langgraph does, but with its `maxlen`, which langgraph drops."""
         items = list(value)
         if value.maxlen is None:
-            return ormsgpack.Ext(_SINGLE, self._pack([*name, items]))
-        return ormsgpack.Ext(_POSITIONAL, self._pack([*name, [items, value.maxlen]]))
+            return ormsgpack.Ext(_SINGLE, self._pack_value([*name, items]))
+        return ormsgpack.Ext(_POSITIONAL, self._pack_value([*name, [items, value.maxlen]]))
 
-    def _object(self, value: Any) -> ormsgpack.Ext:
+    def _encode_object(self, value: Any) -> ormsgpack.Ext:
         cls: Any = type(value)
-        name, kind, fields = name_of(cls), kind_of(cls), attributes_of(value)
-        self._allowlist.check(name)
+        name, kind, fields = name_of(cls), kind_of(cls), read_attributes(value)
+        self._allowlist.check_allowed(name)
         name = rename_class(name, self._former) if self._former else name
         if kind == "enum":
-            return self._exact(_SINGLE, [*name, fields["value"]])
+            return self._encode_exactly(_SINGLE, [*name, fields["value"]])
         if kind == "model":
             fields_set = sorted(value.__pydantic_fields_set__)
-            return self._exact(_MODEL, [*name, fields, None, private_of(value) or None, fields_set])
-        return self._exact(_KEYWORDS, [*name, fields])
+            return self._encode_exactly(
+                _MODEL, [*name, fields, None, read_private_attributes(value) or None, fields_set]
+            )
+        return self._encode_exactly(_KEYWORDS, [*name, fields])
 
     def _encode_registered(self, value: Any, registered: StoredType[Any]) -> ormsgpack.Ext:
         """Encode a value of a registered type with `dump`, and check that `load` accepts it."""
         name = rename_class(registered.stored_name, self._former)
         outermost, self._in_registered = not self._in_registered, True
-        packed = self._pack(self._exactly([*name, registered.dump_value(value)]), _EXACT)
+        packed = self._pack_value(
+            self._convert_exactly([*name, registered.dump_value(value)]), _EXACT
+        )
         if outermost:
             self._in_registered = False
             check = Converter(self._allowlist)
@@ -365,11 +373,11 @@ class Converter:
             map(self._contains_extension_value, value)
         )
 
-    def _detached(self, value: DetachedFields) -> ormsgpack.Ext:
+    def _encode_detached(self, value: DetachedFields) -> ormsgpack.Ext:
         code, name, rest = value.origin
-        self._allowlist.check(name)
-        payload = dict(value) if value.whole else value.get("value")
-        return self._exact(code, [*name, payload, *rest])
+        self._allowlist.check_allowed(name)
+        payload = dict(value) if value.is_payload else value.get("value")
+        return self._encode_exactly(code, [*name, payload, *rest])
 
     def _encode_other(self, value: Any, name: Name) -> Any:
         """Encode a value whose type has no dedicated encoding.
@@ -387,32 +395,32 @@ class Converter:
                 and not dtype.hasobject
                 and numpy.dtype(dtype.str) == dtype
             ):
-                return _by_langgraph(value)
+                return _encode_by_langgraph(value)
             raise TypeError(
                 f"a {type(value).__name__} of {dtype} would not come back as it is; store a "
                 "numpy.ndarray of numbers, booleans or text, or a list"
             )
         limited = isinstance(value, deque) and value.maxlen is not None
-        made = self._encode_deque(value, name) if limited else _by_langgraph(value)
-        if not self._allowlist.names(name):
+        made = self._encode_deque(value, name) if limited else _encode_by_langgraph(value)
+        if not self._allowlist.has_name(name):
             raise TypeNotAllowed(name)
         return made
 
     # -- from msgpack
 
-    def _value(self, code: int, data: bytes) -> Any:
+    def _decode_extension(self, code: int, data: bytes) -> Any:
         if code == _TUPLE:
-            return tuple(self._unpack(data))
+            return tuple(self._unpack_value(data))
         if code == _PAIRS:
-            return dict(self._unpack(data))
+            return dict(self._unpack_value(data))
         if code == _SNAPSHOT:
-            return _from_langgraph(code, pack(None))._replace(value=self._unpack(data))
+            return _decode_by_langgraph(code, pack(None))._replace(value=self._unpack_value(data))
         if code == _ARRAY:
-            array = _from_langgraph(code, data)
+            array = _decode_by_langgraph(code, data)
             if array is None:
                 raise ValueError("an array needs numpy to be read, or is damaged")
             return array
-        module, name, payload, *rest = self._unpack(data)
+        module, name, payload, *rest = self._unpack_value(data)
         if (
             (code > _MODEL and code != _REGISTERED)
             or type(module) is not str
@@ -429,19 +437,19 @@ class Converter:
             except Exception as exc:  # then langgraph's serializer gives the payload, too
                 _note_detached((module, name), f"it cannot be rebuilt: {exc}")
                 return payload
-        return self._rebuilt((code, (module, name), rest), payload)
+        return self._rebuild_object((code, (module, name), rest), payload)
 
-    def _rebuilt(self, origin: tuple[int, Name, list[Any]], payload: Any) -> Any:
+    def _rebuild_object(self, origin: tuple[int, Name, list[Any]], payload: Any) -> Any:
         """An object of a class that is not known: rebuilt if its class is here, else detached."""
         code, name, rest = origin
         cls = self._types.find_alias_target(name)
         if cls is None:
-            self._allowlist.check(name)
-            named = self._allowlist.names(name)
+            self._allowlist.check_allowed(name)
+            named = self._allowlist.has_name(name)
             cls = find_class(*name, load=named)
         else:
-            self._allowlist.check(name_of(cls))
-            named = self._allowlist.names(name_of(cls))
+            self._allowlist.check_allowed(name_of(cls))
+            named = self._allowlist.has_name(name_of(cls))
         kind = kind_of(cls) if cls is not None else None
         why = explain_missing_class(*name)
         try:
@@ -449,7 +457,7 @@ class Converter:
                 exact = len(rest) == 3  # what langgraph writes of a model has one part more
                 private, fields_set = rest[1:] if exact else (None, None)
                 dumped = kind == "model" and not exact
-                return rebuilt(cls, payload, private, fields_set, dumped=dumped)
+                return rebuild_object(cls, payload, private, fields_set, dumped=dumped)
             if cls is not None and named:
                 return _call_class(cls, code, payload, rest)
             if cls is not None:
@@ -463,7 +471,7 @@ class Converter:
         """Load a value of a registered type, or return its payload if it cannot be loaded."""
         registered = self._types.find_registered(name)
         if registered is None:
-            self._allowlist.check(name)
+            self._allowlist.check_allowed(name)
             why = "this checkpointer was opened without a registered type of this name"
         else:
             try:
@@ -481,7 +489,7 @@ def _build_detached(
     origin: tuple[int, Name, list[Any]], payload: Any, *, whole: bool
 ) -> DetachedFields:
     detached = DetachedFields(payload if whole else {"value": payload})
-    detached.origin, detached.whole = origin, whole
+    detached.origin, detached.is_payload = origin, whole
     return detached
 
 
@@ -498,12 +506,12 @@ _BUILTINS: Final[dict[type, Callable[[Any], Any]]] = {
 }
 
 
-def _by_langgraph(value: Any) -> ormsgpack.Ext:
+def _encode_by_langgraph(value: Any) -> ormsgpack.Ext:
     packed = _LANGGRAPH.dumps_typed(value)[1]
     return ormsgpack.unpackb(packed, ext_hook=ormsgpack.Ext)  # type: ignore[no-any-return]
 
 
-def _from_langgraph(code: int, data: bytes) -> Any:
+def _decode_by_langgraph(code: int, data: bytes) -> Any:
     return _LANGGRAPH.loads_typed(("msgpack", ormsgpack.packb(ormsgpack.Ext(code, data))))
 
 

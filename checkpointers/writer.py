@@ -21,7 +21,7 @@ from perdure.checkpointers.delta_writes import delta_writes_from_cache, read_del
 from perdure.checkpointers.heads import head_after, run_start
 from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, inherit_labels
 from perdure.checkpointers.merge_planner import MergePlanner, fold_update, set_writes_apart
-from perdure.checkpointers.put import CheckpointPut, Node, Split, TaskWrites, title_after
+from perdure.checkpointers.put import CheckpointPut, Node, SplitValue, TaskWrites, choose_title
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
     UNLISTED_NAMES,
@@ -43,12 +43,12 @@ from perdure.checkpointers.status import NULL_TASK, is_by_update
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
 
-ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
+ACTIVITY_PRECISION_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
 _log = logging.getLogger("perdure")
 
 
-class WriteCall(NamedTuple):
+class DatabaseWrite(NamedTuple):
     """What `Database.write` is called with."""
 
     make: Callable[[], Flow[Commit]]
@@ -60,10 +60,10 @@ class WriteCall(NamedTuple):
     urgent: bool
 
 
-class _Lacking(NamedTuple):
+class _MissingParts(NamedTuple):
     """What a put needs: keys, some of them for `logs`, and a look for items with these hashes."""
 
-    keys: int
+    key_count: int
     logs: list[str]
     hashes: list[int]
 
@@ -76,7 +76,7 @@ class CheckpointWriter:
         self.reader, self.cache, self.codec = reader, reader.cache, reader.codec
         self.sql, self.seal, self.removals = reader.sql, reader.seal, reader.removals
 
-    def job(self, request: CheckpointPut | TaskWrites) -> WriteCall:
+    def plan_database_write(self, request: CheckpointPut | TaskWrites) -> DatabaseWrite:
         """What the database is asked to write, planned as far as can be here and now.
 
         If the thread is not as it was kept, it is read in the same place: writes keep their order.
@@ -84,14 +84,14 @@ class CheckpointWriter:
         Raises:
             Unstorable: A value cannot be stored.
         """
-        planned, thread_id = self.at_hand(request), request.at.thread_id
+        planned, thread_id = self.plan_from_cache(request), request.address.thread_id
         if planned is None and isinstance(request, CheckpointPut):
             request.encode_rest(self.codec)
 
         def flow() -> Flow[Commit]:
             if planned is not None:
                 try:
-                    planned.learn((yield GuardedRequest(planned.statements)))
+                    planned.set_write_rows((yield GuardedRequest(planned.statements)))
                 except GuardFailed:
                     if isinstance(request, CheckpointPut):  # others may not be planned upon it
                         self.cache.invalidate_heads(thread_id)
@@ -100,31 +100,36 @@ class CheckpointWriter:
                 else:
                     return planned
             if isinstance(request, TaskWrites):
-                return (yield from self._writes_anew(request))
-            return (yield from self._put_anew(request))
+                return (yield from self._read_and_store_writes(request))
+            return (yield from self._read_and_put(request))
 
-        undone = partial(self._undo, None if isinstance(request, TaskWrites) else thread_id)
+        undone = partial(
+            self._invalidate_after_failure, None if isinstance(request, TaskWrites) else thread_id
+        )
         # The writes of a task may wait for the put that follows. An answer to an interrupt must not
         # wait, because the code that acts on the answer runs at once.
-        task = request.task if isinstance(request, TaskWrites) else None
+        task = request.task_id if isinstance(request, TaskWrites) else None
         pace = task not in (None, NULL_TASK), task == NULL_TASK
-        return WriteCall(flow, Commit.committed, undone, (thread_id,), self.watch, *pace)
+        return DatabaseWrite(flow, Commit.update_cache, undone, (thread_id,), self.watch, *pace)
 
-    def _undo(self, thread_id: str | None) -> None:
+    def _invalidate_after_failure(self, thread_id: str | None) -> None:
         """Have nothing planned upon a put that failed; its keys may be those that failed it."""
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
         self.cache.keys.discard_keys()
 
-    def at_hand(self, request: CheckpointPut | TaskWrites) -> Commit | None:
+    def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> Commit | None:
         """The transaction, planned upon what is kept of the thread; None: that is not enough.
 
         Raises:
             Unstorable: A value cannot be stored.
         """
-        (thread_id, ns, uid), thread = request.at, self.cache.get_thread(request.at.thread_id)
-        request.encode(self.codec, thread)
-        if self.codec.replaced_in:
+        (thread_id, ns, uid), thread = (
+            request.address,
+            self.cache.get_thread(request.address.thread_id),
+        )
+        request.encode_values(self.codec, thread)
+        if self.codec.replaced_path:
             self.codec.log_replacement(thread_id)
         if thread is None:
             return self._plan_new_thread(request)
@@ -143,13 +148,13 @@ class CheckpointWriter:
                 or (parent and parent.checkpoint_id) != uid
             ):
                 return None
-            if parent is not None and (request.deltas or request.snapshots):
+            if parent is not None and (request.delta_channels or request.snapshot_channels):
                 request.replayed = delta_writes_from_cache(
                     self.reader, request, thread, head, parent
                 )
                 if request.replayed is None:
                     return None
-            made = self._put(request, thread, head, parent)
+            made = self._plan_checkpoint(request, thread, head, parent)
             return made if isinstance(made, Commit) else None
         except BaseException:  # half planned
             thread.version_token = None
@@ -159,18 +164,18 @@ class CheckpointWriter:
 
     def _plan_new_thread(self, request: CheckpointPut | TaskWrites) -> Commit | None:
         """Plan the first checkpoint of a thread that is not cached, as if it were a new thread."""
-        if isinstance(request, TaskWrites) or request.at.checkpoint_id is not None:
+        if isinstance(request, TaskWrites) or request.address.checkpoint_id is not None:
             return None
         if self.removals.key is None:  # the database is not open yet
             return None
-        made = self._put(request, Thread(0, 0), Head(0, 0, None), None)
+        made = self._plan_checkpoint(request, Thread(0, 0), Head(0, 0, None), None)
         if isinstance(made, Commit):
-            self.cache.replace_thread(request.at.thread_id, made.thread)
+            self.cache.replace_thread(request.address.thread_id, made.thread)
         return made if isinstance(made, Commit) else None
 
     # -- a checkpoint
 
-    def _put(
+    def _plan_checkpoint(
         self,
         put: CheckpointPut,
         thread: Thread,
@@ -178,7 +183,7 @@ class CheckpointWriter:
         parent: Snapshot | None,
         before: Snapshot | None = None,
         keys: list[int] | None = None,
-    ) -> Commit | _Lacking:
+    ) -> Commit | _MissingParts:
         """Plan a checkpoint.
 
         Args:
@@ -190,19 +195,19 @@ class CheckpointWriter:
             keys: For what is to be made; then its items were looked for, too. None: those of this
                 process.
         """
-        (thread_id, ns, _), snapshot = put.at, put.snapshot(parent)
-        nodes = put.nodes(self.codec, thread.logs_by_channel, parent)
-        lacking = self._lacking(thread, head, nodes)
+        (thread_id, ns, _), snapshot = put.address, put.build_snapshot(parent)
+        nodes = put.build_nodes(self.codec, thread.logs_by_channel, parent)
+        lacking = self._find_missing_parts(thread, head, nodes)
         if keys is None and not lacking.hashes:
-            keys = self.cache.keys.take_keys(lacking.keys)
+            keys = self.cache.keys.take_keys(lacking.key_count)
         if keys is None:
             return lacking
         stamp, now = random.getrandbits(62), time.time()
         if before is None:
-            statements = [self._guard(put, thread, head, keys, stamp, now)]
+            statements = [self._build_guard(put, thread, head, keys, stamp, now)]
             thread.last_seq += 1
         else:
-            statements = self._touched(thread)
+            statements = self._build_touch(thread)
         if not head.namespace_key:
             head.namespace_key = keys.pop()
             statements.append(self.sql("new_namespace", head.namespace_key, thread.key, ns))
@@ -210,25 +215,27 @@ class CheckpointWriter:
             log = thread.get_or_add_log(keys.pop(), channel)
             statements.append(self.sql("new_log", log.key, thread.key, channel))
 
-        made_at = min(now, put.made_at)
-        additions = Additions(self.sql, self.seal, thread_id, thread, made_at, put.times)
+        made_at = min(now, put.created_at)
+        additions = Additions(self.sql, self.seal, thread_id, thread, made_at, put.item_times)
         metadata, moved, overlaps = self._inherit_labels(put, snapshot, parent), head, False
-        additions.fill(snapshot, nodes, parent, put.merge)
+        additions.fill_snapshot(snapshot, nodes, parent, put.merge)
         if before is None:
             snapshot.key = row_key(head.namespace_key, thread.last_seq)
-            steps = None if parent is None else self.reader.step(parent), snapshot.step
+            steps = None if parent is None else self.reader.step_of(parent), snapshot.step
             snapshot.run_start = run_start(put, head, parent, steps, thread.last_seq)
             moved, overlaps = head_after(put, head, snapshot, thread.last_seq)
-            row = self._row(put.at, snapshot, now)
+            row = self._build_row(put.address, snapshot, now)
             statements.append(self.sql("add_checkpoint", row[0], head.namespace_key, *row[1:]))
             if moved.explicit_head != head.explicit_head:
                 statements.append(
                     self.sql("set_explicit_head", moved.explicit_head, head.namespace_key)
                 )
         else:
-            statements += self._replacing(put.at, thread, snapshot, before, now)
-        statements += self._listed(put, thread, nodes, metadata, moved, snapshot)
-        statements += additions.statements()
+            statements += self._build_replacement(put.address, thread, snapshot, before, now)
+        statements += self._build_list_entry_statements(
+            put, thread, nodes, metadata, moved, snapshot
+        )
+        statements += additions.build_statements()
         tags = [(number, snapshot.key) for number in metadata_tags(self.seal, metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, execute_many=True))
@@ -242,21 +249,23 @@ class CheckpointWriter:
         parts = self.cache, self.watch, thread_id, thread, statements
         return Commit(*parts, additions, snapshot, moved, overlaps)
 
-    def _lacking(self, thread: Thread, head: Head, nodes: dict[str, Node | None]) -> _Lacking:
+    def _find_missing_parts(
+        self, thread: Thread, head: Head, nodes: dict[str, Node | None]
+    ) -> _MissingParts:
         """What a put makes, and items that the database may have, of logs that are not at hand."""
         logs, hashes = [], list[int]()
         for channel, node in nodes.items():
-            if not isinstance(node, Split):
+            if not isinstance(node, SplitValue):
                 continue
             log = thread.logs_by_channel.get(channel)
             if log is None:
                 logs.append(channel)
-            elif not node.whole:
+            elif not node.is_log_complete:
                 new = (part for part in node.parts if isinstance(part, bytes))
                 hashes += [content_hash(self.seal, log.key, item) for item in new]
-        return _Lacking((not thread.key) + (not head.namespace_key) + len(logs), logs, hashes)
+        return _MissingParts((not thread.key) + (not head.namespace_key) + len(logs), logs, hashes)
 
-    def _guard(
+    def _build_guard(
         self,
         put: CheckpointPut,
         thread: Thread,
@@ -266,7 +275,7 @@ class CheckpointWriter:
         now: float,
     ) -> Statement:
         """Changes a row only if the thread is as it was kept, and has nothing that is made here."""
-        (thread_id, ns, _), seq = put.at, thread.last_seq + 1
+        (thread_id, ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
             thread.key, thread.updated_at = keys.pop(), now
             row = thread.key, thread_id, seq, stamp, now, now, thread.newest_removal
@@ -274,14 +283,14 @@ class CheckpointWriter:
         state, uid = (thread.key, thread.version_token), pack_id(put.checkpoint["id"])
         if (
             put.replayed is not None
-            and put.replayed.size is not None
+            and put.replayed.size_bytes is not None
             and head.write_rows is not None
         ):
             thread.updated_at = now
-            upon = pack_id(put.at.checkpoint_id), put.replayed.size
+            upon = pack_id(put.address.checkpoint_id), put.replayed.size_bytes
             changed = seq, stamp, *state, head.namespace_key, uid, len(ns), now
             return self.sql("advance_replayed_thread", *changed, *upon)
-        if head.namespace_key and now - thread.updated_at <= ACTIVITY_S:  # see `_touched`
+        if head.namespace_key and now - thread.updated_at <= ACTIVITY_PRECISION_S:  # see `_touched`
             return self.sql("advance_thread", seq, stamp, *state, head.namespace_key, uid, len(ns))
         thread.updated_at = now
         if head.namespace_key:
@@ -302,12 +311,12 @@ class CheckpointWriter:
         if put.merge is not None:
             parent = put.merge.head
         if parent is not None and put.config is not None:
-            inherited = self.reader.labels(parent)
+            inherited = self.reader.labels_of(parent)
         for name in inherited:
             lacks = lacks or name not in metadata or name not in USER_LABELS
         if lacks and put.config is not None:
             labels = inherit_labels(metadata, inherited, put.config)
-            metadata = self.codec.decode(put.fields[1]) | labels
+            metadata = self.codec.decode(put.encoded_fields[1]) | labels
             listed = sorted(labels.keys() - {*USER_LABELS, MERGED})
             metadata |= {LABELS: listed} if listed else {}
             snapshot.encoded_fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
@@ -318,7 +327,7 @@ class CheckpointWriter:
         snapshot.labels = labels
         return metadata
 
-    def _listed(
+    def _build_list_entry_statements(
         self,
         put: CheckpointPut,
         thread: Thread,
@@ -332,12 +341,12 @@ class CheckpointWriter:
         The metadata is that of the root's head; a put of a branch leaves it, and that head may
         still wait for an answer.
         """
-        if put.at.checkpoint_ns:
+        if put.address.checkpoint_ns:
             return []
         title, told = thread.title, thread.listed_metadata
         leads = head.snapshot is not None and head.snapshot.key == snapshot.key
         if title is None or put.title not in (None, title):
-            title = title_after(put, thread, nodes)
+            title = choose_title(put, thread, nodes)
         if leads:
             tells, is_new = dict[str, Any](), False  # no function of its own: each put comes by
             for name, value in metadata.items():
@@ -350,34 +359,36 @@ class CheckpointWriter:
                 is_new = is_new or told is None or tells != told[0]
             except Exception:  # of a value that does not compare, such as an array
                 is_new = True
-            told = self._told(tells, told) if is_new else told
+            told = self._encode_listed_metadata(tells, told) if is_new else told
         changes = [] if leads else [self.sql("mark_may_wait", thread.key)]
         if title != thread.title or told is not thread.listed_metadata:
             thread.title, thread.listed_metadata = title, told
-            sealed = encrypt_list_entry(self.seal, put.at.thread_id, title, told)
+            sealed = encrypt_list_entry(self.seal, put.address.thread_id, title, told)
             changes.append(self.sql("set_list_entry", *sealed, thread.key))
         return changes
 
-    def _told(self, tells: dict[str, Any], before: tuple[Any, bytes] | None) -> tuple[Any, bytes]:
+    def _encode_listed_metadata(
+        self, tells: dict[str, Any], before: tuple[Any, bytes] | None
+    ) -> tuple[Any, bytes]:
         """What lists tell of a thread, and its stored form; what was told before, if it is that."""
         stored = self.codec.encode(tells, lambda: "metadata", exact=True)
         if before is not None and stored == before[1]:
             return before
         return self.codec.decode(stored), stored
 
-    def _replacing(
+    def _build_replacement(
         self, at: Address, thread: Thread, snapshot: Snapshot, before: Snapshot, now: float
     ) -> list[Statement]:
         """Have other content in the row of a checkpoint."""
         snapshot.key, snapshot.run_start = before.key, before.run_start
-        key, _, parent, *_, body = self._row(at, snapshot, now)
-        old = metadata_tags(self.seal, self.reader.metadata(before))
+        key, _, parent, *_, body = self._build_row(at, snapshot, now)
+        old = metadata_tags(self.seal, self.reader.decode_metadata(before))
         statements = [self.sql("drop_tag", number, key) for number in old]
         statements.append(self.sql("replace_checkpoint", parent, now, body, key))
         statements.append(self.sql("mark_rows_removed", thread.key))
         return statements
 
-    def _row(self, at: Address, snapshot: Snapshot, now: float) -> Row:
+    def _build_row(self, at: Address, snapshot: Snapshot, now: float) -> Row:
         """`(id, uid, parent, began, put_at, body)`."""
         row = (
             snapshot.key,
@@ -402,12 +413,12 @@ class CheckpointWriter:
 
         The writes are those of the tasks that led to the checkpoint.
         """
-        out, at = [], put.at
+        out, at = [], put.address
         pending = thread.pending_writes.pop((at.checkpoint_ns, at.checkpoint_id or ""), {})
         if put.replayed is not None:
-            pending |= put.replayed.pending
+            pending |= put.replayed.pending_writes
         for task, (path, writes, body) in pending.items():
-            referring = [additions.referring(snapshot, write) for write in writes]
+            referring = [additions.replace_by_reference(snapshot, write) for write in writes]
             if referring != writes:
                 key = namespace, pack_id(at.checkpoint_id), pack_id(task)
                 sealed = encrypt_writes(self.seal, (*at, task, path), referring)
@@ -416,43 +427,49 @@ class CheckpointWriter:
 
     # -- in a transaction that reads the thread
 
-    def _put_anew(self, put: CheckpointPut) -> Flow[Commit]:
-        thread_id, _, uid = put.at
-        thread, head, existing, holds = yield from self._read(put.at, put.checkpoint["id"])
+    def _read_and_put(self, put: CheckpointPut) -> Flow[Commit]:
+        thread_id, _, uid = put.address
+        thread, head, existing, holds = yield from self._read_thread_state(
+            put.address, put.checkpoint["id"]
+        )
         if (stale := (yield from self._read_stale_put(put, thread.newest_removal))) is not None:
-            if put.at.checkpoint_ns == VIEWS_NAMESPACE:  # an erasure removes all views of a thread
+            if (
+                put.address.checkpoint_ns == VIEWS_NAMESPACE
+            ):  # an erasure removes all views of a thread
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.filter_checkpoint(put)
             yield from self.removals.extend_record(thread_id, stale.learned_texts())
-        put.detach(*self._state(put, (thread.key, thread.generation), holds))
+        put.detach_from_cache(
+            *self._state_for_references(put, (thread.key, thread.generation), holds)
+        )
         put.replayed = None
         parent = before = None
         if uid is not None and head.namespace_key:
-            parent = thread.committed_snapshot(put.at.checkpoint_ns, uid)
+            parent = thread.committed_snapshot(put.address.checkpoint_ns, uid)
             if parent is None:
                 rows = yield self.sql("find_checkpoint", head.namespace_key, pack_id(uid))
-                parent = yield from self._opened(put.at, thread, rows)
-        if parent is not None and (put.deltas or put.snapshots):
+                parent = yield from self._resolve_first_row(put.address, thread, rows)
+        if parent is not None and (put.delta_channels or put.snapshot_channels):
             stored = StoredCheckpoint(thread, head.namespace_key, parent)
-            rows = (yield from self.reader.read_write_rows(stored)) if put.deltas else []
+            rows = (yield from self.reader.read_write_rows(stored)) if put.delta_channels else []
             put.replayed = yield from read_deltas(self.reader, put, thread, head, parent, rows)
         if existing is not None:
             rows = yield self.sql("checkpoint_row", existing)
-            before = yield from self._opened(put.at, thread, rows)
-        planner = MergePlanner(self.reader, thread_id, put.at.checkpoint_ns, thread, head)
+            before = yield from self._resolve_first_row(put.address, thread, rows)
+        planner = MergePlanner(self.reader, thread_id, put.address.checkpoint_ns, thread, head)
         put.merge = (yield from planner.plan(put, parent)) if before is None else None
-        made = self._put(put, thread, head, parent, before)
-        if isinstance(made, _Lacking):
-            keys = yield from self.reader.new_keys(made.keys)
-            yield from self.reader.load_hashed(thread_id, thread, made.hashes)
-            made = self._put(put, thread, head, parent, before, keys)
+        made = self._plan_checkpoint(put, thread, head, parent, before)
+        if isinstance(made, _MissingParts):
+            keys = yield from self.reader.allocate_keys(made.key_count)
+            yield from self.reader.load_items_by_hash(thread_id, thread, made.hashes)
+            made = self._plan_checkpoint(put, thread, head, parent, before, keys)
             assert isinstance(made, Commit)
-            made.keys = keys
-        made.fresh = True
-        made.replaced = before is not None or planner.is_merged(made.head)
-        made.learn((yield made.statements)[0])
+            made.remaining_keys = keys
+        made.is_thread_read = True
+        made.replaces_checkpoint = before is not None or planner.is_merged(made.head)
+        made.set_write_rows((yield made.statements)[0])
         if put.merge is not None and made.head is not None:
-            made.replaced |= yield from planner.finish(put.merge, made.head)
+            made.replaces_checkpoint |= yield from planner.finish(put.merge, made.head)
         return made
 
     def _read_stale_put(self, request: CheckpointPut | TaskWrites, removals: int) -> Flow[Any]:
@@ -463,32 +480,36 @@ class CheckpointWriter:
 
         return (yield from StalePut.read_removals(self.reader, request))
 
-    def _kept(self, thread_id: str, key: int, generation: int) -> Thread | None:
+    def _cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """What is kept of a thread in this state."""
         kept = self.cache.get_thread(thread_id)
         return kept if kept and (kept.key, kept.generation) == (key, generation) else None
 
-    def _state(
+    def _state_for_references(
         self, request: CheckpointPut | TaskWrites, state: tuple[int, int], holds: bool
     ) -> tuple[int, int]:
         """The state of a thread as ranges of what is asked for see it; of none, if it was lost."""
-        is_kept = holds and request.kept is self.cache.get_thread(request.at.thread_id)
+        is_kept = holds and request.cached_thread is self.cache.get_thread(
+            request.address.thread_id
+        )
         return state if is_kept else (0, -1)
 
-    def _read(self, at: Address, uid: str) -> Flow[tuple[Thread, Head, int | None, bool]]:
+    def _read_thread_state(
+        self, at: Address, uid: str
+    ) -> Flow[tuple[Thread, Head, int | None, bool]]:
         """The thread as it is, with the logs and a namespace; the key of a checkpoint.
 
         What is not there has no key. Also whether what is kept holds; see `with_newest`.
         """
         thread_id, ns, _ = at
         state = self.sql("read_write_state", pack_id(uid), ns, thread_id)
-        rows, holds = yield from self.reader.with_newest(thread_id, state)
+        rows, holds = yield from self.reader.read_with_cache_check(thread_id, state)
         if not rows:
             thread = Thread(0, 0, (yield from self.removals.read_newest_number(thread_id)))
             return thread, Head(0, 0, None), None, holds
         key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
         listed, removals, existing = rest
-        kept = self._kept(thread_id, key, generation) if holds else None
+        kept = self._cached_thread(thread_id, key, generation) if holds else None
         thread = Thread(key, generation, removals)
         thread.last_seq, thread.version_token, thread.updated_at = seq, stamp, updated_at
         thread.title, told = decrypt_list_entry(self.seal, thread_id, listed)
@@ -505,19 +526,21 @@ class CheckpointWriter:
         snapshot = None
         if newest is not None:
             rows = yield self.sql("checkpoint_row", newest)
-            snapshot = yield from self._opened(at, thread, rows)
+            snapshot = yield from self._resolve_first_row(at, thread, rows)
         head = Head(namespace, pinned, snapshot)
         keep_recent(thread.heads, ns, head)
         return thread, head, existing, holds
 
-    def _opened(self, at: Address, thread: Thread, rows: list[Row]) -> Flow[Snapshot | None]:
+    def _resolve_first_row(
+        self, at: Address, thread: Thread, rows: list[Row]
+    ) -> Flow[Snapshot | None]:
         if not rows:
             return None
-        snapshot = self.reader.open_row(*at[:2], rows[0])
-        yield from self.reader.resolve(at.thread_id, thread, snapshot)
+        snapshot = self.reader.decrypt_row(*at[:2], rows[0])
+        yield from self.reader.resolve_ranges(at.thread_id, thread, snapshot)
         return snapshot
 
-    def rewind(self, at: Address) -> Flow[bool]:
+    def set_explicit_head(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
         uid = pack_id(at.checkpoint_id)
         rows = yield self.sql("checkpoint_with_keys", uid, at.thread_id, at.checkpoint_ns)
@@ -525,59 +548,63 @@ class CheckpointWriter:
             yield self.sql("set_explicit_head", row[0] & _LOW, namespace)
             yield self.sql("mark_head_changed", thread)
             if not at.checkpoint_ns:
-                yield from self.reader.retell(at.thread_id, tuple(row))
+                yield from self.reader.rewrite_list_entry(at.thread_id, tuple(row))
         return bool(rows)
 
     # -- pending writes
 
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
         """Plan the writes of a task, for a checkpoint that may not be stored yet."""
-        thread_id, ns, uid = request.at
+        thread_id, ns, uid = request.address
         head, read = thread.heads.get(ns), thread.last_namespace
         namespace = head.namespace_key if head is not None else read[1] if read[0] == ns else 0
         if not namespace:
             return None
-        row = pack_id(uid), pack_id(request.task), request.path
-        body = encrypt_writes(self.seal, (*request.at, request.task, request.path), request.encoded)
+        row = pack_id(uid), pack_id(request.task_id), request.task_path
+        body = encrypt_writes(
+            self.seal, (*request.address, request.task_id, request.task_path), request.encoded
+        )
         key, newest = thread.newest_checkpoint or (0, "")
         state = thread.key, thread.generation, key, pack_id(newest)
         added = self.sql("new_writes", namespace, *row, body, *state)
         snapshot = None if head is None else head.snapshot
         if snapshot is None or snapshot.checkpoint_id != uid:
-            request.may_fold = request.stops or (snapshot is not None and self._is_update(snapshot))
+            request.may_fold = request.is_stopped or (
+                snapshot is not None and self._is_update(snapshot)
+            )
             if request.may_fold:
                 return None
-        elif (request.stops or snapshot.has_stopped_task) and request.task != NULL_TASK:
+        elif (request.is_stopped or snapshot.has_stopped_task) and request.task_id != NULL_TASK:
             snapshot.has_stopped_task = True
             added = self.sql("new_writes_at_head", *added.params, snapshot.key)
         statements = [added]
-        if request.task != NULL_TASK:  # an answer is stored by one statement, which is fastest
-            statements += self._touched(thread)
-        statements += [self.sql("mark_may_wait", thread.key)] if request.asks else []
+        if request.task_id != NULL_TASK:  # an answer is stored by one statement, which is fastest
+            statements += self._build_touch(thread)
+        statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
         cache_pending_writes(thread, request, request.encoded, body)
-        written = ns, uid or "", request.task, (*row, body)
-        return Commit(self.cache, self.watch, thread_id, thread, statements, written=written)
+        written = ns, uid or "", request.task_id, (*row, body)
+        return Commit(self.cache, self.watch, thread_id, thread, statements, written_row=written)
 
     def _is_update(self, snapshot: Snapshot) -> bool:
-        return bool(self.reader.metadata(snapshot).get("source") == "update")
+        return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
 
-    def _touched(self, thread: Thread) -> list[Statement]:
+    def _build_touch(self, thread: Thread) -> list[Statement]:
         """The thread's last activity, to a tenth of a second: its index is written seldom."""
         now = time.time()
-        if now - thread.updated_at <= ACTIVITY_S:
+        if now - thread.updated_at <= ACTIVITY_PRECISION_S:
             return []
         thread.updated_at = now
         return [self.sql("touch_thread", now, thread.key)]
 
-    def _writes_anew(self, request: TaskWrites) -> Flow[Commit]:
+    def _read_and_store_writes(self, request: TaskWrites) -> Flow[Commit]:
         """Also of a task that wrote before: errors, interrupts and the like are replaced."""
-        thread_id, ns, uid = request.at
+        thread_id, ns, uid = request.address
         state, keys = self.sql("read_write_state", None, ns, thread_id), list[int]()
-        rows, holds = yield from self.reader.with_newest(thread_id, state)
+        rows, holds = yield from self.reader.read_with_cache_check(thread_id, state)
         removals = rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
-        stale, asks = (yield from self._read_stale_put(request, removals)), request.asks
+        stale, asks = (yield from self._read_stale_put(request, removals)), request.has_interrupt
         if not rows or rows[0][5] is None:  # first, see `new_keys`
-            keys = yield from self.reader.new_keys(1 if rows else 2)
+            keys = yield from self.reader.allocate_keys(1 if rows else 2)
         if rows:
             key, _, generation, _, updated_at, namespace, *_ = rows[0]
         else:
@@ -590,14 +617,16 @@ class CheckpointWriter:
                 self.sql("new_namespace", namespace, key, ns),
                 self.sql("mark_head_changed", key),
             ]
-        kept = self._kept(thread_id, key, generation) if holds else None
+        kept = self._cached_thread(thread_id, key, generation) if holds else None
         thread = kept or Thread(key, generation, removals)
         thread.updated_at = updated_at  # a plan that did not go through may have set it
-        writes = request.for_state(*self._state(request, (key, generation), holds))
+        writes = request.references_for_state(
+            *self._state_for_references(request, (key, generation), holds)
+        )
         if stale is not None:
             writes, asks = stale.filter_writes(request)
             yield from self.removals.extend_record(thread_id, stale.learned_texts())
-        task, path = request.task, request.path
+        task, path = request.task_id, request.task_path
         before = yield self.sql("find_writes", namespace, pack_id(uid), pack_id(task))
         if before and is_by_update(before[0][0]) != is_by_update(path):
             task, path = yield from set_writes_apart(self.reader, request, namespace, before[0])
@@ -610,12 +639,16 @@ class CheckpointWriter:
                 if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
-        body = encrypt_writes(self.seal, (*request.at, task, path), writes)
+        body = encrypt_writes(self.seal, (*request.address, task, path), writes)
         waits = [self.sql("mark_may_wait", key)] if asks else []
-        yield [self.sql("put_writes", namespace, *at, body), *self._touched(thread), *waits]
+        yield [self.sql("put_writes", namespace, *at, body), *self._build_touch(thread), *waits]
         cache_pending_writes(thread, request, writes, body)
         written = ns, uid or "", task, (*at, body)
-        made = Commit(self.cache, self.watch, thread_id, thread, [], written=written, keys=keys)
+        made = Commit(
+            self.cache, self.watch, thread_id, thread, [], written_row=written, remaining_keys=keys
+        )
         if request.may_fold and rows and rows[0][7] is not None:
-            made.replaced = yield from fold_update(self.reader, request, thread, rows[0][5:8])
+            made.replaces_checkpoint = yield from fold_update(
+                self.reader, request, thread, rows[0][5:8]
+            )
         return made

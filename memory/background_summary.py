@@ -108,15 +108,18 @@ def can_store_summary(head: CheckpointTuple) -> bool:
     That is the case if no run is in progress, no interrupt is pending, and no write of the null
     task is stored yet.
     """
-    from perdure.checkpointers.status import TaskWrite, thread_status  # imported only if needed
+    from perdure.checkpointers.status import (  # imported only if needed
+        TaskWrite,
+        build_thread_status,
+    )
 
     pending = head.pending_writes or ()
     writes = [TaskWrite(task, "", channel, value) for task, channel, value in pending]
-    if any(write.task == _NULL_TASK for write in writes):
+    if any(write.task_id == _NULL_TASK for write in writes):
         return False  # an earlier summary, or an answer to an interrupt
     versions, seen = head.checkpoint["channel_versions"], head.checkpoint["versions_seen"]
     values = head.checkpoint["channel_values"]
-    return thread_status(values, versions, seen, writes).state == "idle"
+    return build_thread_status(values, versions, seen, writes).state == "idle"
 
 
 async def store_summary(

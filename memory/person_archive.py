@@ -137,7 +137,11 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     thread, and of the error only the kind.
     """
     live, request = run.live, (run.request or {}).get("request")
-    sender, error, metadata = _describe_sender(run.about, user), run.error, run.about["metadata"]
+    sender, error, metadata = (
+        _describe_sender(run.details, user),
+        run.error,
+        run.details["metadata"],
+    )
     if sender != SELF:
         request, metadata = _select_keys(request, _THREAD_INPUTS), None
         error = _select_keys(error, ("error",))
@@ -149,7 +153,7 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
         "created_at": _format_time(run.created_at),
         "updated_at": _format_time(run.updated_at),
         "sent_by": sender,
-        "assistant_id": run.about.get("assistant_id"),
+        "assistant_id": run.details.get("assistant_id"),
         "metadata": metadata,
         "request": request,
         "error": error,

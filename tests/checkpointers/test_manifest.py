@@ -16,17 +16,17 @@ from perdure.checkpointers.manifest import (
     MAP,
     Range,
     Ranges,
-    count,
-    covered,
-    flat,
-    joined,
-    limit,
-    missing,
-    once,
-    positions,
-    references,
-    regrouped,
-    unflat,
+    count_positions,
+    drop_repeats,
+    flatten_ranges,
+    group_ranges,
+    iter_log_references,
+    iter_positions,
+    join_ranges,
+    max_ranges,
+    merge_ranges,
+    subtract_ranges,
+    unflatten_ranges,
 )
 
 places = st.integers(0, 40)
@@ -39,7 +39,7 @@ scattered = st.lists(
     ),
     min_size=50,
     max_size=200,
-).map(joined)
+).map(join_ranges)
 
 
 def listed(ranges: Ranges) -> list[int]:
@@ -51,14 +51,14 @@ def test_positions_and_count(ranges: Ranges) -> None:
     """Each position comes in order, repeated as often as it is named, and is counted so."""
     expected = listed(ranges)
 
-    assert expected == list(positions(ranges))
-    assert len(expected) == count(ranges)
+    assert expected == list(iter_positions(ranges))
+    assert len(expected) == count_positions(ranges)
 
 
 @given(st.lists(ranges_ | places.map(lambda at: (at, at)), max_size=10))
 def test_joined_keeps_every_position_in_order(parts: list[Range]) -> None:
     """Positions are the same; no range is empty and no two neighbours touch."""
-    actual = joined(parts)
+    actual = join_ranges(parts)
 
     assert listed(parts) == listed(actual)
     assert all(start < stop for start, stop in actual)
@@ -68,7 +68,7 @@ def test_joined_keeps_every_position_in_order(parts: list[Range]) -> None:
 @given(many)
 def test_covered_is_the_set(ranges: Ranges) -> None:
     """The set's positions are sorted, each once, in ranges that do not touch."""
-    actual = covered(ranges)
+    actual = merge_ranges(ranges)
 
     assert sorted(set(listed(ranges))) == listed(actual)
     assert all(left[1] < right[0] for left, right in pairwise(actual))
@@ -77,10 +77,10 @@ def test_covered_is_the_set(ranges: Ranges) -> None:
 @given(many)
 def test_covered_and_joined_change_nothing_twice(ranges: Ranges) -> None:
     """A set stays as it is when it is made a set, or joined, once more."""
-    actual = covered(ranges)
+    actual = merge_ranges(ranges)
 
-    assert actual == covered(actual)
-    assert actual == joined(actual)
+    assert actual == merge_ranges(actual)
+    assert actual == join_ranges(actual)
 
 
 @given(many, many)
@@ -89,13 +89,13 @@ def test_missing_is_the_difference(ranges: Ranges, others: Ranges) -> None:
     have = set(listed(others))
     expected = [position for position in listed(ranges) if position not in have]
 
-    assert expected == listed(missing(ranges, covered(others)))
+    assert expected == listed(subtract_ranges(ranges, merge_ranges(others)))
 
 
 @given(many)
 def test_once_is_the_order_of_first_appearance(ranges: Ranges) -> None:
     """Each position is said once, where it first came, in ranges that do not touch."""
-    actual = once(joined(ranges))
+    actual = drop_repeats(join_ranges(ranges))
 
     assert list(dict.fromkeys(listed(ranges))) == listed(actual)
     assert all(left[1] != right[0] for left, right in pairwise(actual))
@@ -104,13 +104,13 @@ def test_once_is_the_order_of_first_appearance(ranges: Ranges) -> None:
 @given(many)
 def test_flat_and_back(ranges: Ranges) -> None:
     """Ranges are read as they were written."""
-    assert ranges == unflat(flat(ranges))
+    assert ranges == unflatten_ranges(flatten_ranges(ranges))
 
 
 @given(many | scattered)
 def test_groups_are_all_of_it(ranges: Ranges) -> None:
     """The groups, one after the other, are the ranges; none is empty."""
-    groups = regrouped(ranges)
+    groups = group_ranges(ranges)
 
     assert ranges == [part for group in groups for part in group]
     assert all(groups)
@@ -122,27 +122,27 @@ def test_regrouping_halves_what_is_too_many(ranges: Ranges) -> None:
 
     So it takes as many changes again until the value is grouped anew.
     """
-    groups = regrouped(ranges)
+    groups = group_ranges(ranges)
 
-    assert len(groups) <= limit(count(ranges)) // 2 + 1
+    assert len(groups) <= max_ranges(count_positions(ranges)) // 2 + 1
 
 
 @given(scattered)
 def test_regrouping_leaves_the_longest_alone(ranges: Ranges) -> None:
     """What is written anew is shorter than what stays: long runs are not copied for a few items."""
-    groups = regrouped(ranges)
+    groups = group_ranges(ranges)
     stay = sorted(stop - start for group in groups if len(group) == 1 for start, stop in group)
     anew = [stop - start for group in groups if len(group) > 1 for start, stop in group]
 
-    assert max(anew) <= stay[-(limit(count(ranges)) // 4)]
+    assert max(anew) <= stay[-(max_ranges(count_positions(ranges)) // 4)]
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))
 def test_the_limit_grows_with_the_logarithm(n: int, more: int) -> None:
     """Never less for a longer value, and two more for one of twice the length."""
-    assert 8 <= limit(n) <= limit(n + more)
+    assert 8 <= max_ranges(n) <= max_ranges(n + more)
     if n:
-        assert limit(2 * n) in (limit(n) + 2, limit(n) + 1)
+        assert max_ranges(2 * n) in (max_ranges(n) + 2, max_ranges(n) + 1)
 
 
 def test_references_within_maps() -> None:
@@ -150,6 +150,6 @@ def test_references_within_maps() -> None:
     inner = {"d": [LIST, 8, [0, 2]], "e": [DICT, 9, []], "f": [LIST_HERE, [b"x"]]}
     ref = [MAP, {"a": b"x", "b": [ITEM, 7, 3], "c": [MAP, inner]}]
 
-    assert list(references(ref)) == [(7, [3, 1]), (8, [0, 2]), (9, [])]
-    assert list(references(b"in place")) == []
-    assert list(references([DICT_HERE, [b"x"]])) == []
+    assert list(iter_log_references(ref)) == [(7, [3, 1]), (8, [0, 2]), (9, [])]
+    assert list(iter_log_references(b"in place")) == []
+    assert list(iter_log_references([DICT_HERE, [b"x"]])) == []

@@ -101,4 +101,4 @@ def test_a_field_that_this_langchain_core_has_not_got(stored: str) -> None:
 )
 def test_bytes_that_are_no_message(data: bytes) -> None:
     with pytest.raises(CorruptRecord):
-        CODEC.values([b"\x92" + data[1:]])
+        CODEC.decode_all([b"\x92" + data[1:]])

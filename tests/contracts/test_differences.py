@@ -89,7 +89,7 @@ def test_values_and_long_lists(saver: SQLiteCheckpointer) -> None:
     first = put(saver, {"n": 1, "list": ["a"], "same": "s", "gone": 5})
     second = put(saver, {"n": 2, "list": [*"abcdef"], "same": "s", "new": {}}, first)
 
-    (found,) = saver.differences("t", [(uid_of(first), uid_of(second))], most=2)
+    (found,) = saver.differences("t", [(uid_of(first), uid_of(second))], limit=2)
     assert found.channels.keys() == {"n", "list", "gone", "new"}
     n, items = found.channels["n"], found.channels["list"]
     assert (n.whole, *n.removed.values(), *n.added.values()) == (True, 1, 2)

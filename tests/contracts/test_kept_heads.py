@@ -69,7 +69,7 @@ def planned(saver: SQLiteCheckpointer, uid: str, upon: str, values: dict[str, An
     asked = CheckpointPut(
         Address("t", "", upon), checkpoint, metadata, checkpoint["channel_versions"]
     )
-    found = saver._writer.at_hand(asked)
+    found = saver._writer.plan_from_cache(asked)
     assert found is not None
     return found
 
@@ -123,7 +123,7 @@ def test_stale_writes_of_a_task_leave_no_row(
     put(one, said("a"), uid="one")
     put(one, said("a", "b"), at(uid="one"), uid="two")
     asked = TaskWrites(Address("t", "", "two"), "task", "", [("messages", ["x"])])
-    stale = one._writer.at_hand(asked)
+    stale = one._writer.plan_from_cache(asked)
     assert stale is not None
     CHANGES[change](other)
     before = rows(one)
@@ -145,7 +145,9 @@ def test_puts_that_were_planned_upon_a_stale_one_fail_with_it(
     checkpoint = empty_checkpoint()
     checkpoint["id"], checkpoint["channel_values"] = "s3", {"n": 3}
     checkpoint["channel_versions"] = {"n": 3}
-    second = one._writer.at_hand(CheckpointPut(Address("t", "sub", "s2"), checkpoint, {}, {"n": 3}))
+    second = one._writer.plan_from_cache(
+        CheckpointPut(Address("t", "sub", "s2"), checkpoint, {}, {"n": 3})
+    )
     assert second is not None
     put(other, said("a", "c"), at(uid="one"), uid="x")
     for each in (first, second):

@@ -393,10 +393,10 @@ def test_the_beginning_of_an_id_is_of_no_other(saver: SQLiteCheckpointer) -> Non
     ids = ["aaaa-1", "aaaa-2", "aaaa-22", "b", "größe-1", "größe-2", "große", "c" * 40]
     for thread in ids:
         put(saver, {}, thread=thread)
-    short = {thread: saver.beginning(thread, 1) for thread in ids}
+    short = {thread: saver.unique_prefix(thread, 1) for thread in ids}
     mine = {thread: [i.thread_id for i in saver.threads(prefix=short[thread])] for thread in ids}
 
     assert list(short.values()) == [*ids[:5], "größe-2", "gro", "c"]
     assert mine == {thread: [thread] for thread in ids} | {"aaaa-2": ["aaaa-22", "aaaa-2"]}
-    assert saver.beginning("c" * 40) == "c" * 8
-    assert saver.beginning("cd", 1) == "cd"
+    assert saver.unique_prefix("c" * 40) == "c" * 8
+    assert saver.unique_prefix("cd", 1) == "cd"

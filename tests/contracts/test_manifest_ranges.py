@@ -25,7 +25,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.manifest import count, limit
+from perdure.checkpointers.manifest import count_positions, max_ranges
 from tests.backends import KEY
 from tests.contracts.puts import at, put, shape
 from tests.rounds import rounds
@@ -208,11 +208,11 @@ def check(saver: SQLiteCheckpointer, ns: str, branch: Branch) -> None:
 def few_ranges(saver: SQLiteCheckpointer, ns: str, uid: str) -> None:
     """The stored row, read by who remembers nothing of it, has few ranges of each channel."""
     saver._cache.drop_thread("t")
-    found = saver.database.read(lambda: saver._reader.find(Address("t", ns, uid)))
+    found = saver.database.read(lambda: saver._reader.find_checkpoint(Address("t", ns, uid)))
     assert found is not None
     for ranges in (found.snapshot.ranges, found.snapshot.transcript):
         for channel, (_, parts) in ranges.items():
-            assert len(parts) <= limit(count(parts)), channel
+            assert len(parts) <= max_ranges(count_positions(parts)), channel
 
 
 steps = st.lists(

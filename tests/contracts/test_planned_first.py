@@ -163,7 +163,9 @@ def test_long_updates_are_stored_as_given(files: Savers) -> None:
     names = [f"m{i}" for i in range(12)]
     put(one, said(*names), uid="a")
     messages = said(*names, "new")["messages"]
-    job = one._writer.job(TaskWrites(Address("t", "", "a"), "task", "", [("messages", messages)]))
+    job = one._writer.plan_database_write(
+        TaskWrites(Address("t", "", "a"), "task", "", [("messages", messages)])
+    )
     messages[0].content = "CHANGED"
     other.erase("t", ["m3"])
     one.database.write(*job)

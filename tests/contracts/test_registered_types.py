@@ -294,7 +294,7 @@ def test_a_type_can_be_renamed() -> None:
     moved = encode(renamed, Sheet(["a"]))
     assert b"shop" in moved
     assert renamed.decode(moved) == Sheet(["a"])
-    assert list(renamed.former_forms(Sheet(["a"]), moved)) == [stored]
+    assert list(renamed.iter_former_encodings(Sheet(["a"]), moved)) == [stored]
 
 
 def test_langgraphs_serializer_stores_a_type_alone() -> None:

@@ -514,7 +514,7 @@ def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bo
     the id is never shortened.
     """
     is_whole = is_whole or len(thread_id) <= _MAX_UNSHORTENED or not console().is_terminal
-    return thread_id if is_whole else database.saver.beginning(thread_id)
+    return thread_id if is_whole else database.saver.unique_prefix(thread_id)
 
 
 def find_thread_head(database: CommandDatabase, typed: str) -> ThreadHead:

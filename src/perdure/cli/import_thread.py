@@ -23,7 +23,7 @@ from langgraph.checkpoint.base.id import uuid6
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.import_langgraph import open_source
-from perdure.checkpointers.put import TIMES, TITLE_AMONG
+from perdure.checkpointers.put import TIMES_KEY, TITLE_CANDIDATES
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.titles import TITLED
 from perdure.checkpointers.values import Continuation
@@ -345,7 +345,7 @@ class ThreadImport:
             "channel_versions": {**head.checkpoint["channel_versions"], "messages": version},
         }
         metadata: Any = {**head.metadata, "source": "update", "step": step}
-        metadata.pop(TIMES, None)
+        metadata.pop(TIMES_KEY, None)
         self._saver.put(head.config, new, metadata, {"messages": version})
 
     def _load_contents(self, key: str) -> set[tuple[str, bool]]:
@@ -382,7 +382,7 @@ class ThreadImport:
         batch = [self._talk.nodes[key] for key in keys]
         base, messages, cut = None, list[BaseMessage](), False
         own = None if parent is None else self._own.get(str(self._held[parent]))
-        continued = own if own and own.end == parent and own.length >= TITLE_AMONG else None
+        continued = own if own and own.end == parent and own.length >= TITLE_CANDIDATES else None
         if continued is not None:
             base, kept = continued.stored, continued.length
         else:
@@ -414,7 +414,7 @@ class ThreadImport:
         metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.about}
         metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.about else {})}
         times = [None if get_creation_time(node.message) else node.at for node in batch]
-        metadata |= {TIMES: times} if any(times) else {}
+        metadata |= {TIMES_KEY: times} if any(times) else {}
         config = self._saver.put(above, new, metadata, {"messages": version})
         self._newest, new["channel_values"] = new["id"], {}
         stored = CheckpointTuple(config, new, metadata, above)

@@ -146,7 +146,7 @@ async def _find_runs(
             of = row.live.thread_id
             if user is not None and of not in known:
                 known[of] = await _find_person(file, of)
-            if user is None or user == (row.about.get("person") or known[of]):
+            if user is None or user == (row.details.get("person") or known[of]):
                 found.append(row)
         offset += limit
         if len(page) < limit:
@@ -165,7 +165,7 @@ async def _find_person(file: CommandDatabase, thread: str) -> str:
 
 def _describe_run(row: RunRow) -> dict[str, Any]:
     """Return what programs are told of a run, without what it was asked."""
-    live, about = row.live, row.about
+    live, about = row.live, row.details
     is_delayed = live.status == "delayed"
     return {
         "run_id": live.run_id,

@@ -56,7 +56,7 @@ async def checkpoints(request: Request, of: OfThread, before: Number | None = No
     pairs = [(info.parent_id, info.checkpoint_id) for info in infos]
     steps = []
     if pairs:
-        steps = await of.saver.adifferences(of.id, pairs, checkpoint_ns=of.ns, most=1)
+        steps = await of.saver.adifferences(of.id, pairs, checkpoint_ns=of.ns, limit=1)
     rows = []
     for info, change, drawn in zip(infos, steps, lanes(infos), strict=True):
         named = [name for name in change.channels if not name.startswith((_DUE, "__"))]
@@ -169,7 +169,7 @@ async def compare(request: Request, of: OfThread, a: str, b: str) -> Response:
     """Two checkpoints, channel by channel."""
     for each in (a, b):
         await _read(of.saver, of.id, of.ns, each)
-    (change,) = await of.saver.adifferences(of.id, [(a, b)], checkpoint_ns=of.ns, most=50)
+    (change,) = await of.saver.adifferences(of.id, [(a, b)], checkpoint_ns=of.ns, limit=50)
     return page(
         request, "compare.html", **of.named, a=a, b=b, ran=change.ran, changes=changes(change)
     )

@@ -116,7 +116,7 @@ def run_row(row: RunRow) -> Values:
 
 def _people_of(row: RunRow) -> Values:
     """The caller and the person of a run, and what the caller did if the person is another."""
-    sender, person = Sender.from_row(row.about), row.about.get("person")
+    sender, person = Sender.from_row(row.details), row.details.get("person")
     is_other = person is not None and person != sender.caller
     deed = f"{sender.deed} by {sender.caller}" if is_other else None
     return {"caller": sender.caller, "person": person, "deed": deed}
@@ -208,7 +208,7 @@ async def again(call: Caller, runs: All, request: Request, id: str, assistant: T
     known = await runs.listed(call.identity.tenant, id)
     if known and _is_unheard(known[0]):
         asked = request_of(known[0]).model_dump(exclude_unset=True)
-        sender = Sender.from_row(known[0].about)
+        sender = Sender.from_row(known[0].details)
         author = sender.author or sender.caller
         names = ("user_id", "owner")  # the person of the thread, which the run finds again
         context = asked.get("context") or {}

@@ -338,7 +338,7 @@ def error_of(exc: Exception) -> dict[str, str]:
 def request_of(row: RunRow) -> RunRequest:
     """What it was asked, if that is kept."""
     asked = (row.request or {}).get("request", {})
-    return RunRequest.model_validate({**row.about, **asked})
+    return RunRequest.model_validate({**row.details, **asked})
 
 
 def shown(row: RunRow) -> dict[str, Any]:
@@ -347,12 +347,12 @@ def shown(row: RunRow) -> dict[str, Any]:
     return {
         "run_id": live.run_id,
         "thread_id": live.thread_id,
-        "assistant_id": row.about["assistant_id"],
+        "assistant_id": row.details["assistant_id"],
         "created_at": datetime.fromtimestamp(row.created_at, UTC),
         "updated_at": datetime.fromtimestamp(row.updated_at, UTC),
         "status": "pending" if live.status == "delayed" else live.status,
-        "metadata": {**row.about["metadata"], "graph_id": live.graph},
-        "multitask_strategy": row.about["multitask_strategy"],
+        "metadata": {**row.details["metadata"], "graph_id": live.graph},
+        "multitask_strategy": row.details["multitask_strategy"],
     }
 
 

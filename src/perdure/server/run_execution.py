@@ -218,7 +218,7 @@ class RunExecution:
         if (choice := self._runs.server.teams) is not None:
             teams = choice.choose(run.tenant, sender, person)
             ids |= {} if teams is None else {TEAMS_KEY: teams}
-        graph_ids = {"graph_id": run.graph, "assistant_id": run.row.about["assistant_id"]}
+        graph_ids = {"graph_id": run.graph, "assistant_id": run.row.details["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.config_with({**graph_ids, **login, **ids}, begun=progress is not None)
         owner = find_owner(before, sender, person)
@@ -255,13 +255,13 @@ class RunExecution:
         The lock of the thread is held, so its head stays as it is.
         """
         run, people = self._run, self._runs.server.owners_are_people
-        sender = Sender.from_row(run.row.about)
+        sender = Sender.from_row(run.row.details)
         has_input = run.protocol == "thread" and run.request.input is not None
         if has_input and thread.status.state == "waiting":  # then the input answers the question
             sender = sender._replace(author=None, deed="answered")
         person = choose_person(thread, sender, owners_are_people=people)
-        if run.row.about.get("person") != person.user:
-            run.row = run.row._replace(about={**run.row.about, "person": person.user})
+        if run.row.details.get("person") != person.user:
+            run.row = run.row._replace(details={**run.row.details, "person": person.user})
             await self._runs.table.set_person(self._live, person.user)
         return sender, person
 
@@ -348,7 +348,7 @@ class RunExecution:
             "values": values,
             "error": None if run.failure is None else error_of(run.failure),
         }
-        about = {"user": run.user, "person": run.row.about.get("person")}
+        about = {"user": run.user, "person": run.row.details.get("person")}
         content = {"url": url, "run": json.loads(encoded(told)), **about}
         bare = {**content, "run": {**content["run"], "values": None, "error": None}}
         table = WebhookTable(self._saver)

@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.status import ASIDE, FORMER, NULL_TASK
+from perdure.checkpointers.status import ASIDE_SUFFIX, FORMER_WRITES_CHANNEL, NULL_TASK
 from perdure.checkpointers.undo_writes import FormerCheckpoint, FormerWrites, undo_writes
 from perdure.server.run import Run
 
@@ -27,8 +27,8 @@ Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 """The input was applied, and the run goes on; it asked a question; or the thread went on without
 it."""
 _START: Final = "__run_start"  # the channel of the counts; no graph has it
-_PATH: Final = f"run start{ASIDE}"
-_SPECIAL: Final = frozenset({ERROR, INTERRUPT, RESUME, _START, FORMER})
+_PATH: Final = f"run start{ASIDE_SUFFIX}"
+_SPECIAL: Final = frozenset({ERROR, INTERRUPT, RESUME, _START, FORMER_WRITES_CHANNEL})
 
 
 class _Counts(NamedTuple):
@@ -62,7 +62,7 @@ async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> 
     if start is not None:
         counts = _Counts.of(start.pending_writes or ())
         former = await _read_former_writes(saver, start)
-        writes = [(_START, [*counts]), (FORMER, former)]
+        writes = [(_START, [*counts]), (FORMER_WRITES_CHANNEL, former)]
         await saver.aput_writes(start.config, writes, run.run_id, _PATH)
 
 
@@ -76,7 +76,7 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
     if start is None:
         return
     of_run = [each for each in start[0].pending_writes or () if each[0] == run.run_id]
-    stored = [value for _, channel, value in of_run if channel == FORMER]
+    stored = [value for _, channel, value in of_run if channel == FORMER_WRITES_CHANNEL]
     for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):  # the start comes last
         place = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         now = await saver.aget_tuple({"configurable": {"thread_id": run.thread_id, **place}})

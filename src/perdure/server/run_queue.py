@@ -211,7 +211,7 @@ class DatabaseRuns:
     async def _begin_due(self, live: LiveRun) -> bool:
         try:
             for row in await self.table.list_runs(live.thread_id, live.run_id):
-                strategy = row.about["multitask_strategy"]
+                strategy = row.details["multitask_strategy"]
                 await self.table.start_delayed_run(live, self.owner, CANCELS.get(strategy))
         except CorruptRecord as exc:
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
@@ -287,7 +287,9 @@ class DatabaseRuns:
             name: asked[name] for name in ("temporary", "protocol", "recorded") if name in asked
         }
         login = User(asked["login"]) if asked.get("login") is not None else None
-        run = Run(row, self.tenant, row.about["user"], request, login=login, begun=True, **options)
+        run = Run(
+            row, self.tenant, row.details["user"], request, login=login, begun=True, **options
+        )
         if row.live.status in LIVE_STATES:
             return self.known.get(run_id) or self.follow(run, Context())
         run.forget()
