@@ -1,9 +1,10 @@
-"""The cache of a process: items and heads of threads, within a budget.
+"""Cache the items and heads of threads in one process, within a memory budget.
 
-Never the source of truth. An item at a position never changes, so what is kept of it stays right
-whoever writes; only a deletion makes it stale, and each deletion raises the thread's `generation`,
-which every read compares. What is planned upon a kept head is stored only if the thread still has
-the `stamp` that it had then: each transaction that changes a thread gives it another one.
+The cache is never the source of truth. An item at a log position never changes, so a cached item
+stays valid whoever writes. Only a deletion makes it stale. Each deletion raises the `generation` of
+the thread, and every read compares it. A put that was planned from a cached head is stored only if
+the thread still has the same version token. Each transaction that changes a thread changes the
+token.
 """
 
 from __future__ import annotations
@@ -19,24 +20,29 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.manifest import ALIASES, DELTA, Ranges, count_positions
 from perdure.storage.flow import Row
 
-_WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
-_THREAD_OVERHEAD: Final = 10_000  # bytes of a thread with nothing in it and its heads
-_RECENT: Final = 16  # namespaces whose heads, and checkpoints whose writes are kept, per thread
-_MAX_OVERLAPPED: Final = 1024  # thread ids that are remembered because their overlap was logged
-_PLACE: Final = 0xFFFFFFFF  # of a checkpoint's key: where in put order it is
-_ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its own, about
+_WEIGH_EVERY: Final = 64  # requests between two checks of the cache's total size
+_THREAD_OVERHEAD: Final = 10_000  # estimated bytes of a cached thread without items, with its heads
+_RECENT: Final = 16  # per thread: maximum heads cached, and checkpoints whose writes are cached
+_MAX_OVERLAPPED: Final = 1024  # maximum thread ids remembered because their overlap was logged
+_SEQ_MASK: Final = 0xFFFFFFFF  # bits of a checkpoint's row key that are its sequence number
+_ITEM_OVERHEAD: Final = 300  # estimated bytes that a cached item takes in addition to its content
 
 UNREAD_STEP: Final = -1 << 31
-Write = list[Any]  # [index, channel, reference]
-PendingTask = tuple[str, list[Write], bytes]  # what a task wrote: path, writes, the row's body
+"""The value of `Snapshot.step` before the step was read from the metadata."""
+Write = list[Any]
+"""One write of a task as it is stored: `[index, channel, reference]`."""
+PendingTask = tuple[str, list[Write], bytes]
+"""The pending writes of a task: its path, its writes, and the encrypted body of their row."""
 
 
 class Title(NamedTuple):
-    """What lists call a thread.
+    """The title of a thread in lists.
 
     Attributes:
-        text: What the metadata says, else the first message of a human, cut to 80 characters.
-        message: That message's id, perhaps `""`; None: it is from the metadata.
+        text: The title from the metadata, or else the first message of a human, cut to 80
+            characters.
+        message_id: The id of this message, which may be `""`. None if the title is from the
+            metadata.
     """
 
     text: str
@@ -44,20 +50,21 @@ class Title(NamedTuple):
 
 
 NO_TITLE: Final = Title("", None)
+"""The title of a thread without a human message and without a title in its metadata."""
 
 
 class ChannelLog:
-    """The part of a channel's log that is at hand.
+    """The cached part of a channel's log.
 
     Attributes:
-        items: By position, aliases apart.
-        origins: The position that an alias repeats, by the alias's.
-        ids: The ids of messages of a `DeltaChannel`, by position. Only ids that were needed before
-            are present.
-        times: The time at which items were first stored, by position. Only times that were needed
+        items: The cached items by position, without aliases.
+        origins: The position of the item that an alias repeats, by the position of the alias.
+        message_ids: The ids of messages of a `DeltaChannel`, by position. Only ids that were needed
             before are present.
-        next, next_alias: The positions of the next item and the next alias.
-        planned: How many items are planned, and not committed yet.
+        stored_times: The time at which items were first stored, by position. Only times that were
+            needed before are present.
+        next_position, next_alias: The positions of the next new item and the next new alias.
+        planned_count: The number of new items that are planned and not committed yet.
     """
 
     __slots__ = (
@@ -65,61 +72,69 @@ class ChannelLog:
         *("next_position", "origins", "planned_count", "stored_times"),
     )
 
-    def __init__(self, key: int, name: str, kept: ChannelLog | None = None) -> None:
-        """A log with the items that are at hand of the same one, `kept`."""
+    def __init__(self, key: int, name: str, cached: ChannelLog | None = None) -> None:
+        """Create a log with the cached items of an earlier object for the same log, if given."""
         self.key = key
         self.name = name
         self.planned_count = 0
         self._index: dict[bytes, int] = {}
         self._indexed = 0
         if (
-            kept is not None and not kept.planned_count
+            cached is not None and not cached.planned_count
         ):  # copy it first: another thread may add items
-            self._indexed, self._index = kept._indexed, kept._index.copy()
-        self.items: dict[int, bytes] = {} if kept is None else kept.items.copy()
-        self.origins: dict[int, int] = {} if kept is None else kept.origins.copy()
-        self.message_ids: dict[int, str | None] = {} if kept is None else kept.message_ids.copy()
-        self.stored_times: dict[int, datetime] = {} if kept is None else kept.stored_times.copy()
+            self._indexed, self._index = cached._indexed, cached._index.copy()
+        self.items: dict[int, bytes] = {} if cached is None else cached.items.copy()
+        self.origins: dict[int, int] = {} if cached is None else cached.origins.copy()
+        self.message_ids: dict[int, str | None] = (
+            {} if cached is None else cached.message_ids.copy()
+        )
+        self.stored_times: dict[int, datetime] = (
+            {} if cached is None else cached.stored_times.copy()
+        )
         self.next_position, self.next_alias = 0, ALIASES
 
     @property
     def is_complete(self) -> bool:
-        """Whether every item of the log is here, or is planned."""
+        """Whether every item of the log is cached or planned."""
         return len(self.items) + self.planned_count == self.next_position
 
     def has_range(self, start: int, stop: int) -> bool:
-        """Whether every item of a range is here."""
+        """Return whether every item of a range is cached."""
         if start >= ALIASES:
             origins = [*map(self.origins.get, range(start, stop))]
             return all(map(self.items.__contains__, origins))
         return all(map(self.items.__contains__, range(start, stop)))
 
     def has_items(self, start: int, stop: int, items: list[bytes]) -> bool:
-        """Whether these are the items of a range."""
-        at = self.items.get if start < ALIASES else self.get
-        return list(map(at, range(start, stop))) == items
+        """Return whether the cached items of a range are exactly these items."""
+        get_item = self.items.get if start < ALIASES else self.get
+        return list(map(get_item, range(start, stop))) == items
 
     def get(self, position: int) -> bytes | None:
-        """The item at a position, if it is here."""
+        """Return the item at a position or alias position, or None if it is not cached."""
         return self.items.get(self.origin_position(position))
 
     def items_in(self, ranges: Ranges) -> list[bytes]:
-        """The items of ranges that are all here."""
-        places: Iterable[int] = chain.from_iterable(starmap(range, ranges))
+        """Return the items of ranges in order. All of them must be cached."""
+        item_positions: Iterable[int] = chain.from_iterable(starmap(range, ranges))
         if any(start >= ALIASES for start, _ in ranges):
-            places = map(self.origin_position, places)
-        return list(map(self.items.__getitem__, places))
+            item_positions = map(self.origin_position, item_positions)
+        return list(map(self.items.__getitem__, item_positions))
 
     def is_free_of_repeats(self, ranges: Ranges) -> bool:
         """Return whether no item occurs twice in the ranges, whose aliases must be cached."""
-        first: set[int] = set()
+        originals: set[int] = set()
         for start, stop in ranges:
-            places = range(start, stop)
-            first.update(map(self.origins.__getitem__, places) if start >= ALIASES else places)
-        return len(first) == count_positions(ranges)
+            range_positions = range(start, stop)
+            originals.update(
+                map(self.origins.__getitem__, range_positions)
+                if start >= ALIASES
+                else range_positions
+            )
+        return len(originals) == count_positions(ranges)
 
     def find_position(self, item: bytes) -> int | None:
-        """The position of an item, if it is here, or is planned."""
+        """Return the position of a cached or planned item, or None."""
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
                 self._index.setdefault(self.items[position], position)
@@ -127,24 +142,24 @@ class ChannelLog:
         return self._index.get(item)
 
     def add_item(self, position: int, item: bytes) -> int:
-        """Have an item at hand. Returns how many bytes more that takes."""
+        """Cache an item, and return the number of bytes by which the cache grows."""
         if position in self.items:
             return 0
-        if self._indexed == len(self.items):  # else `find` does it
+        if self._indexed == len(self.items):  # otherwise `find_position` adds it later
             self._index.setdefault(item, position)
             self._indexed += 1
         self.items[position] = item
         return len(item) + _ITEM_OVERHEAD
 
     def find_stored_position(self, item: bytes) -> int | None:
-        """See `find`; what is only planned does not count."""
+        """Return the position of a cached item, or None. Planned items are not found."""
         position = self.find_position(item)
         if position is None or self.items.get(position) != item:
             return None
         return position
 
     def plan_item(self, item: bytes) -> int:
-        """The position of an item to come; `find` has it from now on."""
+        """Assign the next position to a new item, which `find_position` finds from now on."""
         position = self.next_position
         self.next_position += 1
         self.planned_count += 1
@@ -152,27 +167,32 @@ class ChannelLog:
         return position
 
     def origin_position(self, position: int) -> int:
-        """The first position of the item at a position."""
+        """Return the position of the item that an alias repeats, or the position itself."""
         return self.origins.get(position, position) if position >= ALIASES else position
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """A checkpoint's row, unpacked, with the ranges of its lists and dicts at hand.
+    """A decrypted and unpacked row of a checkpoint, with the ranges of its lists and dicts.
 
     Attributes:
-        uid, parent: Its id and its parent's; `key` is the row's.
-        began: The place, in put order, of the checkpoint that began what this one continues.
-        fields: As stored: what of the checkpoint has no attribute here, and the metadata.
-        versions: Of the channels; `seen`: the versions seen, by node.
-        refs: A reference for each channel that has a value.
-        ranges: For channels split into a log: its key and ranges.
-        said: The same, for what was said on the way here.
-        step, labels: The step and the labels in the metadata, once they are read; see
-            `labels.labels_in`.
-        has_stopped_task: Whether a task of it is known to wait for an answer, or to have failed.
-        run_started_at: When the run began that has put it, in seconds since 1970; None if no run
-            has put it in this database. See `run_starts`.
+        checkpoint_id: The id of the checkpoint.
+        key: The key of its row.
+        parent_id: The id of its parent, or None.
+        run_start: The sequence number of the checkpoint that started the run of this one.
+        encoded_fields: Two encoded values: the fields of the checkpoint that have no attribute
+            here, and its metadata.
+        channel_versions: The version of each channel.
+        versions_seen: The channel versions that each node has seen, by node.
+        references: A reference for each channel that has a value; see `manifest`.
+        ranges: The log key and the ranges of each value that is stored as log items, by channel.
+        transcript: The log key and the ranges of everything that was stored on the way to this
+            checkpoint, each item once, by channel.
+        step: The superstep from the metadata, once it was read; see `UNREAD_STEP`.
+        labels: The labels from the metadata, once they were read; see `labels.labels_in`.
+        has_stopped_task: Whether it is known that one of its tasks was interrupted or has failed.
+        run_started_at: The time at which the run that put it started, in seconds since 1970. None
+            if no run has put it in this database. See `run_starts`.
     """
 
     checkpoint_id: str
@@ -191,7 +211,7 @@ class Snapshot:
     run_started_at: float | None = None
 
     def has_version(self, channel: str, version: Any) -> bool:
-        """Whether it has a value of a channel, in this version."""
+        """Return whether the checkpoint has a value of a channel in this version."""
         return channel in self.references and self.channel_versions.get(channel) == version
 
     def stored_channels(self) -> frozenset[str]:
@@ -199,7 +219,7 @@ class Snapshot:
         return frozenset(channel for channel, ref in self.references.items() if ref[0] != DELTA)
 
     def inherit_channel(self, channel: str, parent: Snapshot) -> None:
-        """Have a channel as the parent has it."""
+        """Take over a channel's reference and ranges from the parent."""
         self.references[channel] = parent.references[channel]
         if channel in parent.ranges:
             self.ranges[channel] = parent.ranges[channel]
@@ -207,14 +227,17 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Head:
-    """The head of a namespace.
+    """The head of a namespace: the checkpoint from which the next run starts.
 
     Attributes:
-        namespace: The key of its row; `pinned`: the place of the head, 0: the newest.
-        snapshot: The checkpoint; None: there is none.
-        writes: The rows `(uid, task, path, body)` of pending writes, by task, if they are known.
-        epoch: As long as the database has this one, nobody else has changed any of it.
-        flying: Whether it is planned, and not committed yet.
+        namespace_key: The key of the namespace's row.
+        explicit_head: The sequence number of the head, or 0 if the head is the newest put.
+        snapshot: The checkpoint, or None if the namespace has no checkpoint.
+        write_rows: The rows `(checkpoint_id, task_id, task_path, body)` of its pending writes, by
+            task id. None if they are not cached.
+        epoch: The epoch of the database after the head was stored. While the database has the same
+            epoch, nobody else has changed the head.
+        is_uncommitted: Whether the head is planned and not committed yet.
     """
 
     namespace_key: int
@@ -226,22 +249,28 @@ class Head:
 
 
 class Thread:
-    """The cached data of one thread, valid as long as `key` and `generation` are.
+    """The cached data of one thread, which is valid while `key` and `generation` are unchanged.
 
     Attributes:
-        removals: The number of the newest removal record of the thread, or 0 if it has none.
-        stamp: What the thread's row has, if a write may rest on what follows; None: on nothing.
-        seq: The counter of puts; `updated_at`: when it was last written to.
-        logs, named: The logs, by key and by channel.
-        heads: By namespace.
+        key: The key of the thread's row, or 0 for a new thread.
+        generation: The number of removals from the thread when the data was read.
+        newest_removal: The number of the newest removal record of the thread, or 0 if it has none.
+        version_token: The version token in the thread's row. None if no put may be planned from the
+            cached heads.
+        last_seq: The sequence number of the newest put.
+        updated_at: The time of the last activity, in seconds since 1970.
+        logs, logs_by_channel: The logs by key and by channel.
+        heads: The heads by namespace.
         last_namespace: The last namespace that was read, and the key of its row; 0 if none was.
-        pending: What tasks wrote, until the next checkpoint is put, by checkpoint and task.
-        size: About how many bytes it takes.
-        title: What lists call it, and the id of the message that says so; see `Title`.
-        told: What lists tell of its metadata, and that as it is stored.
-        newest: The key and the id of the last checkpoint that was put or read. If the database has
-            not got it, a crash or a restore took commits back, and nothing of the rest is good.
-        lock: Held while a write is planned: what is planned changes all of the above at once.
+        pending_writes: The writes of tasks until the next checkpoint is put, by namespace and id of
+            the checkpoint, and by task id.
+        size_bytes: The estimated memory of the cached data.
+        title: The title in lists.
+        listed_metadata: The part of the head's metadata that lists show, decoded and encoded.
+        newest_checkpoint: The row key and the id of the newest checkpoint that was put or read. If
+            the database does not have it, a crash or a restore has undone commits, and none of the
+            cached data is valid.
+        lock: Held while a write is planned, because the plan changes all of these attributes.
     """
 
     __slots__ = (
@@ -269,28 +298,30 @@ class Thread:
         self.lock = threading.Lock()
 
     def note_newest_checkpoint(self, snapshot: Snapshot) -> None:
-        """Note that a checkpoint is in the database."""
+        """Record that a checkpoint is in the database, if it is the newest one so far."""
         if (
             self.newest_checkpoint is None
-            or snapshot.key & _PLACE >= self.newest_checkpoint[0] & _PLACE
+            or snapshot.key & _SEQ_MASK >= self.newest_checkpoint[0] & _SEQ_MASK
         ):
             self.newest_checkpoint = snapshot.key, snapshot.checkpoint_id
 
-    def get_or_add_log(self, key: int, name: str, kept: Thread | None = None) -> ChannelLog:
-        """The log with a key; a new one has the items that are `kept` of it."""
+    def get_or_add_log(
+        self, key: int, name: str, cached_thread: Thread | None = None
+    ) -> ChannelLog:
+        """Return the log with a key; a new log gets the cached items from the thread `kept`."""
         log = self.logs.get(key)
         if log is None:
-            before = kept.logs.get(key) if kept is not None else None
-            log = self.logs.setdefault(key, ChannelLog(key, name, before))
+            cached_log = cached_thread.logs.get(key) if cached_thread is not None else None
+            log = self.logs.setdefault(key, ChannelLog(key, name, cached_log))
             self.logs_by_channel[name] = log
         return log
 
     def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
-        """Keep items at their positions."""
+        """Cache items at their positions."""
         self.size_bytes += sum(log.add_item(position, item) for position, item in items)
 
     def committed_heads(self, version_token: int) -> dict[str, Head]:
-        """Return the committed heads by namespace, or nothing if the stamp has changed.
+        """Return the committed heads by namespace, or nothing if the version token has changed.
 
         They can be the parents of new checkpoints. They contain no pending writes.
         """
@@ -299,34 +330,37 @@ class Thread:
         try:
             heads = self.heads.copy().items() if self.version_token == version_token else ()
             return {
-                ns: Head(head.namespace_key, head.explicit_head, head.snapshot)
-                for ns, head in heads
+                checkpoint_ns: Head(head.namespace_key, head.explicit_head, head.snapshot)
+                for checkpoint_ns, head in heads
                 if not head.is_uncommitted
             }
         finally:
             self.lock.release()
 
-    def committed_snapshot(self, ns: str, uid: str) -> Snapshot | None:
-        """A checkpoint, if it is the head that is kept of a namespace, and is committed."""
-        head = self.heads.get(ns)
+    def committed_snapshot(self, checkpoint_ns: str, checkpoint_id: str) -> Snapshot | None:
+        """Return the cached head of a namespace if it is committed and has this id, or None."""
+        head = self.heads.get(checkpoint_ns)
         snapshot = head.snapshot if head is not None and not head.is_uncommitted else None
-        return snapshot if snapshot is not None and snapshot.checkpoint_id == uid else None
+        return (
+            snapshot if snapshot is not None and snapshot.checkpoint_id == checkpoint_id else None
+        )
 
 
-def keep_recent(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a value among the recent ones of a thread."""
-    kept.pop(key, None)
-    kept[key] = value
-    if len(kept) > _RECENT:
-        for oldest in [*kept][:-_RECENT]:  # a copy: another thread may be at it too
-            kept.pop(oldest, None)
+def keep_recent(recent: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add a value to the recent ones of a thread, and drop the oldest beyond the limit."""
+    recent.pop(key, None)
+    recent[key] = value
+    if len(recent) > _RECENT:
+        for oldest in [*recent][:-_RECENT]:  # a copy, because another thread may change the dict
+            recent.pop(oldest, None)
 
 
 class KeyBlock:
-    """Keys of threads, namespaces and logs, of which the database gives out many at once.
+    """Reserved keys for new threads, namespaces and logs.
 
-    So a put can make rows that refer to each other. None is given twice, and later ones are higher;
-    those that are left in the end are lost.
+    The database reserves many keys at once, so a put can plan rows that refer to each other without
+    asking the database. No key is used twice, and later keys are higher. Keys that are left when
+    the process ends are never used.
     """
 
     def __init__(self) -> None:
@@ -334,32 +368,32 @@ class KeyBlock:
         self._lock = threading.Lock()
 
     def take_keys(self, many: int) -> list[int] | None:
-        """So many keys, the highest first, if there are."""
+        """Take keys from the block, highest first; return None if fewer than `count` are left."""
         with self._lock:
-            at = len(self._left) - many
-            if at < 0:
+            start = len(self._left) - many
+            if start < 0:
                 return None
-            taken = self._left[at:]
-            del self._left[at:]
-            return taken
+            keys = self._left[start:]
+            del self._left[start:]
+            return keys
 
     def discard_keys(self) -> None:
-        """Give none of them: a copy may have brought rows that have them."""
+        """Discard the reserved keys, because a copy may have added rows with the same keys."""
         with self._lock:
             self._left = []
 
     def refill(self, keys: list[int]) -> None:
-        """Have others, the highest first."""
+        """Replace the block by newly reserved keys, highest first, unless it has higher ones."""
         with self._lock:
             if keys > self._left:
                 self._left = keys
 
 
 class Cache:
-    """The threads that are kept, the least recently used dropped first.
+    """The cached threads of a process. The least recently used ones are dropped first.
 
     Args:
-        limit_bytes: About how much memory to use.
+        limit_bytes: The approximate maximum memory of the cached data, in bytes.
         overlapped: The ids of threads for which overlapping runs were logged. The object may be
             shared with other caches.
     """
@@ -377,22 +411,22 @@ class Cache:
     def get_or_add_thread(self, thread_id: str, key: int, generation: int, removals: int) -> Thread:
         """Return the cached thread, or an empty one if the cached data is from an earlier state."""
         with self._lock:
-            kept = self._threads.get(thread_id)
-            if kept is None or kept.key != key or kept.generation < generation:
-                kept = self._threads[thread_id] = Thread(key, generation, removals)
-            elif kept.generation > generation:
+            thread = self._threads.get(thread_id)
+            if thread is None or thread.key != key or thread.generation < generation:
+                thread = self._threads[thread_id] = Thread(key, generation, removals)
+            elif thread.generation > generation:
                 return Thread(key, generation, removals)  # a reader on an older snapshot
             self._mark_used(thread_id)
-            return kept
+            return thread
 
     def replace_thread(self, thread_id: str, thread: Thread) -> None:
-        """Keep what a transaction left behind, in the place of what was kept before."""
+        """Cache the state of a thread after a transaction, instead of the former state."""
         with self._lock:
             self._threads[thread_id] = thread
             self._mark_used(thread_id)
 
     def note_overlap(self, thread_id: str) -> bool:
-        """Record that runs of a thread overlap; return whether that was not recorded before."""
+        """Record that runs of a thread overlap, and return whether this was not recorded before."""
         with self._lock:
             is_first = thread_id not in self._overlapped
             self._overlapped[thread_id] = None
@@ -401,7 +435,7 @@ class Cache:
         return is_first
 
     def mark_used(self, thread_id: str) -> None:
-        """Note that a thread is in use, if it is kept."""
+        """Mark a thread as recently used, if it is cached."""
         with self._lock:
             if thread_id in self._threads:
                 self._mark_used(thread_id)
@@ -418,13 +452,13 @@ class Cache:
             total -= self._threads.popitem(last=False)[1].size_bytes
 
     def invalidate_heads(self, thread_id: str) -> None:
-        """Have nothing planned upon what is kept of a thread; its items are what they are."""
+        """Drop the cached heads of a thread, so that no put is planned from them."""
         thread = self._threads.get(thread_id)
         if thread is not None:
             thread.version_token = None
             thread.heads.clear()
 
     def drop_thread(self, thread_id: str) -> None:
-        """Drop what is kept of a thread."""
+        """Drop a thread from the cache."""
         with self._lock:
             self._threads.pop(thread_id, None)

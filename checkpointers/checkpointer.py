@@ -1,7 +1,7 @@
-"""The checkpointer: a saver of langgraph's, and what perdure adds to one.
+"""Add perdure's own methods to langgraph's saver: inspect, lock, change and delete threads.
 
-Threads are looked at, locked, and changed as a whole. The work is done by parts that know no
-driver: `threads` and `differences` find and show, `maintenance` and `erasure` delete.
+`threads` and `differences` read, and `maintenance` and `erasure` delete. None of these modules
+depends on a database driver.
 """
 
 from __future__ import annotations
@@ -52,11 +52,14 @@ from perdure.storage.database import Lock, make_async_twin
 from perdure.storage.flow import fetch_rows, sum_by_month
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_List = list  # within the class the name is a method's
+_List = list  # inside the class, the name `list` is a method
 
 
 class Checkpointer(CheckpointSaver):
-    """A checkpointer over a database, which it closes. Users open one with `SQLiteCheckpointer`."""
+    """A checkpointer over a database, which the checkpointer owns and closes.
+
+    Users create one as `SQLiteCheckpointer` or `PostgresCheckpointer`.
+    """
 
     def _create_parts(self) -> None:
         super()._create_parts()
@@ -65,22 +68,23 @@ class Checkpointer(CheckpointSaver):
         self._maintenance = Maintenance(self._reader, self._listing, self.database)
 
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
-        """A lock on a thread, for `with` and `async with`, to run one turn at a time.
+        """Return a lock on a thread, for `with` and `async with`, to run one turn at a time.
 
-        It holds across threads, event loops and processes of this machine, and is released when its
-        process ends. Runs that do not take it are not stopped; see `put` for overlapping runs.
+        The lock works across OS threads, event loops and processes of this machine, and is released
+        when its process ends. It does not stop runs that do not take it; see `put` for overlapping
+        runs.
 
             async with saver.lock("thread-1", timeout_s=30):
                 await graph.ainvoke(question, config)
 
         Raises:
             InvalidConfig: The thread_id is not valid.
-            StorageUnavailable: It was not free within `timeout_s` seconds.
-            AlreadyLocked: The same run holds it already.
+            StorageUnavailable: The lock was not free within `timeout_s` seconds.
+            AlreadyLocked: The same run already holds the lock.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
 
-    # -- looking at threads
+    # -- reading threads
 
     def history(
         self,
@@ -93,24 +97,24 @@ class Checkpointer(CheckpointSaver):
         before: int | None = None,
         missing_ok: bool = False,
     ) -> _List[HistoryItem]:
-        """All items of a channel up to a checkpoint, in order, including removed ones.
+        """Return all items of a channel up to a checkpoint, in order, including removed ones.
 
         Args:
             thread_id: The thread.
-            channel: A channel that holds a list or dict.
-            checkpoint_id: None: up to the head, with items of branches marked.
+            channel: A channel whose value is a list or dict.
+            checkpoint_id: None means the head; items of branches are then included and marked.
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
-            ends: How many items from the beginning and from the end: `(0, 50)` reads the newest 50
-                only. None: all.
-            before: Only what stands before the item at this `position`: a page further up.
+            ends: The numbers of items to return from the beginning and from the end. For example,
+                `(0, 50)` returns only the newest 50. None means all.
+            before: Only items before the item with this `position`, for the previous page.
             missing_ok: Whether to return an empty list if the thread or namespace does not exist,
                 as a chat page needs it for a new thread. An unknown `checkpoint_id` of an existing
                 thread raises `UnknownCheckpoint` in any case.
 
         Raises:
-            ConfigurationError: `ends` is no pair of counts.
+            ConfigurationError: `ends` is not a pair of counts.
             UnknownThread: There is no such thread or namespace, and `missing_ok` is False.
-            UnknownCheckpoint: It has no such checkpoint.
+            UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(
@@ -166,10 +170,13 @@ class Checkpointer(CheckpointSaver):
         prefix: str = "",
         active_since: datetime | None = None,
     ) -> _List[ThreadInfo]:
-        """A page of threads, the latest activity first.
+        """Return one page of threads, latest activity first.
 
-        The next page comes `after` the last thread_id of this one. With a `prefix`, only ids that
-        begin with it; with `active_since`, only threads written to at this moment or later.
+        Args:
+            limit: The maximum number of threads.
+            after: The last thread_id of the previous page.
+            prefix: Only threads whose id begins with this text.
+            active_since: Only threads with activity at this time or later.
 
         Raises:
             ConfigurationError: An argument is wrong, or `active_since` has no time zone.
@@ -200,10 +207,17 @@ class Checkpointer(CheckpointSaver):
         filter: Mapping[str, Any] | None = None,
         waiting: bool = False,
     ) -> _List[ThreadHead]:
-        """The heads of a page of threads: cheaper than `threads`, whose arguments it takes.
+        """Return the heads of one page of threads, latest activity first.
 
-        With a `filter`, only heads whose metadata has these values, as in `list`; with `waiting`,
-        only threads that wait for an answer.
+        This is cheaper than `threads`, which also returns sizes and counts.
+
+        Args:
+            limit: The maximum number of threads.
+            after: The last thread_id of the previous page.
+            prefix: Only threads whose id begins with this text.
+            active_since: Only threads with activity at this time or later.
+            filter: Only heads whose metadata has these values, as in `list`.
+            waiting: Only threads that wait for an answer.
         """
         query = limit, after, prefix, active_since, filter or {}, waiting
         return self.database.read(lambda: self._threads.heads(*query))
@@ -222,13 +236,14 @@ class Checkpointer(CheckpointSaver):
     def status(
         self, thread_id: str, *, checkpoint_ns: str = "", checkpoint_id: str | None = None
     ) -> ThreadStatus:
-        """Whether a thread waits for an answer, was cut off, or is idle, whoever wrote it.
+        """Return whether a thread waits for an answer, is unfinished, or is idle.
 
-        It is told by the head, or by a checkpoint, and its pending writes; no graph is needed.
+        The status is computed from the head, or from another checkpoint, and its pending writes.
+        The graph is not needed, and any saver may have written them.
 
         Raises:
             UnknownThread: There is no such thread or namespace.
-            UnknownCheckpoint: It has no such checkpoint.
+            UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(lambda: self._threads.status(at))
@@ -236,7 +251,7 @@ class Checkpointer(CheckpointSaver):
     astatus = make_async_twin(status)
 
     def thread(self, thread_id: str) -> ThreadInfo:
-        """One thread.
+        """Return one thread, with its sizes and counts.
 
         Raises:
             UnknownThread: There is no such thread.
@@ -246,9 +261,13 @@ class Checkpointer(CheckpointSaver):
     athread = make_async_twin(thread)
 
     def unique_prefix(self, thread_id: str, min_length: int = 8) -> str:
-        """The first characters of an id, `least` or more, with which no other id begins.
+        """Return the shortest prefix of a thread id with which no other thread id begins.
 
-        It is for lists that people read; `threads(prefix=…)` finds the thread by it.
+        People can type the prefix instead of the id; `threads(prefix=…)` finds the thread.
+
+        Args:
+            thread_id: The thread id.
+            min_length: The minimum length of the prefix in characters.
         """
         return self.database.read(lambda: self._threads.beginning(thread_id, min_length))
 
@@ -262,10 +281,13 @@ class Checkpointer(CheckpointSaver):
         limit: int | None = None,
         before: int | None = None,
     ) -> _List[CheckpointInfo]:
-        """The checkpoints of a thread without their values, the last put first.
+        """Return the checkpoints of a thread without their values, last put first.
 
-        With a `checkpoint_ns`, those of this namespace; at most `limit` of each namespace; only
-        those `before` one, named by its `order`: the next page.
+        Args:
+            thread_id: The thread.
+            checkpoint_ns: Only checkpoints of this namespace.
+            limit: The maximum number of checkpoints per namespace.
+            before: Only checkpoints before the one with this `order`, for the next page.
 
         Raises:
             UnknownThread: There is no such thread.
@@ -284,18 +306,22 @@ class Checkpointer(CheckpointSaver):
         checkpoint_ns: str = "",
         limit: int = 20,
     ) -> _List[StateDifference]:
-        """What changed between checkpoints, pair by pair, without reading their whole values.
+        """Return the differences between checkpoints, without reading their whole values.
 
         Args:
             thread_id: The thread.
-            pairs: The ids of an earlier and a later checkpoint; an earlier one that is None, or is
-                not there any more, had no values.
+            pairs: The ids of an earlier and a later checkpoint. If the earlier id is None, or this
+                checkpoint does not exist any more, all values of the later one are new.
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
-            most: Of each list or dict, at most so many elements that came or went: the last ones.
+            limit: The maximum number of added and of removed elements to return for each list or
+                dict. The last ones are returned.
+
+        Returns:
+            One difference for each pair, in order.
 
         Raises:
             UnknownThread: There is no such thread or namespace.
-            UnknownCheckpoint: It has no such later checkpoint.
+            UnknownCheckpoint: A later checkpoint does not exist.
         """
         at = build_address(thread_id, checkpoint_ns, None)
         return self._read(lambda: self._differences.of(at, pairs, limit))
@@ -303,7 +329,7 @@ class Checkpointer(CheckpointSaver):
     adifferences = make_async_twin(differences)
 
     def stats(self) -> dict[str, Any]:
-        """Sizes in bytes, counts, and the driver that is in use."""
+        """Return sizes in bytes, counts, and the name and version of the database driver."""
         sizes = self.database.stats()
         ((threads, checkpoints, items, size),) = self.database.read(
             lambda: fetch_rows(self._sql["totals"])
@@ -314,19 +340,19 @@ class Checkpointer(CheckpointSaver):
     astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> ThreadUsage:
-        """The largest threads, at most `limit`, and in which months the threads were begun."""
+        """Return the `limit` largest threads, and the number of threads created in each month."""
         largest = self.database.read(lambda: self._threads.largest(limit))
         days = self.database.read(lambda: fetch_rows(self._sql["count_threads_by_day"]))
         return ThreadUsage(tuple(largest), sum_by_month(days))
 
     ausage = make_async_twin(usage)
 
-    # -- changing threads as a whole
+    # -- changing and deleting threads
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread and return its space to the disk. An unknown id is no error.
+        """Delete a thread and return its space to the disk. An unknown id is not an error.
 
-        A run of the thread that is in progress cannot store anything any more, and ends with
+        A run of the thread that is in progress can no longer store anything and ends with
         `ThreadDeleted`.
         """
         self._maintenance.delete_threads([thread_id])
@@ -334,15 +360,15 @@ class Checkpointer(CheckpointSaver):
     adelete_thread = make_async_twin(delete_thread)
 
     def delete_for_runs(self, run_ids: Sequence[str], *, thread_id: str | None = None) -> None:
-        """Remove every checkpoint, with its writes, whose metadata names one of these runs.
+        """Delete the checkpoints whose metadata names one of these runs, with their pending writes.
 
-        langgraph copies `run_id` to a checkpoint's metadata from `configurable` and from `metadata`
-        of a run's config; one at the top level of the config reaches no checkpoint.
+        langgraph copies `run_id` into the metadata of a checkpoint from `configurable` and from
+        `metadata` of the run's config. A `run_id` at the top level of the config is not copied.
 
         Args:
             run_ids: The ids of the runs.
             thread_id: The only thread from which checkpoints are removed. None means all threads,
-                and so also copies of the thread of a run.
+                including copies of the thread of a run.
         """
         thread_id = None if thread_id is None else check_thread_id(thread_id)
         self._maintenance.delete_for_runs(check_texts("run_ids", run_ids), thread_id)
@@ -350,25 +376,26 @@ class Checkpointer(CheckpointSaver):
     async def adelete_for_runs(
         self, run_ids: Sequence[str], *, thread_id: str | None = None
     ) -> None:
-        """See `delete_for_runs`."""  # not `make_async_twin`: mypy would use another signature
+        """See `delete_for_runs`."""  # not `make_async_twin`, whose signature mypy rejects
         await asyncio.to_thread(self.delete_for_runs, run_ids, thread_id=thread_id)
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
-        """Remove messages from a thread for good, also from the bytes of the file.
+        """Erase messages from a thread permanently, also from the bytes of the file.
 
-        They are removed from every checkpoint of every namespace, from history and pending writes,
-        in each version and from other values, with their tool calls and quotations
-        (docs/erasure.md). A message without an id is removed if its content is equal. A task that
-        quotes a message is cancelled and named in the report. A tool's result stays unless its own
-        message is erased. The thread can continue. Unknown ids are no error.
+        The messages are removed from all checkpoints of all namespaces, from the history, from
+        pending writes and from other values, in every version, together with their tool calls and
+        quotations (docs/erasure.md). A message without an id is removed if its content is equal. A
+        task that quotes a message is cancelled and named in the report. The result of a tool stays
+        unless its own message is erased. The thread can continue. Unknown ids are not an error.
 
-        Copies of the thread and paraphrases are kept. A run that is in progress still holds the
-        messages; they are removed from everything that it stores later. If the whole thread is
-        erased, the run ends with `ThreadDeleted`. Other writers wait while the file is rewritten.
+        Copies of the thread and paraphrases are kept. A run that is in progress still has the
+        messages in memory; they are removed from everything that it stores later. If the whole
+        thread is erased, the run ends with `ThreadDeleted`. Other writers wait while the file is
+        rewritten.
 
         Args:
             thread_id: The thread.
-            message_ids: Which messages. None: the whole thread.
+            message_ids: The ids of the messages. None means the whole thread.
 
         Raises:
             InvalidConfig: `message_ids` is not a collection of texts.
@@ -431,21 +458,21 @@ class Checkpointer(CheckpointSaver):
         channel: str = "messages",
         config: RunnableConfig | None = None,
     ) -> _List[bool]:
-        """Return for each message whether a run that began after a moment has brought it.
+        """Return for each message whether it was added by a run that started after `moment`.
 
-        The run must be one of this database. The answer is False for messages of updates, imports,
-        merges and copies, whatever their times, and whenever it is not certain: for example if the
-        checkpoint before the message was pruned. A resume belongs to the run that it continues.
+        The run must have been executed on this database. The result is False for messages of
+        updates, imports, merges and copies, and if the answer is not certain, for example because
+        the checkpoint before the message was pruned. A resume belongs to the run that it continues.
 
         Args:
             thread_id: The thread.
             message_ids: The ids of messages up to the head of the thread.
-            moment: With a time zone.
+            moment: A time with a time zone.
             channel: The channel of the messages.
             config: The config that a node receives, for messages in the state of its run.
 
         Raises:
-            ConfigurationError: The moment has no time zone.
+            ConfigurationError: `moment` has no time zone.
         """
         thread_id, ids = check_thread_id(thread_id), check_texts("message_ids", message_ids)
         after = check_datetime("moment", moment).timestamp()
@@ -457,14 +484,17 @@ class Checkpointer(CheckpointSaver):
     def copy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
     ) -> None:
-        """Copy a thread with its history into a new, independent one.
+        """Copy a thread with its history to a new, independent thread.
 
-        With a `checkpoint_id`, only up to this checkpoint, which becomes the head.
+        Args:
+            source_thread_id: The thread to copy.
+            target_thread_id: The id of the new thread.
+            checkpoint_id: The last checkpoint to copy, which becomes the head. None means the head.
 
         Raises:
-            UnknownThread: There is no source.
-            UnknownCheckpoint: The source has no such checkpoint.
-            InvalidConfig: The target exists, or an id is not valid.
+            UnknownThread: The source thread does not exist.
+            UnknownCheckpoint: The source thread has no such checkpoint.
+            InvalidConfig: The target thread exists, or an id is not valid.
         """
         source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
         checkpoint_id = check_optional_text("checkpoint_id", checkpoint_id)
@@ -473,22 +503,25 @@ class Checkpointer(CheckpointSaver):
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
     ) -> None:
-        """See `copy_thread`."""  # not `make_async_twin`: mypy would use another signature
+        """See `copy_thread`."""  # not `make_async_twin`, whose signature mypy rejects
         await asyncio.to_thread(
             self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
         )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete checkpoints of threads, or the threads; unknown ids are no error.
+        """Delete old checkpoints of threads, or whole threads. Unknown ids are not an error.
 
-        `"keep_latest"` keeps the head of each namespace, and what its `DeltaChannel`s are rebuilt
-        from; items up to it stay readable through `history()`. If the head is an update of the
-        state that is less than a day old, the checkpoint that was updated is kept as well. So is
-        the newest checkpoint of each run of the server that has not ended. `"delete"`, or
-        `"delete_all"` as langgraph's server says, keeps nothing.
+        Args:
+            thread_ids: The threads.
+            strategy: `"keep_latest"` keeps the head of each namespace and the ancestors from which
+                its `DeltaChannel`s are rebuilt; all items up to the head stay readable through
+                `history()`. If the head is an update of the state that is less than a day old, the
+                updated checkpoint is kept as well. So is the newest checkpoint of each run of the
+                server that has not ended. `"delete"` deletes the threads; langgraph's server calls
+                this strategy `"delete_all"`.
 
         Raises:
-            ConfigurationError: The strategy is another.
+            ConfigurationError: The strategy is unknown.
         """
         self._maintenance.prune(thread_ids, strategy)
 
@@ -497,12 +530,15 @@ class Checkpointer(CheckpointSaver):
     def retain(
         self, rule: Retention, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> PruneReport:
-        """Apply a retention rule to some threads, or to all, in batches that let others write.
+        """Apply a retention rule to threads, in batches between which others can write.
 
-        A dry run only reports what would go.
+        Args:
+            rule: The rule, which says which checkpoints are kept.
+            thread_ids: The threads; None means all.
+            dry_run: Whether to report only what would be deleted.
 
         Raises:
-            ConfigurationError: The rule is empty, or has a negative number.
+            ConfigurationError: The rule is empty, or contains a negative number.
         """
         return self._maintenance.retain(rule, thread_ids, dry_run=dry_run)
 
@@ -511,17 +547,21 @@ class Checkpointer(CheckpointSaver):
     def delete_idle(
         self, before: datetime, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> _List[ThreadInfo]:
-        """Delete threads, of some or of all, whose conversation did not go on since a moment.
+        """Delete threads whose conversation has not continued since a time.
 
-        The moment of a conversation is its head's `ts`, which for an imported thread is older than
-        the import. Each thread is checked again in the transaction that deletes it. A dry run only
-        reports them.
+        The time of a conversation is the `ts` of its head, which for an imported thread is older
+        than the import. Each thread is checked again in the transaction that deletes it.
+
+        Args:
+            before: Threads whose head is older than this time are deleted.
+            thread_ids: Only these threads are considered; None means all.
+            dry_run: Whether to return the threads without deleting them.
 
         Returns:
-            The threads as they were.
+            The threads that were deleted, with the data they had.
 
         Raises:
-            ConfigurationError: The moment has no time zone.
+            ConfigurationError: `before` has no time zone.
         """
         before = check_datetime("before", before)
         return self._maintenance.delete_idle(before, thread_ids, dry_run=dry_run)
@@ -550,27 +590,30 @@ class Checkpointer(CheckpointSaver):
         names: Mapping[str, str] | None = None,
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> ImportReport:
-        """Import a database of langgraph's own saver, or another checkpointer; it is only read.
+        """Import a database of langgraph's own saver, or all threads of another checkpointer.
 
-        All threads, namespaces, checkpoints and pending writes keep their ids. The import may be
-        cut off and repeated. What langgraph's saver wrote is read back and compared, and existing
-        checkpoints stay. The threads of a checkpointer are merged, as stored bytes: a thread in
-        both is left if it is the same or went on here, and becomes what it is there if it went on
-        there. Memory is that of the largest thread.
+        The source is only read. All threads, namespaces, checkpoints and pending writes keep their
+        ids. An interrupted import can be repeated. Checkpoints of langgraph's saver are read back
+        and compared after they were stored, and existing checkpoints are kept. Threads of a
+        checkpointer are merged as stored bytes. If a thread exists in both databases, the version
+        that has continued the other one is kept. The import needs memory for the largest thread.
 
         Args:
             source: The path of a file, a Postgres DSN, or an open checkpointer.
-            serde: The serializer with which langgraph's saver wrote; None: this checkpointer's own.
-            names: New ids of threads of a checkpointer, by their ids there.
-            max_value_bytes: The size of the largest value that is read from a file.
+            serde: The serializer that langgraph's saver has used. None means the serializer of this
+                checkpointer.
+            names: New ids for threads of a checkpointer, by their ids in the source.
+            max_value_bytes: The maximum size in bytes of a value that is read from a file.
 
         Raises:
             ConfigurationError: There is no such file, or no such thread to rename.
-            MissingDependency: It is a DSN, and `langgraph-checkpoint-postgres` is not installed.
-            NotADatabase: Another application wrote it.
+            MissingDependency: The source is a DSN, and `langgraph-checkpoint-postgres` is not
+                installed.
+            NotADatabase: Another application wrote the file.
             StorageError: The file is damaged, or has a larger value than `max_value_bytes`.
-            ImportFailed: Threads went on in both, and are named; of a checkpointer, all others are
-                imported. Or a checkpoint differs when read back. The threads before it are kept.
+            ImportFailed: Threads have continued differently in both databases. The error names
+                them, and all other threads of a checkpointer are imported. Or a checkpoint differs
+                when it is read back; the threads before it are kept.
         """
         return self._build_importer(source, serde, names, max_value_bytes).run()
 
@@ -582,7 +625,7 @@ class Checkpointer(CheckpointSaver):
         names: Mapping[str, str] | None = None,
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> ImportReport:
-        """See `import_from`. If it is cancelled, the import stops at the next checkpoint."""
+        """See `import_from`. If the call is cancelled, the import stops at the next checkpoint."""
         make = partial(self._build_importer, source, serde, names, max_value_bytes)
         importer = await asyncio.to_thread(make)
         try:
@@ -602,7 +645,10 @@ class Checkpointer(CheckpointSaver):
         if isinstance(source, Checkpointer):
             return Merge(source._maintenance, self._maintenance, names or {})
         if names:
-            raise ConfigurationError("names are for an open checkpointer; a file keeps its own ids")
+            raise ConfigurationError(
+                f"names is {names!r:.80}, but names apply only to an open checkpointer; "
+                "threads of a file keep their ids, so omit names="
+            )
         codec = Codec(serde or self.serde, self.types)
         other = open_source(source, codec, max_value_bytes)
         return Importer(other, self._reader, self._read, self._write)

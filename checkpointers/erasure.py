@@ -60,9 +60,9 @@ from perdure.checkpointers.records import (
     encrypt_writes,
     key_range,
     metadata_tags,
-    next_log_positions,
     row_key,
     unpack_id,
+    used_log_ranges,
 )
 from perdure.checkpointers.removal import (
     NEXT_NODE,
@@ -243,8 +243,8 @@ class _Eraser:
         """Read all items of the thread."""
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             log, items = self.thread.get_or_add_log(key, name), dict[int, bytes]()
-            log.next_position, log.next_alias = (stop for _, stop in next_log_positions(*ends))
-            for first, stop in next_log_positions(*ends):
+            log.next_position, log.next_alias = (stop for _, stop in used_log_ranges(*ends))
+            for first, stop in used_log_ranges(*ends):
                 for start in range(first, stop, ITEMS_PAGE_SIZE):
                     page = self.reader.read_items_page(
                         self.thread_id, name, key, start, start + ITEMS_PAGE_SIZE

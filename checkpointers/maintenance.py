@@ -37,10 +37,10 @@ from perdure.checkpointers.records import (
     encrypt_checkpoint,
     key_range,
     metadata_tags,
-    next_log_positions,
     pack_id,
     row_key,
     unpack_id,
+    used_log_ranges,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.said import unsay
@@ -475,7 +475,7 @@ class Maintenance:
         for log, name, *last in (yield self.sql("thread_logs", thread)):
             yield from self._mark_alias_origins(thread_id, name, log, live_ranges[log])
             for start, stop in subtract_ranges(
-                next_log_positions(*last), merge_ranges(live_ranges[log])
+                used_log_ranges(*last), merge_ranges(live_ranges[log])
             ):
                 keys = key_range(log, start, stop)
                 ((item_count, size),) = yield self.sql("count_items", *keys)

@@ -1,21 +1,22 @@
-"""Manifests: the ranges of logs that make up each channel's value at a checkpoint.
+"""Compute with manifests: the ranges of log positions that make up each channel's value.
 
-A reference is what a checkpoint, or a pending write, stores in a value's place:
+A checkpoint or a pending write stores a reference in place of each value:
 
-    bytes                     the value itself
+    bytes                     the encoded value itself
     [1, log, position]        one item of a log
-    [2, log, ranges]          a list: its elements, in order
-    [3, log, ranges]          a dict: its `[key, value]` pairs, in order
-    [4, {key: reference}]     a dict whose values are references themselves
-    [5, [element, ...]]       a list whose elements stand here: bytes, or [log, start, length]
-    [6, [element, ...]]       a dict whose `[key, value]` pairs stand here, likewise
+    [2, log, ranges]          a list; the ranges contain its elements in order
+    [3, log, ranges]          a dict; the ranges contain its `[key, value]` pairs in order
+    [4, {key: reference}]     a dict whose values are references
+    [5, [element, ...]]       a list with inline elements, each as bytes or as [log, start, length]
+    [6, [element, ...]]       a dict with inline `[key, value]` pairs, in the same forms
     [7, reference]            a snapshot of a `DeltaChannel`, with a reference to its value
     [-1, reference]           a `DeltaChannel` of messages for which langgraph stores no value
     [-1, kind]                a `DeltaChannel` with an unknown value, a LIST or a DICT
 
-Ranges are half open and written flat as `[start, length, start, length, ...]`. A value of n items
-has at most `limit(n)` of them: where it would have more, its scattered parts are appended to the
-log anew, as aliases of what they repeat (`regrouped`). Positions from `ALIASES` on are of aliases.
+Ranges are half open. They are stored as a flat list `[start, length, start, length, ...]`. A value
+of n items has at most `max_ranges(n)` ranges. If it would have more, its scattered parts are
+appended to the log again as aliases, which store the position of the item that they repeat
+(`group_ranges`). Positions from `ALIASES` on belong to aliases.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ Ranges = list[Range]
 
 ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE, SNAPSHOT = 1, 2, 3, 4, 5, 6, 7
 DELTA: Final = -1  # a byte is never negative, so `ref[0] == DELTA` is False if `ref` is bytes
-ALIASES: Final = 1 << 31
-MIN_RANGE_LIMIT: Final = 8  # ranges that any value may have
+ALIASES: Final = 1 << 31  # the first position of aliases in a log
+MIN_RANGE_LIMIT: Final = 8  # ranges that a value of any size may have
 
 
 def max_ranges(n: int) -> int:
-    """How many ranges a value of n items may have: 8 + 2 log2(n).
+    """Return the maximum number of ranges of a value with n items: 8 + 2 log2(n).
 
     >>> limit(1), limit(40), limit(1000)
     (8, 18, 27)
@@ -44,11 +45,11 @@ def max_ranges(n: int) -> int:
 
 
 def group_ranges(ranges: Ranges) -> list[Ranges]:
-    """Which neighbours to append anew as one piece, so that half as many ranges are left.
+    """Group neighbouring ranges, so that the caller can append each group again as one piece.
 
-    The longest quarter of what is allowed stays, each alone in its group; what stands between two
-    of them is a group. So a range is written again only when many short ones have gathered around
-    it, as the runs of a log-structured merge tree are (O'Neil et al., 1996).
+    The longest ranges stay alone in their groups. Their number is a quarter of `max_ranges`. The
+    ranges between two of them form one group. So an item is appended again only after many short
+    ranges have accumulated around it, as in a log-structured merge tree (O'Neil et al., 1996).
 
     >>> regrouped([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
@@ -65,7 +66,7 @@ def group_ranges(ranges: Ranges) -> list[Ranges]:
 
 
 def join_ranges(parts: Iterable[Range]) -> Ranges:
-    """Ranges in order, with neighbours that touch made one.
+    """Join ranges that directly follow each other, and drop empty ranges. Keep the order.
 
     >>> joined([(0, 2), (2, 5), (7, 8)])
     [(0, 5), (7, 8)]
@@ -80,18 +81,18 @@ def join_ranges(parts: Iterable[Range]) -> Ranges:
 
 
 def iter_positions(ranges: Ranges) -> Iterator[int]:
-    """Each position, in order."""
+    """Yield each position of ranges, in order."""
     for start, stop in ranges:
         yield from range(start, stop)
 
 
 def count_positions(ranges: Ranges) -> int:
-    """The number of positions."""
+    """Return the number of positions in ranges."""
     return sum(stop - start for start, stop in ranges)
 
 
 def merge_ranges(ranges: Iterable[Range]) -> Ranges:
-    """The same positions as a set: sorted, without overlap.
+    """Return the set of positions in ranges, as sorted ranges without overlap.
 
     >>> covered([(5, 7), (0, 2), (1, 4)])
     [(0, 4), (5, 7)]
@@ -106,7 +107,9 @@ def merge_ranges(ranges: Iterable[Range]) -> Ranges:
 
 
 def subtract_ranges(ranges: Ranges, have: Ranges) -> Ranges:
-    """Those of `ranges` that the set `have` (sorted, without overlap) lacks, in order.
+    """Return the parts of `ranges` that are not in the set `have`, in order.
+
+    `have` must be sorted and without overlap, as `merge_ranges` returns it.
 
     >>> missing([(0, 10)], [(2, 4), (6, 7)])
     [(0, 2), (4, 6), (7, 10)]
@@ -130,11 +133,12 @@ def subtract_ranges(ranges: Ranges, have: Ranges) -> Ranges:
 
 
 def drop_repeats(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
-    """The same items in order of first appearance, none of them twice.
+    """Return ranges that contain each item once, in order of first occurrence.
 
     Args:
-        ranges: Where they stand.
-        origin: Of a position, where its item was first said; None: no position is an alias.
+        ranges: The ranges, which may contain an item several times.
+        origin: Returns the original position of an alias, and any other position unchanged. None
+            means that the ranges contain no aliases.
 
     >>> once([(0, 3), (1, 5), (0, 1)])
     [(0, 5)]
@@ -156,7 +160,7 @@ def drop_repeats(ranges: Ranges, origin: Callable[[int], int] | None = None) -> 
 
 
 def flatten_ranges(ranges: Ranges) -> list[int]:
-    """Ranges as they are written."""
+    """Return ranges in their stored form, a flat list of starts and lengths."""
     out: list[int] = []
     for start, stop in ranges:
         out += (start, stop - start)
@@ -164,7 +168,7 @@ def flatten_ranges(ranges: Ranges) -> list[int]:
 
 
 def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
-    """Ranges as they were written."""
+    """Return ranges from their stored form."""
     it = iter(numbers)
     return [(start, start + length) for start, length in zip(it, it, strict=True)]
 
@@ -180,7 +184,7 @@ def value_reference(ref: Any) -> Any:
 
 
 def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
-    """Each `(log, written ranges)` a reference points to."""
+    """Yield the log key and the flattened ranges of each log range in a reference."""
     ref = value_reference(ref)
     if ref is None or isinstance(ref, bytes):
         return

@@ -1,8 +1,9 @@
-"""What is asked to be stored, encoded once: a checkpoint, or what a task wrote.
+"""Encode the checkpoints and pending writes that are to be stored.
 
-langgraph says which channels a step wrote to; the others are as in the parent. In those that were
-written to equality is decided by content alone: nothing is trusted for being the same object, so
-one that was changed in place is stored again.
+langgraph says which channels a step has changed. All other channels have the value of the parent
+checkpoint. In a changed channel, items are equal if their encodings are equal. An object is never
+taken for unchanged because it is the same object, so an object that was changed in place is stored
+again.
 """
 
 from __future__ import annotations
@@ -46,31 +47,34 @@ from perdure.checkpointers.merge import Merge
 from perdure.checkpointers.values import Continuation, DeltaSnapshot, pack
 from perdure.errors import UnknownCheckpoint, Unstorable
 
-START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
+START: Final = "__start__"
+"""langgraph's input channel, whose value is a dict of updates for other channels."""
 MAX_INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
 _MIN_ELEMENTS_FOR_LOG: Final = (
     8  # elements of an update from which on it is worth a look at the log
 )
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
-MAX_TITLE_CHARS: Final = 80  # characters
-TITLE_CANDIDATES: Final = 2  # messages among which the first of a human is looked for
+MAX_TITLE_CHARS: Final = 80  # characters; longer titles are cut
+TITLE_CANDIDATES: Final = 2  # messages at the start of a thread that may become its title
 TIMES_KEY: Final = "times"
 """The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
 _DURABILITY_KEY: Final = "__pregel_durability"  # langgraph's config key for the durability of a run
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
+"""The fields of a checkpoint that are not stored in `CheckpointPut.encoded_fields`."""
 
 
 class SplitValue(NamedTuple):
-    """A value stored as items of its channel's log: one item, or those of a list or dict, in order.
+    """A value that is stored as items of its channel's log.
 
     Attributes:
-        kind: LIST, DICT or ITEM.
-        kept: The ranges of the parent's value with which it begins.
-        parts: What follows: ranges of the log, and items that are not known to be stored.
-        whole: Whether all items of the log were at hand: what was not found is not stored.
+        kind: LIST or DICT for the items of a list or dict in order, ITEM for a single item.
+        kept_ranges: The ranges at the start of the parent's value with which the value begins.
+        parts: The rest of the value: ranges of the log, and items that were not found in the log.
+        is_log_complete: Whether all items of the log were cached, so that an item that was not
+            found is not stored.
         is_snapshot: Whether the value is a snapshot of a `DeltaChannel`.
-        repeated: Items of a snapshot that are not added to the transcript; see `DeltaWrites`.
+        repeated_items: Items of a snapshot that are not added to the transcript; see `DeltaWrites`.
         update: The writes to a `DeltaChannel` that has no snapshot, or an undivided one.
         undivided: The value of a snapshot that is neither a list nor a dict.
     """
@@ -85,18 +89,22 @@ class SplitValue(NamedTuple):
     undivided: SplitValue | bytes | None = None
 
 
-Node = SplitValue | bytes | list[Any]  # the last two are references that need no log
+Node = SplitValue | bytes | list[Any]
+"""The value of a channel in a put: log items, or a reference that needs no log; see `manifest`."""
 
 
 class EncodedValue(NamedTuple):
-    """A value that a channel holds, encoded.
+    """The encoded value of a channel.
 
     Attributes:
-        kind: LIST, DICT or ITEM; None: `stored` stands in the checkpoint itself.
-        values, full: The elements of a list, or the pairs of a dict, and the bytes of each.
-        stored: A value that is not split.
+        kind: LIST, DICT or ITEM for a value that is stored in the log. None for a value that is
+            stored in the checkpoint row.
+        elements: The elements of a list, or the `[key, value]` pairs of a dict.
+        encoded_elements: The encoding of each element.
+        encoded: The encoding of a value that is neither a list nor a dict.
         is_snapshot: Whether the list or dict is the value of a snapshot of a `DeltaChannel`.
-        continues: Whether the elements are appended to the value of the parent; see `Continuation`.
+        continues_parent: Whether the elements are appended to the value of the parent; see
+            `Continuation`.
     """
 
     kind: int | None
@@ -109,27 +117,31 @@ class EncodedValue(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointPut:
-    """A checkpoint to store.
+    """A checkpoint that is to be stored.
 
     Attributes:
-        at: The address of its parent.
-        new_versions: The channels that changed since.
-        deliberate: Whether its parent was read by its id: to go on from just there.
-        fields: As they are stored: what of the checkpoint is neither channels nor its id, and the
-            metadata.
-        kept: What is kept of the thread, to whose items it may refer.
-        title: What it would have its thread called.
+        address: The address of its parent.
+        checkpoint: The checkpoint as langgraph has passed it.
+        metadata: The metadata.
+        new_versions: The versions of the channels that have changed since the parent.
+        is_deliberate: Whether its parent was read by its id, so that the put continues this
+            checkpoint on purpose.
+        encoded_fields: Two encoded values: the fields of the checkpoint other than its id and its
+            channels, and the metadata.
+        cached_thread: The cached thread to whose log items the encoded values may refer, or None.
+        title: The title that the checkpoint gives to its thread, or None.
         config: The config of the put, which may name the user; None if no run puts it.
-        made_at: The time in its `ts` in seconds since 1970, at least 0; infinite without a `ts`.
-        times: The times of items that have a time of their own, by channel and content.
-        removals: If there is no config, the number of the newest removal record for its state.
-        deltas: The `DeltaChannel`s that have a version but no snapshot, or a snapshot without
-            parts, such as a set.
-        snapshots: The `DeltaChannel`s that have a snapshot of a list or a dict.
-        replayed: The tasks' writes to these channels at the parent, once the writes are read.
-        merge: What is taken over from the head; see `MergePlanner`.
-        run_began: When its run began, in seconds since 1970; None if that is not known.
-        continues_run: Whether its run is that of the parent, and began when that did.
+        created_at: The time in its `ts` in seconds since 1970, at least 0; infinite without a `ts`.
+        item_times: The times of items that have a time of their own, by channel and content.
+        loaded_removal: The number of the newest removal record when its state was loaded. It is
+            used only without a config.
+        delta_channels: The `DeltaChannel`s that have a version but no snapshot, or a snapshot
+            without parts, such as a set.
+        snapshot_channels: The `DeltaChannel`s that have a snapshot of a list or a dict.
+        replayed: The writes to these channels by the tasks of the parent, once they were read.
+        merge: The channels that are taken over from the head; see `MergePlanner`.
+        run_started_at: The time at which its run started, in seconds since 1970; None if unknown.
+        continues_run: Whether its run is the run of the parent, with the same start time.
     """
 
     address: Address
@@ -158,12 +170,19 @@ class CheckpointPut:
 
     @property
     def is_whole_run(self) -> bool:
-        """Whether the put stores a run as a whole, when it ends or asks: durability `exit`."""
+        """Whether the put stores a whole run at its end or interrupt: durability `exit`."""
         config = self.config or {}
         return bool(config.get("configurable", {}).get(_DURABILITY_KEY) == "exit")
 
     def encode_values(self, codec: Codec, thread: Thread | None) -> None:
-        """Encode it as it is now: a graph may change its values before they are stored.
+        """Encode the values of the changed channels, the other fields and the metadata.
+
+        This happens when langgraph calls `put`, because the graph may change its objects before the
+        transaction runs.
+
+        Args:
+            codec: Encodes values.
+            thread: The cached thread, if there is one. Its log items are not stored again.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -176,7 +195,7 @@ class CheckpointPut:
         }
         self.cached_thread = thread
         for channel, value in self._values.items():
-            if channel.startswith("__"):  # tasks and inputs on their way, which are no history
+            if channel.startswith("__"):  # internal channels, such as tasks and inputs
                 path = f"channel_values[{channel!r}]"
                 self._inline[channel] = encode_inline(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.address.checkpoint_id is None:
@@ -198,7 +217,9 @@ class CheckpointPut:
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         self.encoded_fields = [
             codec.encode(other, lambda: "checkpoint"),
-            codec.encode(self.metadata, lambda: "metadata", exact=True),  # some of it is users' ids
+            codec.encode(
+                self.metadata, lambda: "metadata", exact=True
+            ),  # user ids in it must not be changed
         ]
 
     def _set_item_times(self, items: list[bytes], times: Any) -> None:
@@ -209,12 +230,16 @@ class CheckpointPut:
                 self.item_times["messages", item] = at
 
     def encode_rest(self, codec: Codec) -> None:
-        """Encode what did not change, too: the parent may not have it when it is planned."""
+        """Encode the unchanged channels as well, which the stored parent may lack."""
         for channel in self._values.keys() - self._inline.keys():
             self._encode_channel(codec, channel)
 
     def detach_from_cache(self, key: int, generation: int) -> None:
-        """Have nothing rest on what may change until it is planned, in a thread in this state."""
+        """Replace the data that may change before the put is planned in a transaction.
+
+        References to log items are replaced by the items, unless the thread still has this key and
+        generation. Messages are decoded again from their encodings.
+        """
         for channel, ref in self._inline.items():
             self._inline[channel] = inline_log_ranges(ref, self.cached_thread, (key, generation))
         for channel, value in self._encoded.items():
@@ -239,14 +264,26 @@ class CheckpointPut:
         return self._versions[channel]
 
     def encoded_elements_of(self, channel: str) -> Iterable[tuple[Any, bytes]]:
-        """Return the elements of a channel's value, each with its encoding."""
+        """Return the elements of a channel's list or dict, each with its encoding."""
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
     def build_nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
     ) -> dict[str, Node | None]:
-        """The values of channels against the logs of the thread; None: it is as in the parent."""
+        """Return the value of each channel as log items or as a reference.
+
+        Args:
+            codec: Encodes values.
+            logs: The cached logs of the thread, by channel.
+            parent: The parent of the checkpoint, or None.
+
+        Returns:
+            The nodes by channel; None for a channel that has the value of the parent.
+
+        Raises:
+            UnknownCheckpoint: A `Continuation` has no parent value that it could continue.
+        """
         versions, changed = self._versions, self.new_versions
         out: dict[str, Node | None] = {}
         for channel in self._values:
@@ -270,8 +307,8 @@ class CheckpointPut:
                     thread_id, _, parent_id = self.address
                     raise UnknownCheckpoint(
                         f"checkpoint {parent_id!r} of thread {thread_id!r} has no list in channel "
-                        f"{channel!r} to continue; it may have been deleted in the meantime. Repeat "
-                        "the operation"
+                        f"{channel!r} to continue; it may have been deleted in the meantime. "
+                        "Repeat the operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
                 out[channel] = _split_value(codec, log, value, hint, f"channel_values[{channel!r}]")
@@ -333,13 +370,13 @@ class CheckpointPut:
         return put
 
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
-        """The checkpoint, without the values of its channels, upon its parent."""
+        """Build the snapshot of the checkpoint, without the references of its channels."""
         uid, step, fields = self.checkpoint["id"], self.metadata.get("step"), [*self.encoded_fields]
         made = Snapshot(
             uid, 0, self.address.checkpoint_id, 0, fields, self._versions, self._versions_seen
         )
         made.step = step if type(step) is int else None
-        if self.merge is None:  # else it has messages that its run has not brought
+        if self.merge is None:  # a merged checkpoint has messages of another run
             made.run_started_at = (
                 parent.run_started_at if self.continues_run and parent else self.run_started_at
             )
@@ -348,15 +385,18 @@ class CheckpointPut:
 
 @dataclass(slots=True)
 class TaskWrites:
-    """What a task wrote at the checkpoint of an address.
+    """The writes of one task, which are to be stored with the checkpoint from which it ran.
 
     Attributes:
-        encoded: The writes as they are stored.
-        kept: What is kept of the thread, to whose items they may refer.
-        asks: Whether the task waits for an answer.
-        stops: Whether the task waits for an answer, or has failed.
+        address: The address of the checkpoint.
+        task_id, task_path: The id and the path of the task.
+        writes: The channels and values as langgraph has passed them.
+        encoded: The writes in their stored form.
+        cached_thread: The cached thread to whose log items the encoded values may refer, or None.
+        has_interrupt: Whether the task waits for an answer.
+        is_stopped: Whether the task waits for an answer or has failed.
         may_fold: Whether an update may be the head; see `MergePlanner.fold_updates`.
-        deliberate, config, removals: See `CheckpointPut`.
+        is_deliberate, config, loaded_removal: See `CheckpointPut`.
     """
 
     address: Address
@@ -373,7 +413,7 @@ class TaskWrites:
     loaded_removal: int = 0
 
     def encode_values(self, codec: Codec, thread: Thread | None) -> None:
-        """Encode the writes; they may refer to what is in the logs of the thread.
+        """Encode the writes. Elements that the logs of the thread contain become references.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -382,7 +422,7 @@ class TaskWrites:
         for i, (channel, value) in enumerate(self.writes):
             index = WRITES_IDX_MAP.get(channel, i)
             if channel == ERROR and isinstance(value, BaseException):
-                value = repr(value)  # as langgraph's savers store what a task raised
+                value = repr(value)  # as langgraph's savers store an exception
             elif channel == INTERRUPT:
                 self.has_interrupt = True
             self.is_stopped = self.is_stopped or channel in (ERROR, INTERRUPT)
@@ -391,7 +431,10 @@ class TaskWrites:
         self.encoded, self.cached_thread = list(out.values()), thread
 
     def references_for_state(self, key: int, generation: int) -> list[Write]:
-        """The writes, for a thread in this state."""
+        """Return the encoded writes for a thread with this key and generation.
+
+        If the cached thread had another state, references to its logs are replaced by the items.
+        """
         return [
             [i, c, inline_log_ranges(ref, self.cached_thread, (key, generation))]
             for i, c, ref in self.encoded
@@ -399,9 +442,16 @@ class TaskWrites:
 
 
 def inline_log_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> Any:
-    """A reference as `here` made it with what is kept, for a thread with this key and generation.
+    """Return a reference that is valid for a thread with this key and generation.
 
-    If that is another state, it has no ranges of logs.
+    Args:
+        ref: A reference from `encode_inline`.
+        kept: The cached thread to whose logs the reference may point.
+        state: The key and the generation of the thread.
+
+    Returns:
+        The reference itself if the cached thread has this state. Otherwise a copy in which log
+        ranges are replaced by the items.
     """
     if isinstance(ref, bytes) or kept is None or (kept.key, kept.generation) == state:
         return ref
@@ -418,8 +468,8 @@ def inline_log_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> 
 
 
 def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
-    """What a thread is called by the metadata or the first messages of a checkpoint."""
-    with suppress(Exception):  # of a message that is none by its own rules
+    """Build the title of a thread from the metadata or the first messages of a checkpoint."""
+    with suppress(Exception):  # a malformed message raises errors of many types
         if metadata.get("title"):
             return Title(_shorten_title(str(metadata["title"])), None)
         messages = messages.value if type(messages) is DeltaSnapshot else messages
@@ -430,16 +480,16 @@ def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
 
 
 def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
-    """The title of a thread after a put; the present one stays in most cases.
+    """Return the title of a thread after a put.
 
-    It is replaced if there was none to tell, if metadata names one, or if the message that it
-    quotes was put anew.
+    The present title is replaced if there was none, if the metadata contains a title, or if the put
+    changes the message that the title quotes.
     """
     present, title = thread.title, put.title
     if title is None:
         return NO_TITLE if present is None and thread.last_seq == 1 else present
     if title.message_id is not None and nodes.get("messages") is None:
-        return present  # the messages are the parent's, who may have lost this one
+        return present  # the put leaves the messages of the parent unchanged
     if present is None or present == NO_TITLE or title.message_id in (None, present.message_id):
         return title
     return present
@@ -454,10 +504,10 @@ def _shorten_title(text: str) -> str:
 
 
 def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
-    """A value as it is compared with the log of its channel.
+    """Encode the value of a channel for the comparison with its log.
 
     Raises:
-        Unstorable: It cannot be stored.
+        Unstorable: The value cannot be stored.
     """
     if type(value) is Continuation:
         return EncodedValue(LIST, *_elements(codec, value.items, path), b"", continues_parent=True)
@@ -475,8 +525,16 @@ def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
 def _split_value(
     codec: Codec, log: ChannelLog, value: EncodedValue, hint: Ranges, path: str
 ) -> SplitValue:
-    """A value against the log of its channel; `hint`: where the parent's value stands."""
-    whole = log.is_complete  # before the comparison: another thread may be reading the rest
+    """Compare a value with the log of its channel, and split it into stored and new parts.
+
+    Args:
+        codec: Encodes values.
+        log: The cached part of the channel's log.
+        value: The encoded value.
+        hint: The ranges of the parent's value, which are compared first.
+        path: The path of the value, for error messages.
+    """
+    whole = log.is_complete  # read it first, because another thread may add items
     if value.kind == ITEM:
         at = log.find_position(value.encoded)
         parts: list[bytes | Range] = [value.encoded if at is None else (at, at + 1)]
@@ -498,13 +556,22 @@ def encode_inline(
     *,
     nested: bool = False,
 ) -> Any:
-    """A reference to a value that no channel holds: its parts stand in it.
+    """Return a reference that contains the parts of a value inline.
 
-    Of a long list, like the messages that a subgraph is given or gives back, the parts that the
-    channel's log has are named by their ranges; without a `thread` none are looked for.
+    It is used for values that are not the value of a channel, such as pending writes. In a list or
+    dict of eight or more elements, such as the messages that a subgraph receives or returns, the
+    elements that the channel's log contains become ranges of the log.
+
+    Args:
+        codec: Encodes values.
+        thread: The cached thread whose logs are searched, or None to search no log.
+        channel: The channel to which the value is written.
+        value: The value.
+        path: The path of the value, for error messages.
+        nested: Whether the value is an entry of a dict that is already split.
 
     Raises:
-        Unstorable: It cannot be stored.
+        Unstorable: The value cannot be stored.
     """
     if not _is_splittable(value):
         return codec.encode(value, lambda: path)
@@ -512,14 +579,14 @@ def encode_inline(
     if split and any(map(_has_parts, value.values())):
         entries = {}
         for key, part in value.items():
-            name = str(key) if channel == START else channel  # an input is by channel
+            name = str(key) if channel == START else channel  # the keys of an input are channels
             entries[key] = encode_inline(codec, thread, name, part, f"{path}[{key!r}]", nested=True)
         return [MAP, entries]
     kind = DICT_HERE if type(value) is dict else LIST_HERE
     elements, full = _elements(codec, value, path)
     if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
         log = thread.logs_by_channel.get(channel)
-        if log is not None and log.items:  # nothing may rest on what is not committed
+        if log is not None and log.items:  # a reference must not point to uncommitted items
             _, parts = _match_elements(
                 codec, log, log.find_stored_position, elements, full, [], path
             )
@@ -534,7 +601,7 @@ def encode_inline(
 
 
 def decode_inline(codec: Codec, ref: Any) -> Any:
-    """Return the value of a reference that contains all of its parts inline."""
+    """Return the value of a reference that contains all of its parts inline, without log ranges."""
     if isinstance(ref, bytes):
         return codec.decode(ref)
     kind, inner = ref
@@ -545,13 +612,13 @@ def decode_inline(codec: Codec, ref: Any) -> Any:
 
 
 def _elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[bytes]]:
-    """The elements of a list, or the pairs of a dict, and the bytes of each."""
+    """Return the elements of a list, or the pairs of a dict, and the encoding of each."""
     elements = [[*pair] for pair in value.items()] if type(value) is dict else [*value]
     try:
         return elements, codec.encode_for_comparison(elements, lambda i: f"{path}[{i}]")
     except Unstorable:
         if type(value) is dict:
-            codec.encode(value, lambda: path)  # names its parts by their keys
+            codec.encode(value, lambda: path)  # the error of this call names the part by its key
         raise
 
 
@@ -564,10 +631,20 @@ def _match_elements(
     hint: Ranges,
     path: str,
 ) -> tuple[Ranges, list[bytes | Range]]:
-    """Elements, given with their bytes, as ranges of the log, as far as it has them.
+    """Find the elements of a value in a log.
 
-    `hint` is where the parent's value stands, likely to be much the same; the ranges of it that
-    come first are returned apart.
+    Args:
+        codec: Encodes values.
+        log: The cached part of the channel's log.
+        find: Returns the position of an encoded item in the log, or None.
+        values: The elements.
+        full: The encoding of each element.
+        hint: The ranges of the parent's value, which often begins with the same elements.
+        path: The path of the value, for error messages.
+
+    Returns:
+        The ranges of `hint` with which the value begins, and the rest of the value as ranges of the
+        log and encoded new items.
     """
     kept: Ranges = []
     parts: list[bytes | Range] = []
@@ -600,10 +677,10 @@ def _match_elements(
 
 
 def _count_equal_items(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
-    """How many items from a position on are those from `i` on, one at least."""
+    """Return how many log items from a position on equal the elements from `i` on, at least 1."""
     at = log.items.get if position < ALIASES else log.get
     run, size, more = 1, 8, 8
-    while more == size:  # in growing pieces: a slice of all that follows would be copied each time
+    while more == size:  # compare growing pieces, to avoid copying the whole rest each time
         size *= 2
         piece = full[i + run : i + run + size]
         at_hand = map(at, range(position + run, position + run + size))
@@ -613,12 +690,12 @@ def _count_equal_items(log: ChannelLog, position: int, full: list[bytes], i: int
 
 
 def _element_reference(log: ChannelLog, part: bytes | Range) -> Any:
-    """A part of a list as it stands in a reference."""
+    """Return a part of a list in the form of an inline reference."""
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
 def _positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
-    """The positions of the items of ranges, by content."""
+    """Return the positions of the cached items of ranges, by content."""
     out: dict[bytes, int] = {}
     for position in iter_positions(ranges):
         full = log.get(position)
@@ -640,7 +717,11 @@ def _has_parts(value: Any) -> bool:
 
 
 def _is_splittable(value: Any) -> bool:
-    """Whether a value has parts worth their own place; numbers (an embedding) have not."""
+    """Return whether a value is split into log items.
+
+    Lists and dicts are split, except lists of numbers, such as embeddings, and dicts with keys that
+    msgpack cannot store.
+    """
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack([*value])
     return type(value) is list and not _NUMBERS.issuperset(map(type, value))

@@ -1,4 +1,4 @@
-"""Reads of checkpoints: flows that run on one snapshot of the database."""
+"""Read checkpoints, pending writes and log items, as flows on one snapshot of the database."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Statement
 
-ITEMS_PAGE_SIZE: Final = 1024  # items read at once
-_BLOCK: Final = 256  # keys that a process takes at once
+ITEMS_PAGE_SIZE: Final = 1024  # maximum items that one statement reads
+_KEY_BLOCK_SIZE: Final = 256  # keys that a process reserves in addition to those it needs now
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint and the keys that lead to it."""
+    """A stored checkpoint with its cached thread and the key of its namespace."""
 
     thread: Thread
     namespace_key: int
@@ -76,7 +76,15 @@ class StoredCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointReader:
-    """The flows that read."""
+    """Read the checkpointer's tables, and cache the items that were read.
+
+    Attributes:
+        sql: The statements by name.
+        seal: Decrypts rows.
+        cache: The cache of threads.
+        codec: Decodes values.
+        removals: The removal records.
+    """
 
     sql: NamedSQL
     seal: Seal
@@ -89,13 +97,20 @@ class CheckpointReader:
     def find_checkpoint(
         self, at: Address, key: int | None = None, *, alone: bool = False
     ) -> Flow[StoredCheckpoint | None]:
-        """The checkpoint of an address, or the head; its values are not read yet.
+        """Read the checkpoint of an address, or the head, without its values.
 
-        With its row's `key`, the index of ids is asked only if that has no row. The head is looked
-        for in a request `alone`, if what follows need not be of the same state of the database.
+        Args:
+            at: The address.
+            key: The row key of the checkpoint, if it is known. The index of ids is used only if no
+                row has this key.
+            alone: Whether the statement is sent as a request of its own. Later statements then may
+                see another state of the database.
+
+        Returns:
+            The checkpoint, or None if it does not exist.
 
         Raises:
-            CorruptRecord: It was damaged, or what leads to it.
+            CorruptRecord: The row or an index is damaged.
         """
         rows, holds = list[Row](), True
         if key is not None or at.checkpoint_id is None:
@@ -129,7 +144,14 @@ class CheckpointReader:
     def read_with_cache_check(
         self, thread_id: str, statement: Statement
     ) -> Flow[tuple[list[Row], bool]]:
-        """The rows of a statement, and whether what is kept of the thread is of this database."""
+        """Read the rows of a statement, and check whether the cached thread is valid.
+
+        The cached thread is not valid if the database does not have its newest checkpoint, for
+        example after a failover that has lost commits.
+
+        Returns:
+            The rows, and whether the cached data may be used.
+        """
         kept = self.cache.get_thread(thread_id)
         if kept is None or kept.newest_checkpoint is None:
             return (yield statement), True
@@ -142,23 +164,38 @@ class CheckpointReader:
         return self.cache.get_or_add_thread(thread_id, *state) if holds else Thread(*state)
 
     def check_missing(self, at: Address) -> Flow[None]:
-        """Make sure that what was not found is not there: no damaged entry misled the search."""
+        """Check that a checkpoint that was not found does not exist.
+
+        Raises:
+            CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
+        """
         if self.sql["damaged_index_entries"]:
             params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
             for (what,) in (yield self.sql("damaged_index_entries", *params)):
                 raise damaged_index_error(what)
 
     def check_complete(self, rows: int, start: int, stop: int) -> Flow[None]:
-        """Make sure that a range of keys of one namespace has as many rows as its index has."""
+        """Check that a range of keys of one namespace has as many rows as the index of ids.
+
+        Raises:
+            CorruptRecord: The index is damaged.
+        """
         ((indexed,),) = yield self.sql("indexed_checkpoints", start >> 32, start, stop)
         if indexed != rows:
             raise damaged_index_error(f"namespace {start >> 32}")
 
     def read_tuple(self, at: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
-        """The checkpoint of an address, with all its values, shared with nobody; see `find`."""
+        """Read the checkpoint of an address with all its values.
+
+        The caller may change the values, because they are new objects.
+
+        Args:
+            at: The address.
+            key: The row key of the checkpoint, if it is known; see `find_checkpoint`.
+        """
         kept = self._cached_head(at) if key is None else None
         if kept is not None:
-            # if the thread has this head after them, they are its writes
+            # If the head is unchanged after the pending writes were read, the writes belong to it.
             rows, heads = yield LastRequest(
                 [
                     self._writes_statement(kept),
@@ -171,10 +208,12 @@ class CheckpointReader:
                 *state,
                 kept.snapshot.checkpoint_id,
             ):
-                with suppress(CorruptRecord):  # a write may rest on what is deleted meanwhile
+                with suppress(
+                    CorruptRecord
+                ):  # items of a pending write may be deleted between requests
                     return (yield from self._build_tuple(at, kept, rows))
         if key is None and at.checkpoint_id is None and self.cache.get_thread(at.thread_id) is None:
-            with suppress(CorruptRecord):  # it may be deleted before the next request
+            with suppress(CorruptRecord):  # the thread may be deleted before the next request
                 return (
                     yield from self._read_tuple_of(
                         at, (yield from self.find_checkpoint(at, alone=True))
@@ -192,7 +231,15 @@ class CheckpointReader:
         )
 
     def cached_tuple(self, at: Address, epoch: object) -> CheckpointTuple | None:
-        """The head, if this process put it last, nobody has written since, and all is at hand."""
+        """Return the head from the cache, or None if it must be read.
+
+        The cache is used only if this process has put the head, nobody has written since, and all
+        items are cached.
+
+        Args:
+            at: The address.
+            epoch: The present epoch of the database.
+        """
         kept = self._cached_head(at)
         if kept is None:
             return None
@@ -209,11 +256,11 @@ class CheckpointReader:
         except StopIteration as done:
             self.cache.mark_used(at.thread_id)
             return cast(CheckpointTuple, done.value)
-        flow.close()  # a write rests on what is not at hand
+        flow.close()  # an item of a pending write is not cached
         return None
 
     def is_head_cached(self, at: Address, max_items: int = sys.maxsize) -> bool:
-        """Whether an address is that of a head which is kept, and has at most so many items."""
+        """Return whether an address is that of a cached head with at most `max_items` items."""
         thread = self.cache.get_thread(at.thread_id) if at.checkpoint_id is None else None
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
@@ -224,7 +271,7 @@ class CheckpointReader:
         )
 
     def _cached_head(self, at: Address) -> StoredCheckpoint | None:
-        """The head that this process put last, if all its values are at hand."""
+        """Return the head that this process has put, if all its items are cached, or None."""
         thread = self.cache.get_thread(at.thread_id)
         head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
         if thread is None or head is None or at.checkpoint_id is not None:
@@ -246,7 +293,7 @@ class CheckpointReader:
         return StoredCheckpoint(thread, head.namespace_key, snapshot)
 
     def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
-        """Read the rows `(uid, task, path, body)` of the pending writes of a checkpoint."""
+        """Read the rows `(checkpoint_id, task_id, task_path, body)` of a checkpoint's writes."""
         return [*self._select_own_rows((yield self._writes_statement(checkpoint)))]
 
     def _writes_statement(self, checkpoint: StoredCheckpoint) -> Statement:
@@ -290,9 +337,13 @@ class CheckpointReader:
     def status(
         self, thread_id: str, ns: str, snapshot: Snapshot, rows: Sequence[Row]
     ) -> Flow[ThreadStatus]:
-        """The status at a checkpoint, given the rows `(uid, task, path, body)` of its writes.
+        """Read the values that determine the status at a checkpoint, and return the status.
 
-        Of the values only those are read that tell it.
+        Args:
+            thread_id: The thread.
+            ns: The namespace.
+            snapshot: The checkpoint.
+            rows: The rows `(checkpoint_id, task_id, task_path, body)` of its pending writes.
         """
         values: dict[str, Any] = {
             c: None for c, ref in snapshot.references.items() if ref[0] != DELTA
@@ -316,7 +367,7 @@ class CheckpointReader:
         )
 
     def read_value_of_thread(self, thread_id: str, ref: Any) -> Flow[Any]:
-        """The value a reference stands for; what is kept of the thread is looked up if need be."""
+        """Read the value of a reference, and look up the cached thread if the value needs a log."""
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         statement = self.sql("find_thread", thread_id)
@@ -325,7 +376,7 @@ class CheckpointReader:
         return (yield from self.read_value(thread_id, thread, ref))
 
     def is_head(self, at: Address) -> Flow[bool]:
-        """Whether a run that names no checkpoint would start from the one of an address."""
+        """Return whether the checkpoint of an address is the head of its namespace."""
         uid = pack_id(at.checkpoint_id)
         rows = yield self.sql("read_write_state", uid, at.checkpoint_ns, at.thread_id)
         return bool(rows) and rows[0][7] == rows[0][9]
@@ -333,14 +384,14 @@ class CheckpointReader:
     def read_snapshot(
         self, thread_id: str, ns: str, namespace: int, uid: str
     ) -> Flow[Snapshot | None]:
-        """One checkpoint of a namespace."""
+        """Read one checkpoint of a namespace, with its ranges, or None if it does not exist."""
         rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
         if rows and unpack_id(rows[0][1]) != uid:
             raise damaged_index_error(f"checkpoint {uid!r} of thread {thread_id!r}")
         return (yield from self.resolve_row(thread_id, ns, rows[0])) if rows else None
 
     def resolve_row(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
-        """A row as a snapshot, its ranges at hand."""
+        """Return the snapshot of a row, with its ranges."""
         snapshot = self.decrypt_row(thread_id, ns, row)
         statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), holds = yield from self.read_with_cache_check(thread_id, statement)
@@ -349,26 +400,32 @@ class CheckpointReader:
         return snapshot
 
     def decrypt_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
-        """A row `(id, uid, parent, began, put_at, body)` unpacked, its ranges as written."""
+        """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
+
+        The ranges of the snapshot have the stored form; `resolve_ranges` converts them.
+        """
         return decrypt_checkpoint(self.seal, thread_id, ns, row)
 
     def read_all_rows(
         self, thread_id: str, ns: str, namespace: int
     ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
-        """All checkpoints of a namespace, newest first, their ranges as written."""
+        """Read all checkpoints of a namespace, newest first, with ranges in the stored form."""
         rows = yield self.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
         yield from self.check_complete(len(rows), *key_range(namespace))
         return ((row, self.decrypt_row(thread_id, ns, row)) for row in rows)
 
     def decode_metadata(self, snapshot: Snapshot) -> dict[str, Any]:
-        """A checkpoint's metadata, new at each call."""
+        """Decode the metadata of a checkpoint; each call returns a new dict."""
         metadata: dict[str, Any] = self.codec.decode(snapshot.encoded_fields[1])
         return metadata
 
     def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
-        """Have lists tell of a thread what its head `(id, uid, parent, began, put_at, body)` has.
+        """Store the metadata of a thread's head in its list entry, and keep its title.
 
-        None: it has none.
+        Args:
+            thread_id: The thread.
+            head: The row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)` of the
+                head, or None if the thread has no head.
         """
         for thread, *_, listed in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_list_entry(self.seal, thread_id, listed)
@@ -380,7 +437,10 @@ class CheckpointReader:
             )
 
     def activity_time(self, snapshot: Snapshot, put_at: float) -> float:
-        """The moment of a checkpoint's `ts`; at the latest when it was put."""
+        """Return the time in a checkpoint's `ts`, or the time of its put if that is earlier.
+
+        Both are in seconds since 1970.
+        """
         ts = self.codec.decode(snapshot.encoded_fields[0]).get("ts")
         try:
             at = datetime.fromisoformat(ts)
@@ -389,7 +449,7 @@ class CheckpointReader:
             return put_at
 
     def step_of(self, snapshot: Snapshot) -> int | None:
-        """The superstep of a checkpoint; None: its metadata has none."""
+        """Return the superstep in a checkpoint's metadata, or None."""
         if snapshot.step == UNREAD_STEP:
             step = self.decode_metadata(snapshot).get("step")
             snapshot.step = step if type(step) is int else None
@@ -402,7 +462,11 @@ class CheckpointReader:
         return snapshot.labels
 
     def resolve_ranges(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
-        """Put the ranges of split channels at hand, and the origins of what was said."""
+        """Convert the stored ranges of a snapshot, and complete its transcript.
+
+        The snapshot must come from `decrypt_row`. Aliases are loaded if the transcript contains
+        some, because it has each item only once.
+        """
         written: Any = snapshot.transcript
         snapshot.transcript = {}
         for channel, (key, numbers) in written.items():
@@ -419,22 +483,23 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_items(thread_id, thread, key, aliases)
-                if log.is_free_of_repeats(ranges):  # true of nearly all values
+                if log.is_free_of_repeats(ranges):  # the case of nearly all values
                     continue
                 origin = log.origin_position
             if channel not in written:
                 snapshot.transcript[channel] = (key, drop_repeats(ranges, origin))
 
     def allocate_keys(self, count: int) -> Flow[list[int]]:
-        """So many keys, the highest first, or more: `KeyBlock.renew` takes the rest, if committed.
+        """Return `count` or more new keys for threads, namespaces and logs, highest first.
 
-        It is asked for before anything else is written, so that no two transactions wait for each
-        other.
+        If the reserved keys of this process do not suffice, the database reserves more than needed.
+        After the commit, `KeyBlock.refill` takes those that are left. A transaction calls this
+        before it writes anything else, so that two transactions cannot deadlock.
         """
         keys = self.cache.keys.take_keys(count)
         if keys is None:
-            ((last,),) = yield self.sql("allocate_keys", count + _BLOCK)
-            keys = [*range(last, last - count - _BLOCK, -1)]
+            ((last,),) = yield self.sql("allocate_keys", count + _KEY_BLOCK_SIZE)
+            keys = [*range(last, last - count - _KEY_BLOCK_SIZE, -1)]
         return keys
 
     # -- values
@@ -446,7 +511,14 @@ class CheckpointReader:
         rows: Sequence[Row],
         channels: Collection[str] | None = None,
     ) -> Flow[list[PendingWrite]]:
-        """Pending writes in the order in which their tasks are applied."""
+        """Decode pending writes, in the order in which langgraph applies their tasks.
+
+        Args:
+            at: The address of the checkpoint.
+            checkpoint: The checkpoint.
+            rows: Rows of the statement `checkpoint_writes`.
+            channels: Only writes to these channels are read; None means all.
+        """
         out = []
         for row in self._select_own_rows(rows):
             task = unpack_id(row[1]) or ""
@@ -458,15 +530,19 @@ class CheckpointReader:
         return [write for _, write in out]
 
     def _select_own_rows(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """The rows `(uid, task, path, body)` of a checkpoint, of what `writes_of` answers."""
+        """Yield the rows of a checkpoint's own writes from those of `checkpoint_writes`.
+
+        The statement also returns the neighbouring rows of other checkpoints. They are decrypted
+        too, because a row with a damaged key may be one of this checkpoint.
+        """
         for owner, ns, *row in rows:
             if owner is None:
                 yield tuple(row)
-            else:  # it is opened, too: it may be one of theirs, its key damaged
+            else:  # raises CorruptRecord if its key is damaged
                 decrypt_writes(self.seal, owner, ns, tuple(row))
 
     def read_value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
-        """The value a reference stands for."""
+        """Read the value of a reference; see `manifest` for the kinds of references."""
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         kind = ref[0]
@@ -497,7 +573,10 @@ class CheckpointReader:
     def read_items_page(
         self, thread_id: str, channel: str, log: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Positions and contents of the first `PAGE` items, or aliases, of a range of a log."""
+        """Read the positions and contents of the first items, or aliases, in a range of a log.
+
+        At most `ITEMS_PAGE_SIZE` items are read.
+        """
         rows = yield self.sql("items_page", *key_range(log, start, stop), ITEMS_PAGE_SIZE)
         return [decrypt_item(self.seal, thread_id, channel, *row) for row in rows]
 
@@ -513,7 +592,7 @@ class CheckpointReader:
     def load_items(
         self, thread_id: str, thread: Thread, key: int, ranges: Ranges
     ) -> Flow[ChannelLog]:
-        """Make sure that the items of ranges are at hand."""
+        """Load the items of ranges into the cached log, and return the log."""
         log = thread.logs.get(key)
         if log is None:
             rows = yield self.sql("find_log_channel", key)
@@ -544,7 +623,7 @@ class CheckpointReader:
     def read_origins(
         self, thread_id: str, thread: Thread, key: int, ranges: Ranges
     ) -> Flow[list[int]]:
-        """The first positions of the items of ranges."""
+        """Return the positions of the items of ranges, with aliases replaced by their originals."""
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
             return [*iter_positions(ranges)]
@@ -554,7 +633,7 @@ class CheckpointReader:
     def load_items_by_hash(
         self, thread_id: str, thread: Thread, hashes: Sequence[int]
     ) -> Flow[None]:
-        """Have the items of the thread at hand that have one of these hashes."""
+        """Load the stored items of a thread that have one of these hashes into its cached logs."""
         if not hashes:
             return
         for key, body in (yield self.sql("items_with_hashes", json.dumps(hashes))):
@@ -566,12 +645,14 @@ class CheckpointReader:
     def _read_bodies(
         self, thread_id: str, log: ChannelLog, ranges: list[Range]
     ) -> Flow[list[bytes]]:
-        """The items, or aliases, of ranges."""
+        """Read the contents of all items, or aliases, of ranges in order."""
         statements = [self.sql("items_between", *key_range(log.key, *pair)) for pair in ranges]
         answers = yield statements
         out: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
-            are_all = len(rows) == stop - start  # a damaged range may have any length
+            are_all = (
+                len(rows) == stop - start
+            )  # a damaged range may be huge, so compare the length first
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
                     f"thread {thread_id!r}: not all items from {start} to {stop} of channel "
@@ -581,14 +662,15 @@ class CheckpointReader:
             out += self.seal.unseal_rows(bodies, ("item", thread_id, log.name), start)
         return out
 
-    # -- what a langgraph `DeltaChannel` is rebuilt from
+    # -- values of langgraph's `DeltaChannel`s
 
     def read_delta_history(
         self, at: Address, channels: Sequence[str]
     ) -> Flow[dict[str, DeltaChannelHistory]]:
-        """Walk from a checkpoint's parent to the nearest stored value of each channel.
+        """Read the writes to each channel since its last stored value, and this value.
 
-        Contract: `BaseCheckpointSaver.get_delta_channel_history`.
+        The ancestors of the checkpoint are read one after the other, until each channel has a
+        stored value. Contract: `BaseCheckpointSaver.get_delta_channel_history`.
         """
         out: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
         remaining = set(channels)
@@ -614,5 +696,9 @@ class CheckpointReader:
 
 
 def damaged_index_error(what: str) -> CorruptRecord:
-    """The error for an index that leads elsewhere than to the row that its entry is made of."""
+    """Return the error for an index whose entry does not match its row.
+
+    Args:
+        what: The entry, such as "checkpoint 'c1' of thread 't1'".
+    """
     return CorruptRecord(f"an index is damaged at {what}; restore the file from a backup")

@@ -1,4 +1,9 @@
-"""Rows of checkpoints and pending writes, and the way back to snapshots."""
+"""Encrypt and decrypt the rows of checkpoints, pending writes, threads, runs and crons.
+
+The functions `encrypt_…` build the stored bytes of a row, and the functions `decrypt_…` read them.
+Without a key, rows are protected by a checksum instead of encryption (`storage/encryption.py`).
+Both bind a row to its position: the ids that are passed as associated data.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +24,16 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import AssociatedData, ChecksumSeal, LangGraphSeal, Seal
 from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
 
-VIEWS_NAMESPACE: Final = (
-    "perdure:views"  # the namespace of what models were shown, which is no graph's
-)
-_TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
-# not worth an index: different at every checkpoint, or one of three values, or the same at each
+VIEWS_NAMESPACE: Final = "perdure:views"
+"""The namespace of the views, which record the messages that models were shown."""
+_TAG_LIMIT: Final = 256  # characters; a longer metadata value is not indexed, rows are read instead
+# names of metadata that are not indexed, because the value differs at every checkpoint, has few
+# variants, or is the same everywhere
 UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"})
 UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
 )
-"""Metadata that lists of threads do not tell: langgraph's, perdure's, and that of a run."""
+"""Names of metadata that lists of threads do not show: internal values, and values of one run."""
 UNLISTED_PREFIXES: Final = (
     "langgraph_",
     "perdure_",
@@ -37,14 +42,14 @@ UNLISTED_PREFIXES: Final = (
     "__",
     "run_attempt",
 )
-"""Nor do they tell metadata whose name begins with this."""
-_TAG_LEVELS: Final = 16  # of what a list finds by its metadata
-_MOST_TAGS: Final = 1_000  # of a thread in a list
+"""Prefixes of further names of metadata that lists of threads do not show."""
+_TAG_LEVELS: Final = 16  # levels of nested metadata by which lists find a thread
+_MAX_TAGS: Final = 1_000  # tags of one thread in lists; threads with more are found by reading rows
 
 
 @lru_cache(maxsize=1024)
 def pack_id(text: str | None) -> bytes | str | None:
-    """An id as it is stored: a UUID in canonical form takes 16 bytes, anything else its text.
+    """Return the stored form of an id: 16 bytes for a canonical UUID, otherwise the text.
 
     >>> pack_id("t-1"), len(pack_id("1f0c8b9e-0000-6000-8000-000000000000"))
     ('t-1', 16)
@@ -60,7 +65,7 @@ def pack_id(text: str | None) -> bytes | str | None:
 
 @lru_cache(maxsize=1024)
 def unpack_id(stored: bytes | str | None) -> str | None:
-    """The id that `pack_id` was given."""
+    """Return the id from the stored form that `pack_id` built."""
     stored = decode_text_or_bytes(stored)
     if not isinstance(stored, bytes):
         return stored and str(stored)
@@ -68,34 +73,44 @@ def unpack_id(stored: bytes | str | None) -> str | None:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def row_key(table: int, within: int) -> int:
-    """The key of a row: a namespace and a place in put order, or a log and a position."""
-    return table << 32 | within
+def row_key(table_key: int, number: int) -> int:
+    """Return the key of a row.
+
+    Args:
+        table_key: The key of the namespace of a checkpoint, or of the log of an item.
+        number: The sequence number of the checkpoint, or the position of the item.
+    """
+    return table_key << 32 | number
 
 
-def key_range(table: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
-    """The half-open range of keys of places `start` to `stop`, which may be beyond the last."""
-    return (table << 32) + start, (table << 32) + min(stop, 1 << 32)
+def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
+    """Return the half-open range of row keys from `start` to `stop` in a namespace or log."""
+    return (table_key << 32) + start, (table_key << 32) + min(stop, 1 << 32)
 
 
-def next_log_positions(last: int | None, last_alias: int | None) -> list[tuple[int, int]]:
-    """The positions of a log, given the keys of its last item and alias: of items, of aliases."""
-    items = 0 if last is None else (last & 0xFFFFFFFF) + 1
-    aliases = ALIASES if last_alias is None else (last_alias & 0xFFFFFFFF) + 1
-    return [(0, items), (ALIASES, aliases)]
+def used_log_ranges(last_item_key: int | None, last_alias_key: int | None) -> list[tuple[int, int]]:
+    """Return the ranges of positions that a log uses: first its items, then its aliases.
+
+    Args:
+        last_item_key: The row key of the last item, or None if the log has no items.
+        last_alias_key: The row key of the last alias, or None if the log has no aliases.
+    """
+    next_item = 0 if last_item_key is None else (last_item_key & 0xFFFFFFFF) + 1
+    next_alias = ALIASES if last_alias_key is None else (last_alias_key & 0xFFFFFFFF) + 1
+    return [(0, next_item), (ALIASES, next_alias)]
 
 
 def item_associated_data(thread_id: str, channel: str, position: int) -> AssociatedData:
-    """The data that binds an item to its row."""
+    """Return the data that binds an item to its position in a log."""
     return ("item", thread_id, channel, position)
 
 
 def content_hash(seal: Seal, log: int, stored: bytes) -> int:
-    """A hash by which the same content is found within a log.
+    """Return the hash by which an equal item is found in the same log.
 
-    The log leads, so that a thread's hashes lie together in the index; 40 bits of BLAKE2b follow,
-    salted with the log (RFC 7693): equal contents of two threads have nothing in common.
-    A match is confirmed by comparing the content itself.
+    The log key is in the upper bits, so the hashes of a thread are adjacent in the index. The lower
+    40 bits are a BLAKE2b hash (RFC 7693) that is salted with the log, so equal contents of two
+    threads have different hashes. Callers confirm a match by comparing the contents.
     """
     digest = hashlib.blake2b(
         stored, digest_size=5, key=seal.hash_key, salt=log.to_bytes(8)
@@ -104,10 +119,11 @@ def content_hash(seal: Seal, log: int, stored: bytes) -> int:
 
 
 def metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
-    """The number under which checkpoints with a metadata value are indexed; None: it is not.
+    """Return the number under which checkpoints with a metadata value are indexed, or None.
 
-    Nothing is indexed under None: to langgraph a filter for it also means metadata without the key.
-    Nor under a member of an enum: where its class is not known it is read as something else.
+    The value None is not indexed, because for langgraph a filter for None also matches metadata
+    without the key. A member of an enum is not indexed, because a process without its class reads
+    another value.
     """
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
@@ -127,68 +143,128 @@ def _tag_number(hash_key: bytes, text: str) -> int:
 
 
 def metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
-    """Every tag of a checkpoint."""
+    """Return all tags of a checkpoint's metadata."""
     tags = []
     for key, value in metadata.items():
-        if key not in UNTAGGED_NAMES and (number := metadata_tag(seal, key, value)) is not None:
-            tags.append(number)
+        if key not in UNTAGGED_NAMES and (tag_number := metadata_tag(seal, key, value)) is not None:
+            tags.append(tag_number)
     return tags
 
 
-def select_lineage(rows: Sequence[Row], key: int) -> list[Row]:
-    """Those of the rows `(id, uid, parent, ...)` that lead to a checkpoint, itself first."""
-    by_uid = {row[1]: row for row in rows}
-    at = next((row for row in rows if row[0] == key), None)
-    out: dict[int, Row] = {}
-    while at is not None and at[0] not in out:
-        out[at[0]] = at
-        at = by_uid.get(at[2])
-    return [*out.values()]
+def select_lineage(rows: Sequence[Row], checkpoint_key: int) -> list[Row]:
+    """Return the row of a checkpoint and those of its ancestors, the checkpoint first.
+
+    Args:
+        rows: Rows of one namespace that begin with `(row_key, checkpoint_id, parent_id)`.
+        checkpoint_key: The row key of the checkpoint.
+    """
+    rows_by_id = {row[1]: row for row in rows}
+    at = next((row for row in rows if row[0] == checkpoint_key), None)
+    lineage: dict[int, Row] = {}
+    while at is not None and at[0] not in lineage:
+        lineage[at[0]] = at
+        at = rows_by_id.get(at[2])
+    return [*lineage.values()]
 
 
-# -- rows as they are sealed
+# -- checkpoints, pending writes and items
 
 
-def checkpoint_associated_data(thread_id: str, ns: str, row: Row) -> AssociatedData:
-    """The data that binds a checkpoint to its row, all of it, with the ids as texts."""
-    key, uid, parent, began, put_at = row[:5]
-    return ("checkpoint", thread_id, ns, uid, parent, key, began, repr(put_at))
+def checkpoint_associated_data(thread_id: str, checkpoint_ns: str, row: Row) -> AssociatedData:
+    """Return the data that binds the body of a checkpoint to the other columns of its row.
+
+    Args:
+        thread_id: The thread.
+        checkpoint_ns: The namespace.
+        row: The columns `(row_key, checkpoint_id, parent_id, run_start, put_at)`, with ids as text.
+    """
+    key, checkpoint_id, parent_id, run_start, put_at = row[:5]
+    return (
+        "checkpoint",
+        thread_id,
+        checkpoint_ns,
+        checkpoint_id,
+        parent_id,
+        key,
+        run_start,
+        repr(put_at),
+    )
 
 
 def encrypt_checkpoint(
-    seal: Seal, thread_id: str, ns: str, row: Row, snapshot: Snapshot, said: Mapping[str, Any]
+    seal: Seal,
+    thread_id: str,
+    checkpoint_ns: str,
+    row: Row,
+    snapshot: Snapshot,
+    transcript: Mapping[str, Any],
 ) -> bytes:
-    """The body of a row `(id, uid, parent, began, put_at, ...)`, with `said` as it is written."""
+    """Return the encrypted body of a checkpoint's row.
+
+    Args:
+        seal: Encrypts the body.
+        thread_id: The thread.
+        checkpoint_ns: The namespace.
+        row: The columns `(row_key, checkpoint_id, parent_id, run_start, put_at)`.
+        snapshot: The checkpoint.
+        transcript: The part of the transcript to store; see `transcript_to_store`.
+    """
     parts: list[Any] = [
         snapshot.encoded_fields,
         snapshot.channel_versions,
         snapshot.versions_seen,
         snapshot.references,
-        said,
+        transcript,
     ]
     if snapshot.run_started_at is not None:
         parts.append(snapshot.run_started_at)
-    texts = row[0], snapshot.checkpoint_id, snapshot.parent_id, *row[3:5]
-    return seal.seal(pack(parts), checkpoint_associated_data(thread_id, ns, texts))
+    row_with_ids = row[0], snapshot.checkpoint_id, snapshot.parent_id, *row[3:5]
+    return seal.seal(
+        pack(parts), checkpoint_associated_data(thread_id, checkpoint_ns, row_with_ids)
+    )
 
 
-def decrypt_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
-    """A row `(id, uid, parent, began, put_at, body)`: `said` as written, and `ranges` empty.
+def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
+    """Return the snapshot from a row of `checkpoints`.
+
+    The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. The `transcript` of
+    the snapshot has the stored form, and its `ranges` are empty. `CheckpointReader.resolve_ranges`
+    completes both.
 
     Raises:
-        CorruptRecord: It was damaged or tampered with.
+        CorruptRecord: The row is damaged or was tampered with.
     """
-    key, packed, packed_parent, began, put_at, body = row
-    uid, parent = unpack_id(packed) or "", unpack_id(packed_parent)
-    at = checkpoint_associated_data(thread_id, ns, (key, uid, parent, began, put_at))
-    fields, versions, seen, refs, said, *rest = _decrypt_and_unpack(seal, body, at)
-    snapshot = Snapshot(uid, key, parent, began, fields, versions, seen, refs, transcript=said)
+    key, packed_id, packed_parent, run_start, put_at, body = row
+    checkpoint_id, parent_id = unpack_id(packed_id) or "", unpack_id(packed_parent)
+    associated_data = checkpoint_associated_data(
+        thread_id, checkpoint_ns, (key, checkpoint_id, parent_id, run_start, put_at)
+    )
+    fields, versions, versions_seen, references, transcript, *rest = _decrypt_and_unpack(
+        seal, body, associated_data
+    )
+    snapshot = Snapshot(
+        checkpoint_id,
+        key,
+        parent_id,
+        run_start,
+        fields,
+        versions,
+        versions_seen,
+        references,
+        transcript=transcript,
+    )
     snapshot.run_started_at = rest[0] if rest and type(rest[0]) is float else None
     return snapshot
 
 
 def transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
-    """The history as it is written: only if a channel does not hold all of it."""
+    """Return the part of a transcript that is stored with its checkpoint.
+
+    It leaves out the channels whose value contains the whole transcript.
+
+    Returns:
+        The log key and the flattened ranges of each channel, by channel.
+    """
     return {
         channel: [log, flatten_ranges(ranges)]
         for channel, (log, ranges) in snapshot.transcript.items()
@@ -196,62 +272,85 @@ def transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def encrypt_writes(seal: Seal, at: AssociatedData, writes: list[Write]) -> bytes:
-    """The body of the row that has what one task wrote.
+def encrypt_writes(seal: Seal, position: AssociatedData, writes: list[Write]) -> bytes:
+    """Return the encrypted body of the row with the pending writes of one task.
 
-    It is bound to `at`: thread, namespace, checkpoint, task, and the path that orders tasks.
+    Args:
+        seal: Encrypts the body.
+        position: The thread, namespace, checkpoint id, task id and task path to which the body is
+            bound.
+        writes: The writes of the task.
     """
-    return seal.seal(pack(writes), ("writes", *at))
+    return seal.seal(pack(writes), ("writes", *position))
 
 
-def decrypt_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
-    """The writes of one task, from its row `(uid, task, path, body)`.
+def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> list[Write]:
+    """Return the writes of one task from its row `(checkpoint_id, task_id, task_path, body)`.
 
     Raises:
-        CorruptRecord: It was damaged or tampered with.
+        CorruptRecord: The row is damaged or was tampered with.
     """
-    at = "writes", thread_id, ns, unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
-    return _decrypt_and_unpack(seal, row[3], at)  # type: ignore[no-any-return]
+    associated_data = (
+        "writes",
+        thread_id,
+        checkpoint_ns,
+        unpack_id(row[0]) or "",
+        unpack_id(row[1]) or "",
+        row[2],
+    )
+    return _decrypt_and_unpack(seal, row[3], associated_data)  # type: ignore[no-any-return]
 
 
 def decrypt_item(
     seal: Seal, thread_id: str, channel: str, key: int, body: bytes
 ) -> tuple[int, bytes]:
-    """The position and the content of an item, from its row."""
+    """Return the position and the content of an item from the columns of its row."""
     position = key & 0xFFFFFFFF
     return position, seal.unseal(body, item_associated_data(thread_id, channel, position))
 
 
-# -- what lists tell of a thread, which stands in its row
+# -- the list entry of a thread: its title and the metadata that lists show
 
 
 def encrypt_list_entry(
-    seal: Seal, thread_id: str, title: Title | None, told: tuple[Any, bytes] | None
+    seal: Seal, thread_id: str, title: Title | None, listed: tuple[Any, bytes] | None
 ) -> tuple[bytes, bytes | None]:
-    """What a thread is called and what is told of its head's metadata; what finds it by these.
+    """Return the encrypted list entry of a thread, and the keys by which searches find it.
 
-    None: that is read from its head.
+    Args:
+        seal: Encrypts the entry.
+        thread_id: The thread.
+        title: Its title, or None if the title is unknown.
+        listed: The metadata that lists show, decoded and encoded; None if it is unknown.
+
+    Returns:
+        The entry and the search keys. The keys are None if the head must be read to match a search.
     """
-    parts = [*(title or (None, None)), told and told[1]]
-    found = None
-    if title is not None and told is not None:
-        found = build_search_keys(seal, thread_id, title.text, told[0])
-    return seal.seal(pack(parts), ("title", thread_id)), found
+    parts = [*(title or (None, None)), listed and listed[1]]
+    search_keys = None
+    if title is not None and listed is not None:
+        search_keys = build_search_keys(seal, thread_id, title.text, listed[0])
+    return seal.seal(pack(parts), ("title", thread_id)), search_keys
 
 
 def decrypt_list_entry(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> tuple[Title | None, bytes | None]:
-    """The title, and the listed metadata as it is stored; None: it is unknown or damaged."""
+    """Return the title and the encoded metadata of a list entry; None for an unknown part.
+
+    A damaged entry is treated as unknown, because it can be built again from the head.
+    """
     with suppress(CorruptRecord, TypeError, ValueError):
         if stored is not None:
-            text, message, told = _decrypt_and_unpack(seal, stored, ("title", thread_id))
-            return None if text is None else Title(text, message), told
+            text, message_id, encoded_metadata = _decrypt_and_unpack(
+                seal, stored, ("title", thread_id)
+            )
+            return None if text is None else Title(text, message_id), encoded_metadata
     return None, None
 
 
 def select_listed_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What lists tell of a checkpoint's metadata: not what langgraph and perdure keep there."""
+    """Return the metadata of a checkpoint that lists show, without internal values."""
     return {
         name: value
         for name, value in metadata.items()
@@ -263,48 +362,55 @@ def select_listed_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def build_search_keys(
     seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]
 ) -> bytes | None:
-    """What a thread is found by, so that few rows are opened; None: by opening its row.
+    """Return the keys by which searches find a thread without decrypting its row.
 
-    These are the tags of all texts and numbers in the metadata and, without a key, the id and the
-    title with their case folded. Rows that are found are compared with what was asked for.
+    They are the tags of all texts and numbers in the metadata. Without encryption, the case-folded
+    id and title follow. A match is only a candidate; the caller compares the decrypted row.
+
+    Returns:
+        The keys as one byte string, or None if the thread can only be found by reading its row.
     """
     if isinstance(seal, LangGraphSeal):
         return None
-    numbers = [*islice(iter_nested_tags(seal, metadata), _MOST_TAGS + 1)]
-    if len(numbers) > _MOST_TAGS:
+    tag_numbers = [*islice(iter_nested_tags(seal, metadata), _MAX_TAGS + 1)]
+    if len(tag_numbers) > _MAX_TAGS:
         return None
-    tags = b"".join(number.to_bytes(8, "big", signed=True) for number in numbers)
+    tags = b"".join(number.to_bytes(8, "big", signed=True) for number in tag_numbers)
     return tags + (
         fold_search_text(f"{thread_id}\0{title}") if isinstance(seal, ChecksumSeal) else b""
     )
 
 
 def fold_search_text(text: str) -> bytes:
-    """A text as `build_search_keys` has it."""
+    """Return a text in the form in which `build_search_keys` stores it."""
     return text.casefold().encode(errors="surrogatepass")
 
 
 def iter_nested_tags(seal: Seal, value: Any, *path: str) -> Iterator[int]:
-    """The tags of all texts and numbers in a value, to a depth; those of lists are not in order."""
+    """Yield the tags of all texts and numbers in nested metadata, down to `_TAG_LEVELS` levels.
+
+    The tags of list elements do not depend on their order.
+    """
     if len(path) > _TAG_LEVELS:
         return
     if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from iter_nested_tags(seal, inner, *path, str(name))
+        for name, nested_value in value.items():
+            yield from iter_nested_tags(seal, nested_value, *path, str(name))
     elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from iter_nested_tags(seal, inner, *path, "")
+        for nested_value in value:
+            yield from iter_nested_tags(seal, nested_value, *path, "")
     elif (number := metadata_tag(seal, "\0".join(path), value)) is not None:
         yield number
 
 
 class ClientMetadata(NamedTuple):
-    """What the server keeps of a thread for langgraph's clients.
+    """The data that the server stores with a thread for langgraph's clients.
 
     Attributes:
-        metadata: What clients gave it.
-        source_user: The user of the thread it is a copy of.
-        reserved: Whether it only has its id: another program may begin a thread of this id.
+        metadata: The metadata that clients have given.
+        source_user: The user of the thread of which this thread is a copy.
+        is_reserved: Whether a client has only reserved the id, so that another program may start a
+            thread with this id.
     """
 
     metadata: dict[str, Any]
@@ -315,13 +421,13 @@ class ClientMetadata(NamedTuple):
 def encrypt_client_metadata(
     seal: Seal, thread_id: str, client: ClientMetadata
 ) -> tuple[bytes, bytes | None]:
-    """The sealed form of it in the row of its thread, and what finds the thread by it."""
-    found = build_client_search_keys(seal, thread_id, client)
-    return seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id)), found
+    """Return the encrypted client metadata of a thread, and its search keys."""
+    search_keys = build_client_search_keys(seal, thread_id, client)
+    return seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id)), search_keys
 
 
 def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:
-    """See `build_search_keys`."""
+    """Return the search keys of client metadata; see `build_search_keys`."""
     title = str(client.metadata.get("title") or "")
     return build_search_keys(seal, thread_id, title, client.metadata)
 
@@ -329,7 +435,7 @@ def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata)
 def decrypt_client_metadata(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> ClientMetadata | None:
-    """What `encrypt_client_metadata` was given; None: the server knows nothing of the thread."""
+    """Return the client metadata from its stored form, or None if none is stored."""
     if stored is None:
         return None
     return ClientMetadata(*json.loads(seal.unseal(stored, ("client", thread_id))))
@@ -339,13 +445,17 @@ def decrypt_client_metadata(
 
 
 class LiveRun(NamedTuple):
-    """A run that is under way or waits.
+    """A run of the server that is running, pending or delayed.
 
     Attributes:
-        thread, seq: Its key; runs of a thread are in the order of `seq`.
-        owner: The process that runs it, or will; `""`: none does.
-        attempt: 1, and 1 more for each process that died while it ran it.
-        cancel: How it is to be stopped; None: it is not.
+        thread_id: The thread.
+        thread_key, seq: The key of its row. Runs of a thread are executed in the order of `seq`.
+        run_id: The id of the run.
+        status: The status of the run.
+        owner: The process that executes it or will execute it, or `""` for no process.
+        graph: The id of its graph.
+        attempt: 1, plus 1 for each process that died while it executed the run.
+        cancel_action: `"interrupt"` or `"rollback"` if the run is to be stopped, otherwise None.
     """
 
     thread_id: str
@@ -360,13 +470,16 @@ class LiveRun(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """A run.
+    """The stored row of a run of the server, decrypted.
 
     Attributes:
-        about: What is told of it.
-        error: Why it failed.
-        request: What it is asked to do; None: it has ended, and need not be asked again.
-        not_before: When it may begin; None: at once.
+        live: Its ids, owner and status.
+        created_at, updated_at: The times of its creation and of its last change, in seconds since
+            1970.
+        details: Its assistant, metadata, sender and other properties that do not change.
+        error: The error with which it failed, or None.
+        request: The request that it executes. None if it has ended and cannot be started again.
+        not_before: The time before which it may not start, in seconds since 1970, or None.
     """
 
     live: LiveRun
@@ -379,45 +492,47 @@ class RunRow(NamedTuple):
 
 
 def decrypt_run(seal: Seal, row: Row) -> RunRow:
-    """A run, from its row.
+    """Return a run from its row.
 
     Raises:
-        CorruptRecord: It was damaged or tampered with.
+        CorruptRecord: The row is damaged or was tampered with.
     """
     live, (created_at, updated_at, *sealed, not_before) = LiveRun(*row[:9]), row[9:]
     about, error, request = [
-        None if data is None else json.loads(seal.unseal(data, place))
-        for data, place in zip(sealed, _run_associated_data(live), strict=True)
+        None if data is None else json.loads(seal.unseal(data, associated_data))
+        for data, associated_data in zip(sealed, _run_associated_data(live), strict=True)
     ]
     return RunRow(live, created_at, updated_at, about, error, request, not_before)
 
 
 def encrypt_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes | None]:
-    """What is told of a run, its error and its request, as they are stored."""
+    """Return the encrypted parts of a run: its details, error and request, in this order."""
     return [
-        None if part is None else seal.seal(json.dumps(part, default=str).encode(), place)
-        for part, place in zip(parts, _run_associated_data(live), strict=True)
+        None if part is None else seal.seal(json.dumps(part, default=str).encode(), associated_data)
+        for part, associated_data in zip(parts, _run_associated_data(live), strict=True)
     ]
 
 
 def encrypt_events(
     seal: Seal, run: LiveRun, since: int, events: Sequence[tuple[Any, bytes]]
 ) -> bytes:
-    """What a run told after an event, as it is stored."""
+    """Return the encrypted batch of events that a run emitted after the event `since`."""
     return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, since))
 
 
 def decrypt_events(
     seal: Seal, thread_id: str, run_id: str, since: int, body: bytes | None
 ) -> list[tuple[Any, bytes]]:
-    """What `encrypt_events` was given.
+    """Return a batch of events from its stored form.
 
     Raises:
-        CorruptRecord: It was damaged or tampered with.
+        CorruptRecord: The row is damaged or was tampered with.
     """
-    place = "events", thread_id, run_id, since
+    associated_data = "events", thread_id, run_id, since
     return (
-        [] if body is None else [(of, data) for of, data in _decrypt_and_unpack(seal, body, place)]
+        []
+        if body is None
+        else [(event, data) for event, data in _decrypt_and_unpack(seal, body, associated_data)]
     )
 
 
@@ -429,12 +544,15 @@ def _run_associated_data(live: LiveRun) -> list[AssociatedData]:
 
 
 class CronRow(NamedTuple):
-    """What is run on a schedule.
+    """A cron: a run that the server starts on a schedule.
 
     Attributes:
-        thread_id: On which thread; None: on a new one each time.
-        next_at: When it is due; None: never again.
-        content: What clients gave it, and whose it is.
+        cron_id: The id of the cron.
+        thread_id: The thread of its runs. None means a new thread for each run.
+        next_at: The time at which it is due next, in seconds since 1970; None means never.
+        created_at, updated_at: The times of its creation and of its last change, in seconds since
+            1970.
+        content: The schedule and the request from the client, and the user of the cron.
     """
 
     cron_id: str
@@ -446,30 +564,31 @@ class CronRow(NamedTuple):
 
 
 class DueCron(NamedTuple):
-    """A cron whose time has come, and when it is due next."""
+    """A cron that is due now, and the time at which it is due next."""
 
     cron: CronRow
     next_at: float | None
 
 
 def decrypt_cron(seal: Seal, row: Row) -> CronRow:
-    """A cron, from its row.
+    """Return a cron from its row.
 
     Raises:
-        CorruptRecord: It was damaged or tampered with.
+        CorruptRecord: The row is damaged or was tampered with.
     """
     return CronRow(*row)._replace(content=json.loads(seal.unseal(row[5], ("cron", row[0]))))
 
 
 def encrypt_cron(seal: Seal, cron: CronRow) -> bytes:
-    """The content of a cron, as it is stored."""
+    """Return the encrypted content of a cron."""
     return seal.seal(json.dumps(cron.content, default=str).encode(), ("cron", cron.cron_id))
 
 
-def _decrypt_and_unpack(seal: Seal, body: bytes, place: AssociatedData) -> Any:
+def _decrypt_and_unpack(seal: Seal, body: bytes, associated_data: AssociatedData) -> Any:
     try:
-        return unpack(seal.unseal(body, place))
+        return unpack(seal.unseal(body, associated_data))
     except ValueError as exc:
         raise CorruptRecord(
-            f"the row {place!r} cannot be read back ({exc}): it is damaged"
+            f"the row {associated_data!r} is damaged and cannot be decoded ({exc}); restore the "
+            "database from a backup"
         ) from exc

@@ -1,9 +1,9 @@
-"""The saver: langgraph's `BaseCheckpointSaver` over perdure's log, sync and async.
+"""Implement langgraph's `BaseCheckpointSaver`, in blocking and asynchronous form.
 
-This is the part of langgraph's contract that a run asks for: checkpoints and what tasks wrote are
-read and put. `writer` plans what to store, `reader` reads it, `listing` finds it; they know no
-driver. Reads run in the calling thread, writes in the database's writer; an `a` form does the same
-in another thread.
+This module has the methods that a run calls: it gets, lists and puts checkpoints and pending
+writes. `writer` plans writes, `reader` reads, and `listing` finds checkpoints; none of them depends
+on a database driver. Blocking reads run in the calling thread. Writes run in the writing thread of
+the database. The asynchronous methods read in another thread.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.switching import short_switch_interval
 
 T = TypeVar("T")
-OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
-_NO_RUN: Final = nullcontext()  # around the writes of runs that nobody counts
-_MAX_REMEMBERED: Final = 1024  # checkpoints read by their id, threads with labels: not put upon yet
+OFF_LOOP_ITEMS: Final = 512  # items; larger states are encoded in a thread, not on the event loop
+_NO_RUN: Final = nullcontext()  # used for writes of runs that have no `RunWrites`
+_MAX_REMEMBERED: Final = 1024  # maximum checkpoints read by id, and threads with labels, remembered
 
 
 class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
-    """A saver over a database, which it closes.
+    """langgraph's checkpoint saver over a database, which the saver owns and closes.
 
     Args:
         database: The database.
         sql: The statements in its dialect, by name.
         serde: The serializer.
         seal: Encrypts rows.
-        cache_bytes: About how much memory decoded items may take.
+        cache_bytes: The approximate maximum memory of the cache, in bytes.
         types: The registered types, and the aliases of renamed classes.
     """
 
@@ -106,7 +106,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._create_parts()
 
     def _create_parts(self) -> None:
-        """Make the parts, for the serializer as it is."""
+        """Create the codec, cache, reader, writer and listing for the present serializer."""
         self._codec = Codec(self.serde, self.types)
         self._cache = Cache(self._cache_bytes, self._overlapped)
         parts = self._sql, self._seal, self._cache, self._codec, self._removals
@@ -122,7 +122,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         yield from self._removals.load_key(read_only=read_only)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
-        """The same checkpointer, which may also rebuild these types; closing one closes both."""
+        """Return a copy of the checkpointer that may also rebuild these types.
+
+        Both use the same database, so closing one closes both.
+        """
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, type(self))
         if clone is not self:
@@ -132,7 +135,10 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     # -- reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint that a config names, or the head of its thread and namespace.
+        """Return the checkpoint that a config names, or the head of its thread and namespace.
+
+        Returns:
+            The checkpoint with its metadata and pending writes, or None if it does not exist.
 
         Raises:
             InvalidConfig: The config has no usable thread_id.
@@ -168,16 +174,16 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _find_cached_tuple(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
-        """The head as this process keeps it, if nobody else has written since."""
+        """Return the head from the cache, if the cache is valid for an epoch of the database."""
         if epoch is None:
             return None
         with collector_paused():
             return self._reader.cached_tuple(at, epoch)
 
     def _read_tuple(self, at: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
-        """Read a checkpoint, and remember if it was asked for by its id and is not the head.
+        """Read a checkpoint, and remember its address if it was read by its id and is no head.
 
-        What is put upon it goes on from there on purpose.
+        A put on top of such a checkpoint continues it on purpose (`CheckpointPut.is_deliberate`).
         """
         checkpoint = yield from self._reader.read_tuple(at)
         if checkpoint is None and not at.checkpoint_ns and self._removals.key is not None:
@@ -203,22 +209,24 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, the last put first, each read as it is asked for.
+        """Yield checkpoints, last put first. Each checkpoint is read when it is requested.
 
-        The head of a namespace comes first; without a thread, they come thread by thread.
+        The head of a namespace comes first. Without a thread in the config, the checkpoints are
+        grouped by thread.
 
         Args:
-            config: The thread; without a `checkpoint_ns`, all its namespaces; None: all threads.
-            filter: Metadata values to match, all of them. Indexed for text, numbers and booleans.
-                A key with dots also names a value within a dict: `"user.access-level"`.
-            before: Only those put before this checkpoint; an id of another namespace is compared
-                with the ids, which sort by time.
-            limit: At most so many.
+            config: Names the thread and perhaps one `checkpoint_ns`. Without a namespace, all
+                namespaces of the thread are listed. None means all threads.
+            filter: Metadata values that must all match. Texts, numbers and booleans are indexed. A
+                key with dots also names a value in a nested dict: `"user.access-level"`.
+            before: Only checkpoints that were put before this one. An id of another namespace is
+                compared with the ids, which sort by time.
+            limit: The maximum number of checkpoints.
         """
         many = None if limit is None else max(limit, 0)
         for at, key in islice(self._listing.addresses(config, filter, before), many):
             checkpoint = self._read(partial(self._reader.read_tuple, at, key))
-            if checkpoint is not None:  # it may have been pruned since
+            if checkpoint is not None:  # it may have been pruned in the meantime
                 yield checkpoint
 
     async def alist(
@@ -237,7 +245,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """The writes of each channel up to a checkpoint, and the value before them."""
+        """Return the writes to each channel since its last stored value, and this value."""
         return self._read(lambda: self._reader.read_delta_history(parse_address(config), channels))
 
     aget_delta_channel_history = make_async_twin(get_delta_channel_history)
@@ -251,21 +259,22 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint upon the one that the config names; then a crash cannot lose it.
+        """Store a checkpoint. When the method returns, a crash cannot lose the checkpoint.
 
-        It becomes the head of its thread and namespace if its parent is the head, or if it begins a
-        run: by an input, an update, a fork, or a resume from a checkpoint that was read by its id.
-        If a later run has begun meanwhile, it becomes a branch. Channels that `new_versions` does
-        not name are those of the parent. Lists and dicts cost only what is new in them.
+        The config names the parent. The checkpoint becomes the head of its thread and namespace if
+        its parent is the head, or if it starts a run: with an input, an update, a fork, or a resume
+        from a checkpoint that was read by its id. If a later run has started in the meantime, the
+        checkpoint becomes a branch. Channels that `new_versions` does not name keep the value of
+        the parent. For lists and dicts, only new items are stored.
 
         The metadata inherits `user_id` and `owner` from the parent. It inherits neither if the
         config or the context of the run names another user, or sets a name to `""` or None.
 
         Returns:
-            The address of the checkpoint.
+            The config that names the new checkpoint.
 
         Raises:
-            InvalidConfig: The config has no usable thread_id, or the checkpoint no usable id.
+            InvalidConfig: The config has no usable thread_id, or the checkpoint has no usable id.
             Unstorable: A value cannot be stored; the message names the path to it.
             ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
@@ -307,13 +316,17 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return put
 
     def label(self, thread_id: str, names: Collection[str]) -> None:
-        """Write values of a run's context, like `user_id`, into the metadata of its checkpoints.
+        """Copy values of a run's context, such as `user_id`, into the metadata of its checkpoints.
 
-        langgraph copies a run's `configurable` to them, and nothing of its `context`, which may
-        hold secrets; memory nodes name here what they read of it. From the next checkpoint of the
-        root graph on, texts of these names (of 4,096 characters at most, as of a namespace) are in
-        its metadata and replace the values from `configurable`. Later checkpoints inherit them,
-        unless the context of their run has other values.
+        langgraph copies the `configurable` of a run into the metadata, but not its `context`, which
+        may contain secrets. Memory nodes call this method with the names of the values that they
+        have read from the context. The next checkpoint of the root graph gets the texts of these
+        names that have at most 4,096 characters. They replace values from `configurable`. Later
+        checkpoints inherit them, unless the context of their run has other values.
+
+        Args:
+            thread_id: The thread.
+            names: The names of values in the context.
 
         Raises:
             InvalidConfig: The thread_id is not valid.
@@ -330,13 +343,14 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store the writes of a task with the checkpoint from which it ran.
+        """Store the writes of a task with the checkpoint from which the task ran.
 
-        A task's writes are stored once; errors, interrupts and the like replace earlier ones.
+        The first writes of a task are kept. Errors, interrupts and similar special writes replace
+        earlier ones.
 
         Raises:
-            InvalidConfig: The config has no thread_id or no checkpoint_id, or the task no text as
-                its id or path.
+            InvalidConfig: The config has no thread_id or no checkpoint_id, or the id or path of the
+                task is not text.
             Unstorable: A value cannot be stored; the message names the path to it.
             ThreadDeleted: The thread was deleted after the run had loaded its state.
         """
@@ -361,14 +375,18 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         check_text("task_path", path)
         if at.checkpoint_id is None:
             raise InvalidConfig(
-                f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
-                "put() returned"
+                f"the config of writes to thread {at.thread_id!r} has no checkpoint_id; pass the "
+                "config that put() returned"
             )
         deliberate = at in self._read_by_id
         return TaskWrites(at, task_id, path, writes, is_deliberate=deliberate, config=config)
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """The next version of a channel: a whole number, or in another saver's form."""
+        """Return the next version of a channel.
+
+        Versions are integers. A channel whose version is text, as another saver has stored it,
+        keeps the form of that saver.
+        """
         if current is None:
             return 1
         if isinstance(current, str):
@@ -431,10 +449,10 @@ def choose_serializer(
         return serde, seal, known
     if not isinstance(seal, ChecksumSeal):
         raise ConfigurationError(
-            "both a key and an EncryptedSerializer are given; take one of them: key= (or "
-            "PERDURE_KEY) also binds each row to its place"
+            "both a key and an EncryptedSerializer are set; use one of them. With key= (or "
+            "PERDURE_KEY) each row is also bound to its position"
         )
-    # its ciphertext differs each time; what is compared is the plain text within
+    # The serializer encrypts equal values to different bytes. Values are compared as plain text.
     return serde.serde, LangGraphSeal(serde.cipher), known
 
 
@@ -446,7 +464,7 @@ def _remember_recent(kept: dict[Any, Any], key: Any, value: Any) -> None:
 
 def _count_items(values: Iterable[Any]) -> int:
     items = 0
-    for value in values:  # no generator: each write comes by
+    for value in values:  # a loop, because a generator is slower and every write runs this
         if type(value) is list or type(value) is dict:
             items += len(value)
     return items

@@ -48,10 +48,10 @@ from perdure.checkpointers.records import (
     item_associated_data,
     key_range,
     metadata_tags,
-    next_log_positions,
     pack_id,
     row_key,
     select_lineage,
+    used_log_ranges,
 )
 from perdure.checkpointers.reports import ImportReport
 from perdure.checkpointers.thread_records import (
@@ -182,7 +182,7 @@ class _ThreadWriter:
         for log, name, *ends in self.records.logs:
             key = self.logs[log] = self.keys.pop()
             yield self.sql("new_log", key, self.new, name)
-            for first, stop in next_log_positions(*ends):
+            for first, stop in used_log_ranges(*ends):
                 start = first
                 while page := (yield from self.records.page(self.reader, name, log, start, stop)):
                     rows, end = [], page[-1][0] + 1

@@ -15,10 +15,10 @@ from perdure.checkpointers.records import (
     decrypt_list_entry,
     decrypt_writes,
     key_range,
-    next_log_positions,
     row_key,
     select_lineage,
     unpack_id,
+    used_log_ranges,
 )
 from perdure.checkpointers.threads import missing
 from perdure.storage.flow import NO_LIMIT, Flow, Row
@@ -151,7 +151,7 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
     items = {}
     for log, name, *ends in records.logs:
         items[log] = held = dict[int, bytes]()
-        for first, stop in next_log_positions(*ends):
+        for first, stop in used_log_ranges(*ends):
             start = first
             while page := (
                 yield from reader.read_items_page(records.thread_id, name, log, start, stop)
@@ -159,6 +159,6 @@ def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
                 held |= dict(page)
                 start = page[-1][0] + 1
         records.order[log] = [*held]
-        spans = next_log_positions(*ends)
+        spans = used_log_ranges(*ends)
         records.times[log] = yield from reader.read_item_times(log, spans)
     records.items = items

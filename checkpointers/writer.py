@@ -1,8 +1,9 @@
-"""Writes of checkpoints and pending writes.
+"""Plan and store checkpoints and pending writes.
 
-A put takes the kept head of its thread and a checkpoint, and makes rows and the new head of them.
-The rows are stored in one transaction, if the thread still is as it was kept: else, or if it was
-not kept, another transaction reads the thread first, and plans the same.
+A put is planned from the cached head of its thread and the new checkpoint. The plan is a list of
+statements and the new head. One transaction executes the statements if the thread has not changed
+since it was cached. If it has changed, or if it was not cached, the transaction reads the thread
+first and then plans the put again. See docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -34,22 +35,32 @@ from perdure.checkpointers.records import (
     encrypt_list_entry,
     encrypt_writes,
     metadata_tags,
-    next_log_positions,
     pack_id,
     row_key,
     transcript_to_store,
+    used_log_ranges,
 )
 from perdure.checkpointers.status import NULL_TASK, is_by_update
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
 
-ACTIVITY_PRECISION_S: Final = 0.1  # how exactly a thread's last activity is known
-_LOW: Final = 0xFFFFFFFF
+ACTIVITY_PRECISION_S: Final = 0.1  # seconds; earlier activity is not stored again, to save writes
+_SEQ_MASK: Final = 0xFFFFFFFF  # bits of a checkpoint's row key that are its sequence number
 _log = logging.getLogger("perdure")
 
 
 class DatabaseWrite(NamedTuple):
-    """What `Database.write` is called with."""
+    """The arguments of one call of `Database.write`.
+
+    Attributes:
+        make: Makes the flow of statements.
+        committed: Called with the result of the flow after the commit.
+        undone: Called if the transaction failed.
+        exclusive: The name of the lock that the transaction holds: the thread id.
+        watch: The watch of the checkpointer's tables.
+        patient: Whether the write may wait for the next write, to share its commit.
+        urgent: Whether the caller continues only after the write, so that it must not wait.
+    """
 
     make: Callable[[], Flow[Commit]]
     committed: Callable[[Commit], None]
@@ -61,7 +72,13 @@ class DatabaseWrite(NamedTuple):
 
 
 class _MissingParts(NamedTuple):
-    """What a put needs: keys, some of them for `logs`, and a look for items with these hashes."""
+    """The data that a put needs and that is not cached.
+
+    Attributes:
+        key_count: The number of new keys for the thread, the namespace and the logs.
+        logs: The channels for which a log must be created.
+        hashes: The hashes of new items that the database may already have.
+    """
 
     key_count: int
     logs: list[str]
@@ -69,7 +86,7 @@ class _MissingParts(NamedTuple):
 
 
 class CheckpointWriter:
-    """Plans writes, from what is kept or in a transaction that reads it."""
+    """Plan writes from cached data, or in a transaction that reads the thread first."""
 
     def __init__(self, reader: CheckpointReader, watch: Watch) -> None:
         self.watch = watch
@@ -77,9 +94,10 @@ class CheckpointWriter:
         self.sql, self.seal, self.removals = reader.sql, reader.seal, reader.removals
 
     def plan_database_write(self, request: CheckpointPut | TaskWrites) -> DatabaseWrite:
-        """What the database is asked to write, planned as far as can be here and now.
+        """Plan a request from cached data if possible, and return the arguments for the database.
 
-        If the thread is not as it was kept, it is read in the same place: writes keep their order.
+        If the thread has changed since it was cached, the same transaction reads it and plans the
+        request again. So requests are stored in the order in which they were made.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -93,10 +111,12 @@ class CheckpointWriter:
                 try:
                     planned.set_write_rows((yield GuardedRequest(planned.statements)))
                 except GuardFailed:
-                    if isinstance(request, CheckpointPut):  # others may not be planned upon it
+                    if isinstance(
+                        request, CheckpointPut
+                    ):  # later puts must not be planned from this head
                         self.cache.invalidate_heads(thread_id)
                         if planned.statements[0].sql == self.sql["new_thread"]:
-                            self.cache.keys.discard_keys()  # another may have its key
+                            self.cache.keys.discard_keys()  # another thread may have its key
                 else:
                     return planned
             if isinstance(request, TaskWrites):
@@ -107,19 +127,22 @@ class CheckpointWriter:
             self._invalidate_after_failure, None if isinstance(request, TaskWrites) else thread_id
         )
         # The writes of a task may wait for the put that follows. An answer to an interrupt must not
-        # wait, because the code that acts on the answer runs at once.
+        # wait, because the code that acts on the answer runs at once (docs/decisions/0029).
         task = request.task_id if isinstance(request, TaskWrites) else None
         pace = task not in (None, NULL_TASK), task == NULL_TASK
         return DatabaseWrite(flow, Commit.update_cache, undone, (thread_id,), self.watch, *pace)
 
     def _invalidate_after_failure(self, thread_id: str | None) -> None:
-        """Have nothing planned upon a put that failed; its keys may be those that failed it."""
+        """Drop the cached heads of a thread and the reserved keys after a failed transaction.
+
+        The keys may be the cause of the failure.
+        """
         if thread_id is not None:
             self.cache.invalidate_heads(thread_id)
         self.cache.keys.discard_keys()
 
     def plan_from_cache(self, request: CheckpointPut | TaskWrites) -> Commit | None:
-        """The transaction, planned upon what is kept of the thread; None: that is not enough.
+        """Plan a request from cached data; return None if the thread must be read first.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -137,7 +160,9 @@ class CheckpointWriter:
             return None
         if isinstance(request, TaskWrites):
             return self._plan_task_writes(request, thread)
-        if not thread.lock.acquire(blocking=False):  # an event loop may not wait
+        if not thread.lock.acquire(
+            blocking=False
+        ):  # the caller may be an event loop, which must not wait
             return None
         try:
             head = thread.heads.get(ns) or Head(0, 0, None)
@@ -156,7 +181,7 @@ class CheckpointWriter:
                     return None
             made = self._plan_checkpoint(request, thread, head, parent)
             return made if isinstance(made, Commit) else None
-        except BaseException:  # half planned
+        except BaseException:  # the cached thread is planned only in part
             thread.version_token = None
             raise
         finally:
@@ -184,16 +209,20 @@ class CheckpointWriter:
         before: Snapshot | None = None,
         keys: list[int] | None = None,
     ) -> Commit | _MissingParts:
-        """Plan a checkpoint.
+        """Plan the rows of a checkpoint and the new head of its namespace.
 
         Args:
-            put: What is asked for.
-            thread: The thread, without a key if it is to be made.
-            head: The head of the namespace, likewise.
-            parent: The checkpoint upon which it is put.
-            before: The checkpoint with its id, which it replaces.
-            keys: For what is to be made; then its items were looked for, too. None: those of this
-                process.
+            put: The checkpoint to store.
+            thread: The thread. Its key is 0 if the thread must be created.
+            head: The head of the namespace. Its key is 0 if the namespace must be created.
+            parent: The parent of the checkpoint, or None.
+            before: The stored checkpoint with the same id, which is replaced, or None.
+            keys: Keys for the rows that are created, if they were read from the database. The items
+                with the hashes of the new items must have been loaded then. None means that the
+                reserved keys of this process are used.
+
+        Returns:
+            The transaction, or the data that must be read first.
         """
         (thread_id, ns, _), snapshot = put.address, put.build_snapshot(parent)
         nodes = put.build_nodes(self.codec, thread.logs_by_channel, parent)
@@ -252,7 +281,7 @@ class CheckpointWriter:
     def _find_missing_parts(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
     ) -> _MissingParts:
-        """What a put makes, and items that the database may have, of logs that are not at hand."""
+        """Return the keys and stored items that a put needs and that are not cached."""
         logs, hashes = [], list[int]()
         for channel, node in nodes.items():
             if not isinstance(node, SplitValue):
@@ -274,7 +303,10 @@ class CheckpointWriter:
         stamp: int,
         now: float,
     ) -> Statement:
-        """Changes a row only if the thread is as it was kept, and has nothing that is made here."""
+        """Build the first statement of a put, which fails if the thread has changed since the plan.
+
+        It also fails if a row that the put creates already exists.
+        """
         (thread_id, ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
             thread.key, thread.updated_at = keys.pop(), now
@@ -290,7 +322,7 @@ class CheckpointWriter:
             upon = pack_id(put.address.checkpoint_id), put.replayed.size_bytes
             changed = seq, stamp, *state, head.namespace_key, uid, len(ns), now
             return self.sql("advance_replayed_thread", *changed, *upon)
-        if head.namespace_key and now - thread.updated_at <= ACTIVITY_PRECISION_S:  # see `_touched`
+        if head.namespace_key and now - thread.updated_at <= ACTIVITY_PRECISION_S:
             return self.sql("advance_thread", seq, stamp, *state, head.namespace_key, uid, len(ns))
         thread.updated_at = now
         if head.namespace_key:
@@ -336,10 +368,11 @@ class CheckpointWriter:
         head: Head,
         snapshot: Snapshot,
     ) -> list[Statement]:
-        """The statements that note in the thread's row what lists tell: its title, its metadata.
+        """Build the statements that update the list entry of a thread: its title and metadata.
 
-        The metadata is that of the root's head; a put of a branch leaves it, and that head may
-        still wait for an answer.
+        The metadata is that of the head of the root namespace. A put that becomes a branch leaves
+        it unchanged. Such a put marks the thread as one that may wait for an answer, because the
+        head may still wait.
         """
         if put.address.checkpoint_ns:
             return []
@@ -348,16 +381,16 @@ class CheckpointWriter:
         if title is None or put.title not in (None, title):
             title = choose_title(put, thread, nodes)
         if leads:
-            tells, is_new = dict[str, Any](), False  # no function of its own: each put comes by
+            tells, is_new = dict[str, Any](), False  # inlined, because every put runs this
             for name, value in metadata.items():
                 if name not in UNLISTED_NAMES and not (
                     type(name) is str and name.startswith(UNLISTED_PREFIXES)
                 ):
                     tells[name] = value
-                    is_new = is_new or type(value) is not str  # True is another than 1, and equal
+                    is_new = is_new or type(value) is not str  # True == 1, so compare the encodings
             try:
                 is_new = is_new or told is None or tells != told[0]
-            except Exception:  # of a value that does not compare, such as an array
+            except Exception:  # some values, such as arrays, cannot be compared by ==
                 is_new = True
             told = self._encode_listed_metadata(tells, told) if is_new else told
         changes = [] if leads else [self.sql("mark_may_wait", thread.key)]
@@ -370,7 +403,7 @@ class CheckpointWriter:
     def _encode_listed_metadata(
         self, tells: dict[str, Any], before: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
-        """What lists tell of a thread, and its stored form; what was told before, if it is that."""
+        """Return listed metadata, decoded and encoded; the former pair if it is unchanged."""
         stored = self.codec.encode(tells, lambda: "metadata", exact=True)
         if before is not None and stored == before[1]:
             return before
@@ -379,7 +412,7 @@ class CheckpointWriter:
     def _build_replacement(
         self, at: Address, thread: Thread, snapshot: Snapshot, before: Snapshot, now: float
     ) -> list[Statement]:
-        """Have other content in the row of a checkpoint."""
+        """Build the statements that replace the content of a stored checkpoint."""
         snapshot.key, snapshot.run_start = before.key, before.run_start
         key, _, parent, *_, body = self._build_row(at, snapshot, now)
         old = metadata_tags(self.seal, self.reader.decode_metadata(before))
@@ -389,7 +422,7 @@ class CheckpointWriter:
         return statements
 
     def _build_row(self, at: Address, snapshot: Snapshot, now: float) -> Row:
-        """`(id, uid, parent, began, put_at, body)`."""
+        """Return the row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
         row = (
             snapshot.key,
             pack_id(snapshot.checkpoint_id),
@@ -481,14 +514,18 @@ class CheckpointWriter:
         return (yield from StalePut.read_removals(self.reader, request))
 
     def _cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
-        """What is kept of a thread in this state."""
+        """Return the cached thread if it has this key and generation, or None."""
         kept = self.cache.get_thread(thread_id)
         return kept if kept and (kept.key, kept.generation) == (key, generation) else None
 
     def _state_for_references(
         self, request: CheckpointPut | TaskWrites, state: tuple[int, int], holds: bool
     ) -> tuple[int, int]:
-        """The state of a thread as ranges of what is asked for see it; of none, if it was lost."""
+        """Return the key and generation of the thread to whose logs a request may refer.
+
+        Returns:
+            The state of the thread if its cached data is valid, otherwise that of no thread.
+        """
         is_kept = holds and request.cached_thread is self.cache.get_thread(
             request.address.thread_id
         )
@@ -497,9 +534,12 @@ class CheckpointWriter:
     def _read_thread_state(
         self, at: Address, uid: str
     ) -> Flow[tuple[Thread, Head, int | None, bool]]:
-        """The thread as it is, with the logs and a namespace; the key of a checkpoint.
+        """Read the present state of a thread before a put.
 
-        What is not there has no key. Also whether what is kept holds; see `with_newest`.
+        Returns:
+            The thread with its logs, with the key 0 if it does not exist; the head of the
+            namespace, with the key 0 likewise; the row key of the checkpoint `uid` if it is stored;
+            and whether the cached data of the thread is valid.
         """
         thread_id, ns, _ = at
         state = self.sql("read_write_state", pack_id(uid), ns, thread_id)
@@ -520,7 +560,7 @@ class CheckpointWriter:
             thread.heads = kept.committed_heads(stamp)
         for log, name, *last in (yield self.sql("thread_logs", key)):
             made = thread.get_or_add_log(log, name, kept)
-            made.next_position, made.next_alias = (stop for _, stop in next_log_positions(*last))
+            made.next_position, made.next_alias = (stop for _, stop in used_log_ranges(*last))
         if namespace is None:
             return thread, Head(0, 0, None), None, holds
         snapshot = None
@@ -541,11 +581,11 @@ class CheckpointWriter:
         return snapshot
 
     def set_explicit_head(self, at: Address) -> Flow[bool]:
-        """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
+        """Make a checkpoint the head, and return whether there is such a checkpoint."""
         uid = pack_id(at.checkpoint_id)
         rows = yield self.sql("checkpoint_with_keys", uid, at.thread_id, at.checkpoint_ns)
         for thread, _, _, namespace, *row in rows:
-            yield self.sql("set_explicit_head", row[0] & _LOW, namespace)
+            yield self.sql("set_explicit_head", row[0] & _SEQ_MASK, namespace)
             yield self.sql("mark_head_changed", thread)
             if not at.checkpoint_ns:
                 yield from self.reader.rewrite_list_entry(at.thread_id, tuple(row))
@@ -554,7 +594,10 @@ class CheckpointWriter:
     # -- pending writes
 
     def _plan_task_writes(self, request: TaskWrites, thread: Thread) -> Commit | None:
-        """Plan the writes of a task, for a checkpoint that may not be stored yet."""
+        """Plan the writes of a task from cached data; return None if the thread must be read first.
+
+        The checkpoint of the writes may not be stored yet.
+        """
         thread_id, ns, uid = request.address
         head, read = thread.heads.get(ns), thread.last_namespace
         namespace = head.namespace_key if head is not None else read[1] if read[0] == ns else 0
@@ -578,7 +621,7 @@ class CheckpointWriter:
             snapshot.has_stopped_task = True
             added = self.sql("new_writes_at_head", *added.params, snapshot.key)
         statements = [added]
-        if request.task_id != NULL_TASK:  # an answer is stored by one statement, which is fastest
+        if request.task_id != NULL_TASK:  # an answer is stored by a single statement, for speed
             statements += self._build_touch(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
         cache_pending_writes(thread, request, request.encoded, body)
@@ -589,7 +632,11 @@ class CheckpointWriter:
         return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
 
     def _build_touch(self, thread: Thread) -> list[Statement]:
-        """The thread's last activity, to a tenth of a second: its index is written seldom."""
+        """Build the statement that stores the time of the last activity, if it has changed enough.
+
+        A difference of up to `ACTIVITY_PRECISION_S` is not stored, because the index of this time
+        is expensive to write.
+        """
         now = time.time()
         if now - thread.updated_at <= ACTIVITY_PRECISION_S:
             return []
@@ -597,13 +644,17 @@ class CheckpointWriter:
         return [self.sql("touch_thread", now, thread.key)]
 
     def _read_and_store_writes(self, request: TaskWrites) -> Flow[Commit]:
-        """Also of a task that wrote before: errors, interrupts and the like are replaced."""
+        """Read a thread and store the writes of a task, in one transaction.
+
+        If the task has stored writes before, they are kept. Errors, interrupts and similar special
+        writes are replaced.
+        """
         thread_id, ns, uid = request.address
         state, keys = self.sql("read_write_state", None, ns, thread_id), list[int]()
         rows, holds = yield from self.reader.read_with_cache_check(thread_id, state)
         removals = rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
         stale, asks = (yield from self._read_stale_put(request, removals)), request.has_interrupt
-        if not rows or rows[0][5] is None:  # first, see `new_keys`
+        if not rows or rows[0][5] is None:  # before all other rows, see `allocate_keys`
             keys = yield from self.reader.allocate_keys(1 if rows else 2)
         if rows:
             key, _, generation, _, updated_at, namespace, *_ = rows[0]
@@ -611,7 +662,7 @@ class CheckpointWriter:
             key, generation, updated_at, namespace = keys.pop(), 0, time.time(), None
             row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, removals
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        if namespace is None:  # a put planned to make it is not to go through
+        if namespace is None:  # a put that was planned to create it must fail
             namespace = keys.pop()
             yield [
                 self.sql("new_namespace", namespace, key, ns),
@@ -619,7 +670,7 @@ class CheckpointWriter:
             ]
         kept = self._cached_thread(thread_id, key, generation) if holds else None
         thread = kept or Thread(key, generation, removals)
-        thread.updated_at = updated_at  # a plan that did not go through may have set it
+        thread.updated_at = updated_at  # a failed plan may have changed it
         writes = request.references_for_state(
             *self._state_for_references(request, (key, generation), holds)
         )
@@ -636,7 +687,7 @@ class CheckpointWriter:
             stored = (*at[:2], *before[0])
             merged = {write[0]: write for write in decrypt_writes(self.seal, thread_id, ns, stored)}
             for write in writes:
-                if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
+                if write[0] < 0 or write[0] not in merged:  # special writes have a negative index
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
         body = encrypt_writes(self.seal, (*request.address, task, path), writes)

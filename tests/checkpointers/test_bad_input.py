@@ -86,7 +86,7 @@ def test_configs_without_a_usable_address(saver: SQLiteCheckpointer, given: Any,
 
 def test_writes_that_name_no_checkpoint(saver: SQLiteCheckpointer) -> None:
     """Pending writes belong to a checkpoint."""
-    with pytest.raises(InvalidConfig, match="name no checkpoint_id"):
+    with pytest.raises(InvalidConfig, match="has no checkpoint_id"):
         saver.put_writes(config(), [("x", 1)], "task")
 
     assert saver.threads() == []

@@ -54,7 +54,7 @@ def edit_head(path: Path, edit: Edit) -> None:
             "SELECT row_key, checkpoint_id, parent_id, run_start, put_at, body FROM checkpoints "
             "ORDER BY row_key DESC"
         ).fetchone()
-        snapshot = reader.open_row("t", "", row)
+        snapshot = reader.decrypt_row("t", "", row)
         edited = replace(snapshot, references=edit(snapshot.references, log, count))
         texts = row[0], unpack_id(row[1]), unpack_id(row[2]), *row[3:5]
         body = encrypt_checkpoint(reader.seal, "t", "", texts, edited, snapshot.transcript)

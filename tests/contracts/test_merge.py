@@ -141,7 +141,7 @@ def test_a_thread_that_went_on_in_both_is_refused(opened: Any) -> None:
     for names, told in (({"none": "x"}, "no thread 'none'"), ({"both": ""}, "thread_id")):
         with pytest.raises(Exception, match=told):
             new.import_from(old, names=names)
-    with pytest.raises(ConfigurationError, match="names are for an open checkpointer"):
+    with pytest.raises(ConfigurationError, match="names apply only to an open checkpointer"):
         new.import_from("old.sqlite", names={"both": "x"})
 
 
