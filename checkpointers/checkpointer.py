@@ -44,8 +44,8 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.run_starts import find_brought_after
 from perdure.checkpointers.saver import CheckpointSaver
-from perdure.checkpointers.thread_copy import Merge, copy_thread
-from perdure.checkpointers.threads import ThreadReader, missing
+from perdure.checkpointers.thread_copy import DatabaseMerge, copy_thread
+from perdure.checkpointers.threads import ThreadReader, build_not_found_error
 from perdure.errors import ConfigurationError
 from perdure.settings import LIST_LIMIT, THREADS_LIMIT
 from perdure.storage.database import Lock, make_async_twin
@@ -118,7 +118,7 @@ class Checkpointer(CheckpointSaver):
         """
         at = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(
-            lambda: self._threads.history(at, channel, ends, before, missing_ok=missing_ok)
+            lambda: self._threads.read_history(at, channel, ends, before, missing_ok=missing_ok)
         )()
 
     async def ahistory(
@@ -135,7 +135,7 @@ class Checkpointer(CheckpointSaver):
         """See `history`."""
         at = build_address(thread_id, checkpoint_ns, checkpoint_id)
         decoded = await self.database.aread(
-            lambda: self._threads.history(at, channel, ends, before, missing_ok=missing_ok)
+            lambda: self._threads.read_history(at, channel, ends, before, missing_ok=missing_ok)
         )
         return await self.database.run_in_thread(decoded)
 
@@ -158,7 +158,7 @@ class Checkpointer(CheckpointSaver):
             UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = build_address(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(lambda: self._threads.delta_values(at))
+        return self._read(lambda: self._threads.read_delta_values(at))
 
     adelta_values = make_async_twin(delta_values)
 
@@ -182,7 +182,9 @@ class Checkpointer(CheckpointSaver):
             ConfigurationError: An argument is wrong, or `active_since` has no time zone.
             UnknownThread: `after` names no thread.
         """
-        return self.database.read(lambda: self._threads.page(limit, after, prefix, active_since))
+        return self.database.read(
+            lambda: self._threads.list_threads(limit, after, prefix, active_since)
+        )
 
     async def athreads(
         self,
@@ -194,7 +196,7 @@ class Checkpointer(CheckpointSaver):
     ) -> _List[ThreadInfo]:
         """See `threads`."""
         return await self.database.aread(
-            lambda: self._threads.page(limit, after, prefix, active_since)
+            lambda: self._threads.list_threads(limit, after, prefix, active_since)
         )
 
     def heads(
@@ -220,7 +222,7 @@ class Checkpointer(CheckpointSaver):
             waiting: Only threads that wait for an answer.
         """
         query = limit, after, prefix, active_since, filter or {}, waiting
-        return self.database.read(lambda: self._threads.heads(*query))
+        return self.database.read(lambda: self._threads.list_heads(*query))
 
     aheads = make_async_twin(heads)
 
@@ -229,7 +231,7 @@ class Checkpointer(CheckpointSaver):
 
         A head is cheaper to read than the sizes and counts that `thread` returns.
         """
-        return self.database.read(lambda: self._threads.head(thread_id))
+        return self.database.read(lambda: self._threads.read_head(thread_id))
 
     ahead = make_async_twin(head)
 
@@ -246,7 +248,7 @@ class Checkpointer(CheckpointSaver):
             UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = build_address(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(lambda: self._threads.status(at))
+        return self._read(lambda: self._threads.read_status(at))
 
     astatus = make_async_twin(status)
 
@@ -256,7 +258,7 @@ class Checkpointer(CheckpointSaver):
         Raises:
             UnknownThread: There is no such thread.
         """
-        return self.database.read(lambda: self._threads.one(thread_id))
+        return self.database.read(lambda: self._threads.read_info(thread_id))
 
     athread = make_async_twin(thread)
 
@@ -269,7 +271,9 @@ class Checkpointer(CheckpointSaver):
             thread_id: The thread id.
             min_length: The minimum length of the prefix in characters.
         """
-        return self.database.read(lambda: self._threads.beginning(thread_id, min_length))
+        return self.database.read(
+            lambda: self._threads.shortest_unique_prefix(thread_id, min_length)
+        )
 
     aunique_prefix = make_async_twin(unique_prefix)
 
@@ -293,7 +297,7 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: There is no such thread.
         """
         return self.database.read(
-            lambda: self._threads.checkpoints(thread_id, checkpoint_ns, limit, before)
+            lambda: self._threads.list_checkpoints(thread_id, checkpoint_ns, limit, before)
         )
 
     acheckpoints = make_async_twin(checkpoints)
@@ -324,7 +328,7 @@ class Checkpointer(CheckpointSaver):
             UnknownCheckpoint: A later checkpoint does not exist.
         """
         at = build_address(thread_id, checkpoint_ns, None)
-        return self._read(lambda: self._differences.of(at, pairs, limit))
+        return self._read(lambda: self._differences.compare(at, pairs, limit))
 
     adifferences = make_async_twin(differences)
 
@@ -341,7 +345,7 @@ class Checkpointer(CheckpointSaver):
 
     def usage(self, limit: int = LIST_LIMIT) -> ThreadUsage:
         """Return the `limit` largest threads, and the number of threads created in each month."""
-        largest = self.database.read(lambda: self._threads.largest(limit))
+        largest = self.database.read(lambda: self._threads.list_largest(limit))
         days = self.database.read(lambda: fetch_rows(self._sql["count_threads_by_day"]))
         return ThreadUsage(tuple(largest), sum_by_month(days))
 
@@ -578,7 +582,7 @@ class Checkpointer(CheckpointSaver):
         if not self.database.write(
             lambda: self._writer.set_explicit_head(at), exclusive_names=(thread_id,)
         ):
-            raise missing(at._replace(checkpoint_id=checkpoint_id))
+            raise build_not_found_error(at._replace(checkpoint_id=checkpoint_id))
 
     arewind = make_async_twin(rewind)
 
@@ -639,11 +643,11 @@ class Checkpointer(CheckpointSaver):
         serde: SerializerProtocol | None,
         names: Mapping[str, str] | None,
         max_value_bytes: int,
-    ) -> Importer | Merge:
+    ) -> Importer | DatabaseMerge:
         for new in (names or {}).values():
             check_thread_id(new)
         if isinstance(source, Checkpointer):
-            return Merge(source._maintenance, self._maintenance, names or {})
+            return DatabaseMerge(source._maintenance, self._maintenance, names or {})
         if names:
             raise ConfigurationError(
                 f"names is {names!r:.80}, but names apply only to an open checkpointer; "

@@ -28,9 +28,9 @@ from pydantic import BaseModel
 from perdure.checkpointers.messages import (
     CLASSES,
     is_plain,
-    packed_in_order,
-    packed_messages,
-    unpacked_messages,
+    pack_in_class_order,
+    pack_messages,
+    unpack_messages,
 )
 from perdure.checkpointers.objects import kind_of, read_attributes, read_private_attributes
 from perdure.checkpointers.stored_types import NO_TYPES, StoredTypes
@@ -151,7 +151,7 @@ class Codec:
         """
         try:
             if stored[:1] == MESSAGE:
-                return unpacked_messages([stored])[0]
+                return unpack_messages([stored])[0]
             name, data = _split_form_tag(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
@@ -218,7 +218,7 @@ class Codec:
             return full
         if full[:1] == MESSAGE:
             if is_plain(value):  # of equal messages the bytes are equal, whatever their order
-                return packed_in_order(value) or full
+                return pack_in_class_order(value) or full
             full = self._encode_or_explain(value, path)
         return self._encode_as_read_back(full)
 
@@ -244,7 +244,7 @@ class Codec:
         """
         kinds = {item[:1] for item in stored}
         if kinds == {MESSAGE}:
-            return unpacked_messages(stored)
+            return unpack_messages(stored)
         if kinds == {_PLAIN} and self.packs_messages:
             with suppress(ValueError):  # only the serializer knows what is in one of them
                 return unpack_all([item[1:] for item in stored])
@@ -256,7 +256,7 @@ def _encode_all_plain(values: Sequence[Any]) -> list[bytes] | None:
     classes = list(map(type, values))
     kinds = set(classes)
     if kinds <= _MESSAGES:
-        return packed_messages(classes, values)
+        return pack_messages(classes, values)
     try:
         return [_PLAIN + item for item in map(packb, values, repeat(None), repeat(PACK))]
     except TypeError:
@@ -384,4 +384,4 @@ class ValuesAsEncoded(Sequence[Any]):
         full = self._full[i]
         if full[:1] != MESSAGE:
             return self._values[i]
-        return unpacked_messages([full], as_given=True)[0]
+        return unpack_messages([full], trusts_fields=True)[0]

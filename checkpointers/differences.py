@@ -20,10 +20,10 @@ from perdure.checkpointers.manifest import subtract_ranges as lacking
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
 from perdure.checkpointers.status import SENDS, find_send_targets
-from perdure.checkpointers.threads import missing
+from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-_WHOLE: Final = -1  # in place of a position
+_WHOLE_VALUE: Final = -1  # in place of a position
 
 
 class Differences:
@@ -32,13 +32,13 @@ class Differences:
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader = reader
 
-    def of(
+    def compare(
         self, at: Address, pairs: Sequence[tuple[str | None, str]], most: int
     ) -> Flow[list[StateDifference]]:
         """See `Checkpointer.differences`."""
         checkpoint = yield from self.reader.find_checkpoint(at)
         if checkpoint is None:
-            raise missing(at)
+            raise build_not_found_error(at)
         snapshots: dict[str | None, Snapshot | None] = {None: None}
         for uid in {uid for pair in pairs for uid in pair} - {None}:
             parts = at.thread_id, at.checkpoint_ns, checkpoint.namespace_key, str(uid)
@@ -47,17 +47,19 @@ class Differences:
         for old, new in pairs:
             after = snapshots[new]
             if after is None:
-                raise missing(at._replace(checkpoint_id=new))
-            channels = yield from self._between(
+                raise build_not_found_error(at._replace(checkpoint_id=new))
+            channels = yield from self._compare_channels(
                 at.thread_id, checkpoint.thread, snapshots[old], after, most
             )
             ran: tuple[str, ...] = ()
             if old is None or snapshots[old] is not None:
-                ran = yield from self._ran(at, checkpoint.namespace_key, snapshots[old], after)
+                ran = yield from self._find_ran_nodes(
+                    at, checkpoint.namespace_key, snapshots[old], after
+                )
             out.append(StateDifference(ran, channels))
         return out
 
-    def _ran(
+    def _find_ran_nodes(
         self, at: Address, namespace: int, old: Snapshot | None, new: Snapshot
     ) -> Flow[tuple[str, ...]]:
         """The nodes that ran on the way from one checkpoint to another, in order."""
@@ -68,13 +70,15 @@ class Differences:
             if parent is None and step.parent_id is not None:
                 parts = at.thread_id, at.checkpoint_ns, namespace, step.parent_id
                 parent = yield from self.reader.read_snapshot(*parts)
-            ran[:0] = yield from self._ran_in(at.thread_id, parent, step)
+            ran[:0] = yield from self._find_nodes_of_step(at.thread_id, parent, step)
             step = parent
         if step is None and old is not None:  # one does not lead to the other
-            ran = _saw(old, new)
+            ran = _nodes_with_new_versions(old, new)
         return tuple(dict.fromkeys(ran))
 
-    def _ran_in(self, thread_id: str, parent: Snapshot | None, step: Snapshot) -> Flow[list[str]]:
+    def _find_nodes_of_step(
+        self, thread_id: str, parent: Snapshot | None, step: Snapshot
+    ) -> Flow[list[str]]:
         """The nodes that ran in one superstep.
 
         One that a channel triggers sees its version; so does one that was to run when an input
@@ -84,9 +88,9 @@ class Differences:
         if source == "loop" and parent is not None and SENDS in parent.references:
             sends = yield from self.reader.read_value_of_thread(thread_id, parent.references[SENDS])
             ran += [node for node in find_send_targets(sends) if node is not None]
-        return [] if source == "input" else [*ran, *_saw(parent, step)]
+        return [] if source == "input" else [*ran, *_nodes_with_new_versions(parent, step)]
 
-    def _between(
+    def _compare_channels(
         self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, most: int
     ) -> Flow[dict[str, ChannelDifference]]:
         before: Mapping[str, Any] = old.references if old else {}
@@ -103,25 +107,25 @@ class Differences:
             if had == has:
                 continue
             log = next((ref[1] for ref in (has, had) if isinstance(ref, list)), None)
-            if log is not None and self._in_log(had) and self._in_log(has):
+            if log is not None and self._is_in_log(had) and self._is_in_log(has):
                 ranges = [
                     snapshot.ranges.get(channel, (0, []))[1] if snapshot else []
                     for snapshot in (old, new)
                 ]
-                change = self._of_log(thread_id, thread, log, ranges[0], ranges[1], most)
+                change = self._compare_ranges(thread_id, thread, log, ranges[0], ranges[1], most)
             else:
-                change = self._of_value(thread_id, thread, had, has)
+                change = self._compare_values(thread_id, thread, had, has)
             channels[channel] = yield from change
         return channels
 
-    def _in_log(self, ref: Any) -> bool:
+    def _is_in_log(self, ref: Any) -> bool:
         """Whether a value is a list or dict in the log of its channel, or empty or absent."""
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
             return type(value) in (list, dict) and not value
         return ref is None or ref[0] in (LIST, DICT)
 
-    def _of_log(
+    def _compare_ranges(
         self, thread_id: str, thread: Thread, key: int, old: Ranges, new: Ranges, most: int
     ) -> Flow[ChannelDifference]:
         gone = yield from self.reader.read_origins(
@@ -162,16 +166,18 @@ class Differences:
         """
         key, later = new.transcript.get(channel, (0, []))
         old_key, earlier = old.transcript.get(channel, (0, [])) if old else (0, [])
-        return (yield from self._of_log(thread_id, thread, key or old_key, earlier, later, most))
+        return (
+            yield from self._compare_ranges(thread_id, thread, key or old_key, earlier, later, most)
+        )
 
-    def _of_value(
+    def _compare_values(
         self, thread_id: str, thread: Thread, had: Any, has: Any
     ) -> Flow[ChannelDifference]:
         parts = []
         for ref in (has, had):
             values = {}
             if ref is not None:
-                values[_WHOLE] = yield from self.reader.read_value(thread_id, thread, ref)
+                values[_WHOLE_VALUE] = yield from self.reader.read_value(thread_id, thread, ref)
             parts.append(values)
         added, removed = parts
         return ChannelDifference(added, removed, len(added), len(removed), whole=True)
@@ -182,7 +188,7 @@ def _has_unknown_value(ref: Any) -> bool:
     return ref is not None and value_reference(ref) is None
 
 
-def _saw(old: Snapshot | None, new: Snapshot) -> list[str]:
+def _nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:
     """The nodes that have seen other versions at a checkpoint than at one before it."""
     before = old.versions_seen if old else {}
     nodes = (node for node, versions in new.versions_seen.items() if versions != before.get(node))

@@ -78,7 +78,7 @@ from perdure.checkpointers.removal import (
     remove_quoting_tasks,
 )
 from perdure.checkpointers.reports import ErasureReport
-from perdure.checkpointers.said import unsay
+from perdure.checkpointers.said import drop_thread_index
 from perdure.checkpointers.values import DeltaSnapshot, pack, unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import NO_LIMIT, Flow, Row
@@ -139,7 +139,7 @@ def _erase_messages(
     yield eraser.additions.build_statements()
     items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
-    yield from unsay(reader.sql, rows[0][0])
+    yield from drop_thread_index(reader.sql, rows[0][0])
     yield from eraser.remove_from_list_entry()
     yield from maintenance.database.request_scrub()
     hashes = sorted(

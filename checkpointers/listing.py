@@ -1,6 +1,6 @@
-"""Lists of checkpoints by thread, namespace, metadata and place.
+"""List checkpoints by thread, namespace, metadata and position.
 
-Pages are read as they are asked for; between two of them nothing is held.
+Each page is read on demand. No connection or transaction stays open between two pages.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ from perdure.storage.database import Database
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-_PAGE: Final = 256  # rows read at once
-_LOW: Final = 0xFFFFFFFF
-Where = Mapping[str, Any]
-_ALL: Final = (1 << 63) - 1  # above every key
+_PAGE: Final = 256  # maximum rows that one statement reads
+_SEQ_MASK: Final = 0xFFFFFFFF
+MetadataFilter = Mapping[str, Any]
+_MAX_KEY: Final = (1 << 63) - 1  # above every key
 
 
-def matches(metadata: Mapping[str, Any], where: Where) -> bool:
-    """Whether metadata has all of these values; a dotted key also names a value within a dict."""
-    return all(_at(metadata, name) == value for name, value in where.items())
+def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool:
+    """Return whether metadata has all values of a filter.
+
+    A key with dots also names a value within a dict.
+    """
+    return all(_get_by_path(metadata, name) == value for name, value in where.items())
 
 
-def number_of(seal: Seal, where: Where) -> int | None:
-    """The number under which the first value that is indexed is; None: none is."""
+def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
+    """Return the tag of the first filter value that is indexed, or None if no value is."""
     numbers = (metadata_tag(seal, name, where[name]) for name in where if "." not in name)
     return next((number for number in numbers if number is not None), None)
 
 
-def _at(metadata: Mapping[str, Any], name: str) -> Any:
+def _get_by_path(metadata: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a key, or of a dotted path through nested dicts, or None."""
     if name in metadata or "." not in name:
         return metadata.get(name)
     at: Any = metadata
@@ -54,36 +58,36 @@ def _at(metadata: Mapping[str, Any], name: str) -> Any:
 
 
 class Listing:
-    """Lists checkpoints."""
+    """Lists the checkpoints and the thread ids of a database."""
 
     def __init__(self, reader: CheckpointReader, database: Database) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.read = database.read
 
-    def addresses(
+    def iter_addresses(
         self,
         config: RunnableConfig | None,
-        where: Where | None,
+        where: MetadataFilter | None,
         before: RunnableConfig | None,
     ) -> Iterator[tuple[Address, int]]:
-        """`(address, key)` of every matching checkpoint; see `Checkpointer.list`."""
+        """Yield the address and the key of each matching checkpoint; see `Checkpointer.list`."""
         where = where or {}
         named = before.get("configurable") if before else None  # it needs no thread_id
         uid = check_optional_text("checkpoint_id", named.get("checkpoint_id")) if named else None
         if config is not None:
             at = parse_address(config)
             ns = config.get("configurable", {}).get("checkpoint_ns")
-            yield from self._in_thread(at.thread_id, ns, where, uid, at.checkpoint_id)
+            yield from self._iter_in_thread(at.thread_id, ns, where, uid, at.checkpoint_id)
             return
-        owners = self.read(lambda: self.owners(where))
-        thread_ids: Iterable[str] = self.thread_ids()
+        owners = self.read(lambda: self.find_tagged_checkpoints(where))
+        thread_ids: Iterable[str] = self.iter_thread_ids()
         if owners is not None:
             thread_ids = dict.fromkeys(thread_id for thread_id, _ in owners)
         for thread_id in thread_ids:
-            yield from self._in_thread(thread_id, None, where, uid, None)
+            yield from self._iter_in_thread(thread_id, None, where, uid, None)
 
-    def thread_ids(self) -> Iterator[str]:
-        """Every thread, in the order they came."""
+    def iter_thread_ids(self) -> Iterator[str]:
+        """Yield the ids of all threads, in order of their creation."""
         last = 0
         while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last, _PAGE)):
             for thread, thread_id, indexed in rows:
@@ -94,36 +98,57 @@ class Listing:
 
     # -- by the index of metadata
 
-    def owners(self, where: Where) -> Flow[list[tuple[str, int]] | None]:
-        """`(thread_id, key)` of every checkpoint that matches; None: no index tells."""
-        number, last = number_of(self.seal, where), -1
+    def find_tagged_checkpoints(self, where: MetadataFilter) -> Flow[list[tuple[str, int]] | None]:
+        """Find the checkpoints that match a filter with the index of metadata.
+
+        Returns:
+            The thread id and the key of each checkpoint, or None if the index has none of the
+            values.
+
+        Raises:
+            CorruptRecord: The index is damaged.
+        """
+        number, last = find_first_tag(self.seal, where), -1
         if number is None:
             return None
-        yield from self._check_tags(number, 0, _ALL)
+        yield from self._check_tags(number, 0, _MAX_KEY)
         out = []
         while rows := (yield self.sql("tagged_checkpoints", number, last, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last:
                     raise damaged_index_error(f"the tags of checkpoint {row[0]}")
                 last = row[0]
-                if matches(self._tagged(thread_id, ns, row, number, True), where):
+                if metadata_matches(
+                    self._check_tagged_row(thread_id, ns, row, number, True), where
+                ):
                     out.append((thread_id, last))
         return out
 
     def _check_tags(self, number: int, start: int, stop: int) -> Flow[None]:
-        """Make sure that a search in the index of metadata ended where it should.
+        """Check the entries of the index beside the end of a search.
 
-        It ends beside the damaged entry that misled it, if there is one.
+        If a damaged entry has ended the search too early, the entry is beside its end.
         """
         if self.sql["neighbouring_tags"]:
             beside = yield self.sql("neighbouring_tags", number, start, stop)
             for indexed, thread_id, ns, *row in beside:
-                self._tagged(thread_id, ns, row, number, bool(indexed))
+                self._check_tagged_row(thread_id, ns, row, number, bool(indexed))
 
-    def _tagged(
+    def _check_tagged_row(
         self, thread_id: str | None, ns: str, row: list[Any], number: int, indexed: bool
     ) -> dict[str, Any]:
-        """The metadata of a checkpoint, which has a value if it is indexed under it."""
+        """Check that the index is right about a checkpoint, and return its metadata.
+
+        Args:
+            thread_id: The thread, or None if the checkpoint has none.
+            ns: The namespace.
+            row: The row of the checkpoint.
+            number: The tag.
+            indexed: Whether the index has an entry of the tag for the checkpoint.
+
+        Raises:
+            CorruptRecord: The index is damaged.
+        """
         if thread_id is not None and row[1] is not None:
             metadata = self.reader.decode_metadata(
                 self.reader.decrypt_row(thread_id, ns, tuple(row))
@@ -134,20 +159,36 @@ class Listing:
 
     # -- within a thread
 
-    def _in_thread(
-        self, thread_id: str, ns: str | None, where: Where, before: str | None, only: str | None
+    def _iter_in_thread(
+        self,
+        thread_id: str,
+        ns: str | None,
+        where: MetadataFilter,
+        before: str | None,
+        only: str | None,
     ) -> Iterator[tuple[Address, int]]:
-        seq, namespaces = self.read(lambda: self._state(thread_id))
+        """Yield the address and the key of each matching checkpoint of a thread, last put first.
+
+        Args:
+            thread_id: The thread.
+            ns: The namespace, or None for all.
+            where: The filter.
+            before: The id of the checkpoint before which the list ends, or None.
+            only: The id of the only checkpoint to list, or None for all.
+        """
+        seq, namespaces = self.read(lambda: self._read_thread_state(thread_id))
         listed = [
-            self._of_namespace(Address(thread_id, name, only), key, head, where, before, seq + 1)
+            self._iter_namespace_rows(
+                Address(thread_id, name, only), key, head, where, before, seq + 1
+            )
             for key, name, head in namespaces
             if ns is None or name == ns
         ]
         for _, at, row in merge(*listed, key=itemgetter(0), reverse=True):
             yield at._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
-    def _state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
-        """The counter of puts of a thread, and its namespaces."""
+    def _read_thread_state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
+        """Return a thread's counter of puts and its namespaces."""
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             yield from self.reader.check_missing(Address(thread_id, "", None))
@@ -158,22 +199,32 @@ class Listing:
             raise damaged_index_error(f"the counter of puts of thread {thread_id!r}")
         return seq, namespaces
 
-    def _of_namespace(
-        self, at: Address, namespace: int, head: int, where: Where, before: str | None, stop: int
+    def _iter_namespace_rows(
+        self,
+        at: Address,
+        namespace: int,
+        head: int,
+        where: MetadataFilter,
+        before: str | None,
+        stop: int,
     ) -> Iterator[tuple[int, Address, Row]]:
-        """The rows of a namespace put before `stop`, each after the place it is listed by.
+        """Yield the matching rows of a namespace whose sequence number is less than `stop`.
 
-        They are newest first, but that the head comes before all others, in the place of the first.
+        The head comes first, under the sequence number of the newest row. The other rows follow,
+        newest first.
+
+        Yields:
+            The sequence number to sort by, the address of the namespace, and the row.
         """
         if before is not None:
             stop, before = self.read(
-                partial(self._limit, at._replace(checkpoint_id=before), namespace, stop)
+                partial(self._find_bound, at._replace(checkpoint_id=before), namespace, stop)
             )
 
         def fits(row: Row) -> bool:
             if before is not None and not str(unpack_id(row[1])) < before:
                 return False
-            return not where or matches(
+            return not where or metadata_matches(
                 self.reader.decode_metadata(
                     self.reader.decrypt_row(at.thread_id, at.checkpoint_ns, row)
                 ),
@@ -182,47 +233,51 @@ class Listing:
 
         if at.checkpoint_id is not None:
             sql = self.sql["find_checkpoint"], namespace, pack_id(at.checkpoint_id)
-            rows = [row for row in self.read(lambda: fetch_rows(*sql)) if row[0] & _LOW < stop]
-            yield from ((row[0] & _LOW, at, row) for row in rows if fits(row))
+            rows = [row for row in self.read(lambda: fetch_rows(*sql)) if row[0] & _SEQ_MASK < stop]
+            yield from ((row[0] & _SEQ_MASK, at, row) for row in rows if fits(row))
             return
         head_key = row_key(namespace, head) if 0 < head < stop else None
-        for number, row in enumerate(self._rows(namespace, stop, where, fits)):
-            seq = row[0] & _LOW
+        for number, row in enumerate(self._iter_rows(namespace, stop, where, fits)):
+            seq = row[0] & _SEQ_MASK
             if number == 0 and head_key not in (None, row[0]):
                 heads = self.read(lambda: fetch_rows(self.sql["checkpoint_row"], head_key))
                 yield from ((seq, at, head_row) for head_row in heads if fits(head_row))
             if number == 0 or row[0] != head_key:
                 yield seq, at, row
 
-    def _rows(
-        self, namespace: int, stop: int, where: Where, fits: Callable[[Row], bool]
+    def _iter_rows(
+        self, namespace: int, stop: int, where: MetadataFilter, fits: Callable[[Row], bool]
     ) -> Iterator[Row]:
-        """The rows of a namespace put before `stop`, newest first, a page at a time."""
+        """Yield the matching rows of a namespace, newest first, one page at a time."""
         while stop > 0:
-            rows = self.read(partial(self._page, *key_range(namespace, 0, stop), where))
+            rows = self.read(partial(self._read_page, *key_range(namespace, 0, stop), where))
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
                 raise damaged_index_error(f"namespace {namespace}")
-            stop = rows[-1][0] & _LOW if len(rows) == _PAGE else 0
+            stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(fits, rows)
 
-    def _limit(self, at: Address, namespace: int, stop: int) -> Flow[tuple[int, str | None]]:
-        """What is before a checkpoint: the place in its own namespace where it was put.
+    def _find_bound(self, at: Address, namespace: int, stop: int) -> Flow[tuple[int, str | None]]:
+        """Find the bound of a list that ends before a checkpoint.
 
-        An id of another one, with which langgraph asks for a subgraph's state as of its parent, is
-        compared with the ids, as langgraph's savers do: it is returned.
+        Returns:
+            The sequence number of the checkpoint and None, if the checkpoint is in the namespace.
+            Otherwise `stop` and the id, with which the ids are to be compared, as langgraph's
+            savers do. langgraph passes an id of another namespace for the state of a subgraph as of
+            its parent.
         """
         uid = at.checkpoint_id
         rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
         if rows and unpack_id(rows[0][1]) != uid:
             raise damaged_index_error(f"checkpoint {uid!r}")
         if rows:
-            return rows[0][0] & _LOW, None
+            return rows[0][0] & _SEQ_MASK, None
         yield from self.reader.check_missing(at)
         return stop, uid
 
-    def _page(self, start: int, stop: int, where: Where) -> Flow[list[Row]]:
-        number = number_of(self.seal, where)
+    def _read_page(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
+        """Read a page of the rows in a range of keys that may match a filter, newest first."""
+        number = find_first_tag(self.seal, where)
         if number is not None:
             yield from self._check_tags(number, start, stop)
             return (yield self.sql("tagged_checkpoints_page", number, start, stop, _PAGE))  # type: ignore[no-any-return]

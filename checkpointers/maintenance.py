@@ -43,7 +43,7 @@ from perdure.checkpointers.records import (
     used_log_ranges,
 )
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
-from perdure.checkpointers.said import unsay
+from perdure.checkpointers.said import drop_thread_index
 from perdure.checkpointers.threads import ThreadReader
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
@@ -103,7 +103,9 @@ class Maintenance:
         """Delete the checkpoints of runs; see `Checkpointer.delete_for_runs`."""
         keys_by_thread: dict[str, set[int]] = defaultdict(set)
         for run_id in run_ids:
-            tagged = self.database.read(partial(self.listing.owners, {"run_id": run_id}))
+            tagged = self.database.read(
+                partial(self.listing.find_tagged_checkpoints, {"run_id": run_id})
+            )
             for owner_id, key in tagged or ():
                 if thread_id in (None, owner_id):
                     keys_by_thread[owner_id].add(key)
@@ -155,7 +157,7 @@ class Maintenance:
         """Delete inactive threads; see `Checkpointer.delete_idle`."""
 
         def find_idle(thread_id: str, delete: bool) -> Flow[ThreadInfo | None]:
-            info = yield from self.threads.idle(thread_id, before)
+            info = yield from self.threads.find_idle(thread_id, before)
             if info is not None and delete:
                 yield from self.delete_thread(thread_id)
             return info
@@ -173,7 +175,9 @@ class Maintenance:
 
     def _resolve_thread_ids(self, thread_ids: object) -> Iterable[str]:
         """Return the validated ids of an argument, or the ids of all threads if it is None."""
-        return self.listing.thread_ids() if thread_ids is None else check_thread_ids(thread_ids)
+        return (
+            self.listing.iter_thread_ids() if thread_ids is None else check_thread_ids(thread_ids)
+        )
 
     def _prune_in_batches(
         self, thread_id: str, keep: KeepRule, history: bool = True, *, spares_runs: bool = False
@@ -207,7 +211,7 @@ class Maintenance:
         for row in (yield self.sql("one_thread", thread_id)):
             title, _ = decrypt_list_entry(self.seal, thread_id, row[-1])
             if title is None or title.message_id is not None or of_metadata:
-                yield from self.threads.tell_anew(row)
+                yield from self.threads.refresh_list_entry(row)
 
     def delete_thread(
         self, thread_id: str, *, runs: bool = True, recorded: bool = True
@@ -237,7 +241,7 @@ class Maintenance:
             yield self.sql("drop_items", *key_range(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread)
-        yield from unsay(self.sql, thread)
+        yield from drop_thread_index(self.sql, thread)
         if not runs:
             return PruneReport(checkpoints, items, 1, size)
         run_rows = yield self.sql("drop_runs", thread)
@@ -335,7 +339,7 @@ class Maintenance:
         if not dry_run:
             yield self.sql("mark_rows_removed", thread)
         if items and not dry_run:
-            yield from unsay(self.sql, thread)
+            yield from drop_thread_index(self.sql, thread)
         if not dry_run and any(checkpoint.is_head for _, checkpoint in candidates):
             yield from self.refresh_list_entry(thread_id, of_metadata=True)
         elif items and not dry_run:

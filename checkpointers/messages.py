@@ -1,9 +1,9 @@
-"""Messages as bytes, in one form that is stored, kept in memory, compared and copied.
+"""Encode messages as bytes, in the one form in which they are stored, cached, compared and copied.
 
-It is msgpack of `[class code, fields]`, which is made, and made into messages again, without a loop
-in Python over the fields and without validation. So only messages have it that are plain data all
-through, and that validation would leave as they are: what is rebuilt equals what langgraph's
-serializer gives back, type for type.
+The form is msgpack of `[class code, fields]`. It is built, and converted back to messages, without
+a Python loop over the fields and without validation. Therefore only messages that consist of plain
+data, and that validation would not change, have this form. A decoded message equals the one that
+langgraph's serializer returns, type for type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from perdure.checkpointers.values import PACK, unpack_all
 from perdure.errors import CorruptRecord
 
-# part of the format of files: a code is never changed
+# The codes are part of the file format and never change.
 CLASSES: Final[dict[int, type[BaseMessage]]] = {
     1: HumanMessage,
     2: AIMessage,
@@ -43,10 +43,10 @@ _FIELDS: Final[dict[type[BaseMessage], set[str]]] = {
     SystemMessage: _COMMON,
     ToolMessage: _COMMON | {"tool_call_id", "artifact", "status"},
 }
-"""The fields that `is_plain` knows how to check."""
+"""The fields of each class that `is_plain` checks."""
 
 
-# -- which messages have the form
+# -- checks for plain data
 
 _TEXT_OR_NONE: Final = {str, NoneType}
 _INT: Final = {int}
@@ -57,9 +57,9 @@ _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 
 
 def is_plain(message: BaseMessage) -> bool:
-    """Whether validating the fields of a message again would change none of them."""
+    """Return whether validating the fields of a message again would change none of them."""
     cls, fields = type(message), message.__dict__
-    if fields.keys() != _FIELDS.get(cls) and not _adds_defaults(cls, fields):
+    if fields.keys() != _FIELDS.get(cls) and not _has_only_new_defaults(cls, fields):
         return False
     if message.__pydantic_extra__ or message.__pydantic_private__:
         return False
@@ -72,33 +72,37 @@ def is_plain(message: BaseMessage) -> bool:
         and fields["type"] == _TYPES[cls]
         and type(fields["id"]) in _TEXT_OR_NONE
         and type(fields["name"]) in _TEXT_OR_NONE
-        and (cls is not AIMessage or _says_plain(fields))
-        and (cls is not ToolMessage or _result_plain(fields))
+        and (cls is not AIMessage or _is_plain_answer(fields))
+        and (cls is not ToolMessage or _is_plain_result(fields))
     )
 
 
-def _adds_defaults(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
-    """Whether a class has got fields since this was written, and the message sets none of them."""
-    fields_known, declared = _FIELDS.get(cls), cls.model_fields
+def _has_only_new_defaults(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
+    """Return whether a message differs from the known fields only by new fields with default values.
+
+    A newer langchain-core may have added fields to the class.
+    """
+    known_fields, declared = _FIELDS.get(cls), cls.model_fields
     if (
-        fields_known is None
+        known_fields is None
         or fields.keys() != declared.keys()
-        or not fields.keys() >= fields_known
+        or not fields.keys() >= known_fields
     ):
         return False
-    new = {
+    new_defaults = {
         name: declared[name].get_default(call_default_factory=True)
-        for name in fields.keys() - fields_known
+        for name in fields.keys() - known_fields
     }
-    return all(type(fields[n]) is type(v) and fields[n] == v for n, v in new.items())
+    return all(type(fields[n]) is type(v) and fields[n] == v for n, v in new_defaults.items())
 
 
-def _result_plain(fields: dict[str, Any]) -> bool:
+def _is_plain_result(fields: dict[str, Any]) -> bool:
+    """Return whether the fields of a `ToolMessage` are plain data."""
     return type(fields["tool_call_id"]) is str and fields["status"] in ("success", "error")
 
 
-def _says_plain(fields: dict[str, Any]) -> bool:
-    """Of an answer: its tool calls and token counts."""
+def _is_plain_answer(fields: dict[str, Any]) -> bool:
+    """Return whether the tool calls and token counts of an `AIMessage` are plain data."""
     calls, usage = fields["tool_calls"], fields["usage_metadata"]
     if "tool_calls" in fields["additional_kwargs"] or fields["invalid_tool_calls"] != []:
         return False
@@ -128,61 +132,76 @@ def _says_plain(fields: dict[str, Any]) -> bool:
 
 # -- to bytes and back
 
-_fields_of = attrgetter("__dict__")
-_extra_of = attrgetter("__pydantic_extra__")
+_get_fields = attrgetter("__dict__")
+_get_extra = attrgetter("__pydantic_extra__")
 _set_dict = BaseModel.__dict__["__dict__"].__set__
 _set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
-def packed_messages(
+def pack_messages(
     classes: Sequence[type[BaseMessage]], messages: Sequence[BaseMessage]
 ) -> list[bytes] | None:
-    """The bytes of each message, all of `classes` in `CLASSES`; None if one is no plain data.
+    """Return the bytes of each message, or None if one of them is not plain data.
 
-    They are good for comparing; what is stored, `is_plain` has to be asked about.
+    The bytes are sufficient for comparing messages. Before bytes are stored, check each message
+    with `is_plain`.
+
+    Args:
+        classes: The class of each message, from `CLASSES`.
+        messages: The messages.
     """
-    if any(map(_extra_of, messages)):
+    if any(map(_get_extra, messages)):
         return None
-    pairs = zip(map(_CODES.__getitem__, classes), map(_fields_of, messages), strict=True)
+    pairs = zip(map(_CODES.__getitem__, classes), map(_get_fields, messages), strict=True)
     try:
         return list(map(packb, pairs, repeat(None), repeat(PACK)))
     except TypeError:
         return None
 
 
-def packed_in_order(message: BaseMessage) -> bytes | None:
-    """The bytes of a message whose fields are not in the order of its class, in that order."""
+def pack_in_class_order(message: BaseMessage) -> bytes | None:
+    """Return the bytes of a message with its fields in the order of its class.
+
+    Returns:
+        The bytes, or None if the fields are in this order already.
+    """
     cls, fields = type(message), message.__dict__
     if [*fields] == [*cls.model_fields]:
         return None
     return packb((_CODES[cls], {name: fields[name] for name in cls.model_fields}), None, PACK)
 
 
-def unpacked_messages(packed: Sequence[bytes], *, as_given: bool = False) -> list[BaseMessage]:
-    """New messages from their bytes: no two callers share a mutable part.
+def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> list[BaseMessage]:
+    """Build new messages from their bytes, so that no two callers share a mutable part.
 
-    One with other fields than its class has is validated, or `as_given`, if it was packed just now.
+    Args:
+        packed: The bytes of the messages.
+        trusts_fields: Whether the bytes were packed by this process. Otherwise a message with other
+            fields than its class has is validated, because another version of langchain-core wrote
+            it.
 
     Raises:
-        CorruptRecord: They are no such bytes.
+        CorruptRecord: The bytes are no messages in this form.
     """
     try:
         pairs = unpack_all(packed)
         classes = [CLASSES[code] for code, _ in pairs]
         names = {cls: {*cls.model_fields} for cls in set(classes)}
-        made: list[BaseMessage] = list(map(object.__new__, classes))
-        for setting in (
-            map(_set_dict, made, [fields for _, fields in pairs]),
-            map(_set_fields_set, made, map(names.__getitem__, classes)),
-            map(_set_extra, made, [{} for _ in made]),
-            map(_set_private, made, repeat(None)),
+        messages: list[BaseMessage] = list(map(object.__new__, classes))
+        for assignment in (
+            map(_set_dict, messages, [fields for _, fields in pairs]),
+            map(_set_fields_set, messages, map(names.__getitem__, classes)),
+            map(_set_extra, messages, [{} for _ in messages]),
+            map(_set_private, messages, repeat(None)),
         ):
-            deque(setting, maxlen=0)
+            deque(assignment, maxlen=0)
         for i, (_, fields) in enumerate(pairs):
-            if fields.keys() != names[classes[i]] and not as_given:  # of another langchain-core
-                made[i] = classes[i].model_validate(fields)
+            if (
+                fields.keys() != names[classes[i]] and not trusts_fields
+            ):  # of another langchain-core
+                messages[i] = classes[i].model_validate(fields)
     except Exception as exc:
         raise CorruptRecord(f"stored messages cannot be read back ({exc})") from exc
-    return made
+    return messages

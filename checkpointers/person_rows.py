@@ -133,7 +133,7 @@ class PersonRows:
 
     def list_other_threads_naming_person(self, own: frozenset[str]) -> list[str]:
         """Return the ids of other people's threads in which the person is named as caller."""
-        addresses = self.saver._listing.addresses(None, {CALLER: self.user}, None)
+        addresses = self.saver._listing.iter_addresses(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(at.thread_id for at, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own]
 

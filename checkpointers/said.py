@@ -1,7 +1,8 @@
-"""What the search of what was said keeps of threads: how far it has read each, and where.
+"""Track the transcript index: for each thread, the position up to which it has been indexed.
 
-The messages are in tables of the store, in the database of the threads: what removes items from a
-thread removes them in the same transaction, and the next search reads the thread again.
+The indexed messages are in tables of the store, in the database of the threads. A transaction that
+removes items from a thread also drops the thread from the index, and the next search indexes it
+again.
 """
 
 from __future__ import annotations
@@ -18,119 +19,160 @@ from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.threads import ThreadReader
 from perdure.storage.flow import Flow, NamedSQL, Statement
 
-_PAGE: Final = 64  # items that are read at once
-_STEPS: Final = 4  # checkpoints that are read for each message: a run writes a few
+_PAGE: Final = 64  # items that are read from the end of a transcript at once
+_CHECKPOINTS_PER_MESSAGE: Final = (
+    4  # checkpoints that are read for each message: a run writes a few
+)
 
 
-class ReadThread(NamedTuple):
-    """A thread, and how far it was read: up to `position` of its log, into a namespace's `path`."""
+class IndexProgress(NamedTuple):
+    """The progress of indexing one thread.
+
+    Attributes:
+        thread: The key of the thread.
+        version_token: A number that each change of the thread replaces.
+        generation: A number that each removal from the thread raises.
+        position: The position in the log up to which the messages are indexed, or None.
+        path: The path of the index namespace that contains the messages, or None.
+    """
 
     thread: int
-    stamp: int  # another after each change of the thread
-    generation: int  # another after each removal
+    version_token: int
+    generation: int
     position: int | None
     path: bytes | None
 
     def position_in(self, path: bytes) -> int:
-        """How far it was read into a namespace."""
+        """Return the position up to which the thread is indexed in a namespace, or 0."""
         return (self.position or 0) if self.path == path else 0
 
 
-def key_of(thread: int, position: int) -> str:
-    """The key of a message of a thread."""
+def build_message_key(thread: int, position: int) -> str:
+    """Return the key of a message in the index."""
     return f"{thread:x}.{position:08x}"
 
 
-def read_thread(sql: NamedSQL, thread_id: str) -> Flow[ReadThread | None]:
-    """How far a thread was read; None: there is none."""
+def read_progress(sql: NamedSQL, thread_id: str) -> Flow[IndexProgress | None]:
+    """Return the progress of indexing a thread, or None if the thread does not exist."""
     rows = yield sql("transcript_progress_of", thread_id)
-    return ReadThread(*rows[0]) if rows else None
+    return IndexProgress(*rows[0]) if rows else None
 
 
-def unread(
+def read_unindexed(
     threads: ThreadReader, thread_id: str, path: bytes, channel: str = "messages"
-) -> Flow[tuple[ReadThread, list[tuple[HistoryItem, float]]] | None]:
-    """How far a thread was read into a namespace, and the items that follow, each with its time.
+) -> Flow[tuple[IndexProgress, list[tuple[HistoryItem, float]]] | None]:
+    """Read the items of a thread that are not indexed yet.
 
-    Also items that were changed or removed since, and those on branches only, in order of their
-    positions. None: there is no such thread.
+    Items that were changed or removed since, and items of branches, are included.
+
+    Args:
+        threads: The reader of threads.
+        thread_id: The thread.
+        path: The path of the index namespace.
+        channel: The channel.
+
+    Returns:
+        The progress of the thread, and each item with the time of its message, in order of their
+        positions. None if the thread does not exist.
     """
-    state = yield from read_thread(threads.sql, thread_id)
-    if state is None:
+    progress = yield from read_progress(threads.sql, thread_id)
+    if progress is None:
         return None
-    position, at = state.position_in(path), Address(thread_id, "", None)
+    position, at = progress.position_in(path), Address(thread_id, "", None)
     items: list[HistoryItem] = []
-    while len(items) % _PAGE == 0:  # from the end: a turn must not cost what the thread is long
-        before = items[0].position if items else None
-        page = (yield from threads.history(at, channel, (0, _PAGE), before))()
+    # read from the end, so that the cost of a turn does not depend on the length of the thread
+    while len(items) % _PAGE == 0:
+        earliest = items[0].position if items else None
+        page = (yield from threads.read_history(at, channel, (0, _PAGE), earliest))()
         items = page + items
         if not any(item.position >= position for item in page):
             break
     new = {item.position: item for item in items if item.position >= position}
     moments: list[tuple[int, float]] = []
     if new:
-        moments = yield from _moments(threads, thread_id, state.thread, channel, len(new))
+        moments = yield from _read_log_lengths(
+            threads, thread_id, progress.thread, channel, len(new)
+        )
     stops = [stop for stop, _ in moments[:-1]]
-    return state, [(new[place], moments[bisect_right(stops, place)][1]) for place in sorted(new)]
+    return progress, [(new[place], moments[bisect_right(stops, place)][1]) for place in sorted(new)]
 
 
-def _moments(
+def _read_log_lengths(
     threads: ThreadReader, thread_id: str, thread: int, channel: str, count: int
 ) -> Flow[list[tuple[int, float]]]:
-    """Up to which position the log of a channel went at the newest checkpoints, and when."""
-    moments: list[tuple[int, float]] = []
+    """Read how long the log of a channel was at the newest checkpoints.
+
+    Returns:
+        The length of the log and the time of the checkpoint in seconds since 1970, oldest first.
+    """
+    lengths: list[tuple[int, float]] = []
     for namespace, ns, _ in (yield threads.sql("thread_namespaces", thread)):
         if ns:
             continue
-        rows = yield threads.sql("checkpoints_page", *key_range(namespace), _STEPS * (count + 1))
+        rows = yield threads.sql(
+            "checkpoints_page", *key_range(namespace), _CHECKPOINTS_PER_MESSAGE * (count + 1)
+        )
         for row in reversed(rows):
             snapshot = threads.reader.decrypt_row(thread_id, "", row)
-            held = chain(
+            value_ranges = chain(
                 *(
                     unflatten_ranges(part)
                     for _, part in iter_log_references(snapshot.references.get(channel, b""))
                 )
             )
-            written: Any = snapshot.transcript.get(channel, (0, []))
-            ranges = chain(held, unflatten_ranges(written[1]))
+            transcript: Any = snapshot.transcript.get(channel, (0, []))
+            ranges = chain(value_ranges, unflatten_ranges(transcript[1]))
             stop = max([0, *(stop for _, stop in ranges if stop <= ALIASES)])
-            if not moments or stop > moments[-1][0]:
-                moments.append((stop, threads.reader.activity_time(snapshot, row[4])))
-    return moments
+            if not lengths or stop > lengths[-1][0]:
+                lengths.append((stop, threads.reader.activity_time(snapshot, row[4])))
+    return lengths
 
 
-def advance(sql: NamedSQL, steps: Sequence[tuple[str, ReadThread, ReadThread]]) -> Flow[list[bool]]:
-    """Note that threads were read further, each given by its id, from where and up to where.
+def save_progress(
+    sql: NamedSQL, steps: Sequence[tuple[str, IndexProgress, IndexProgress]]
+) -> Flow[list[bool]]:
+    """Store the new progress of some threads.
 
-    Returns, for each, whether nobody was quicker, and nothing was removed from it since.
+    Args:
+        sql: The SQL statements.
+        steps: For each thread its id, the progress before, and the new progress.
+
+    Returns:
+        For each thread, whether the progress was stored. It is not if another process was faster,
+        or if something was removed from the thread meanwhile.
     """
     rows = yield [sql("transcript_progress_of", thread_id) for thread_id, *_ in steps]
-    # another stamp: it went on since, and is read again
-    done = [
-        bool(states) and ReadThread(*states[0])._replace(stamp=before.stamp) == before
+    # Only the version token may differ: the thread has continued, and its end is read again later.
+    is_saved = [
+        bool(states)
+        and IndexProgress(*states[0])._replace(version_token=before.version_token) == before
         for states, (_, before, _) in zip(rows, steps, strict=True)
     ]
-    for _, before, after in compress(steps, done):
-        if before.path not in (None, after.path):  # it is another's now
-            yield from unsay(sql, before.thread)
-    kept = [(to.thread, to.stamp, to.position, to.path) for _, _, to in compress(steps, done)]
-    if kept:
-        yield Statement(sql["set_transcript_progress"], kept, execute_many=True)
-    return done
+    for _, before, after in compress(steps, is_saved):
+        if before.path not in (None, after.path):  # the thread now belongs to another user
+            yield from drop_thread_index(sql, before.thread)
+    new_rows = [
+        (to.thread, to.version_token, to.position, to.path)
+        for _, _, to in compress(steps, is_saved)
+    ]
+    if new_rows:
+        yield Statement(sql["set_transcript_progress"], new_rows, execute_many=True)
+    return is_saved
 
 
-def unsay_some(sql: NamedSQL, most: int) -> Flow[int]:
-    """Remove what is kept of some threads; returns of how many."""
-    threads = yield sql("some_indexed_threads", most)
+def drop_some_indexes(sql: NamedSQL, limit: int) -> Flow[int]:
+    """Remove at most `limit` threads from the index; return how many were removed."""
+    threads = yield sql("some_indexed_threads", limit)
     for (thread,) in threads:
-        yield from unsay(sql, thread)
+        yield from drop_thread_index(sql, thread)
     return len(threads)
 
 
-def unsay(sql: NamedSQL, thread: int) -> Flow[None]:
-    """Remove what is kept of a thread.
+def drop_thread_index(sql: NamedSQL, thread: int) -> Flow[None]:
+    """Remove a thread from the index.
 
-    The thread's own row was changed before: who adds messages waits for that, or comes first.
+    The caller must have changed the row of the thread in the same transaction. A process that adds
+    messages to the index then waits for this transaction, or comes before it.
     """
     for (path,) in (yield sql("drop_transcript_progress", thread)):
         keys = f"{thread:x}.", f"{thread:x}/"

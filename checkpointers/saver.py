@@ -224,7 +224,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             limit: The maximum number of checkpoints.
         """
         many = None if limit is None else max(limit, 0)
-        for at, key in islice(self._listing.addresses(config, filter, before), many):
+        for at, key in islice(self._listing.iter_addresses(config, filter, before), many):
             checkpoint = self._read(partial(self._reader.read_tuple, at, key))
             if checkpoint is not None:  # it may have been pruned in the meantime
                 yield checkpoint

@@ -58,7 +58,7 @@ from perdure.checkpointers.thread_records import (
     NamespaceRecords,
     ThreadRecords,
     read_items,
-    thread_records,
+    read_thread_records,
 )
 from perdure.errors import (
     ConfigurationError,
@@ -70,11 +70,11 @@ from perdure.errors import (
 )
 from perdure.storage.flow import NO_LIMIT, Flow, Statement
 
-_LOW: Final = 0xFFFFFFFF
-_NAMED: Final = 20  # refused threads
+_SEQ_MASK: Final = 0xFFFFFFFF
+_MAX_NAMED_THREADS: Final = 20  # refused threads
 
 
-class SaidTree(NamedTuple):
+class TranscriptTree(NamedTuple):
     """What was said on a thread: on the way to its head, and to the end of each branch.
 
     Attributes:
@@ -89,14 +89,14 @@ class SaidTree(NamedTuple):
 
     values: dict[int, Any]
     times: dict[int, float]
-    ways: list[list[int]]
+    lineages: list[list[int]]
     is_known: bool = True
     is_lost: bool = False
 
 
-def said_on(
+def read_transcript_tree(
     reader: CheckpointReader, thread_id: str, channel: str = "messages"
-) -> Flow[SaidTree | None]:
+) -> Flow[TranscriptTree | None]:
     """Read the transcripts of all branches of a thread; return None if it has no head."""
     head = yield from reader.find_checkpoint(Address(thread_id, "", None))
     if head is None:
@@ -117,13 +117,15 @@ def said_on(
     ref = head.snapshot.references.get(channel)
     is_known = ref is None or value_reference(ref) is not None
     if not ranges:
-        return SaidTree(
+        return TranscriptTree(
             {}, {}, ways, is_known, channel in head.snapshot.channel_versions and ref is None
         )
     times = yield from reader.read_item_times(log, ranges)
     stored = (yield from reader.load_items(thread_id, head.thread, log, ranges)).items_in(ranges)
     values = reader.codec.decode_all(stored)
-    return SaidTree(dict(zip(iter_positions(ranges), values, strict=True)), times, ways, is_known)
+    return TranscriptTree(
+        dict(zip(iter_positions(ranges), values, strict=True)), times, ways, is_known
+    )
 
 
 def write_thread(
@@ -203,12 +205,12 @@ class _ThreadWriter:
         for within, put_at, snapshot in checkpoints:
             yield from self._write_checkpoint(ns, row_key(namespace, within), put_at, snapshot)
         for uid, task, path, written in writes:
-            moved = [[i, channel, _moved(ref, self.logs)] for i, channel, ref in written]
+            moved = [[i, channel, _map_logs(ref, self.logs)] for i, channel, ref in written]
             body = encrypt_writes(self.seal, (self.target, ns, uid, task, path), moved)
             yield self.sql("put_writes", namespace, pack_id(uid), pack_id(task), path, body)
 
     def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
-        refs, said = _moved_values(snapshot, self.logs)
+        refs, said = _map_value_logs(snapshot, self.logs)
         # no run of this thread has put it
         moved = replace(snapshot, references=refs, run_started_at=None)
         row = (
@@ -224,27 +226,27 @@ class _ThreadWriter:
             yield self.sql("add_tag", number, key)
 
 
-def _moved(ref: Any, logs: Mapping[int, Any]) -> Any:
+def _map_logs(ref: Any, logs: Mapping[int, Any]) -> Any:
     """A reference with other logs, given by those that it has."""
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
     if kind in (SNAPSHOT, DELTA):
-        return [kind, rest[0] if isinstance(rest[0], int) else _moved(rest[0], logs)]
+        return [kind, rest[0] if isinstance(rest[0], int) else _map_logs(rest[0], logs)]
     if kind == MAP:
-        return [MAP, {key: _moved(inner, logs) for key, inner in rest[0].items()}]
+        return [MAP, {key: _map_logs(inner, logs) for key, inner in rest[0].items()}]
     if kind in (LIST_HERE, DICT_HERE):
         return [kind, [e if isinstance(e, bytes) else [logs[e[0]], *e[1:]] for e in rest[0]]]
     log, numbers = rest
     return [kind, logs[log], numbers]
 
 
-def _moved_values(
+def _map_value_logs(
     snapshot: Snapshot, logs: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the channels of a checkpoint hold, and what was said, with other logs."""
-    refs = {channel: _moved(ref, logs) for channel, ref in snapshot.references.items()}
-    said = {c: _moved([LIST, *written], logs)[1:] for c, written in snapshot.transcript.items()}
+    refs = {channel: _map_logs(ref, logs) for channel, ref in snapshot.references.items()}
+    said = {c: _map_logs([LIST, *written], logs)[1:] for c, written in snapshot.transcript.items()}
     return refs, said
 
 
@@ -260,7 +262,7 @@ def copy_thread(
     reader = maintenance.reader
 
     def flow() -> Flow[list[int]]:
-        records = yield from thread_records(reader, source, checkpoint_id)
+        records = yield from read_thread_records(reader, source, checkpoint_id)
         records.client, records.status = client, status
         if records.ttl is not None:
             minutes, _, keeps = records.ttl
@@ -298,10 +300,10 @@ class ThreadContents:
                 at in self.writes and (self.writes[at] == write or at[-1] < 0)  # resumed once more
                 for at, write in other.writes.items()
             )
-            and self._goes_on_from(other)
+            and self._has_later_heads(other)
         )
 
-    def _goes_on_from(self, other: ThreadContents) -> bool:
+    def _has_later_heads(self, other: ThreadContents) -> bool:
         """Whether each namespace has the head of the other one, or one that was put after it.
 
         One that was rewound, so that its head is not the newest, goes on from there only.
@@ -316,7 +318,7 @@ class ThreadContents:
         )
 
 
-def contents(records: ThreadRecords) -> ThreadContents:
+def build_contents(records: ThreadRecords) -> ThreadContents:
     """The contents of a thread whose items were read."""
     names = {log: name for log, name, *_ in records.logs}
     checkpoints, heads, writes = [], {}, {}
@@ -326,14 +328,14 @@ def contents(records: ThreadRecords) -> ThreadContents:
                 snapshot.encoded_fields,
                 snapshot.channel_versions,
                 snapshot.versions_seen,
-                _moved_values(snapshot, names),
+                _map_value_logs(snapshot, names),
             )
             checkpoints.append((within, ns, snapshot.checkpoint_id, snapshot.parent_id, *of))
             if within == head:
                 heads[ns] = snapshot.checkpoint_id
         for uid, task, path, task_writes in written:
             for number, channel, ref in task_writes:
-                writes[ns, uid, task, path, number] = channel, _moved(ref, names)
+                writes[ns, uid, task, path, number] = channel, _map_logs(ref, names)
     items = {
         (names[log], at): item
         for log, held in (records.items or {}).items()
@@ -343,12 +345,16 @@ def contents(records: ThreadRecords) -> ThreadContents:
     return ThreadContents(in_order, heads, writes, items)
 
 
-def _name_some(thread_ids: list[str]) -> str:
-    more = f" and {len(thread_ids) - _NAMED} more" if len(thread_ids) > _NAMED else ""
-    return f"{', '.join(map(repr, thread_ids[:_NAMED]))}{more}"
+def _format_thread_ids(thread_ids: list[str]) -> str:
+    more = (
+        f" and {len(thread_ids) - _MAX_NAMED_THREADS} more"
+        if len(thread_ids) > _MAX_NAMED_THREADS
+        else ""
+    )
+    return f"{', '.join(map(repr, thread_ids[:_MAX_NAMED_THREADS]))}{more}"
 
 
-class Merge:
+class DatabaseMerge:
     """Takes over the threads of another database; `names` are new ids of some of them.
 
     Once `stopped` is set, no further thread is taken over.
@@ -362,7 +368,7 @@ class Merge:
 
     def run(self) -> ImportReport:
         """Take over all threads but those that went on in both, which are named in the end."""
-        threads = [*self.source.listing.thread_ids()]
+        threads = [*self.source.listing.iter_thread_ids()]
         path = self.source.database.path
         if unknown := self.names.keys() - {*threads}:
             raise ConfigurationError(f"{path} has no thread {sorted(unknown)[0]!r} to rename")
@@ -387,12 +393,12 @@ class Merge:
             if others:
                 why.append(
                     f"these threads are others here than in {path!r}, and neither continues the "
-                    f"other: {_name_some(others)}"
+                    f"other: {_format_thread_ids(others)}"
                 )
             if self._rolled_back:
                 why.append(
                     f"these threads of {path!r} contain a run that was rolled back here: "
-                    f"{_name_some(self._rolled_back)}"
+                    f"{_format_thread_ids(self._rolled_back)}"
                 )
             raise ImportFailed(
                 f"{'. '.join(why)}. {report.threads} others are imported. Give new ids to take "
@@ -413,8 +419,8 @@ class Merge:
         last = partial(self.source.reader.removals.read_newest_number, thread_id)
         while True:
             number = self.source.database.read(last)
-            records = self.source.database.read(partial(self._read, thread_id))
-            done = self._write(records, target)
+            records = self.source.database.read(partial(self._read_records, thread_id))
+            done = self._write_new_records(records, target)
             if done is None or not done.checkpoints or self.source.database.read(last) == number:
                 return done
             if not self._is_new:
@@ -426,10 +432,10 @@ class Merge:
             delete = partial(self.target.delete_thread, target, recorded=False)
             self.target.write(target, delete)
 
-    def _read(self, thread_id: str) -> Flow[ThreadRecords]:
+    def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
         """Read a thread with its items, and check it as far as the target relies upon it."""
         try:
-            records = yield from thread_records(self.source.reader, thread_id)
+            records = yield from read_thread_records(self.source.reader, thread_id)
             yield from read_items(self.source.reader, records)
             check_records(self.source.reader, records)
         except PerdureError:
@@ -442,7 +448,7 @@ class Merge:
             ) from exc
         return records
 
-    def _compare(
+    def _compare_with_target(
         self, records: ThreadRecords, target: str, there: ThreadContents
     ) -> Flow[ThreadContents | ImportReport | None]:
         """Compare a thread of the source with the thread of the target.
@@ -454,9 +460,9 @@ class Merge:
         reader = self.target.reader
         if not (yield reader.sql("one_thread", target)):
             return ThreadContents([], {}, {}, {})
-        stored = yield from thread_records(reader, target)
+        stored = yield from read_thread_records(reader, target)
         yield from read_items(reader, stored)
-        here = contents(stored)
+        here = build_contents(stored)
         onward, back = there.continues(here), here.continues(there)
         if (here == there and onward) or (back and not onward):
             return ImportReport(1, 1, skipped=len(there.checkpoints))
@@ -468,13 +474,13 @@ class Merge:
             return None
         return here
 
-    def _write(self, records: ThreadRecords, target: str) -> ImportReport | None:
+    def _write_new_records(self, records: ThreadRecords, target: str) -> ImportReport | None:
         """Write a thread as far as it is not here; None: it is refused."""
         reader, keys = self.target.reader, list[int]()
-        there = contents(records)
+        there = build_contents(records)
 
         def flow() -> Flow[ImportReport | None]:
-            here = yield from self._compare(records, target, there)
+            here = yield from self._compare_with_target(records, target, there)
             if not isinstance(here, ThreadContents):
                 return here
             keys[:] = yield from reader.allocate_keys(records.keys)

@@ -289,7 +289,7 @@ class ThreadList:
         incomplete_rows = [row[:6] for row in rows if row[6] or (row[7] and None in listed[row[0]])]
         heads: dict[str, ThreadHead] = {}
         if incomplete_rows:
-            head_list = yield from self._saver._threads.heads_of(incomplete_rows)
+            head_list = yield from self._saver._threads.read_heads(incomplete_rows)
             heads = {head.thread_id: head for head in head_list}
         return [self._build_thread(row, *listed[row[0]], heads.get(row[1])) for row in rows]
 

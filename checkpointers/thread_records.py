@@ -20,10 +20,10 @@ from perdure.checkpointers.records import (
     unpack_id,
     used_log_ranges,
 )
-from perdure.checkpointers.threads import missing
+from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import NO_LIMIT, Flow, Row
 
-_LOW: Final = 0xFFFFFFFF
+_SEQ_MASK: Final = 0xFFFFFFFF
 
 
 class NamespaceRecords(NamedTuple):
@@ -86,7 +86,7 @@ class ThreadRecords:
         return self.times[log]
 
 
-def thread_records(
+def read_thread_records(
     reader: CheckpointReader, thread_id: str, checkpoint_id: str | None = None
 ) -> Flow[ThreadRecords]:
     """Read the records of a thread without its items.
@@ -99,14 +99,14 @@ def thread_records(
     """
     rows = yield reader.sql("one_thread", thread_id)
     if not rows:
-        raise missing(Address(thread_id, "", None))
-    last = _LOW
+        raise build_not_found_error(Address(thread_id, "", None))
+    last = _SEQ_MASK
     if checkpoint_id is not None:
         at = Address(thread_id, "", checkpoint_id)
         end = yield from reader.find_checkpoint(at)
         if end is None:
-            raise missing(at)
-        last = end.snapshot.key & _LOW
+            raise build_not_found_error(at)
+        last = end.snapshot.key & _SEQ_MASK
     thread, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, kept, waiting),) = yield reader.sql("find_client_metadata", thread_id)
     title, told = decrypt_list_entry(reader.seal, thread_id, stored)
@@ -117,7 +117,7 @@ def thread_records(
     namespaces = []
     for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
         read = yield from _read_namespace(reader, thread_id, namespace, ns, head, last)
-        if read.checkpoints or (read.writes and last == _LOW):
+        if read.checkpoints or (read.writes and last == _SEQ_MASK):
             namespaces.append(read)
     ttl = yield reader.sql("find_ttl", thread_id)
     about = title, told, status, client, checkpoint_id is not None or bool(waiting)
@@ -132,16 +132,18 @@ def _read_namespace(
     """Read the records of a namespace up to a place; in the root, only those that lead there."""
     rows = yield reader.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
     yield from reader.check_complete(len(rows), *key_range(namespace))
-    if last != _LOW:
-        rows = [row for row in rows if row[0] & _LOW <= last]
+    if last != _SEQ_MASK:
+        rows = [row for row in rows if row[0] & _SEQ_MASK <= last]
         rows = rows if ns else select_lineage(rows, row_key(namespace, last))
-        head = max((row[0] & _LOW for row in rows), default=0)
-    checkpoints = [(row[0] & _LOW, row[4], reader.decrypt_row(thread_id, ns, row)) for row in rows]
+        head = max((row[0] & _SEQ_MASK for row in rows), default=0)
+    checkpoints = [
+        (row[0] & _SEQ_MASK, row[4], reader.decrypt_row(thread_id, ns, row)) for row in rows
+    ]
     ids = {snapshot.checkpoint_id for _, _, snapshot in checkpoints}
     writes = []
     for row in (yield reader.sql("namespace_writes", namespace)):
         uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
-        if uid in ids or last == _LOW:
+        if uid in ids or last == _SEQ_MASK:
             writes.append((uid, task, path, decrypt_writes(reader.seal, thread_id, ns, row)))
     return NamespaceRecords(ns, head, checkpoints, writes)
 

@@ -1,4 +1,4 @@
-"""Threads, their trees, history and sizes, beyond langgraph's contract."""
+"""Read threads beyond langgraph's contract: lists, heads, transcripts, checkpoints and sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.cache import NO_TITLE, ChannelLog, Snapshot, Title
 from perdure.checkpointers.delta import Transcript
-from perdure.checkpointers.listing import Where, matches, number_of
+from perdure.checkpointers.listing import MetadataFilter, find_first_tag, metadata_matches
 from perdure.checkpointers.manifest import (
     ALIASES,
     DELTA,
@@ -54,94 +54,107 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
 from perdure.storage.flow import NO_LIMIT, Flow, Row
 
-_SOON: Final = float("inf")
+_INFINITY: Final = float("inf")
 
 
 class ThreadReader:
-    """The flows that look at threads."""
+    """The flows that read threads, their heads, their transcripts and their checkpoints."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self.reader, self.sql = reader, reader.sql
 
-    # -- what was said
+    # -- transcripts
 
-    def history(
+    def read_history(
         self,
         at: Address,
         channel: str,
-        ends: tuple[int, int] | None,
+        bounds: tuple[int, int] | None,
         before: int | None = None,
         *,
         missing_ok: bool = False,
     ) -> Flow[Callable[[], list[HistoryItem]]]:
-        """Read the items up to a checkpoint; see `Checkpointer.history`.
+        """Read the items of a channel up to a checkpoint; see `Checkpointer.history`.
+
+        Args:
+            at: The address of the checkpoint, or of the head.
+            channel: The channel.
+            bounds: The number of items to return from the start and from the end, or None for all.
+            before: The position before which the items end, or None.
+            missing_ok: Whether an unknown thread has an empty history. Otherwise an error is
+                raised.
 
         Returns:
             A function that decodes the items. Decoding may take long, so call the function outside
             of an event loop.
         """
-        channel, ends = check_text("channel", channel), None if ends is None else _pair(ends)
+        channel = check_text("channel", channel)
+        bounds = None if bounds is None else _parse_bounds(bounds)
         checkpoint = yield from self.reader.find_checkpoint(at)
         if checkpoint is None:
-            known = yield self.sql("find_thread", at.thread_id)
-            if missing_ok and (at.checkpoint_id is None or not known):
+            thread_rows = yield self.sql("find_thread", at.thread_id)
+            if missing_ok and (at.checkpoint_id is None or not thread_rows):
                 return list
-            raise missing(at)
+            raise build_not_found_error(at)
         snapshot = checkpoint.snapshot
-        key, said = snapshot.transcript.get(channel, (0, []))
+        key, transcript = snapshot.transcript.get(channel, (0, []))
         branches: list[int] = []
         if at.checkpoint_id is None:
-            branches = yield from self._on_branches(at, checkpoint, channel)
-        places = _interleaved(iter_positions(said), branches)
+            branches = yield from self._find_branch_positions(at, checkpoint, channel)
+        entries = _interleave_positions(iter_positions(transcript), branches)
         if before is not None:
-            ranges = [(place, place + 1) for place, _ in places]
-            first = yield from self.reader.read_origins(
+            ranges = [(position, position + 1) for position, _ in entries]
+            entry_origins = yield from self.reader.read_origins(
                 at.thread_id, checkpoint.thread, key, ranges
             )
-            places = places[: first.index(before)] if before in first else []
-        if ends is not None and sum(ends) < len(places):
-            places = places[: ends[0]] + places[len(places) - ends[1] :]
-        if not places:
+            entries = entries[: entry_origins.index(before)] if before in entry_origins else []
+        if bounds is not None and sum(bounds) < len(entries):
+            entries = entries[: bounds[0]] + entries[len(entries) - bounds[1] :]
+        if not entries:
             return list
         if not key:
             ((key,),) = yield self.sql("find_log", checkpoint.namespace_key, channel)
-        held = snapshot.ranges.get(channel, (0, []))
-        seen = {*(yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *held))}
-        ranges = join_ranges((place, place + 1) for place, _ in places)
+        value_ranges = snapshot.ranges.get(channel, (0, []))
+        value_positions = {
+            *(yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *value_ranges))
+        }
+        ranges = join_ranges((position, position + 1) for position, _ in entries)
         log = yield from self.reader.load_items(at.thread_id, checkpoint.thread, key, ranges)
-        full = log.items_in(ranges)
+        bodies = log.items_in(ranges)
         is_dict, is_known = self._classify_value(snapshot.references.get(channel))
-        found_at = [(log.origin_position(place), branch) for place, branch in places]
-        seen |= yield from self._find_duplicate_positions(at, checkpoint, channel, seen)
-        yield from self._load_times(at.thread_id, log, {place for place, _ in found_at})
+        origins = [(log.origin_position(position), is_branch) for position, is_branch in entries]
+        value_positions |= yield from self._find_duplicate_positions(
+            at, checkpoint, channel, value_positions
+        )
+        yield from self._load_times(at.thread_id, log, {position for position, _ in origins})
         times = log.stored_times
 
-        def decoded() -> list[HistoryItem]:
-            values = self.reader.codec.decode_all(full)
+        def decode_items() -> list[HistoryItem]:
+            values = self.reader.codec.decode_all(bodies)
             if is_dict:
                 values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
             return [
                 HistoryItem(
                     value,
-                    not branch and (origin in seen if is_known else None),
+                    not is_branch and (origin in value_positions if is_known else None),
                     origin,
-                    branch,
+                    is_branch,
                     times[origin],
                 )
-                for value, (origin, branch) in zip(values, found_at, strict=True)
+                for value, (origin, is_branch) in zip(values, origins, strict=True)
             ]
 
-        return decoded
+        return decode_items
 
-    def _load_times(self, thread_id: str, log: ChannelLog, places: set[int]) -> Flow[None]:
+    def _load_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
         """Load the times of first storage of the items at some positions, unless cached."""
-        lacking = join_ranges(
-            (place, place + 1) for place in sorted(places.difference(log.stored_times))
+        missing_ranges = join_ranges(
+            (place, place + 1) for place in sorted(positions.difference(log.stored_times))
         )
         for position, stored_at in (
-            yield from self.reader.read_item_times(log.key, lacking)
+            yield from self.reader.read_item_times(log.key, missing_ranges)
         ).items():
-            log.stored_times[position] = _time(thread_id, stored_at)
+            log.stored_times[position] = _to_datetime(thread_id, stored_at)
 
     def _classify_value(self, ref: Any) -> tuple[bool, bool]:
         """Return whether a reference belongs to a dict, and whether its items are known.
@@ -160,7 +173,7 @@ class ThreadReader:
         return type(value) is dict, True
 
     def _find_duplicate_positions(
-        self, at: Address, checkpoint: StoredCheckpoint, channel: str, held: set[int]
+        self, at: Address, checkpoint: StoredCheckpoint, channel: str, value_positions: set[int]
     ) -> Flow[set[int]]:
         """Find transcript items that the value of a `DeltaChannel` contains in another form.
 
@@ -172,10 +185,10 @@ class ThreadReader:
         if not isinstance(ref, list) or ref[0] not in (SNAPSHOT, DELTA):
             return set()
         origins = yield from self.reader.read_origins(at.thread_id, checkpoint.thread, key, said)
-        others = sorted(held.difference(origins))
+        others = sorted(value_positions.difference(origins))
         if not others:
             return set()
-        removed, parts = [place for place in origins if place not in held], []
+        removed, parts = [place for place in origins if place not in value_positions], []
         for places in (removed, others):
             ranges = join_ranges((place, place + 1) for place in places)
             log = yield from self.reader.load_items(at.thread_id, checkpoint.thread, key, ranges)
@@ -184,11 +197,11 @@ class ThreadReader:
         numbers = map(transcript.take_match, parts[1])
         return {removed[number] for number in numbers if number is not None}
 
-    def delta_values(self, at: Address) -> Flow[dict[str, Any]]:
+    def read_delta_values(self, at: Address) -> Flow[dict[str, Any]]:
         """Read the values of `DeltaChannel`s; see `Checkpointer.delta_values`."""
         checkpoint = yield from self.reader.find_checkpoint(at)
         if checkpoint is None:
-            raise missing(at)
+            raise build_not_found_error(at)
         values: dict[str, Any] = {}
         for channel, ref in checkpoint.snapshot.references.items():
             if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
@@ -202,81 +215,81 @@ class ThreadReader:
                     values[channel] = value.value
         return values
 
-    def _on_branches(
+    def _find_branch_positions(
         self, at: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
-        """The items that are on branches only."""
+        """Return the positions of the items that are only in transcripts of branches, sorted."""
         rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
         trunk = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
-        inner = {parent for _, _, parent in rows}
-        tips = [key for key, uid, _ in rows if key not in trunk and uid not in inner]
-        out: set[int] = set()
+        parents = {parent for _, _, parent in rows}
+        tips = [key for key, uid, _ in rows if key not in trunk and uid not in parents]
+        branch_positions: set[int] = set()
         for tip in tips:
             (row,) = yield self.sql("checkpoint_row", tip)
             snapshot = yield from self.reader.resolve_row(at.thread_id, at.checkpoint_ns, row)
-            said = snapshot.transcript.get(channel, (0, []))
-            out.update(
-                (yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *said))
+            ranges = snapshot.transcript.get(channel, (0, []))
+            branch_positions.update(
+                (yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *ranges))
             )
-        if out:
-            said = checkpoint.snapshot.transcript.get(channel, (0, []))
-            out.difference_update(
-                (yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *said))
+        if branch_positions:
+            ranges = checkpoint.snapshot.transcript.get(channel, (0, []))
+            branch_positions.difference_update(
+                (yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *ranges))
             )
-        return sorted(out)
+        return sorted(branch_positions)
 
     # -- threads
 
-    def page(
+    def list_threads(
         self, limit: int, after: str | None, prefix: str, active_since: datetime | None
     ) -> Flow[list[ThreadInfo]]:
-        """A page of threads; see `Checkpointer.threads`."""
+        """Return one page of threads; see `Checkpointer.threads`."""
         out = []
-        for row in (yield from self._rows(limit, after, prefix, active_since)):
-            out.append((yield from self._info(row)))
+        for row in (yield from self._read_rows(limit, after, prefix, active_since)):
+            out.append((yield from self._build_info(row)))
         return out
 
-    def largest(self, limit: int) -> Flow[list[ThreadInfo]]:
-        """The threads with the most bytes; see `Checkpointer.usage`."""
+    def list_largest(self, limit: int) -> Flow[list[ThreadInfo]]:
+        """Return the threads with the most bytes, largest first; see `Checkpointer.usage`."""
         rows, out = (yield self.sql("largest_threads", limit)), []
         for row in rows:
-            out.append((yield from self._info(row)))
+            out.append((yield from self._build_info(row)))
         return out
 
-    def heads(
+    def list_heads(
         self,
         limit: int,
         after: str | None,
         prefix: str,
         active_since: datetime | None,
-        where: Where,
-        waiting: bool,
+        where: MetadataFilter,
+        only_waiting: bool,
     ) -> Flow[list[ThreadHead]]:
-        """The heads of a page of threads; see `Checkpointer.heads`."""
-        number, out = number_of(self.reader.seal, where), list[ThreadHead]()
-        narrow = ("list_threads",) if number is None else ("tagged_threads", number)
-        narrow = ("waiting_threads",) if waiting else narrow
+        """Return the heads of one page of threads; see `Checkpointer.heads`."""
+        tag, out = find_first_tag(self.reader.seal, where), list[ThreadHead]()
+        statement = ("list_threads",) if tag is None else ("tagged_threads", tag)
+        statement = ("waiting_threads",) if only_waiting else statement
         while True:
-            rows = yield from self._rows(limit, after, prefix, active_since, *narrow)
-            for head in (yield from self.heads_of(rows)):
-                fits = not waiting or head.status.state == "waiting"
-                if fits and (not where or matches(head.metadata, where)):
+            rows = yield from self._read_rows(limit, after, prefix, active_since, *statement)
+            for head in (yield from self.read_heads(rows)):
+                is_match = not only_waiting or head.status.state == "waiting"
+                if is_match and (not where or metadata_matches(head.metadata, where)):
                     out.append(head)
             if len(out) >= limit or len(rows) < limit:
                 return out[:limit]
             after = rows[-1][1]
 
-    def head(self, thread_id: str) -> Flow[ThreadHead | None]:
-        """Read the head of one thread; see `Checkpointer.head`."""
+    def read_head(self, thread_id: str) -> Flow[ThreadHead | None]:
+        """Return the head of one thread, or None if it does not exist; see `Checkpointer.head`."""
         try:
-            row = yield from self._row(thread_id)
+            row = yield from self._read_row(thread_id)
         except UnknownThread:
             return None
-        (head,) = yield from self.heads_of([row])
+        (head,) = yield from self.read_heads([row])
         return head
 
-    def heads_of(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
-        """The heads of the threads of rows, in two requests for all of them."""
+    def read_heads(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
+        """Return the heads of the threads of some rows, with two statements for all of them."""
         keys = json.dumps([row[0] for row in rows])
         heads, writes = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
         checkpoints = {thread: row for thread, *row in heads}
@@ -290,99 +303,125 @@ class ThreadReader:
                 head = self.reader.decrypt_row(thread_id, "", tuple(checkpoints[thread]))
                 uid, metadata = head.checkpoint_id, self.reader.decode_metadata(head)
                 status = yield from self.reader.status(thread_id, "", head, written.get(thread, []))
-            called, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
-            if called is None and head is not None:
-                called = yield from self._title(thread_id, head, metadata)
-            times = _time(thread_id, updated_at), _time(thread_id, created_at)
-            text = called.text if called is not None else ""
+            stored_title, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
+            if stored_title is None and head is not None:
+                stored_title = yield from self._read_title(thread_id, head, metadata)
+            times = _to_datetime(thread_id, updated_at), _to_datetime(thread_id, created_at)
+            text = stored_title.text if stored_title is not None else ""
             out.append(ThreadHead(thread_id, uid, metadata, *times, status, text))
         return out
 
-    def tell_anew(self, row: Row) -> Flow[None]:
-        """Have lists tell of the thread of a row what its head has, its title too."""
-        title, told = None, dict[str, Any]()
+    def refresh_list_entry(self, row: Row) -> Flow[None]:
+        """Build the title and metadata in the row of a thread again, from its head."""
+        title, listed_metadata = None, dict[str, Any]()
         for _, *checkpoint in (yield self.sql("root_heads", json.dumps([row[0]]))):
             head = self.reader.decrypt_row(row[1], "", tuple(checkpoint))
             metadata = self.reader.decode_metadata(head)
-            title = yield from self._title(row[1], head, metadata)
-            told = select_listed_metadata(metadata)
-        stored = told, self.reader.codec.encode(told, lambda: "metadata", exact=True)
-        listed = encrypt_list_entry(self.reader.seal, row[1], title or NO_TITLE, stored)
-        yield self.sql("set_list_entry", *listed, row[0])
+            title = yield from self._read_title(row[1], head, metadata)
+            listed_metadata = select_listed_metadata(metadata)
+        encoded = (
+            listed_metadata,
+            self.reader.codec.encode(listed_metadata, lambda: "metadata", exact=True),
+        )
+        list_entry = encrypt_list_entry(self.reader.seal, row[1], title or NO_TITLE, encoded)
+        yield self.sql("set_list_entry", *list_entry, row[0])
 
-    def _title(
+    def _read_title(
         self, thread_id: str, head: Snapshot, metadata: Mapping[str, Any]
     ) -> Flow[Title | None]:
-        """The title of a thread whose row has none, as it was erased or pruned."""
+        """Build the title of a thread from its head and its first messages.
+
+        The row of the thread has no title after an erasure or a prune.
+        """
         checkpoint = yield from self.reader.find_checkpoint(
             Address(thread_id, "", head.checkpoint_id), head.key
         )
-        key, said = (
+        key, ranges = (
             checkpoint.snapshot.transcript.get("messages", (0, [])) if checkpoint else (0, [])
         )
-        first = [
-            (position, position + 1) for position in islice(iter_positions(said), TITLE_CANDIDATES)
+        first_ranges = [
+            (position, position + 1)
+            for position in islice(iter_positions(ranges), TITLE_CANDIDATES)
         ]
         messages: list[Any] = []
-        if checkpoint is not None and first:
-            log = yield from self.reader.load_items(thread_id, checkpoint.thread, key, first)
-            messages = self.reader.codec.decode_all(log.items_in(first))
+        if checkpoint is not None and first_ranges:
+            log = yield from self.reader.load_items(thread_id, checkpoint.thread, key, first_ranges)
+            messages = self.reader.codec.decode_all(log.items_in(first_ranges))
         return build_title(metadata, messages)
 
-    def status(self, at: Address) -> Flow[ThreadStatus]:
-        """Where a thread stands; see `Checkpointer.status`."""
+    def read_status(self, at: Address) -> Flow[ThreadStatus]:
+        """Return the status of a thread at a checkpoint; see `Checkpointer.status`."""
         status = yield from self.reader.status_at(at)
         if status is None:
-            raise missing(at)
+            raise build_not_found_error(at)
         return status
 
-    def _rows(
+    def _read_rows(
         self,
         limit: int,
         after: str | None,
         prefix: str,
         active_since: datetime | None,
-        narrow: str = "list_threads",
-        *which: int,
+        statement: str = "list_threads",
+        *params: int,
     ) -> Flow[list[Row]]:
-        """A page of threads by one of the statements that list them."""
+        """Read one page of rows of threads.
+
+        Args:
+            limit: The maximum number of rows.
+            after: The id of the last thread of the page before, or None for the first page.
+            prefix: The prefix of the ids.
+            active_since: The earliest time of the last activity, or None.
+            statement: The name of the statement that lists the rows.
+            params: Further parameters of the statement.
+
+        Raises:
+            ConfigurationError: `limit` is not positive.
+            UnknownThread: The thread `after` does not exist.
+        """
         if limit <= 0:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
-        since = -_SOON
+        since = -_INFINITY
         if active_since is not None:
             since = check_datetime("active_since", active_since).timestamp() - 1e-6
-        prefix, last = check_text("prefix", prefix), (_SOON, 0)
+        prefix, last_key = check_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
-            thread, _, _, updated_at, *_ = yield from self._row(after)
-            last = (updated_at, thread)
-        return list((yield self.sql(narrow, *last, prefix.encode(), limit, since, *which)))
+            thread, _, _, updated_at, *_ = yield from self._read_row(after)
+            last_key = (updated_at, thread)
+        return list((yield self.sql(statement, *last_key, prefix.encode(), limit, since, *params)))
 
-    def one(self, thread_id: str) -> Flow[ThreadInfo]:
-        """One thread; see `Checkpointer.thread`."""
-        return (yield from self._info((yield from self._row(thread_id))))
+    def read_info(self, thread_id: str) -> Flow[ThreadInfo]:
+        """Return the size and the times of one thread; see `Checkpointer.thread`."""
+        return (yield from self._build_info((yield from self._read_row(thread_id))))
 
-    def beginning(self, thread_id: str, least: int) -> Flow[str]:
-        """What no other id begins with; see `Checkpointer.beginning`."""
+    def shortest_unique_prefix(self, thread_id: str, min_length: int) -> Flow[str]:
+        """Return the shortest prefix of an id that no other id has; see `Checkpointer.beginning`.
+
+        Args:
+            thread_id: The id.
+            min_length: The minimum length of the prefix.
+        """
         thread_id = check_thread_id(thread_id)
         [others] = yield self.sql("neighbouring_thread_ids", thread_id)
         # the ids that begin most like it are beside it in order; of characters, not of paths
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
-        return thread_id[: max(least, shared + 1)]
+        return thread_id[: max(min_length, shared + 1)]
 
-    def _row(self, thread_id: str) -> Flow[Row]:
-        """The row of a thread.
+    def _read_row(self, thread_id: str) -> Flow[Row]:
+        """Return the row of a thread.
 
         Raises:
-            UnknownThread: There is none.
+            UnknownThread: The thread does not exist.
         """
         thread_id = check_thread_id(thread_id)
         rows = yield self.sql("one_thread", thread_id)
         if not rows:
             yield from self.reader.check_missing(Address(thread_id, "", None))
-            raise missing(Address(thread_id, "", None))
+            raise build_not_found_error(Address(thread_id, "", None))
         return rows[0]  # type: ignore[no-any-return]
 
-    def _info(self, row: Row) -> Flow[ThreadInfo]:
+    def _build_info(self, row: Row) -> Flow[ThreadInfo]:
+        """Read the sizes and the head of a thread, and return its `ThreadInfo`."""
         thread, thread_id, created_at, updated_at, indexed, _ = row
         if indexed != thread:
             raise damaged_index_error(f"thread {thread}")
@@ -394,39 +433,39 @@ class ThreadReader:
             if "" in names
             else None
         )
-        said, active_at = 0, updated_at
+        message_count, active_at = 0, updated_at
         if head is not None:
-            said = count_positions(head.snapshot.transcript.get("messages", (0, []))[1])
+            message_count = count_positions(head.snapshot.transcript.get("messages", (0, []))[1])
             active_at = self.reader.activity_time(head.snapshot, updated_at)
         created, updated, active = (
-            _time(thread_id, at) for at in (created_at, updated_at, active_at)
+            _to_datetime(thread_id, at) for at in (created_at, updated_at, active_at)
         )
         return ThreadInfo(
-            thread_id, checkpoints, items, size, created, updated, names, active, said
+            thread_id, checkpoints, items, size, created, updated, names, active, message_count
         )
 
-    def idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
-        """A thread whose conversation did not go on since a moment; None: it did, or is unknown.
+    def find_idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
+        """Return a thread if its conversation has not been active since a moment, else None.
 
-        It goes on if a run of the server waits, or a cron.
+        A thread with a waiting run of the server or with a cron is not idle.
         """
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
-        waits = yield self.sql("has_planned_runs", thread_id)
-        info = (yield from self._info(rows[0])) if rows and not waits else None
+        planned_runs = yield self.sql("has_planned_runs", thread_id)
+        info = (yield from self._build_info(rows[0])) if rows and not planned_runs else None
         return info if info is not None and info.active_at < before else None
 
     # -- checkpoints
 
-    def checkpoints(
+    def list_checkpoints(
         self,
         thread_id: str,
         checkpoint_ns: str | None,
         limit: int | None,
         before: int | None = None,
     ) -> Flow[list[CheckpointInfo]]:
-        """Checkpoints without their values; see `Checkpointer.checkpoints`."""
+        """Return checkpoints without their values; see `Checkpointer.checkpoints`."""
         checkpoint_ns = check_optional_text("checkpoint_ns", checkpoint_ns)
-        thread, thread_id, *_ = yield from self._row(thread_id)
+        thread, thread_id, *_ = yield from self._read_row(thread_id)
         out: list[CheckpointInfo] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
             if checkpoint_ns is not None and ns != checkpoint_ns:
@@ -434,15 +473,26 @@ class ThreadReader:
             keys = yield self.sql("checkpoint_keys", *key_range(namespace))
             yield from self.reader.check_complete(len(keys), *key_range(namespace))
             trunk = {key for key, *_ in select_lineage(keys, row_key(namespace, head))}
-            most = NO_LIMIT if limit is None else limit
-            part = key_range(namespace) if before is None else key_range(namespace, 0, before)
-            for row in (yield self.sql("checkpoints_page", *part, most)):
-                out.append((yield from self._checkpoint(thread_id, ns, row, trunk, head)))
+            max_rows = NO_LIMIT if limit is None else limit
+            keys_range = key_range(namespace) if before is None else key_range(namespace, 0, before)
+            for row in (yield self.sql("checkpoints_page", *keys_range, max_rows)):
+                out.append(
+                    (yield from self._build_checkpoint_info(thread_id, ns, row, trunk, head))
+                )
         return sorted(out, key=lambda info: -info.order)
 
-    def _checkpoint(
+    def _build_checkpoint_info(
         self, thread_id: str, ns: str, row: Row, trunk: set[int], head: int
     ) -> Flow[CheckpointInfo]:
+        """Decrypt the row of a checkpoint, and return its `CheckpointInfo`.
+
+        Args:
+            thread_id: The thread.
+            ns: The namespace.
+            row: The row of the checkpoint.
+            trunk: The keys of the head and its ancestors.
+            head: The sequence number of the head.
+        """
         snapshot = yield from self.reader.resolve_row(thread_id, ns, row)
         fields: dict[str, Any] = self.reader.codec.decode(snapshot.encoded_fields[0])
         status = yield from self.reader.status(thread_id, ns, snapshot, [])
@@ -461,37 +511,55 @@ class ThreadReader:
         )
 
 
-def _interleaved(said: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
-    """The items up to the head and, marked, those on branches, in order."""
+def _interleave_positions(said: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
+    """Merge the positions of two transcripts in order.
+
+    Args:
+        said: The positions up to the head, in the order of the transcript.
+        branches: The sorted positions of items that are only on branches.
+
+    Returns:
+        Each position, with whether it is only on a branch.
+    """
     out: list[tuple[int, bool]] = []
-    left = branches[::-1]
+    remaining = branches[::-1]
     for position in said:
-        while left and left[-1] < position < ALIASES:
-            out.append((left.pop(), True))
+        while remaining and remaining[-1] < position < ALIASES:
+            out.append((remaining.pop(), True))
         out.append((position, False))
-    return out + [(position, True) for position in reversed(left)]
+    return out + [(position, True) for position in reversed(remaining)]
 
 
-def _time(thread_id: str, at: float) -> datetime:
+def _to_datetime(thread_id: str, seconds: float) -> datetime:
+    """Convert seconds since 1970 to a time in UTC.
+
+    Raises:
+        CorruptRecord: The number is no valid time.
+    """
     try:
-        return datetime.fromtimestamp(at, UTC)
+        return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError) as exc:
-        raise CorruptRecord(f"the thread {thread_id!r} has {at!r} for a time") from exc
+        raise CorruptRecord(f"the thread {thread_id!r} has {seconds!r} for a time") from exc
 
 
-def _pair(ends: Any) -> tuple[int, int]:
+def _parse_bounds(bounds: Any) -> tuple[int, int]:
+    """Return the two numbers of the argument `bounds`.
+
+    Raises:
+        ConfigurationError: The argument is not a pair of numbers that are zero or more.
+    """
     with suppress(TypeError, ValueError):
-        first, last = map(index, ends)
+        first, last = map(index, bounds)
         if first >= 0 and last >= 0:
             return first, last
     raise ConfigurationError(
-        f"ends is {ends!r:.80}; expected how many items from the beginning and how many from "
+        f"ends is {bounds!r:.80}; expected how many items from the beginning and how many from "
         "the end, like (0, 50)"
     )
 
 
-def missing(at: Address) -> UnknownThread | UnknownCheckpoint:
-    """The error for a thread, a namespace or a checkpoint that is not there."""
+def build_not_found_error(at: Address) -> UnknownThread | UnknownCheckpoint:
+    """Build the error for a thread, namespace or checkpoint that does not exist."""
     within = f" with the namespace {at.checkpoint_ns!r}" if at.checkpoint_ns else ""
     if at.checkpoint_id is None:
         return UnknownThread(f"there is no thread {at.thread_id!r}{within}; threads() lists them")

@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage, convert_to_messages, convert_to
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.labels import USER_LABELS
-from perdure.checkpointers.thread_copy import SaidTree, said_on
+from perdure.checkpointers.thread_copy import TranscriptTree, read_transcript_tree
 from perdure.checkpointers.titles import about, existing_head
 from perdure.errors import InvalidMessages
 from perdure.memory.conversation import SHORTENED
@@ -32,10 +32,10 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
         InvalidMessages: The messages of the thread cannot be exported.
     """
     newest = existing_head(saver, thread_id).metadata
-    said = saver.database.read(partial(said_on, saver._reader, thread_id))
+    said = saver.database.read(partial(read_transcript_tree, saver._reader, thread_id))
     whose = {name: newest[name] for name in USER_LABELS if newest.get(name)}
     line = {"thread_id": thread_id, **about(saver, thread_id, newest), **whose, "messages": []}
-    if said is not None and said.ways:
+    if said is not None and said.lineages:
         main, *others = _split_branches(said)
         line["messages"] = main["messages"]
         if said.is_lost or (said.values and not (main["messages"] or others)):
@@ -53,7 +53,7 @@ def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     return line
 
 
-def _split_branches(said: SaidTree) -> Iterator[dict[str, Any]]:
+def _split_branches(said: TranscriptTree) -> Iterator[dict[str, Any]]:
     """Yield the messages that each branch adds, with the number of messages before them.
 
     The main branch comes first. A branch from which another branch continues adds nothing.
@@ -61,7 +61,7 @@ def _split_branches(said: SaidTree) -> Iterator[dict[str, Any]]:
     messages = {
         at: message for at, value in said.values.items() if (message := _convert_to_message(value))
     }
-    ways = [_find_last_versions(way, messages) for way in said.ways]
+    ways = [_find_last_versions(way, messages) for way in said.lineages]
     inner, ends = set[int](), list[int]()
     numbers: dict[
         tuple[int, int], int

@@ -27,12 +27,12 @@ from langchain_core.messages import BaseMessage
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reports import HistoryItem
 from perdure.checkpointers.said import (
-    ReadThread,
-    advance,
-    key_of,
-    read_thread,
-    unread,
-    unsay_some,
+    IndexProgress,
+    build_message_key,
+    drop_some_indexes,
+    read_progress,
+    read_unindexed,
+    save_progress,
 )
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 from perdure.errors import (
@@ -157,8 +157,8 @@ class _IndexStep(NamedTuple):
     """A part of a thread that is to be written."""
 
     thread_id: str
-    before: ReadThread
-    after: ReadThread
+    before: IndexProgress
+    after: IndexProgress
     items: Sequence[tuple[HistoryItem, float]]
 
 
@@ -316,10 +316,10 @@ class TranscriptSearch:
         """What of a thread was not read yet, in parts."""
         path = encode_path([self._hash_owner(owner)])
         try:
-            read = self._saver._read(lambda: unread(self._saver._threads, thread_id, path))
+            read = self._saver._read(lambda: read_unindexed(self._saver._threads, thread_id, path))
         except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
             _LOG.warning("thread %.80r is not searched: %s", thread_id, exc)
-            known = self._database.read(lambda: read_thread(self._sql, thread_id))
+            known = self._database.read(lambda: read_progress(self._sql, thread_id))
             read = None if known is None else (known, [])
         before, items = read or (None, [])
         while before is not None:
@@ -327,7 +327,7 @@ class TranscriptSearch:
             position = part[-1][0].position + 1 if part else before.position_in(path)
             after = before._replace(position=position, path=path)
             yield _IndexStep(
-                thread_id, before, after if not items else after._replace(stamp=-1), part
+                thread_id, before, after if not items else after._replace(version_token=-1), part
             )
             before = after if items else None
 
@@ -339,7 +339,7 @@ class TranscriptSearch:
         puts = [self._parts.prepare_batch(self._iter_puts(part)) for part in some]
 
         def flow() -> Flow[None]:
-            done = yield from advance(self._sql, steps)
+            done = yield from save_progress(self._sql, steps)
             if written := [*chain(*compress(puts, done))]:
                 yield from self._parts.writer.write(written, self._parts.now())
 
@@ -361,7 +361,7 @@ class TranscriptSearch:
                     position=item.position,
                     at=parse_time(message.response_metadata.get("create_time")) or parse_time(at),
                 )
-                key = key_of(part.after.thread, item.position)
+                key = build_message_key(part.after.thread, item.position)
                 yield PutItem((label,), key, value, provenance=source)
 
 
@@ -472,7 +472,7 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
 def delete_transcript_index(saver: Checkpointer) -> None:
     """Remove what searches have kept of all threads; another search reads them again."""
     while saver.database.write(
-        lambda: unsay_some(saver._sql, _THREADS_PER_TRANSACTION), deletes_rows=True
+        lambda: drop_some_indexes(saver._sql, _THREADS_PER_TRANSACTION), deletes_rows=True
     ):
         pass
     saver.database.shrink()

@@ -15,7 +15,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.thread_copy import Merge
+from perdure.checkpointers.thread_copy import DatabaseMerge
 from perdure.checkpointers.titles import existing_head
 from perdure.errors import ConfigurationError, ImportFailed
 from tests import backends
@@ -324,15 +324,15 @@ def test_what_is_erased_meanwhile_is_not_taken_over(
     if is_known:
         here.import_from(there)
     put(there, {"messages": [HumanMessage("first", id="m1"), message]}, first)
-    write = Merge._write
+    write = DatabaseMerge._write_new_records
 
-    def erasing(self: Merge, *args: Any) -> Any:
+    def erasing(self: DatabaseMerge, *args: Any) -> Any:
         done = write(self, *args)
         there.erase("t", ["m0"])
-        monkeypatch.setattr(Merge, "_write", write)
+        monkeypatch.setattr(DatabaseMerge, "_write_new_records", write)
         return done
 
-    monkeypatch.setattr(Merge, "_write", erasing)
+    monkeypatch.setattr(DatabaseMerge, "_write_new_records", erasing)
     if is_known:
         with pytest.raises(ImportFailed, match="erase it from thread 't' of this database as well"):
             here.import_from(there)

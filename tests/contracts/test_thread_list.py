@@ -44,13 +44,13 @@ def told(saver: SQLiteCheckpointer, thread_id: str = "t") -> Any:
 
 def heads_read(saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many heads each search reads from now on."""
-    read, many = saver._threads.heads_of, list[int]()
+    read, many = saver._threads.read_heads, list[int]()
 
     def heads_of(rows: Any) -> Any:
         many.append(len(rows))
         return read(rows)
 
-    monkeypatch.setattr(saver._threads, "heads_of", heads_of)
+    monkeypatch.setattr(saver._threads, "read_heads", heads_of)
     return many
 
 

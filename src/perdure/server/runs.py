@@ -167,7 +167,7 @@ class Runs:
         return {id: log for (of, id), log in self._feeds.items() if of == tenant and log.is_read}
 
     async def key_of(self, tenant: str | None, thread_id: str) -> int:
-        """See `RunTable.key_of`."""
+        """See `RunTable.get_thread_key`."""
         return await (await self.of(tenant)).table.get_thread_key(thread_id)
 
     async def recalled(self, identity: Identity, thread_id: str, thread: int) -> Log:
