@@ -213,7 +213,7 @@ class _PostgresTables:
 
         self._tables = ForeignPostgres(dsn)
         dumps = codec.serde.dumps_typed  # required by the saver, which does not call it here
-        self._saver = self._tables.saver(
+        self._saver = self._tables.build_saver(
             SimpleNamespace(
                 dumps_typed=dumps, loads_typed=lambda typed: codec.load_with_serializer(*typed)
             )
@@ -222,7 +222,7 @@ class _PostgresTables:
         self._paths = _PATHS.format(path="task_path")
 
     def read_rows(self, sql: str, *params: Any) -> list[Row]:
-        return self._tables.rows(sql.replace("?", "%s"), *params)
+        return self._tables.fetch_rows(sql.replace("?", "%s"), *params)
 
     def iter_thread_ids(self) -> Iterator[str]:
         """Check the tables, and yield the ids of all threads.
@@ -230,12 +230,12 @@ class _PostgresTables:
         Raises:
             NotADatabase: The database lacks the tables of langgraph's saver.
         """
-        if self._tables.lacks("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
+        if self._tables.lacks_any_table("checkpoints", "checkpoint_blobs", "checkpoint_writes"):
             raise NotADatabase(
                 f"{self.path} has no tables of langgraph-checkpoint-postgres in this user's "
                 "search path; to copy a database of perdure, use 'perdure copy'"
             )
-        if "task_path" not in self._tables.columns("checkpoint_writes"):  # of an older version
+        if "task_path" not in self._tables.list_columns("checkpoint_writes"):  # of an older version
             self._paths = _PATHS.format(path="''")
             for name, path in (
                 ("SELECT_SQL", "cw.task_path"),
@@ -250,7 +250,7 @@ class _PostgresTables:
             label = f"{self.path}, thread {thread_id!r}, checkpoint {uid!r}"
             config = Address(thread_id, ns, None).config(uid)
             try:
-                stored = self._tables.call(partial(self._saver.get_tuple, config))
+                stored = self._tables.read_with(partial(self._saver.get_tuple, config))
             except (ForbiddenType, CorruptRecord) as exc:
                 raise type(exc)(f"{label}: {exc}") from exc
             except (LookupError, TypeError, ValueError, AttributeError) as exc:  # from their saver

@@ -127,10 +127,10 @@ def of_langgraph(path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VAL
         from perdure.storage.foreign_postgres import ForeignPostgres
 
         with closing(ForeignPostgres(path)) as tables:
-            if tables.lacks("store"):
+            if tables.lacks_any_table("store"):
                 raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
-            sql = _THEIRS_IN_POSTGRES.format(_life_columns(tables.columns("store")))
-            yield from _of_pages(tables.path, partial(tables.rows, sql))
+            sql = _THEIRS_IN_POSTGRES.format(_life_columns(tables.list_columns("store")))
+            yield from _of_pages(tables.path, partial(tables.fetch_rows, sql))
         return
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")

@@ -55,7 +55,7 @@ def test_without_psycopg() -> None:
         check=False,
     )
 
-    assert "MissingDependency: Postgres needs psycopg and its pool" in done.stderr
+    assert "MissingDependency: Postgres needs psycopg and psycopg_pool" in done.stderr
 
 
 def test_a_dsn_is_no_file() -> None:

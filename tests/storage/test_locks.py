@@ -181,7 +181,7 @@ def test_taking_it_twice_in_a_run_raises(database: SQLiteDatabase, timeout_s: fl
     """Also from a task or a thread that the run started; and not once it was given back."""
 
     async def again() -> None:
-        with pytest.raises(AlreadyLocked, match="'t' is locked by this run already"):
+        with pytest.raises(AlreadyLocked, match="'t' is already locked by this run"):
             async with database.lock("t", timeout_s=timeout_s):
                 pass
 

@@ -1,4 +1,4 @@
-"""A Postgres database with tables of langgraph's own, which is only read."""
+"""Read the tables of langgraph's own Postgres saver and store, for imports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,23 @@ try:
     from perdure.storage.postgres_errors import map_errors
 except ImportError as exc:
     raise MissingDependency(
-        "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
+        "Postgres needs psycopg and psycopg_pool; in a checkout: pip install '.[postgres]'"
     ) from exc
 
 
 class ForeignPostgres:
-    """A connection to it, with tables where its user finds them; PgBouncer may be between.
+    """A connection to a Postgres database with tables of langgraph, which are only read.
+
+    The tables are found by the search path of the role. The DSN may lead to PgBouncer.
+
+    Args:
+        dsn: The DSN of the database.
+
+    Attributes:
+        path: The name of the database, without a password, for error messages.
 
     Raises:
-        ConfigurationError: The DSN is none, or the server refuses it.
+        ConfigurationError: The text is not a DSN, or the server refuses the login.
         StorageUnavailable: The server cannot be reached.
     """
 
@@ -34,38 +42,44 @@ class ForeignPostgres:
         self.path = source.name
         self._conn = open_connection(source, psycopg.Connection, within_s=0, row_factory=dict_row)
 
-    def rows(self, sql: str, *params: object) -> list[Row]:
-        """The rows of a statement, whose parameters are `%s`."""
+    def fetch_rows(self, sql: str, *params: object) -> list[Row]:
+        """Execute a statement with the placeholders `%s`, and return its rows."""
         with map_errors(self.path), self._conn.cursor(row_factory=tuple_row) as cursor:
             return cursor.execute(sql.encode(), params or None).fetchall()
 
-    def lacks(self, *tables: str) -> bool:
-        """Whether one of these tables is not there."""
-        return any(self.rows("SELECT to_regclass(%s)", table) == [(None,)] for table in tables)
+    def lacks_any_table(self, *tables: str) -> bool:
+        """Return whether at least one of these tables does not exist."""
+        return any(
+            self.fetch_rows("SELECT to_regclass(%s)", table) == [(None,)] for table in tables
+        )
 
-    def columns(self, table: str) -> set[str]:
-        """The columns of a table."""
+    def list_columns(self, table: str) -> set[str]:
+        """Return the names of the columns of a table."""
         sql = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
-        return {name for (name,) in self.rows(f"{sql} AND NOT attisdropped", table)}
+        return {name for (name,) in self.fetch_rows(f"{sql} AND NOT attisdropped", table)}
 
-    def saver(self, serde: Any) -> Any:
-        """Langgraph's `PostgresSaver` over the connection, which is closed if there is none.
+    def build_saver(self, serde: Any) -> Any:
+        """Build langgraph's `PostgresSaver` on the connection.
+
+        Args:
+            serde: The serializer of the saver.
 
         Raises:
-            MissingDependency: The package `langgraph-checkpoint-postgres` is not installed.
+            MissingDependency: The package `langgraph-checkpoint-postgres` is not installed. The
+                connection is closed then.
         """
         try:
             from langgraph.checkpoint.postgres import PostgresSaver
         except ImportError as exc:
             self.close()
             raise MissingDependency(
-                "checkpoints of langgraph's Postgres saver are read by its own package: "
+                "reading checkpoints of langgraph's Postgres saver needs its package: "
                 "pip install langgraph-checkpoint-postgres"
             ) from exc
         return PostgresSaver(self._conn, serde=serde)
 
-    def call(self, read: Callable[[], T]) -> T:
-        """Run what reads by the connection, psycopg's errors turned into perdure's."""
+    def read_with(self, read: Callable[[], T]) -> T:
+        """Call a function that reads by the connection, and convert psycopg's errors."""
         with map_errors(self.path):
             return read()
 

@@ -1,15 +1,17 @@
 """Locks on names, across threads, event loops and processes.
 
-A lock is held by one *run*: the context (`contextvars`) in which it was taken, with the tasks and
-`to_thread` calls that inherit it. Within a process the next holder is the one that waited longest.
-Between processes no order is kept: they try again after short pauses. A process that dies releases
-its locks: `FileLocks` are locks of the operating system on bytes of a file beside the database, one
-byte a name; those of Postgres belong to a connection.
+A lock is held by one *run*: the context (`contextvars`) in which it was taken, and the tasks and
+`to_thread` calls that inherit this context. Within a process, the run that has waited longest gets
+the lock next. Between processes there is no order; each process tries again after a short pause.
 
-POSIX drops locks on files when the process closes *any* descriptor of the file
-(https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html), so a process opens the file
-once for each database, and closes it with the database. Locks are advisory, and hold only on file
-systems where `fcntl` locks work.
+The locks of a process that dies are released. `FileLocks` are locks of the operating system on
+bytes of a file next to the database, one byte for each name. Locks of Postgres belong to a
+connection.
+
+POSIX releases the locks of a process on a file when the process closes any descriptor of the file
+(https://pubs.opengroup.org/onlinepubs/9799919799/functions/fcntl.html). A process therefore opens
+the file once for each database, and closes it with the database. The locks are advisory. They work
+only on file systems that support `fcntl` locks.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from perdure.storage.threads import Queues, Ticket
 if sys.platform == "win32":
     import msvcrt
 
-    _OFFSETS: Final = 1 << 31  # `msvcrt.locking` locks at the file position, a long
+    _OFFSET_COUNT: Final = 1 << 31  # `msvcrt.locking` takes a signed 32-bit file position
 
     def _lock_byte(fd: int, offset: int) -> None:
         os.lseek(fd, offset, os.SEEK_SET)
@@ -42,15 +44,15 @@ if sys.platform == "win32":
         os.lseek(fd, offset, os.SEEK_SET)
         msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
 
-    def _lock_whole(fd: int) -> None:
+    def _lock_file(fd: int) -> None:
         _lock_byte(fd, 0)
 
-    def _unlock_whole(fd: int) -> None:
+    def _unlock_file(fd: int) -> None:
         _unlock_byte(fd, 0)
 else:
     import fcntl
 
-    _OFFSETS: Final = 1 << 62
+    _OFFSET_COUNT: Final = 1 << 62
 
     def _lock_byte(fd: int, offset: int) -> None:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
@@ -58,226 +60,257 @@ else:
     def _unlock_byte(fd: int, offset: int) -> None:
         fcntl.lockf(fd, fcntl.LOCK_UN, 1, offset)
 
-    def _lock_whole(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this descriptor, not of the process
+    def _lock_file(fd: int) -> None:
+        fcntl.flock(
+            fd, fcntl.LOCK_EX | fcntl.LOCK_NB
+        )  # `flock` belongs to the descriptor, not to the process
 
-    def _unlock_whole(fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # also of its copy in a child that was forked just then
+    def _unlock_file(fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # also releases the copy in a child that was forked just now
 
 
-_PAUSE_S: Final = 0.01  # between two tries
-_whole_files: Final = set[int]()  # descriptors of files that are locked as a whole
+_PAUSE_S: Final = 0.01  # seconds between two attempts to take a lock
+_locked_file_descriptors: Final = set[int]()  # files that `file_lock` has open
 
 
 @contextlib.contextmanager
 def file_lock(path: str, timeout_s: float) -> Iterator[None]:
-    """Hold a file alone, which is made if need be; the others are threads and processes.
+    """Hold an exclusive lock on a file, which excludes other threads and other processes.
+
+    A file that does not exist is created.
 
     Raises:
-        TimeoutError: It was not free within `timeout_s` seconds.
+        TimeoutError: Another thread or process held the lock for `timeout_s` seconds.
         OSError: The file cannot be opened, or its file system has no locks.
     """
-    until = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    _whole_files.add(fd)
+    _locked_file_descriptors.add(fd)
     try:
         while True:
             try:
-                _lock_whole(fd)
+                _lock_file(fd)
                 break
             except (BlockingIOError, PermissionError):
-                if time.monotonic() >= until:
-                    raise TimeoutError(f"{path!r} was not free within {timeout_s} s") from None
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{path!r} was locked for {timeout_s} s") from None
                 time.sleep(_PAUSE_S)
         try:
             yield
         finally:
-            if fd in _whole_files:
+            if fd in _locked_file_descriptors:
                 with contextlib.suppress(OSError):  # the file system may have gone
-                    _unlock_whole(fd)
+                    _unlock_file(fd)
     finally:
-        if fd in _whole_files:
-            _whole_files.remove(fd)
+        if fd in _locked_file_descriptors:
+            _locked_file_descriptors.remove(fd)
             os.close(fd)
 
 
-def _close_in_child() -> None:
-    """A forked process holds no lock: else it would keep one when its parent gives it back."""
-    while _whole_files:
-        os.close(_whole_files.pop())
+def _close_locked_files_in_child() -> None:
+    """Close the inherited descriptors in a forked process.
+
+    Otherwise a lock would stay held by the child after its parent has released it.
+    """
+    while _locked_file_descriptors:
+        os.close(_locked_file_descriptors.pop())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
+    os.register_at_fork(after_in_child=_close_locked_files_in_child)
 
 
-def offset_of(name: str) -> int:
-    """The byte that stands for a name. Names of one byte exclude each other between processes."""
+def compute_offset(name: str) -> int:
+    """Return the offset of the byte that is locked for a name.
+
+    Two names with the same offset exclude each other between processes.
+    """
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % _OFFSETS
+    return int.from_bytes(digest, "big") % _OFFSET_COUNT
 
 
-class Hold:
-    """A lock that a run has, or waits for. The first in the queue may take it between processes."""
+class LockHold:
+    """A lock that a run holds or waits for.
+
+    Attributes:
+        ticket: The place in the queue of this process. The first in the queue may take the lock
+            that excludes other processes.
+        is_taken: Whether the lock that excludes other processes was taken.
+        session: The session of `ProcessLocks` in which the lock was taken.
+        is_released: Whether the run has released the lock or has stopped waiting for it.
+    """
 
     def __init__(self, owner: Locks, name: str, timeout_s: float | None) -> None:
         self.owner, self.name, self.timeout_s = owner, name, timeout_s
         self.ticket: Ticket | None = None
-        self.taken, self.session = False, 0  # between processes, and in which session
-        self.given_back = False
+        self.is_taken, self.session = False, 0
+        self.is_released = False
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
-    def left_s(self) -> float | None:
-        """The remaining time to wait for it."""
+    def remaining_s(self) -> float | None:
+        """Return the remaining seconds to wait for the lock, or None if there is no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
 
-_held: ContextVar[tuple[Hold, ...]] = ContextVar("perdure_locks", default=())
+_holds_of_run: ContextVar[tuple[LockHold, ...]] = ContextVar("perdure_locks", default=())
 
 
 class ProcessLocks(Protocol):
-    """Locks between processes, of the process that has this object; at most one for each name."""
+    """The locks of one process that exclude other processes, at most one for each name.
 
-    pause_s: float  # between two tries
-    session: int  # another number when all that were taken have been lost
-    is_prompt: bool  # whether taking one is a call of the operating system, as giving it back is
+    Attributes:
+        pause_s: The seconds between two attempts to take a lock.
+        session: A number that changes when all locks that were taken have been lost.
+        is_prompt: Whether taking a lock is only a call of the operating system, which does not
+            block.
+    """
 
-    def take(self, name: str) -> bool:
-        """Take a lock if no other process has it."""
+    pause_s: float
+    session: int
+    is_prompt: bool
 
-    def give_back(self, name: str) -> None:
+    def try_take(self, name: str) -> bool:
+        """Take a lock unless another process holds it, and return whether it was taken."""
+
+    def release(self, name: str) -> None:
         """Release a lock."""
 
     def check(self) -> None:
-        """Change `session` if the locks were lost."""
+        """Change `session` if the locks were lost with their connection."""
 
     def close(self) -> None:
-        """Release all."""
+        """Release all locks."""
 
 
 class FileLocks(ProcessLocks):
     """Locks on bytes of a file, one for each name.
 
     Args:
-        path: The file, made when it is first needed and never removed.
-        offset: The byte for a name.
+        path: The file. It is created when it is first needed, and is never removed.
+        offset: A function that returns the offset of the byte for a name.
     """
 
     pause_s = _PAUSE_S
     session = 0
     is_prompt = True
 
-    def __init__(self, path: str, offset: Callable[[str], int] = offset_of) -> None:
+    def __init__(self, path: str, offset: Callable[[str], int] = compute_offset) -> None:
         self._path, self._offset = path, offset
-        self._guard = threading.Lock()
-        self._taken: Counter[int] = Counter()  # how many names have a locked byte
+        self._lock = threading.Lock()
+        self._name_counts: Counter[int] = Counter()  # number of names for each locked byte
         self._fd: int | None = None
 
-    def take(self, name: str) -> bool:
-        """See `Between.take`.
+    def try_take(self, name: str) -> bool:
+        """See `ProcessLocks.try_take`.
 
         Raises:
-            StorageError: The file cannot be used.
+            StorageError: The file cannot be opened, or its file system has no locks.
         """
         offset = self._offset(name)
-        with self._guard:
-            fd = self._opened()
-            if not self._taken[offset]:
+        with self._lock:
+            fd = self._open_file()
+            if not self._name_counts[offset]:
                 try:
                     _lock_byte(fd, offset)
                 except (BlockingIOError, PermissionError):
                     return False
                 except OSError as exc:
                     raise StorageError(
-                        f"the file system of {self._path!r} has no locks between processes ({exc})"
+                        f"the file system of {self._path!r} does not support locks ({exc}); put "
+                        "the database on a local disk"
                     ) from exc
-            self._taken[offset] += 1
+            self._name_counts[offset] += 1
         return True
 
-    def _opened(self) -> int:
+    def _open_file(self) -> int:
+        """Return the descriptor of the file, which is opened at the first call."""
         if self._fd is None:
             try:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
             except OSError as exc:
                 raise StorageError(
-                    f"the file of locks {self._path!r} cannot be opened ({exc.strerror}): "
+                    f"the lock file {self._path!r} cannot be opened ({exc.strerror}); "
                     "check the permissions of its folder"
                 ) from exc
         return self._fd
 
-    def give_back(self, name: str) -> None:
-        """See `Between.give_back`."""
+    def release(self, name: str) -> None:
+        """See `ProcessLocks.release`."""
         offset = self._offset(name)
-        with self._guard:
-            self._taken[offset] -= 1
-            if self._fd is not None and not self._taken[offset]:
+        with self._lock:
+            self._name_counts[offset] -= 1
+            if self._fd is not None and not self._name_counts[offset]:
                 with contextlib.suppress(OSError):  # the file system may have gone
                     _unlock_byte(self._fd, offset)
 
     def check(self) -> None:
-        """See `Between.check`: they last as long as the process."""
+        """Do nothing, because these locks last as long as the process."""
 
     def close(self) -> None:
-        """See `Between.close`."""
-        with self._guard:
+        """See `ProcessLocks.close`."""
+        with self._lock:
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
 
 
 class Locks:
-    """The locks that one process has on the names of one database.
+    """The locks of one process on the names of one database.
 
     Args:
-        between: Keeps other processes out; None: none can have the database open.
+        process_locks: The locks that exclude other processes, or None if no other process can open
+            the database.
     """
 
-    def __init__(self, between: ProcessLocks | None) -> None:
-        self._between = between
+    def __init__(self, process_locks: ProcessLocks | None) -> None:
+        self._process_locks = process_locks
         self._pid = os.getpid()
         self._queues = Queues()
-        self._guard = threading.Lock()  # between taking and giving back
+        self._lock = threading.Lock()  # protects `is_taken` and `is_released` of all holds
         self._closed = False
 
-    def acquire(self, name: str, timeout_s: float | None) -> Hold:
-        """Take a lock, which is given back with `release`.
+    def acquire(self, name: str, timeout_s: float | None) -> LockHold:
+        """Wait for a lock and take it. `release` releases it.
 
         Raises:
-            AlreadyLocked: This run has it.
-            StorageUnavailable: It was not free in time, or the database is closed.
-            StorageError: There can be no locks between processes.
+            AlreadyLocked: This run already holds the lock.
+            StorageUnavailable: The lock was not free in time, or the database is closed.
+            StorageError: The file system does not support locks.
         """
-        hold = Hold(self, name, timeout_s)
-        with self._taking(hold, None) as ticket:
-            ticket.turn.result(hold.left_s())
-            while not self._take(hold):
+        hold = LockHold(self, name, timeout_s)
+        with self._wait_in_queue(hold, None) as ticket:
+            ticket.turn.result(hold.remaining_s())
+            while not self._try_take(hold):
                 time.sleep(self._pause_s(hold))
         return hold
 
-    async def aacquire(self, name: str, timeout_s: float | None) -> Hold:
-        """See `acquire`. If the task is cancelled, the lock is not taken."""
-        hold = Hold(self, name, timeout_s)
-        with self._taking(hold, asyncio.get_running_loop()) as ticket:
+    async def aacquire(self, name: str, timeout_s: float | None) -> LockHold:
+        """Await a lock and take it; see `acquire`. A task that is cancelled does not take it."""
+        hold = LockHold(self, name, timeout_s)
+        with self._wait_in_queue(hold, asyncio.get_running_loop()) as ticket:
             if not ticket.turn.done():
-                async with asyncio.timeout(hold.left_s()):
+                async with asyncio.timeout(hold.remaining_s()):
                     await asyncio.wrap_future(ticket.turn)
-            while not await self._atake(hold):  # noqa: ASYNC110 - across processes
+            while not await self._try_take_async(hold):  # noqa: ASYNC110 - no event tells of other processes
                 await asyncio.sleep(self._pause_s(hold))
         return hold
 
-    async def _atake(self, hold: Hold) -> bool:
-        if self._between is None or self._between.is_prompt:
-            return self._take(hold)
-        return await asyncio.to_thread(self._take, hold)
+    async def _try_take_async(self, hold: LockHold) -> bool:
+        """Call `_try_take`, in a thread if it may block."""
+        if self._process_locks is None or self._process_locks.is_prompt:
+            return self._try_take(hold)
+        return await asyncio.to_thread(self._try_take, hold)
 
     @contextlib.contextmanager
-    def _taking(self, hold: Hold, loop: asyncio.AbstractEventLoop | None) -> Iterator[Ticket]:
-        """Join the queue, and leave it if the lock cannot be had."""
+    def _wait_in_queue(
+        self, hold: LockHold, loop: asyncio.AbstractEventLoop | None
+    ) -> Iterator[Ticket]:
+        """Join the queue for a lock, and leave the queue if the lock cannot be taken."""
         first = self._queues.first_ticket(hold.name)
-        if first is not None and any(held.ticket is first for held in _held.get()):
+        if first is not None and any(held.ticket is first for held in _holds_of_run.get()):
             raise AlreadyLocked(
-                f"{hold.name!r} is locked by this run already; it would wait for itself: take "
-                "the lock once, around all that needs it"
+                f"{hold.name!r} is already locked by this run, which would wait for itself; take "
+                "the lock once, around all code that needs it"
             )
         ticket = hold.ticket = self._queues.join(hold.name, loop=loop)
         try:
@@ -286,83 +319,99 @@ class Locks:
             self.release(hold)
             if isinstance(exc, TimeoutError):
                 raise StorageUnavailable(
-                    f"{hold.name!r} has been locked by another run for {hold.timeout_s} s; try "
-                    "again, or wait longer with timeout_s"
+                    f"{hold.name!r} was locked by another run for {hold.timeout_s} s; try again, "
+                    "or wait longer with timeout_s"
                 ) from exc
             raise
-        _held.set((*_held.get(), hold))
+        _holds_of_run.set((*_holds_of_run.get(), hold))
 
-    def _take(self, hold: Hold) -> bool:
-        """Take the lock between processes for the first of the queue, unless it has left."""
-        if self._between is None:
+    def _try_take(self, hold: LockHold) -> bool:
+        """Try to take the lock that excludes other processes, for the first of the queue.
+
+        Returns:
+            Whether the lock was taken. False if another process holds it, or if the run has
+            stopped waiting.
+
+        Raises:
+            StorageUnavailable: The database is closed.
+        """
+        if self._process_locks is None:
             return True
         if self._closed:
             raise StorageUnavailable("the database is closed")
-        if not self._between.take(hold.name):
+        if not self._process_locks.try_take(hold.name):
             return False
-        with self._guard:
-            hold.taken = not hold.given_back
-            hold.session = self._between.session
-        if not hold.taken:
-            self._between.give_back(hold.name)
-        return hold.taken
+        with self._lock:
+            hold.is_taken = not hold.is_released
+            hold.session = self._process_locks.session
+        if not hold.is_taken:
+            self._process_locks.release(hold.name)
+        return hold.is_taken
 
-    def _pause_s(self, hold: Hold) -> float:
-        """The pause before the next try; TimeoutError if the time is over."""
-        left = hold.left_s()
-        if left == 0:
+    def _pause_s(self, hold: LockHold) -> float:
+        """Return the pause before the next attempt, or raise TimeoutError if the time is over."""
+        remaining = hold.remaining_s()
+        if remaining == 0:
             raise TimeoutError
-        pause = 0.0 if self._between is None else self._between.pause_s
-        return pause if left is None else min(pause, left)
+        pause = 0.0 if self._process_locks is None else self._process_locks.pause_s
+        return pause if remaining is None else min(pause, remaining)
 
-    def release(self, hold: Hold) -> None:
-        """Give a lock, or a place in the queue, to the next. In a forked process: do nothing."""
-        _held.set(tuple(held for held in _held.get() if held is not hold))
+    def release(self, hold: LockHold) -> None:
+        """Release a lock, or leave its queue. In a forked process, release nothing."""
+        _holds_of_run.set(tuple(other for other in _holds_of_run.get() if other is not hold))
         if self._pid != os.getpid():
             return
-        with self._guard:
-            taken, hold.given_back = hold.taken and not hold.given_back, True
-        if taken and self._between is not None and not self._closed:
-            self._between.give_back(hold.name)
+        with self._lock:
+            was_taken, hold.is_released = hold.is_taken and not hold.is_released, True
+        if was_taken and self._process_locks is not None and not self._closed:
+            self._process_locks.release(hold.name)
         if hold.ticket is not None:
             hold.ticket.leave()
 
-    def check(self, *holds: Hold) -> None:
-        """Make sure that locks are held still; without any, those that the calling run has.
+    def check(self, *holds: LockHold) -> None:
+        """Check that locks are still held.
+
+        Args:
+            *holds: The locks to check. Without any, all locks of the calling run are checked.
 
         Raises:
-            StorageUnavailable: One was lost with its connection.
+            StorageUnavailable: A lock was lost with its connection.
         """
-        held = holds or _held.get()
-        if not held or self._between is None:
+        checked_holds = holds or _holds_of_run.get()
+        if not checked_holds or self._process_locks is None:
             return
-        self._between.check()
-        for hold in held:
-            if hold.taken and hold.owner is self and hold.session != self._between.session:
+        self._process_locks.check()
+        for hold in checked_holds:
+            if hold.is_taken and hold.owner is self and hold.session != self._process_locks.session:
                 raise StorageUnavailable(
                     f"the lock on {hold.name!r} was lost with its connection, and another run may "
-                    "have it now: end this run, and begin it again under a new lock"
+                    "hold it now; stop this run, and start it again with a new lock"
                 )
 
     def close(self) -> None:
-        """Release all between processes; those that wait are refused when their turn has come."""
-        with self._guard:
+        """Release all locks that exclude other processes.
+
+        Runs that still wait get `StorageUnavailable` when their turn has come.
+        """
+        with self._lock:
             self._closed = True
-        if self._between is not None and self._pid == os.getpid():  # a fork has the parent's
-            self._between.close()
+        if (
+            self._process_locks is not None and self._pid == os.getpid()
+        ):  # a forked process must not close them
+            self._process_locks.close()
 
 
 class NamedLock:
-    """A lock for `with` and for `async with`; see `Database.lock`.
+    """A lock that is held within a `with` or `async with` block; see `Database.lock`.
 
     Args:
-        locks: Opens the database if need be, and returns its locks.
-        aconnect: Opens the database, awaited.
-        name: What is locked.
-        timeout_s: How long to wait for it; None: as long as it takes.
+        locks: A function that opens the database if necessary, and returns its locks.
+        aconnect: An asynchronous function that opens the database.
+        name: The name that is locked.
+        timeout_s: The seconds to wait for the lock, or None to wait without limit.
 
     Raises:
-        ConfigurationError: The name is no text, or the time no number from zero on.
+        ConfigurationError: The name is not text, or `timeout_s` is not a number, zero or more.
     """
 
     def __init__(
@@ -374,29 +423,29 @@ class NamedLock:
     ) -> None:
         if not isinstance(name, str):
             raise ConfigurationError(f"the name of a lock is {name!r}; expected text")
-        number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-        if timeout_s is not None and not (number and 0 <= timeout_s <= threading.TIMEOUT_MAX):
+        is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+        if timeout_s is not None and not (is_number and 0 <= timeout_s <= threading.TIMEOUT_MAX):
             raise ConfigurationError(
                 f"timeout_s is {timeout_s!r}; expected seconds, zero or more, or None"
             )
         self._locks, self._aconnect = locks, aconnect
-        self._wanted = name, timeout_s
-        self._hold: Hold | None = None
+        self._arguments = name, timeout_s
+        self._hold: LockHold | None = None
 
     def __enter__(self) -> Self:
-        self._hold = self._locks().acquire(*self._wanted)
+        self._hold = self._locks().acquire(*self._arguments)
         return self
 
     async def __aenter__(self) -> Self:
         await self._aconnect()
-        self._hold = await self._locks().aacquire(*self._wanted)
+        self._hold = await self._locks().aacquire(*self._arguments)
         return self
 
     def check(self) -> None:
-        """Make sure that it is held still; for who holds it in another run's context.
+        """Check that the lock is still held. Code outside the run of the lock may call this.
 
         Raises:
-            StorageUnavailable: It was lost with its connection.
+            StorageUnavailable: The lock was lost with its connection.
         """
         if self._hold is not None:
             self._hold.owner.check(self._hold)

@@ -444,7 +444,7 @@ class AdvisoryLocks(ProcessLocks):
         self._guard = threading.Lock()
         self._conn: psycopg.Connection[Row] | None = None
 
-    def take(self, name: str) -> bool:
+    def try_take(self, name: str) -> bool:
         """See `Between.take`.
 
         Raises:
@@ -458,7 +458,7 @@ class AdvisoryLocks(ProcessLocks):
                 self._lose()
                 return self._call("pg_try_advisory_lock", name)
 
-    def give_back(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """See `Between.give_back`."""
         with self._guard, suppress(psycopg.Error):
             if self._conn is not None:

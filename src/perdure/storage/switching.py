@@ -1,8 +1,8 @@
-"""Let another thread run at once, for a write that must not wait.
+"""Shorten Python's thread switch interval, for writes that must start at once.
 
-A thread that is woken waits for the interpreter lock until the running thread gives the lock up, by
-default for 5 ms (`sys.getswitchinterval`). In this time a program can run the code that acts on an
-answer, and can die from it, before the thread that stores the answer has begun.
+A thread that is woken waits until the running thread releases the interpreter lock, by default for
+5 ms (`sys.getswitchinterval`). In this time a program can already act on an answer, and can crash,
+before the thread that stores the answer has started.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_SHORT_S: Final = 0.0001
-_in_use = set[object]()  # one object for each block that is being executed, in any thread
+_SHORT_INTERVAL_S: Final = 0.0001  # seconds
+_running_blocks = set[object]()  # one object for each block that is being executed, in any thread
 _former_s: float | None = None  # the interval to restore, while it is shortened
 
 
@@ -21,20 +21,21 @@ _former_s: float | None = None  # the interval to restore, while it is shortened
 def short_switch_interval() -> Iterator[None]:
     """Shorten the interpreter's thread switch interval to 0.1 ms while the block is executed.
 
-    The former interval is restored after the last of several blocks at the same time.
+    If several threads execute such blocks at the same time, the former interval is restored after
+    the last block.
     """
     global _former_s
     block = object()
-    _in_use.add(block)
+    _running_blocks.add(block)
     interval = sys.getswitchinterval()
-    if interval > 2 * _SHORT_S:
+    if interval > 2 * _SHORT_INTERVAL_S:
         _former_s = interval
-        sys.setswitchinterval(_SHORT_S)
+        sys.setswitchinterval(_SHORT_INTERVAL_S)
     try:
         yield
     finally:
-        _in_use.discard(block)
-        if not _in_use:
-            former, _former_s = _former_s, None
-            if former is not None and sys.getswitchinterval() <= 2 * _SHORT_S:
-                sys.setswitchinterval(former)
+        _running_blocks.discard(block)
+        if not _running_blocks:
+            former_interval_s, _former_s = _former_s, None
+            if former_interval_s is not None and sys.getswitchinterval() <= 2 * _SHORT_INTERVAL_S:
+                sys.setswitchinterval(former_interval_s)
