@@ -537,7 +537,7 @@ def memory_from_item(item: Item) -> Memory:
     return Memory(
         tuple(item.namespace),
         item.key,
-        tombstones.read_text(value),
+        tombstones.extract_text(value),
         str(kind),
         value,
         provenance,

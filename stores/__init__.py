@@ -7,10 +7,11 @@ from perdure.settings import is_dsn
 from perdure.stores.base import (
     FoundItem,
     NamespaceSize,
-    Pending,
+    PendingEmbedding,
     Provenance,
     PutItem,
     QueryPlan,
+    RankExplanation,
     Receipt,
     RemovableVersions,
     StoredItem,
@@ -18,7 +19,6 @@ from perdure.stores.base import (
     StoreUsage,
     TransferReport,
     VersionRetention,
-    WhyNot,
 )
 from perdure.stores.embedders import Embedder, embedder_from
 from perdure.stores.ranking import Weights
@@ -35,7 +35,7 @@ __all__ = [
     "FoundItem",
     "Model",
     "NamespaceSize",
-    "Pending",
+    "PendingEmbedding",
     "PostgresStore",
     "Provenance",
     "PutItem",
@@ -50,7 +50,7 @@ __all__ = [
     "TransferReport",
     "VersionRetention",
     "Weights",
-    "WhyNot",
+    "RankExplanation",
     "embedder_from",
     "open_store",
 ]

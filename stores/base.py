@@ -11,7 +11,7 @@ from langgraph.store.base import NOT_PROVIDED, Item, NotProvided, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
-Span = tuple[datetime, datetime]  # from a moment on, up to another; with time zones
+Period = tuple[datetime, datetime]  # from a moment on, up to another; with time zones
 TTL = float | None | NotProvided  # minutes; None: for ever
 Progress = Callable[[int, int | None], None]  # how many are done, of how many if that is known
 
@@ -99,8 +99,8 @@ class FoundItem(SearchItem):
         score: float | None = None,
         parts: Mapping[str, float] | None = None,
     ) -> None:
-        place = item.namespace, item.key, item.value
-        super().__init__(*place, item.created_at, item.updated_at, score)
+        identity = item.namespace, item.key, item.value
+        super().__init__(*identity, item.created_at, item.updated_at, score)
         self.version, self.provenance = item.version, item.provenance
         self.valid_from, self.valid_to = item.valid_from, item.valid_to
         self.expires_at = item.expires_at
@@ -138,7 +138,7 @@ class QueryPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class WhyNot:
+class RankExplanation:
     """The place of an item in the answers to a query."""
 
     reason: str
@@ -147,7 +147,7 @@ class WhyNot:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingEmbedding:
     """An item whose vectors are missing; search by words finds it."""
 
     namespace: Namespace

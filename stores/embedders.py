@@ -33,9 +33,11 @@ from perdure.stores.vectors import Floats, Model, check_vectors, encode_groups
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
-CACHED: Final = 4096  # vectors; of 1536 numbers 25 MB
-_MOST_THREADS: Final = 8
-_CHECKED_IN_LOOP: Final = 8  # answers; of 1536 numbers each 0.5 ms to check, more go to a thread
+CACHE_SIZE: Final = 4096  # vectors; of 1536 numbers 25 MB
+_MAX_THREADS: Final = 8
+_MAX_CHECKED_IN_LOOP: Final = (
+    8  # answers; of 1536 numbers each 0.5 ms to check, more go to a thread
+)
 
 
 @runtime_checkable
@@ -96,16 +98,18 @@ def embedder_from(
         MissingDependency: A string was given, and langchain or the provider is not installed.
     """
     _check_options(dims, name, batch_size, timeout_s)
-    checked = isinstance(spec, CheckedEmbedder) and name in (None, spec.name)
-    model = _from_string(spec) if isinstance(spec, str) else spec
+    is_ready = isinstance(spec, CheckedEmbedder) and name in (None, spec.name)
+    model = _init_langchain_embedder(spec) if isinstance(spec, str) else spec
     own_dims = model.dims if isinstance(model, Embedder) else None
     if None not in (own_dims, dims) and own_dims != dims:
         raise ConfigurationError(
             f"dims={dims!r} is given for an embedder whose vectors have {own_dims}: leave it out"
         )
-    if checked:
+    if is_ready:
         return spec  # type: ignore[return-value]
-    return CheckedEmbedder(model, dims or own_dims, name or _name_of(spec), batch_size, timeout_s)
+    return CheckedEmbedder(
+        model, dims or own_dims, name or _find_model_name(spec), batch_size, timeout_s
+    )
 
 
 def _check_options(
@@ -120,7 +124,7 @@ def _check_options(
         raise ConfigurationError(f"timeout_s={timeout_s!r}: expected seconds, more than 0, or None")
 
 
-def _from_string(spec: str) -> Embeddings:
+def _init_langchain_embedder(spec: str) -> Embeddings:
     if importlib.util.find_spec("langchain") is None:
         raise MissingDependency(
             f"the embedder {spec!r} is made by langchain, which is not installed: "
@@ -134,49 +138,57 @@ def _from_string(spec: str) -> Embeddings:
         raise ConfigurationError(f"langchain cannot make the embedder {spec!r}: {exc}") from exc
 
 
-def _name_of(spec: Any) -> str:
+def _find_model_name(spec: Any) -> str:
     """The name that a model has for itself."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Embedder) and not isinstance(spec, Embeddings):
         return spec.name
-    named = spec if hasattr(spec, "__qualname__") else type(spec)
-    name = f"{named.__module__}.{named.__qualname__}"
+    definition = spec if hasattr(spec, "__qualname__") else type(spec)
+    name = f"{definition.__module__}.{definition.__qualname__}"
     models = (getattr(spec, attribute, None) for attribute in ("model", "model_name", "model_id"))
     model = next((model for model in models if isinstance(model, str)), None)
     return name if model is None else f"{name}:{model}"
 
 
-class _Function(NamedTuple):
+class _EmbedFunction(NamedTuple):
     """A function of a model, from a list of texts to vectors, or from one text to its vector."""
 
     call: Callable[[Any], Any]  # if it is async, or returns an awaitable, that is awaited
     acall: Callable[[Any], Any] | None  # for callers that await; None: `call`, in a thread
-    of_one: bool = False
+    takes_one_text: bool = False
 
 
-def _functions(model: Any) -> tuple[_Function, _Function]:
+def _find_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
     """A model's functions for documents and for queries."""
     if isinstance(model, Embeddings):
         # the inherited async forms go to the event loop's own threads, where a call that hangs
         # would keep the process from ending: ours are used instead
-        own = type(model).aembed_documents is not Embeddings.aembed_documents
-        own_query = type(model).aembed_query is not Embeddings.aembed_query
+        has_async_documents = type(model).aembed_documents is not Embeddings.aembed_documents
+        has_async_query = type(model).aembed_query is not Embeddings.aembed_query
         return (
-            _Function(model.embed_documents, model.aembed_documents if own else None),
-            _Function(model.embed_query, model.aembed_query if own_query else None, of_one=True),
+            _EmbedFunction(
+                model.embed_documents, model.aembed_documents if has_async_documents else None
+            ),
+            _EmbedFunction(
+                model.embed_query,
+                model.aembed_query if has_async_query else None,
+                takes_one_text=True,
+            ),
         )
     if isinstance(model, Embedder):
-        documents = _Function(model.embed, model.aembed)
+        documents = _EmbedFunction(model.embed, model.aembed)
         query = getattr(model, "embed_query", None)
         if query is None:
             return documents, documents
-        return documents, _Function(query, getattr(model, "aembed_query", None), of_one=True)
+        return documents, _EmbedFunction(
+            query, getattr(model, "aembed_query", None), takes_one_text=True
+        )
     if callable(model):
         is_async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(
             type(model).__call__
         )
-        function = _Function(model, model if is_async else None)
+        function = _EmbedFunction(model, model if is_async else None)
         return function, function
     raise ConfigurationError(
         f"an embedder cannot be made of {model!r}: expected an Embedder, a langchain Embeddings, a "
@@ -196,11 +208,11 @@ class CheckedEmbedder:
     ) -> None:
         self.name = name
         self._dims = dims
-        self._documents, self._queries = _functions(model)
+        self._documents, self._queries = _find_functions(model)
         self._batch_size = batch_size
         self._in_process = getattr(model, "in_process", False) is True
         self._timeout_s = None if self._in_process else timeout_s
-        self._threads = ThreadPool(_MOST_THREADS, "perdure-embed", is_permanent=False)
+        self._threads = ThreadPool(_MAX_THREADS, "perdure-embed", is_permanent=False)
         self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
         self._lock = threading.Lock()  # of the dimensions and the cache
         self._cache: dict[tuple[str, bool], Floats] = {}  # by text and `query`; oldest use first
@@ -218,22 +230,28 @@ class CheckedEmbedder:
                 answered for the batches before is kept, so that another try is cheaper.
             ConfigurationError: `texts` is not a list of strings.
         """
-        return run_flow(self._flow(texts, query=False), partial(self._call, self._documents))
+        return run_flow(
+            self._embed_batches(texts, query=False), partial(self._call_model, self._documents)
+        )
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
         """The same from a coroutine."""
         return await arun_flow(
-            self._flow(texts, query=False), partial(self._acall, self._documents)
+            self._embed_batches(texts, query=False), partial(self._acall_model, self._documents)
         )
 
     def embed_query(self, text: str) -> Floats:
         """The vector of a query: float32[dims]; raises as `embed` does."""
-        rows = run_flow(self._flow([text], query=True), partial(self._call, self._queries))
+        rows = run_flow(
+            self._embed_batches([text], query=True), partial(self._call_model, self._queries)
+        )
         return rows[0]  # type: ignore[no-any-return]
 
     async def aembed_query(self, text: str) -> Floats:
         """The same from a coroutine."""
-        rows = await arun_flow(self._flow([text], query=True), partial(self._acall, self._queries))
+        rows = await arun_flow(
+            self._embed_batches([text], query=True), partial(self._acall_model, self._queries)
+        )
         return rows[0]  # type: ignore[no-any-return]
 
     def clear_cache(self) -> None:
@@ -243,75 +261,79 @@ class CheckedEmbedder:
         if self._clear_model is not None:
             self._clear_model()
 
-    def _flow(self, texts: Sequence[str], *, query: bool) -> Generator[list[str], Floats, Floats]:
+    def _embed_batches(
+        self, texts: Sequence[str], *, query: bool
+    ) -> Generator[list[str], Floats, Floats]:
         """Yields batches for the model, is sent their vectors, returns those of all texts."""
-        given, texts = texts, list(texts)
-        if isinstance(given, str) or not all(isinstance(text, str) for text in texts):
-            raise ConfigurationError(f"cannot embed {given!r}: expected a list of strings")
+        original, texts = texts, list(texts)
+        if isinstance(original, str) or not all(isinstance(text, str) for text in texts):
+            raise ConfigurationError(f"cannot embed {original!r}: expected a list of strings")
         if not texts:
             return np.empty((0, self._dims or 0), np.float32)
-        known = self._cached(texts, query)
-        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        vector_of_text = self._take_from_cache(texts, query)
+        missing = [text for text in dict.fromkeys(texts) if text not in vector_of_text]
         for start in range(0, len(missing), self._batch_size):
             batch = missing[start : start + self._batch_size]
             vectors = dict(zip(batch, (yield batch), strict=True))
-            known |= vectors
-            self._keep(vectors, query)
-        return np.stack([known[text] for text in texts])
+            vector_of_text |= vectors
+            self._add_to_cache(vectors, query)
+        return np.stack([vector_of_text[text] for text in texts])
 
-    def _cached(self, texts: Sequence[str], query: bool) -> dict[str, Floats]:
+    def _take_from_cache(self, texts: Sequence[str], query: bool) -> dict[str, Floats]:
         with self._lock:
-            known = {text: self._cache.pop((text, query), None) for text in dict.fromkeys(texts)}
-            hits = {text: vector for text, vector in known.items() if vector is not None}
+            cached = {text: self._cache.pop((text, query), None) for text in dict.fromkeys(texts)}
+            hits = {text: vector for text, vector in cached.items() if vector is not None}
             self._cache |= {(text, query): vector for text, vector in hits.items()}
         return hits
 
-    def _keep(self, vectors: dict[str, Floats], query: bool) -> None:
+    def _add_to_cache(self, vectors: dict[str, Floats], query: bool) -> None:
         """Keep copies, so that no row holds the array it is a part of."""
         with self._lock:
             self._cache |= {(text, query): vector.copy() for text, vector in vectors.items()}
-            while len(self._cache) > CACHED:
+            while len(self._cache) > CACHE_SIZE:
                 del self._cache[next(iter(self._cache))]
 
     # -- calls of the model
 
-    def _call(self, function: _Function, texts: list[str]) -> Floats:
+    def _call_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
         if self._in_process:
-            return self._answer(function, texts)
-        with self._errors():
-            return wait_for_outcome(self._begun(function, texts, awaited=False), self._timeout_s)
+            return self._request_vectors(function, texts)
+        with self._convert_errors():
+            return wait_for_outcome(self._submit_call(function, texts, awaited=False), self._timeout_s)
 
-    async def _acall(self, function: _Function, texts: list[str]) -> Floats:
-        with self._errors():
+    async def _acall_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
+        with self._convert_errors():
             if function.acall is None:
-                begun = self._begun(function, texts, awaited=True)
-                return await await_outcome(begun, self._timeout_s)
-            given = texts[0] if function.of_one else texts
-            answer = await await_outcome(function.acall(given), self._timeout_s)
-            if len(texts) > _CHECKED_IN_LOOP:
-                return await asyncio.to_thread(self._checked, function, texts, answer)
-            return self._checked(function, texts, answer)
+                future = self._submit_call(function, texts, awaited=True)
+                return await await_outcome(future, self._timeout_s)
+            argument = texts[0] if function.takes_one_text else texts
+            answer = await await_outcome(function.acall(argument), self._timeout_s)
+            if len(texts) > _MAX_CHECKED_IN_LOOP:
+                return await asyncio.to_thread(self._check_answer, function, texts, answer)
+            return self._check_answer(function, texts, answer)
 
-    def _begun(self, function: _Function, texts: list[str], *, awaited: bool) -> Any:
-        work = partial(contextvars.copy_context().run, self._answer, function, texts)
+    def _submit_call(self, function: _EmbedFunction, texts: list[str], *, awaited: bool) -> Any:
+        work = partial(contextvars.copy_context().run, self._request_vectors, function, texts)
         return self._threads.submit(work, is_async=awaited)
 
-    def _answer(self, function: _Function, texts: list[str]) -> Floats:
-        given = texts[0] if function.of_one else texts
-        with self._errors():
+    def _request_vectors(self, function: _EmbedFunction, texts: list[str]) -> Floats:
+        argument = texts[0] if function.takes_one_text else texts
+        with self._convert_errors():
             try:
-                answer = function.call(given)
+                answer = function.call(argument)
             except NotImplementedError:  # how classes that are async only say so
                 if function.acall is None:
                     raise
-                answer = function.acall(given)
+                answer = function.acall(argument)
             if inspect.isawaitable(answer):
-                future = asyncio.run_coroutine_threadsafe(_awaited(answer), _own_loop())
+                future = asyncio.run_coroutine_threadsafe(
+                    _await_answer(answer), _get_embedding_loop()
+                )
                 answer = wait_for_outcome(future, self._timeout_s)
-            return self._checked(function, texts, answer)
+            return self._check_answer(function, texts, answer)
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except EmbeddingFailed:
@@ -322,39 +344,39 @@ class CheckedEmbedder:
                 "more with timeout_s, or fewer texts at once with batch_size"
             ) from exc
         except Exception as exc:
-            fault = f"{type(exc).__name__}: {exc}"
-            raise EmbeddingFailed(f"the embedder {self.name!r} raised {fault}") from exc
+            error = f"{type(exc).__name__}: {exc}"
+            raise EmbeddingFailed(f"the embedder {self.name!r} raised {error}") from exc
 
-    def _checked(self, function: _Function, texts: list[str], answer: Any) -> Floats:
+    def _check_answer(self, function: _EmbedFunction, texts: list[str], answer: Any) -> Floats:
         with self._lock:  # two threads may bring a first answer
-            rows = [answer] if function.of_one else answer
+            rows = [answer] if function.takes_one_text else answer
             vectors = check_vectors(rows, len(texts), self._dims, self.name)
             self._dims = vectors.shape[1]
         return vectors
 
 
-async def _awaited(answer: Awaitable[Any]) -> Any:
+async def _await_answer(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
 _loop_lock = threading.Lock()
 
 
-def _own_loop() -> asyncio.AbstractEventLoop:
+def _get_embedding_loop() -> asyncio.AbstractEventLoop:
     """The event loop on which async models run for those who block; started when first needed."""
     with _loop_lock:
-        return _loop_of(os.getpid())  # a forked process has another
+        return _start_loop(os.getpid())  # a forked process has another
 
 
 @cache
-def _loop_of(pid: int) -> asyncio.AbstractEventLoop:
+def _start_loop(pid: int) -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
 
-    def serve() -> None:
+    def run_loop() -> None:
         loop.run_forever()
         loop.close()
 
-    threading.Thread(target=serve, name="perdure-embed-loop", daemon=True).start()
+    threading.Thread(target=run_loop, name="perdure-embed-loop", daemon=True).start()
     atexit.register(loop.call_soon_threadsafe, loop.stop)
     return loop
 
@@ -370,32 +392,34 @@ class StoreEmbedder:
     model: Model | None = None  # what the embedder is recorded as
     in_process: bool = False  # there is nothing to await
     # so quick that no vectors are stored with an item: the search makes them when it reads it
-    quick: Callable[[Sequence[str]], Floats] | None = None
-    any_kind: bool = False  # vectors are stored as the file has them already
+    embed_quickly: Callable[[Sequence[str]], Floats] | None = None
+    accepts_any_kind: bool = False  # vectors are stored as the file has them already
 
     @property
-    def stores(self) -> bool:
+    def stores_vectors(self) -> bool:
         """Whether vectors are stored with an item."""
-        return self.model is not None and self.quick is None
+        return self.model is not None and self.embed_quickly is None
 
-    def adopt(self, recorded: Model) -> None:
+    def adopt_encoding(self, file_model: Model) -> None:
         """Go on in the way in which vectors are stored in the file."""
-        if self.any_kind and self.model is not None and self.model.name == recorded.name:
-            self.model = replace(self.model, kind=recorded.kind)
+        if self.accepts_any_kind and self.model is not None and self.model.name == file_model.name:
+            self.model = replace(self.model, kind=file_model.kind)
 
-    def pieces(self, texts: Sequence[str]) -> list[str]:
+    def split_texts(self, texts: Sequence[str]) -> list[str]:
         """The chunks of texts that are embedded, each by itself."""
         return [piece for text in texts for piece in split_into_chunks(text)]
 
-    def derives(self, file: Model) -> bool:
+    def derives_vectors(self, file_model: Model) -> bool:
         """Whether the vectors of a file's model are made by the search."""
-        return self.quick is not None and self.model == file
+        return self.embed_quickly is not None and self.model == file_model
 
-    def derive(self, rows: Sequence[Sequence[str]], file: Model | None) -> list[bytes | None]:
+    def derive_vectors(
+        self, rows: Sequence[Sequence[str]], file_model: Model | None
+    ) -> list[bytes | None]:
         """The vectors of rows, given the texts of each; None where nothing is to be embedded."""
-        if self.quick is None or file is None or not self.derives(file):
+        if self.embed_quickly is None or file_model is None or not self.derives_vectors(file_model):
             return [None] * len(rows)
-        groups = [self.pieces(texts) for texts in rows]
+        groups = [self.split_texts(texts) for texts in rows]
         return encode_groups(
-            self.quick([piece for group in groups for piece in group]), groups, file
+            self.embed_quickly([piece for group in groups for piece in group]), groups, file_model
         )

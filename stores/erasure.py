@@ -11,15 +11,15 @@ from typing import Any, NamedTuple, Protocol
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
-from perdure.stores.filters import parse
+from perdure.stores.filters import parse_filter
 from perdure.stores.namespaces import check_key, decode_path, prefix_range
 from perdure.stores.parts import StoreParts
-from perdure.stores.reading import Selection, moment
+from perdure.stores.reading import Selection, from_microseconds
 from perdure.stores.text import tokenize, tokenize_query
 from perdure.stores.values import WHOLE, extract_texts
 
 
-class _Erased(Protocol):
+class ErasedMessages(Protocol):
     @property
     def items(self) -> int: ...
 
@@ -33,11 +33,11 @@ class _Erased(Protocol):
 class ErasesMessages(Protocol):
     """The methods of a checkpointer that `forget` needs."""
 
-    def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> _Erased:
+    def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasedMessages:
         """Take messages out of a thread for good; None: the whole thread."""
 
 
-class _Choice(NamedTuple):
+class _Criteria(NamedTuple):
     """The criteria of `forget`."""
 
     selection: Selection
@@ -46,7 +46,7 @@ class _Choice(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Doomed:
+class _RowsToErase:
     """All versions of the keys that are to go, and by thread the messages that they rest on."""
 
     rows: list[Row] = field(default_factory=list)
@@ -66,8 +66,10 @@ def forget(
     threads: Collection[str],
 ) -> Receipt:
     """See `Store.forget`."""
-    nothing = _names_nothing(prefix, key, filter=filter, provenance=provenance, query=query)
-    if nothing and not threads:
+    has_no_criterion = _check_has_no_criterion(
+        prefix, key, filter=filter, provenance=provenance, query=query
+    )
+    if has_no_criterion and not threads:
         raise ConfigurationError(
             "forget() was not told what; give a prefix (() for everything), filter=, "
             "provenance=, query= or threads="
@@ -79,120 +81,132 @@ def forget(
             "a scoped store cannot erase threads, for its items may name any: call forget() of "
             "the whole store, with the prefix"
         )
-    choice = _Choice(
+    criteria = _Criteria(
         Selection(
             parts.resolve_prefix(() if prefix is None else prefix),
             parts.now(),
-            parse(filter)
+            parse_filter(filter)
             if filter
             else None,  # not `StoreParts.build_selection`, which keeps what it parsed
-            parse(provenance, PROVENANCE) if provenance else None,
+            parse_filter(provenance, PROVENANCE) if provenance else None,
         ),
         None if key is None else check_key(key),
-        _words(query),
+        _parse_query_words(query),
     )
-    doomed = _Doomed() if nothing else parts.database.read(lambda: _doomed(parts, choice))
+    found_rows = (
+        _RowsToErase()
+        if has_no_criterion
+        else parts.database.read(lambda: _find_rows(parts, criteria))
+    )
     if dry_run:
-        messages = sum(map(len, doomed.messages.values()))
-        return _receipt(parts, doomed, threads, messages, clean=False)
+        messages = sum(map(len, found_rows.messages.values()))
+        return _build_receipt(parts, found_rows, threads, messages, clean=False)
     # messages first: what is left of an item names what is left to do
-    first = {**doomed.messages, **dict.fromkeys(threads)}
-    erased = _erase_messages(checkpointer, first)
+    messages_before = {**found_rows.messages, **dict.fromkeys(threads)}
+    reports = _erase_messages(checkpointer, messages_before)
     clean = True
-    if not nothing:
-        doomed = parts.database.write(lambda: _erase(parts, choice), deletes_rows=True)
-        late = {t: ids - (first.get(t) or set()) for t, ids in doomed.messages.items()}
-        erased += _erase_messages(checkpointer, {t: ids for t, ids in late.items() if ids})
+    if not has_no_criterion:
+        found_rows = parts.database.write(lambda: _erase_rows(parts, criteria), deletes_rows=True)
+        messages_after = {
+            t: ids - (messages_before.get(t) or set()) for t, ids in found_rows.messages.items()
+        }
+        reports += _erase_messages(
+            checkpointer, {t: ids for t, ids in messages_after.items() if ids}
+        )
         # words and vectors leave this process now, others when they next search
-        parts.database.read(parts.indexes.purge)
+        parts.database.read(parts.indexes.purge_erased)
         clean = parts.database.scrub()
-    return _receipt(
+    return _build_receipt(
         parts,
-        doomed,
+        found_rows,
         threads,
-        sum(each.items for _, each in erased),
-        clean=clean and all(each.scrubbed for _, each in erased),
-        cancelled=tuple(f"{thread}: {task}" for thread, each in erased for task in each.cancelled),
+        sum(report.items for _, report in reports),
+        clean=clean and all(report.scrubbed for _, report in reports),
+        cancelled=tuple(
+            f"{thread}: {task}" for thread, report in reports for task in report.cancelled
+        ),
     )
 
 
 def _erase_messages(
     checkpointer: ErasesMessages | None, messages: Mapping[str, set[str] | None]
-) -> list[tuple[str, _Erased]]:
+) -> list[tuple[str, ErasedMessages]]:
     if checkpointer is None:
         return []
     return [(thread, checkpointer.erase(thread, ids)) for thread, ids in sorted(messages.items())]
 
 
-def _receipt(
+def _build_receipt(
     parts: StoreParts,
-    doomed: _Doomed,
+    erased: _RowsToErase,
     threads: Collection[str],
     messages: int,
     *,
     clean: bool,
     cancelled: tuple[str, ...] = (),
 ) -> Receipt:
-    closed = sum(row[6] is not None for row in doomed.rows)
-    keys = sorted({(row[1], row[2]) for row in doomed.rows})
-    stored = (part for row in doomed.rows for part in row[8:10] if part is not None)
+    closed_count = sum(row[6] is not None for row in erased.rows)
+    keys = sorted({(row[1], row[2]) for row in erased.rows})
+    parts_of_rows = (part for row in erased.rows for part in row[8:10] if part is not None)
     return Receipt(
-        items=len(doomed.rows) - closed,
-        versions=closed,
+        items=len(erased.rows) - closed_count,
+        versions=closed_count,
         messages=messages,
         keys=tuple((decode_path(path[len(parts.root) :]), key) for path, key in keys),
-        hashes=tuple(sorted(doomed.hashes)),
-        threads=tuple(sorted({*doomed.messages, *threads})),
-        at=moment(parts.now()),
+        hashes=tuple(sorted(erased.hashes)),
+        threads=tuple(sorted({*erased.messages, *threads})),
+        at=from_microseconds(parts.now()),
         clean=clean,
         cancelled=cancelled,
-        size_bytes=sum(len(part.encode() if isinstance(part, str) else part) for part in stored),
+        size_bytes=sum(
+            len(part.encode() if isinstance(part, str) else part) for part in parts_of_rows
+        ),
     )
 
 
-def _doomed(parts: StoreParts, choice: _Choice) -> Flow[_Doomed]:
-    prefix, records = choice.selection.prefix, parts.records
-    if choice.key is None:
+def _find_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
+    prefix, records = criteria.selection.prefix, parts.records
+    if criteria.key is None:
         rows = yield parts.sql("every_version", *prefix_range(prefix))
     else:
-        rows = yield parts.sql("history", prefix, choice.key)
-    checked = (parts.reader.checked(row, choice.selection) for row in rows)
+        rows = yield parts.sql("history", prefix, criteria.key)
+    matching = (parts.reader.match_row(row, criteria.selection) for row in rows)
     chosen = {
         (row[1], row[2])
-        for row, item in filter(None, checked)
-        if choice.words <= set(tokenize("\n".join(extract_texts(item.value, [WHOLE]))))
+        for row, item in filter(None, matching)
+        if criteria.words <= set(tokenize("\n".join(extract_texts(item.value, [WHOLE]))))
     }
-    doomed = _Doomed([row for row in rows if (row[1], row[2]) in chosen])
-    for row in doomed.rows:
-        text = records.text_of(row)
-        doomed.hashes.add(hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
-        source = records.provenance(row[9], *row[1:4])
+    result = _RowsToErase([row for row in rows if (row[1], row[2]) in chosen])
+    for row in result.rows:
+        text = records.decode_row_text(row)
+        result.hashes.add(hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+        source = records.decode_provenance(row[9], *row[1:4])
         if "thread_id" in source and "message_ids" in source:
-            doomed.messages[source["thread_id"]].update(source["message_ids"])
-    return doomed
+            result.messages[source["thread_id"]].update(source["message_ids"])
+    return result
 
 
-def _erase(parts: StoreParts, choice: _Choice) -> Flow[_Doomed]:
+def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     sql = parts.sql
-    doomed = yield from _doomed(parts, choice)
-    ids = [(row[0],) for row in doomed.rows]
-    paths = [(path,) for path in {row[1] for row in doomed.rows}]
+    found_rows = yield from _find_rows(parts, criteria)
+    ids = [(row[0],) for row in found_rows.rows]
+    paths = [(path,) for path in {row[1] for row in found_rows.rows}]
     for statement in ("drop_index_at", "raise_changes_at"):
         yield Statement(sql[statement], paths, execute_many=True)
-    present = [(row[0],) for row in doomed.rows if row[6] is None]
+    present = [(row[0],) for row in found_rows.rows if row[6] is None]
     yield Statement(sql["shrink_namespace"], present, execute_many=True)
     for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
         yield sql.build_batch(statement, ids)
-    emptied = yield sql("drop_empty_namespaces", *prefix_range(choice.selection.prefix))
+    emptied = yield sql("drop_empty_namespaces", *prefix_range(criteria.selection.prefix))
     if ids or emptied:
         yield sql("drop_index_left")
-        yield from parts.writer.hush()
+        yield from parts.writer.clear_errors()
         yield sql("bump_setting", "erasures")
         yield from parts.database.request_scrub()
-    return doomed
+    return found_rows
 
 
-def _names_nothing(
+def _check_has_no_criterion(
     prefix: Namespace | None, key: str | None, **conditions: Mapping[str, Any] | str | None
 ) -> bool:
     """Whether nothing says which items are meant.
@@ -210,7 +224,7 @@ def _names_nothing(
     return prefix is None and all(condition is None for condition in conditions.values())
 
 
-def _words(query: str | None) -> frozenset[str]:
+def _parse_query_words(query: str | None) -> frozenset[str]:
     """The words that a text must hold; none if there is no query."""
     if not query:
         return frozenset()

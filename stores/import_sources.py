@@ -37,7 +37,7 @@ Line = tuple[str, Mapping[str, Any] | ImportFailed]
 Lines = Generator[Line, None, None]
 
 
-def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
+def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
     """Yield each line that is not empty: its name in messages, and its item."""
     for number, text in enumerate(lines, 1):
         where = f"line {number}"
@@ -53,10 +53,10 @@ def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
             raise ImportFailed(
                 f"{where}: {str(line)[:60]!r} is not an object; expected one object per line"
             )
-        yield where, _add_address(where, line, namespace)
+        yield where, _complete_line(where, line, namespace)
 
 
-def _add_address(
+def _complete_line(
     where: str, line: dict[str, Any], namespace: Namespace | None
 ) -> Mapping[str, Any]:
     """Return a line with a namespace and a key."""
@@ -76,12 +76,15 @@ def _add_address(
 def _check_fields(where: str, line: dict[str, Any]) -> None:
     """Raise an error for unknown fields, and for a value or a key of the wrong type."""
     provenance = line.get("provenance")
-    within = provenance if isinstance(provenance, dict) else {}
-    for holder, names, fields in (("", line, _FIELDS), (" of its provenance", within, PROVENANCE)):
+    provenance_fields = provenance if isinstance(provenance, dict) else {}
+    for suffix, names, fields in (
+        ("", line, _FIELDS),
+        (" of its provenance", provenance_fields, PROVENANCE),
+    ):
         for name in names:
             if name not in fields:
                 raise ImportFailed(
-                    f"{where}: unknown field {name[:60]!r}{holder}; {suggest_name(name, fields)}"
+                    f"{where}: unknown field {name[:60]!r}{suffix}; {suggest_name(name, fields)}"
                 )
     if "value" not in line:
         raise ImportFailed(f"{where}: it has no 'value'; expected a JSON object there")
@@ -89,7 +92,7 @@ def _check_fields(where: str, line: dict[str, Any]) -> None:
         raise ImportFailed(f"{where}: its key is {line['key']!r}; expected text, in quotes")
 
 
-def of_store(store: BaseStore) -> Lines:
+def iter_store_items(store: BaseStore) -> Lines:
     """Yield the present items of a store, by namespace. Its pages may be shorter than requested.
 
     perdure's own stores list the namespaces of notes only with a prefix that names them.
@@ -103,11 +106,11 @@ def of_store(store: BaseStore) -> Lines:
                     continue
                 if namespace[:1] == (ROOT,):
                     notes.add(namespace)
-                yield from _of_namespace(store, namespace)
+                yield from _iter_namespace_items(store, namespace)
             offset += len(page)
 
 
-def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
+def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
     # not by the method, which refuses some labels that stores contain
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
@@ -116,12 +119,14 @@ def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
                 times = item.created_at, item.updated_at
                 yield (
                     f"{item.key!r} in {namespace!r}",
-                    _line(namespace, item.key, item.value, *times),
+                    _build_line(namespace, item.key, item.value, *times),
                 )
         op = op._replace(offset=op.offset + len(page))
 
 
-def of_langgraph(path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VALUE_BYTES) -> Lines:
+def iter_langgraph_items(
+    path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VALUE_BYTES
+) -> Lines:
     """Yield the items of langgraph's own store, read from a file or a Postgres DSN."""
     if isinstance(path, str) and is_dsn(path):
         from perdure.storage.foreign_postgres import ForeignPostgres
@@ -129,8 +134,8 @@ def of_langgraph(path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VAL
         with closing(ForeignPostgres(path)) as tables:
             if tables.lacks_any_table("store"):
                 raise NotADatabase(f"{tables.path} has no table of langgraph's PostgresStore")
-            sql = _THEIRS_IN_POSTGRES.format(_life_columns(tables.list_columns("store")))
-            yield from _of_pages(tables.path, partial(tables.fetch_rows, sql))
+            sql = _LANGGRAPH_POSTGRES_ITEMS.format(_ttl_columns(tables.list_columns("store")))
+            yield from _iter_page_items(tables.path, partial(tables.fetch_rows, sql))
         return
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
@@ -148,21 +153,21 @@ def _iter_file_items(path: str | os.PathLike[str], max_value_bytes: int) -> Line
         with closing(database) as file:
             columns = {row[0] for row in file.read(lambda: fetch_rows(_COLUMNS))}
             if not {"prefix", "key", "value"} <= columns:
-                raise _not_langgraphs(file)
-            sql = _THEIRS.format(_life_columns(columns))
-            last: Row = ("", "")
-            while page := file.read(partial(fetch_rows, _THEIR_KEYS, *last, PAGE)):
-                for at in page:
-                    for row in file.read(partial(fetch_rows, sql, *at)):
-                        yield _of_row(file.path, row)
-                last = page[-1]
+                raise _build_not_langgraph_error(file)
+            sql = _LANGGRAPH_ITEM.format(_ttl_columns(columns))
+            last_key: Row = ("", "")
+            while page := file.read(partial(fetch_rows, _LANGGRAPH_KEYS, *last_key, PAGE)):
+                for row_key in page:
+                    for row in file.read(partial(fetch_rows, sql, *row_key)):
+                        yield _build_row_line(file.path, row)
+                last_key = page[-1]
     except NotADatabase:
         raise
     except StorageError as exc:
         raise ImportFailed(f"an item cannot be read: {exc}") from exc
 
 
-def _not_langgraphs(file: SQLiteDatabase) -> NotADatabase:
+def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
     """Build the error for a file without the items of langgraph's store."""
     if file.read(lambda: fetch_rows("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
         return NotADatabase(
@@ -172,39 +177,41 @@ def _not_langgraphs(file: SQLiteDatabase) -> NotADatabase:
     return NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
 
 
-def _of_pages(path: str, page: Callable[..., list[Row]]) -> Lines:
-    last: Row = ("", "")
-    while rows := page(*last, PAGE):
-        last = rows[-1][:2]
-        yield from (_of_row(path, row) for row in rows)
+def _iter_page_items(path: str, page: Callable[..., list[Row]]) -> Lines:
+    last_key: Row = ("", "")
+    while rows := page(*last_key, PAGE):
+        last_key = rows[-1][:2]
+        yield from (_build_row_line(path, row) for row in rows)
 
 
-def _life_columns(columns: set[str]) -> str:
+def _ttl_columns(columns: set[str]) -> str:
     """Return the SQL columns of an item's time to live, which tables of older versions lack."""
-    timed = {"expires_at", "ttl_minutes"} <= columns
-    return "expires_at, ttl_minutes" if timed else "NULL, NULL"
+    has_ttl = {"expires_at", "ttl_minutes"} <= columns
+    return "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"
 
 
 _COLUMNS: Final = "SELECT name FROM pragma_table_info('store')"
-_THEIR_KEYS: Final = """
+_LANGGRAPH_KEYS: Final = """
 SELECT prefix, key FROM store WHERE (prefix, key) > (?, ?) ORDER BY prefix, key LIMIT ?
 """
-_THEIRS: Final = """
+_LANGGRAPH_ITEM: Final = """
 SELECT prefix, key, CAST(value AS BLOB), created_at, updated_at, {} FROM store
 WHERE prefix = ? AND key = ? LIMIT 1
 """
-_THEIRS_IN_POSTGRES: Final = """
+_LANGGRAPH_POSTGRES_ITEMS: Final = """
 SELECT prefix, key, value::text, created_at, updated_at, {} FROM store
 WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 """
 
 
-def _of_row(path: str, row: tuple[Any, ...]) -> Line:
+def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
     prefix, key, value, created, updated, expires, ttl = row
     where = f"{path!r}, {key!r} in {prefix!r}"
     try:
         namespace = tuple(prefix.split("."))
-        line = _line(namespace, key, json.loads(value), _parse_time(created), _parse_time(updated))
+        line = _build_line(
+            namespace, key, json.loads(value), _parse_time(created), _parse_time(updated)
+        )
         if expires is not None:
             line["expires_at"] = _parse_time(expires).isoformat()
         if ttl is not None:
@@ -220,7 +227,7 @@ def _parse_time(stored: str | datetime) -> datetime:
     return stored if stored.tzinfo is not None else stored.replace(tzinfo=UTC)
 
 
-def _line(
+def _build_line(
     namespace: tuple[str, ...],
     key: str,
     value: Mapping[str, Any],

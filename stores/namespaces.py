@@ -16,7 +16,7 @@ from perdure.errors import CorruptRecord, InvalidNamespace
 
 RESERVED = "langgraph"  # langgraph keeps its own documents under this root
 MAX_KEY = 4096  # bytes of a key or of a whole path
-_RESERVED = f"{RESERVED}\0".encode()
+_RESERVED_PATH = f"{RESERVED}\0".encode()
 EVERY_PATH = (b"", b"\xff")  # UTF-8 has no byte 0xff
 
 
@@ -27,7 +27,7 @@ def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
         raise InvalidNamespace("the namespace is empty; give at least one label, like memories")
     if len(path) > MAX_KEY:
         raise InvalidNamespace(f"the namespace takes {len(path)} bytes; at most {MAX_KEY} may be")
-    if path.startswith(_RESERVED):
+    if path.startswith(_RESERVED_PATH):
         raise InvalidNamespace(
             f"the namespace {tuple(namespace)!r} begins with {RESERVED!r}, which langgraph keeps "
             "for itself; begin with another label"
@@ -63,16 +63,16 @@ def check_key(key: Any) -> str:
     return text
 
 
-def _encode_text(what: str, shown: object, text: str) -> bytes:
+def _encode_text(kind: str, value: object, text: str) -> bytes:
     try:
         path = text.encode()
     except UnicodeEncodeError as exc:
         raise InvalidNamespace(
-            f"the {what} {shown!r} is no Unicode text ({exc.reason}); remove the lone surrogate"
+            f"the {kind} {value!r} is no Unicode text ({exc.reason}); remove the lone surrogate"
         ) from exc
     if len(path) > MAX_KEY:
         raise InvalidNamespace(
-            f"the {what} {str(shown)[:60]!r}… takes {len(path)} bytes; at most {MAX_KEY} may be"
+            f"the {kind} {str(value)[:60]!r}… takes {len(path)} bytes; at most {MAX_KEY} may be"
         )
     return path
 
@@ -113,11 +113,11 @@ def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence
 
 
 def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> bool:
-    wanted: Sequence[str] = condition.path
+    pattern: Sequence[str] = condition.path
     if condition.match_type == "suffix":
-        wanted, namespace = wanted[::-1], namespace[::-1]
-    some = zip(wanted, namespace, strict=False)
-    return len(wanted) <= len(namespace) and all(want in ("*", label) for want, label in some)
+        pattern, namespace = pattern[::-1], namespace[::-1]
+    pairs = zip(pattern, namespace, strict=False)
+    return len(pattern) <= len(namespace) and all(want in ("*", label) for want, label in pairs)
 
 
 def check_condition(condition: MatchCondition) -> None:
@@ -131,10 +131,10 @@ def check_condition(condition: MatchCondition) -> None:
 
 def literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
     """The path that every namespace meeting the conditions begins with."""
-    best = b""
+    longest = b""
     for condition in conditions:
         if condition.match_type == "prefix":
             path = tuple(condition.path)
-            head = path[: path.index("*")] if "*" in path else path
-            best = max(best, check_prefix(head), key=len)
-    return best
+            literal = path[: path.index("*")] if "*" in path else path
+            longest = max(longest, check_prefix(literal), key=len)
+    return longest

@@ -13,31 +13,31 @@ from typing import Final
 
 from perdure.stores.text import ends_with_question
 
-_BLANKS: Final = re.compile(
+_IGNORED: Final = re.compile(
     r"[!\"'()*,./:;?@\[\\\]`{}\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u30fb\u0964\u060c\u061b"
     r"\u061f\u06d4\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f-]"
 )
 # what of it means something: in 10.5, in 2024-03-01, in "it's", before -5
-_WITHIN: Final = re.compile(
+_MEANINGFUL_INSIDE: Final = re.compile(
     r"[.,:/'\u2212-](?=\w)(?:(?<=\d[.,:/-])(?=\d)|(?<=[^\W\d]')(?=[^\W\d])"
     r"|(?<=[-\u2212])(?<![\w.,].)(?=\d))"
 )
-_MAY_HOLD: Final = re.compile(r"[\d']")
+_MAY_HAVE_MEANINGFUL: Final = re.compile(r"[\d']")
 # what means something at an end of a word: A-, 5*, .NET; and how it is kept
-_AT_ENDS: Final = re.compile(
+_SIGNS_AT_WORD_ENDS: Final = re.compile(
     r"(?<=\d)[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
     r"|(?<=[^\W\d_])(?<![^\W_]{4})[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
     r"|(?<![\w.])\.(?=\w)"
 )
-_SIGNS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
+_SIGN_REPLACEMENTS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
 _EMPHASIS: Final = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])([^*\n]++)(?<!\s)\*{1,3}")
-_RAISED: Final = re.compile(
+_SUPERSCRIPTS: Final = re.compile(
     "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"  # but m² is m2
 )
 # marks on one letter; to put more of them in order takes long (the stream-safe format of tr15)
-_MARKS: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
-_KEPT: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
-_LETTERS: Final = str.maketrans(
+_MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
+_PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
+_LETTER_VARIANTS: Final = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
     # invisible marks: soft hyphen, joiners, direction, the form of an emoji
     | dict.fromkeys("\u00ad\u034f\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0e\ufe0f")
@@ -53,21 +53,25 @@ def hash_normal_form(text: str) -> str:
 def normalize_text(text: str) -> str:
     """Return the normal form of a text, for comparison by `same`, and not for display."""
     plain = marked = unify_letters(text).casefold()
-    if _MAY_HOLD.search(plain):
-        marked = _WITHIN.sub(lambda match: _KEPT.get(match[0], _KEPT["-"]), plain)
-    words = " ".join(_BLANKS.sub(" ", marked).split())
+    if _MAY_HAVE_MEANINGFUL.search(plain):
+        marked = _MEANINGFUL_INSIDE.sub(
+            lambda match: _PLACEHOLDERS.get(match[0], _PLACEHOLDERS["-"]), plain
+        )
+    words = " ".join(_IGNORED.sub(" ", marked).split())
     return f"{words} ?" if words and ends_with_question(text) else words or plain.strip()
 
 
 def unify_letters(text: str) -> str:
     """Return the text with one form of each letter, and with marks for meaningful signs."""
     if not text.isascii():
-        plain = _MARKS.sub("\\1\u034f", _RAISED.sub(_lowered, text.translate(_LETTERS)))
-        text = unicodedata.normalize("NFKC", plain).translate(_LETTERS)
+        plain = _MARK_RUN.sub(
+            "\\1\u034f", _SUPERSCRIPTS.sub(_lower_superscript, text.translate(_LETTER_VARIANTS))
+        )
+        text = unicodedata.normalize("NFKC", plain).translate(_LETTER_VARIANTS)
     if "*" in text:
         text = _EMPHASIS.sub(r"\1", text)
-    return _AT_ENDS.sub(lambda match: match[0].translate(_SIGNS), text)
+    return _SIGNS_AT_WORD_ENDS.sub(lambda match: match[0].translate(_SIGN_REPLACEMENTS), text)
 
 
-def _lowered(match: re.Match[str]) -> str:
+def _lower_superscript(match: re.Match[str]) -> str:
     return match[0] if match[1] else f"^{match[2]}"

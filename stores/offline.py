@@ -24,13 +24,13 @@ from perdure.stores.vectors import Floats, normalize_rows
 
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
-_UNKNOWN = 1  # [UNK]: its row is zero, so it moves no text
-_LONGEST_WORD = 100  # characters; the original gives up on longer ones
-_MEMO_WORDS = 1 << 16  # about 10 MB at most, for words and for their parts
-_MEMO_LETTERS = 32  # longer runs are addresses and unsegmented scripts: they seldom come again
-_PIECE = 3  # letters: words that are made of shorter pieces are not covered
+_UNKNOWN_ID = 1  # [UNK]: its row is zero, so it moves no text
+_MAX_WORD_LENGTH = 100  # characters; the original gives up on longer ones
+_MEMO_SIZE = 1 << 16  # about 10 MB at most, for words and for their parts
+_MAX_MEMO_LENGTH = 32  # longer runs are addresses and unsegmented scripts: they seldom come again
+_MIN_PIECE_LENGTH = 3  # letters: words that are made of shorter pieces are not covered
 # of a query: those of English data have 0.7 and more; "thx", "xyzzy plugh" and "Haha, stimmt" 0
-_LEAST_COVERED = 0.5
+_MIN_KNOWN_SHARE = 0.5
 _TOKENS_AT_ONCE = 4096  # 1 MB of rows
 
 # str.split() parts words at these; the original drops them, as it does all control characters
@@ -41,15 +41,15 @@ _CJK = re.compile(  # what BERT calls a Chinese character
 )
 
 
-class _Fold(dict[int, str]):
+class _FoldedCharacters(dict[int, str]):
     """The replacement of each character of a decomposed text; filled on demand."""
 
     def __missing__(self, code: int) -> str:
-        folded = self[code] = _folded(chr(code))
+        folded = self[code] = _fold_character(chr(code))
         return folded
 
 
-def _folded(char: str) -> str:
+def _fold_character(char: str) -> str:
     """Lower-cased and without accents; a character that is a token of its own is set apart."""
     category = unicodedata.category(char)
     if category in ("Cc", "Cf", "Co", "Mn") or char == "\ufffd":
@@ -62,16 +62,16 @@ def _folded(char: str) -> str:
     return char.lower()
 
 
-class _Memo(dict[str, tuple[int, ...]]):
+class _TokenMemo(dict[str, tuple[int, ...]]):
     """The ids of words; a new word is looked up, and remembered if it is likely to come again."""
 
     def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
-        self._look_up = look_up
+        self._tokenize_word = look_up
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = self._look_up(word)
-        if len(word) <= _MEMO_LETTERS:
-            if len(self) >= _MEMO_WORDS:
+        ids = self._tokenize_word(word)
+        if len(word) <= _MAX_MEMO_LENGTH:
+            if len(self) >= _MEMO_SIZE:
                 self.clear()
             self[word] = ids
         return ids
@@ -90,52 +90,56 @@ class WordPieceTokenizer:
     def __init__(self, tokens: Sequence[str]) -> None:
         self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
         self._longest = max(map(len, tokens), default=1)
-        self._fold = _Fold()
-        self._memo = _Memo(self._look_up)
-        self._parts = _Memo(self._pieces)  # `lake` once, for `lake`, `Lake,` and `"lake`
+        self._fold = _FoldedCharacters()
+        self._memo = _TokenMemo(self._tokenize_word)
+        self._parts_memo = _TokenMemo(
+            self._match_pieces
+        )  # `lake` once, for `lake`, `Lake,` and `"lake`
 
-    def ids(self, text: str) -> list[int]:
+    def token_ids(self, text: str) -> list[int]:
         """The ids of a text's tokens, in order."""
         for control in _CONTROL_SPACES:  # seven scans: a quarter of the time that a pattern takes
             if control in text:
                 text = text.replace(control, "")
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
-    def covered(self, text: str) -> float:
+    def known_share(self, text: str) -> float:
         """The share of a text's letters in words which, or whose stems, are of long pieces."""
         words = [word for word in split_words(text) if len(word) > 1]
-        unknown = [word for word in words if not self._is_long(word)]
-        missed = sum(len(word) for word in unknown if not any(map(self._is_long, tokenize(word))))
+        unknown = [word for word in words if not self._has_long_pieces(word)]
+        missed = sum(
+            len(word) for word in unknown if not any(map(self._has_long_pieces, tokenize(word)))
+        )
         return 1 - missed / sum(map(len, words)) if words else 1.0
 
-    def _is_long(self, word: str) -> bool:
-        return len(word) >= _PIECE * len(self._parts[word]) - 1
+    def _has_long_pieces(self, word: str) -> bool:
+        return len(word) >= _MIN_PIECE_LENGTH * len(self._parts_memo[word]) - 1
 
-    def forget(self) -> None:
+    def clear_memo(self) -> None:
         """Drop the words that are remembered."""
         self._memo.clear()
-        self._parts.clear()
+        self._parts_memo.clear()
 
-    def _look_up(self, word: str) -> tuple[int, ...]:
+    def _tokenize_word(self, word: str) -> tuple[int, ...]:
         """The ids of what stands between two spaces."""
         folded = unicodedata.normalize("NFD", word).translate(self._fold)
-        return tuple(chain.from_iterable(map(self._parts.__getitem__, folded.split())))
+        return tuple(chain.from_iterable(map(self._parts_memo.__getitem__, folded.split())))
 
-    def _pieces(self, part: str) -> tuple[int, ...]:
+    def _match_pieces(self, part: str) -> tuple[int, ...]:
         """The longest token that begins the word, then the longest that goes on from there."""
-        if len(part) > _LONGEST_WORD:
-            return (_UNKNOWN,)
+        if len(part) > _MAX_WORD_LENGTH:
+            return (_UNKNOWN_ID,)
         ids: list[int] = []
-        start, within = 0, ""
+        start, prefix = 0, ""
         while start < len(part):
             for end in range(min(len(part), start + self._longest), start, -1):
-                found = self._ids.get(within + part[start:end])
-                if found is not None:
+                token_id = self._ids.get(prefix + part[start:end])
+                if token_id is not None:
                     break
             else:
-                return (_UNKNOWN,)
-            ids.append(found)
-            start, within = end, "##"
+                return (_UNKNOWN_ID,)
+            ids.append(token_id)
+            start, prefix = end, "##"
         return tuple(ids)
 
 
@@ -159,10 +163,10 @@ class StaticEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """The vectors of texts, each of length 1, or zero."""
-        table, pieces, foreign = _weights()
+        table, pieces, foreign = _load_weights()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
-            numbers = pieces.ids(text)
+            numbers = pieces.token_ids(text)
             if not foreign.isdisjoint(numbers) and detect_language(text) != ENGLISH:
                 continue
             ids = np.array(numbers, np.intp)
@@ -173,8 +177,11 @@ class StaticEmbedder:
 
     def embed_query(self, text: str) -> Floats:
         """The vector of a query; zero as well if most of its words are only pieces to the table."""
-        known = detect_language(text) == ENGLISH and _weights()[1].covered(text) > _LEAST_COVERED
-        vector: Floats = self.embed([text if known else ""])[0]
+        is_known = (
+            detect_language(text) == ENGLISH
+            and _load_weights()[1].known_share(text) > _MIN_KNOWN_SHARE
+        )
+        vector: Floats = self.embed([text if is_known else ""])[0]
         return vector
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
@@ -183,28 +190,28 @@ class StaticEmbedder:
 
     def clear_cache(self) -> None:
         """Forget the words that were met; the next texts take a little longer."""
-        if _loaded is not None:
-            _loaded[1].forget()
+        if _cached_weights is not None:
+            _cached_weights[1].clear_memo()
 
 
-_loaded: tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]] | None = None
-_loading = threading.Lock()
+_cached_weights: tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]] | None = None
+_weights_lock = threading.Lock()
 
 
-def _weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
+def _load_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
     """The table, int8[tokens, DIMS], the tokeniser over its vocabulary, and foreign tokens' ids.
 
     Foreign are stop words of other languages and letters of other scripts: a text with none of them
     is taken for English without a closer look. Read once a process.
     """
-    global _loaded
-    with _loading:
-        if _loaded is None:
-            _loaded = _read()
-        return _loaded
+    global _cached_weights
+    with _weights_lock:
+        if _cached_weights is None:
+            _cached_weights = _read_weights()
+        return _cached_weights
 
 
-def _read() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
+def _read_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
     folder = files("perdure.stores") / "weights"
     try:
         with (folder / "static-en-256.npy").open("rb") as file:

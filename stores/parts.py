@@ -37,12 +37,12 @@ from perdure.storage.flow import Flow, NamedSQL
 from perdure.storage.threads import Promise, set_outcomes
 from perdure.stores.base import PROVENANCE, TTL, FoundItem, PutItem, StoredItem
 from perdure.stores.embedders import StoreEmbedder, embedder_from
-from perdure.stores.filter_sql import JSONPlace
-from perdure.stores.filters import Filter, parse
+from perdure.stores.filter_sql import JSONLocation
+from perdure.stores.filters import Filter, parse_filter
 from perdure.stores.indexes import Indexes
 from perdure.stores.namespaces import check_prefix
-from perdure.stores.puts import Index, ItemWriter, Limit, Preparer, Put
-from perdure.stores.reading import ItemReader, Records, Selection, micros
+from perdure.stores.puts import IndexOption, ItemWriter, Limit, Put, PutPreparer
+from perdure.stores.reading import ItemReader, RecordCodec, Selection, to_microseconds
 from perdure.stores.text import ANALYZER
 from perdure.stores.values import (
     WHOLE,
@@ -54,13 +54,13 @@ from perdure.stores.values import (
 from perdure.stores.vectors import Kind, Model
 
 T = TypeVar("T")
-_TOGETHER = 16  # calls in one hop: the first waits for the last
-_Ask = tuple[Any, Promise[Any]]  # what a coroutine asks for, and its answer
+_MAX_BATCH = 16  # calls in one hop: the first waits for the last
+_Request = tuple[Any, Promise[Any]]  # what a coroutine asks for, and its answer
 TextIndex = Literal["sealed", "keyed"]
 TRANSCRIPT_PREFIX: Final = "transcript_"
 """What the names of tables begin with that hold what was said in threads, instead of `store_`."""
-_WORDS: Final = "words"  # the setting that says how words are kept
-_KEPT: Final = ("clear", "sealed", "keyed")
+_WORDS_SETTING: Final = "words"  # the setting that says how words are kept
+_WORD_STORAGE: Final = ("clear", "sealed", "keyed")
 
 _Number = int | InstanceOf[float]  # `float` alone takes fractions and decimals too
 _Minutes = Annotated[_Number, Field(gt=0, lt=math.inf)]
@@ -70,16 +70,16 @@ _Paths = list[_Path] | tuple[_Path, ...]
 _STRICT: Final = ConfigDict(strict=True, extra="forbid")
 _MINUTES: Final = "minutes, more than zero, or None"
 _PATHS: Final = "a list of paths like ['text'], or None"
-_TRUTH: Final = "True or False"
+_BOOLEAN: Final = "True or False"
 _EXPECTED: Final = {
     "index": "'offline', None, or a dict with 'embed'",
     "key": "16, 24 or 32 bytes, as many in hexadecimal, or None",
     "ttl": "a dict like {'default_ttl': 60}, in minutes, or None",
     "default_ttl": _MINUTES,
     "sweep_interval_minutes": _MINUTES,
-    "refresh_on_read": _TRUTH,
-    "omit_expired": _TRUTH,
-    "read_only": _TRUTH,
+    "refresh_on_read": _BOOLEAN,
+    "omit_expired": _BOOLEAN,
+    "read_only": _BOOLEAN,
     "fields": _PATHS,
     "text_fields": _PATHS,
     "vectors": "'float32', 'float16', 'int8' or None",
@@ -129,65 +129,65 @@ class Options(BaseModel):
     timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]  # SQLite: milliseconds in 32 bits
 
 
-def options_of(**given: Any) -> Options:
+def check_options(**options: Any) -> Options:
     """The options, checked.
 
     Raises:
         ConfigurationError: One of them is wrong.
     """
-    given = {name: dict(v) if isinstance(v, Mapping) else v for name, v in given.items()}
+    options = {name: dict(v) if isinstance(v, Mapping) else v for name, v in options.items()}
     try:
-        return Options(**given)
+        return Options(**options)
     except ValidationError as exc:
         error = exc.errors(include_url=False)[0]
-    option, *within = error["loc"]
-    name, value = str(option), given[str(option)]
+    option, *subkeys = error["loc"]
+    name, value = str(option), options[str(option)]
     if error["type"] in ("extra_forbidden", "invalid_key"):
-        known = {"ttl": TTLOptions, "index": IndexOptions}[name].__annotations__
+        allowed = {"ttl": TTLOptions, "index": IndexOptions}[name].__annotations__
         raise ConfigurationError(
-            f"{name} has the unknown setting {within[0]!r}; {suggest_name(within[0], known)}"
+            f"{name} has the unknown setting {subkeys[0]!r}; {suggest_name(subkeys[0], allowed)}"
         )
     setting = name
-    if name in ("index", "ttl") and within and within[0] in value:
-        setting = str(within[0])
+    if name in ("index", "ttl") and subkeys and subkeys[0] in value:
+        setting = str(subkeys[0])
         name, value = f"{name} {setting}", value[setting]
-    shown = f"of type {type(value).__name__}" if name == "key" else f"{value!r:.80}"
+    description = f"of type {type(value).__name__}" if name == "key" else f"{value!r:.80}"
     expected = _EXPECTED.get(setting, error["msg"].removeprefix("Input should be "))
-    raise ConfigurationError(f"{name} is {shown}; expected {expected}")
+    raise ConfigurationError(f"{name} is {description}; expected {expected}")
 
 
 # -- what a file records
 
 
-def agreed_fields(
-    sql: NamedSQL, chosen: Sequence[str] | None, kept: str, *, read_only: bool
+def agree_on_fields(
+    sql: NamedSQL, chosen: Sequence[str] | None, word_storage: str, *, read_only: bool
 ) -> Flow[list[str]]:
     """The paths that items of a file are searched by, unless a put names others.
 
     Those given count, else those recorded. If words were made in another way they are dropped, and
     the next search makes them anew.
     """
-    rows = yield sql("get_setting", _WORDS)
-    recorded_words = parse_setting(_WORDS, rows[0][0], _says_how_words_are_kept) if rows else None
-    if recorded_words is not None and recorded_words["kept"] != kept:
+    rows = yield sql("get_setting", _WORDS_SETTING)
+    recorded_words = parse_setting(_WORDS_SETTING, rows[0][0], _is_words_setting) if rows else None
+    if recorded_words is not None and recorded_words["kept"] != word_storage:
         raise ConfigurationError(
-            f"this file keeps words {recorded_words['kept']!r}, not {kept!r}: open it with "
+            f"this file keeps words {recorded_words['kept']!r}, not {word_storage!r}: open it with "
             f"text_index={recorded_words['kept']!r}"
         )
     fields = list(chosen or (recorded_words["fields"] if recorded_words else (WHOLE,)))
-    words = {"analyzer": ANALYZER, "fields": fields, "kept": kept}
-    if recorded_words != words and not read_only:
-        yield sql("set_setting", _WORDS, json.dumps(words))
+    wanted_words = {"analyzer": ANALYZER, "fields": fields, "kept": word_storage}
+    if recorded_words != wanted_words and not read_only:
+        yield sql("set_setting", _WORDS_SETTING, json.dumps(wanted_words))
         if recorded_words is not None:
             yield sql("drop_indexes")
             yield sql("bump_setting", "erasures")
     return fields
 
 
-def _says_how_words_are_kept(words: dict[str, Any]) -> bool:
+def _is_words_setting(words: dict[str, Any]) -> bool:
     fields = words.get("fields")
     return (
-        words.get("kept") in _KEPT
+        words.get("kept") in _WORD_STORAGE
         and isinstance(fields, list)
         and bool(fields)
         and all(isinstance(path, str) and path for path in fields)
@@ -197,7 +197,7 @@ def _says_how_words_are_kept(words: dict[str, Any]) -> bool:
 # -- the parts
 
 
-def with_said(script: str) -> str:
+def with_transcript_tables(script: str) -> str:
     """The tables of a store, and those of what was said, which no search of the store sees."""
     return f"{script};\n{script.replace('store_', TRANSCRIPT_PREFIX)}"
 
@@ -210,9 +210,9 @@ class StoreParts:
     sql: NamedSQL
     reader: ItemReader
     writer: ItemWriter
-    preparer: Preparer
+    preparer: PutPreparer
     indexes: Indexes
-    runner: Runner
+    runner: OperationRunner
     ttl: TTLConfig | None
     now: Callable[[], int]  # in microseconds
     root: bytes = b""  # the path that all namespaces are under
@@ -223,34 +223,38 @@ class StoreParts:
         sql: NamedSQL,
         options: Options,
         now: Callable[[], int],
-        database_of: Callable[[Callable[[], Flow[None]]], Database],
-        values: JSONPlace,
+        open_database: Callable[[Callable[[], Flow[None]]], Database],
+        values: JSONLocation,
     ) -> Self:
         """Make the parts; `database_of` is given what to run whenever the database is opened."""
         seal = build_seal(options.key)
-        kept = "clear" if isinstance(seal, ChecksumSeal) else options.text_index
-        masked = _mask(seal.hash_key) if kept == "keyed" else None
-        embeddings = _embeddings(options.index, options.vectors)
+        word_storage = "clear" if isinstance(seal, ChecksumSeal) else options.text_index
+        mask = _build_mask(seal.hash_key) if word_storage == "keyed" else None
+        embeddings = _build_embeddings(options.index, options.vectors)
         index: Any = options.index or {}
-        chosen = index.get("fields") or index.get("text_fields")
-        preparer = Preparer([], options.max_value_bytes, embeddings, masked)
+        fields = index.get("fields") or index.get("text_fields")
+        preparer = PutPreparer([], options.max_value_bytes, embeddings, mask)
 
-        def begin() -> Flow[None]:
+        def prepare_database() -> Flow[None]:
             read_only = options.read_only
             yield from bind_seal(seal, database.path, database.tenant, read_only=read_only)
-            preparer.fields[:] = yield from agreed_fields(sql, chosen, kept, read_only=read_only)
+            preparer.fields[:] = yield from agree_on_fields(
+                sql, fields, word_storage, read_only=read_only
+            )
             rows = yield sql("get_setting", "model")
             with suppress(CorruptRecord):  # what needs the model says so
                 for (model,) in rows:
-                    embeddings.adopt(Model.from_setting(model))
+                    embeddings.adopt_encoding(Model.from_setting(model))
 
-        def erased() -> None:  # a vector tells of its text, a filter may hold what it looks for
-            _parsed.cache_clear()
+        def clear_caches() -> (
+            None
+        ):  # a vector tells of its text, a filter may hold what it looks for
+            _parse_json_filter.cache_clear()
             if embeddings.embedder is not None:
                 embeddings.embedder.clear_cache()
 
-        database = database_of(begin)
-        records = Records(seal)
+        database = open_database(prepare_database)
+        records = RecordCodec(seal)
         reader, writer = ItemReader(sql, records, values), ItemWriter(sql, records)
         indexes = Indexes(
             reader,
@@ -258,17 +262,17 @@ class StoreParts:
             options.index_bytes,
             options.approximate_above,
             post=None if options.read_only else database.write_later,
-            erased=erased,
+            erased=clear_caches,
         )
-        runner = Runner(database, writer)
+        runner = OperationRunner(database, writer)
         ttl: Any = options.ttl
         return cls(database, sql, reader, writer, preparer, indexes, runner, ttl, now)
 
     def scope_to(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
         """The same under a path: nothing outside it can be named, and messages leave it out."""
-        for name, most in (("max_items", max_items), ("max_bytes", max_bytes)):
-            if most is not None:
-                check_number(name, most, "a whole number, or None", whole=True)
+        for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
+            if limit is not None:
+                check_number(name, limit, "a whole number, or None", integer=True)
         limits = self.preparer.limits
         if (max_items, max_bytes) != (None, None):
             limits += (Limit(prefix, max_items, max_bytes),)
@@ -278,12 +282,12 @@ class StoreParts:
             self,
             reader=replace(self.reader, records=records),
             writer=writer,
-            runner=Runner(self.database, writer),
+            runner=OperationRunner(self.database, writer),
             preparer=replace(self.preparer, root=prefix, limits=limits),
             root=prefix,
         )
 
-    def for_other_tables(self, tables: str, database: Database, seal: Seal) -> Self:
+    def for_other_tables(self, table_prefix: str, database: Database, seal: Seal) -> Self:
         """Those of other tables, whose names begin with `tables`: of what is found by its words.
 
         Args:
@@ -291,10 +295,12 @@ class StoreParts:
             database: That of these tables, or another component's in the same place.
             seal: Seals what is put.
         """
-        sql = NamedSQL({name: text.replace("store_", tables) for name, text in self.sql.items()})
-        records = Records(seal)
+        sql = NamedSQL(
+            {name: text.replace("store_", table_prefix) for name, text in self.sql.items()}
+        )
+        records = RecordCodec(seal)
         reader, writer = ItemReader(sql, records, self.reader.values), ItemWriter(sql, records)
-        preparer = Preparer(["text"], self.preparer.max_bytes, StoreEmbedder())
+        preparer = PutPreparer(["text"], self.preparer.max_bytes, StoreEmbedder())
         indexes = Indexes(
             reader,
             preparer,
@@ -303,11 +309,11 @@ class StoreParts:
             post=None if database.read_only else database.write_later,
             erased=lambda: None,  # nothing else keeps parts of a text
         )
-        runner = Runner(database, writer)
+        runner = OperationRunner(database, writer)
         return type(self)(database, sql, reader, writer, preparer, indexes, runner, None, self.now)
 
     @property
-    def records(self) -> Records:
+    def records(self) -> RecordCodec:
         """The reader of rows."""
         return self.reader.records
 
@@ -327,32 +333,32 @@ class StoreParts:
         return Selection(
             self.resolve_prefix(prefix),
             self.now(),
-            _filter(filter, of_provenance=False),
-            _filter(provenance, of_provenance=True),
-            None if as_of is None else micros(as_of),
+            _parse_cached(filter, of_provenance=False),
+            _parse_cached(provenance, of_provenance=True),
+            None if as_of is None else to_microseconds(as_of),
             newest_first,
         )
 
     def prepare_put(
-        self, place: tuple[bytes, str], value: Any, index: Index, ttl: TTL, *extra: Any
+        self, row_key: tuple[bytes, str], value: Any, index: IndexOption, ttl: TTL, *options: Any
     ) -> Put:
         """A put or, with a value of None, a delete; see `Preparer.put`."""
         if isinstance(ttl, NotProvided):
             ttl = (self.ttl or {}).get("default_ttl")
-        return self.preparer.put(place, value, index, ttl, *extra)
+        return self.preparer.prepare_put(row_key, value, index, ttl, *options)
 
     def prepare_batch(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
         """Puts and deletes, checked; of one key, the last counts."""
-        last = {self.preparer.place(op.namespace, op.key): op for op in ops}
+        last_op = {self.preparer.check_row_key(op.namespace, op.key): op for op in ops}
         return [
             self.prepare_put(
-                place,
+                row_key,
                 op.value,
                 op.index,
                 op.ttl,
                 *((op.if_version, op.provenance) if isinstance(op, PutItem) else ()),
             )
-            for place, op in last.items()
+            for row_key, op in last_op.items()
         ]
 
     def restart_ttl(
@@ -371,27 +377,27 @@ class StoreParts:
             (self.resolve_prefix(item.namespace), item.key) for item in items if item.expires_at
         ]
         if keys:
-            self.database.write(lambda: self.writer.touch(keys, self.now))
+            self.database.write(lambda: self.writer.restart_ttls(keys, self.now))
 
 
-def _filter(filter: Any, *, of_provenance: bool) -> Filter | None:
+def _parse_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
     if filter is None or filter == {}:
         return None
     try:
-        form = None if describe_invalid_part(filter) else orjson.dumps(filter)
+        text = None if describe_invalid_part(filter) else orjson.dumps(filter)
     except TypeError:  # no Unicode text, or a wide integer
-        form = None
+        text = None
     fields = PROVENANCE if of_provenance else None
-    return parse(filter, fields) if form is None else _parsed(form, fields)
+    return parse_filter(filter, fields) if text is None else _parse_json_filter(text, fields)
 
 
 @lru_cache(maxsize=256)
-def _parsed(form: bytes, fields: tuple[str, ...] | None) -> Filter:
+def _parse_json_filter(text: bytes, fields: tuple[str, ...] | None) -> Filter:
     """A filter of a form in JSON: agents ask with few forms."""
-    return parse(orjson.loads(form), fields)
+    return parse_filter(orjson.loads(text), fields)
 
 
-def _embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmbedder:
+def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmbedder:
     if index is None:
         return StoreEmbedder()
     embed = index["embed"]
@@ -400,31 +406,31 @@ def _embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmbedder:
         embedder,
         Model(embedder.name, embedder.dims or 0, kind or "int8"),
         in_process=getattr(embed, "in_process", False) is True,
-        quick=embed.embed if getattr(embed, "quick", False) is True else None,
-        any_kind=kind is None,
+        embed_quickly=embed.embed if getattr(embed, "quick", False) is True else None,
+        accepts_any_kind=kind is None,
     )
 
 
-def _mask(key: bytes) -> Callable[[str], str]:
+def _build_mask(key: bytes) -> Callable[[str], str]:
     """Keyed hashes of words: equal for equal words, and nothing else without the key."""
 
-    def mask(word: str) -> str:
+    def mask_word(word: str) -> str:
         return hashlib.blake2b(word.encode(), digest_size=9, key=key).hexdigest()
 
-    return mask
+    return mask_word
 
 
 # -- what is waited for
 
 
-class Reads(Protocol):
+class ReadingThreadCaller(Protocol):
     """Makes a call in a reading thread."""
 
     def __call__(self, make: Callable[[], T], /) -> asyncio.Future[T]:
         """What the call returns."""
 
 
-class _Puts(NamedTuple):
+class _WriteRequest(NamedTuple):
     """Puts and deletes, all or none."""
 
     puts: Sequence[Put]
@@ -432,13 +438,13 @@ class _Puts(NamedTuple):
     model: Model | None
 
 
-class Runner:
+class OperationRunner:
     """Runs a store's operations, and makes their effects."""
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
-        self.reads: Reads = Together(database.run_in_thread, _called).ask
-        self._puts = Together(call, self._put_together)
+        self.call_reader: ReadingThreadCaller = CallBatcher(database.run_in_thread, _make_calls).submit
+        self._puts = CallBatcher(call, self._write_batch)
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
@@ -446,120 +452,122 @@ class Runner:
             self.database.connect()  # what is put depends on the fields that the file records
             return run(operation)
 
-    async def arun(self, operation: Operation[T], *, hops: bool = False) -> T:
+    async def arun(self, operation: Operation[T], *, computes_in_thread: bool = False) -> T:
         """Run one from a coroutine; with `hops`, what it computes is computed in a thread."""
         try:
             await self.database.aconnect()
         except BaseException:
             operation.close()
             raise
-        return await arun(operation, self.reads if hops else None)
+        return await arun(operation, self.call_reader if computes_in_thread else None)
 
-    def called(self, make: Callable[[], T]) -> Effect[T]:
+    def call_in_thread(self, make: Callable[[], T]) -> Effect[T]:
         """What a call returns, which reads, or computes for long."""
-        return Effect(make, lambda: self.reads(make))
+        return Effect(make, lambda: self.call_reader(make))
 
     def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
         """The read of a flow, on one snapshot."""
-        return self.called(lambda: self.database.read(make_flow))
+        return self.call_in_thread(lambda: self.database.read(make_flow))
 
     def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
         """The write of a flow, in one transaction."""
-        return Effect(
-            lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
-        )
+        return Effect(lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow))
 
     def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
         """Puts and deletes, all or none."""
-        request = _Puts(puts, now, model)
-        alone = not all(put.unconditional for put in puts)
+        request = _WriteRequest(puts, now, model)
+        is_separate = not all(put.is_unconditional for put in puts)
         return Effect(
-            lambda: self._written(self.database.write, request),
+            lambda: self._write_puts(self.database.write, request),
             lambda: (
-                self._written(self.database.awrite, request) if alone else self._puts.ask(request)
+                self._write_puts(self.database.awrite, request)
+                if is_separate
+                else self._puts.submit(request)
             ),
         )
 
-    def _written(self, write: Callable[..., Any], request: _Puts) -> Any:
+    def _write_puts(self, write: Callable[..., Any], request: _WriteRequest) -> Any:
         """What a method that writes returns; no other may write to the same, or to their limits."""
         puts = request.puts
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
         return write(
-            partial(self.writer.write, *request),
+            partial(self.writer.write_puts, *request),
             exclusive_names=[path.hex() for path in paths],
             deletes_rows=all(put.text is None for put in puts),
         )
 
-    async def _put_together(self, asks: list[_Ask]) -> None:
+    async def _write_batch(self, requests: list[_Request]) -> None:
         """Write puts that nothing but the database can refuse, in one transaction.
 
         Each by itself, in order, if that fails, for nobody fails for another, or two have one key.
         """
-        batch: list[_Puts] = [puts for puts, _ in asks]
+        batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]
         model = next((request.model for request in batch if request.model is not None), None)
-        write, errors = partial(self._written, self.database.awrite), [None] * len(batch)
-        together = len({(put.path, put.key) for put in puts}) == len(puts)
-        if together:
+        write, errors = partial(self._write_puts, self.database.awrite), [None] * len(batch)
+        is_one_transaction = len({(put.path, put.key) for put in puts}) == len(puts)
+        if is_one_transaction:
             try:
-                await write(_Puts(puts, max(request.now for request in batch), model))
+                await write(_WriteRequest(puts, max(request.now for request in batch), model))
             except Exception:
                 if len(batch) == 1:
                     raise
-                together = False
-        if not together:
+                is_one_transaction = False
+        if not is_one_transaction:
             errors = await asyncio.gather(*map(write, batch), return_exceptions=True)
-        for (_, promise), error in zip(asks, errors, strict=True):
+        for (_, promise), error in zip(requests, errors, strict=True):
             promise.result, promise.error = None, error
 
 
-class Together:
+class CallBatcher:
     """What coroutines ask for in one turn of an event loop, done together at its end."""
 
     def __init__(
         self,
-        begin: Callable[[Callable[[], Any]], Awaitable[None]],
-        do: Callable[[list[_Ask]], Any],
+        start: Callable[[Callable[[], Any]], Awaitable[None]],
+        run: Callable[[list[_Request]], Any],
     ) -> None:
-        self._begin, self._do = begin, do  # what calls the other, which keeps its promises
-        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Ask]] = WeakKeyDictionary()
+        self._start, self._run = start, run  # what calls the other, which keeps its promises
+        self._open_batches: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Request]] = (
+            WeakKeyDictionary()
+        )
 
-    def ask(self, what: Any) -> asyncio.Future[Any]:
+    def submit(self, request: Any) -> asyncio.Future[Any]:
         """Ask for something."""
         loop = asyncio.get_running_loop()
-        asks = self._open.get(loop)
-        if asks is None or len(asks) == _TOGETHER:
-            asks = self._open[loop] = []
-            loop.call_soon(self._end, loop, asks)
+        batch = self._open_batches.get(loop)
+        if batch is None or len(batch) == _MAX_BATCH:
+            batch = self._open_batches[loop] = []
+            loop.call_soon(self._run_batch, loop, batch)
         promise: Promise[Any] = Promise(is_async=True)
-        asks.append((what, promise))
+        batch.append((request, promise))
         return promise.future  # type: ignore[return-value]
 
-    def _end(self, loop: asyncio.AbstractEventLoop, asks: list[_Ask]) -> None:
-        if self._open.get(loop) is asks:
-            del self._open[loop]
-        asks = [ask for ask in asks if ask[1].try_start()]
-        if not asks:
+    def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[_Request]) -> None:
+        if self._open_batches.get(loop) is batch:
+            del self._open_batches[loop]
+        batch = [request for request in batch if request[1].try_start()]
+        if not batch:
             return
-        done: asyncio.Future[None]
+        future: asyncio.Future[None]
         try:
-            done = asyncio.ensure_future(self._begin(partial(self._do, asks)))
+            future = asyncio.ensure_future(self._start(partial(self._run, batch)))
         except PerdureError as exc:
-            done = loop.create_future()
-            done.set_exception(exc)
-        done.add_done_callback(partial(_settle, asks))
+            future = loop.create_future()
+            future.set_exception(exc)
+        future.add_done_callback(partial(_resolve_batch, batch))
 
 
-def _settle(asks: list[_Ask], done: asyncio.Future[None]) -> None:
-    error = asyncio.CancelledError() if done.cancelled() else done.exception()
-    for _, promise in asks:
+def _resolve_batch(batch: list[_Request], future: asyncio.Future[None]) -> None:
+    error = asyncio.CancelledError() if future.cancelled() else future.exception()
+    for _, promise in batch:
         promise.error = error or promise.error
-    set_outcomes([promise for _, promise in asks])
+    set_outcomes([promise for _, promise in batch])
 
 
-def _called(asks: list[_Ask]) -> None:
+def _make_calls(batch: list[_Request]) -> None:
     """Make calls; a cancelled one is not made."""
-    for make, promise in asks:
+    for make, promise in batch:
         try:
             promise.result = make() if promise.try_start() else None
         except BaseException as exc:

@@ -13,9 +13,9 @@ from perdure.storage.database import Schema
 from perdure.storage.flow import load_sql
 from perdure.storage.postgres import PostgresDatabase, PostgresOwner
 from perdure.storage.postgres_dsn import Dsn
-from perdure.stores.filter_sql import CUT, Condition, JSONPlace, any_of
-from perdure.stores.filters import EACH, steps_of
-from perdure.stores.parts import TextIndex, with_said
+from perdure.stores.filter_sql import TRUNCATING, Condition, JSONLocation, join_with_or
+from perdure.stores.filters import ANY_ELEMENT, parse_path
+from perdure.stores.parts import TextIndex, with_transcript_tables
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
@@ -24,63 +24,75 @@ _SQL: Final = {
     tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", with_tenants=tenants)
     for tenants in (False, True)
 }
-_FEW: Final = 4  # values that are compared one by one
-_READ: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
-_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
-_DOCUMENT: Final = "d.doc"
-_AT: Final = f"{_DOCUMENT} #> ?::text[]"
+_MAX_INLINE_VALUES: Final = 4  # values that are compared one by one
+_READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
+_IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
+_DOCUMENT_COLUMN: Final = "d.doc"
+_VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 
 
-class JSONBPlace(JSONPlace):
+class JSONBLocation(JSONLocation):
     """A place in a column of bytes, read as jsonb; a path is a tuple of labels."""
 
     @property
-    def takes_indexes(self) -> bool:
+    def supports_indexes(self) -> bool:
         """See `JSONPlace`."""
         return False
 
-    def whole(self, condition: Condition) -> Condition:
+    def condition_on_row(self, condition: Condition) -> Condition:
         """See `JSONPlace`: a document is read once; one that cannot be read is let through."""
-        text, read = condition.text, _READ.format(self.column)
-        if text.count(_DOCUMENT) > 1:
-            text = f"(SELECT {text} FROM (SELECT {read} AS doc OFFSET 0) AS d)"
-        text = text.replace(_DOCUMENT, read) if text.count(_DOCUMENT) == 1 else text
-        readable = _READABLE.format(self.column)
+        text, read_json = condition.text, _READ_JSON.format(self.column)
+        if text.count(_DOCUMENT_COLUMN) > 1:
+            text = f"(SELECT {text} FROM (SELECT {read_json} AS doc OFFSET 0) AS d)"
+        text = (
+            text.replace(_DOCUMENT_COLUMN, read_json) if text.count(_DOCUMENT_COLUMN) == 1 else text
+        )
+        readable = _IS_READABLE.format(self.column)
         return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
-    def ends(self, key: str | int) -> Sequence[tuple[str, ...]]:
+    def path_suffixes(self, key: str | int) -> Sequence[tuple[str, ...]]:
         """See `JSONPlace`. Labels and positions are written alike, which lets more through."""
-        ways = dict.fromkeys(((key,), (key,) if isinstance(key, int) else steps_of(key)))
-        if any(step is EACH or CUT.search(str(step)) for way in ways for step in way):
+        step_lists = dict.fromkeys(((key,), (key,) if isinstance(key, int) else parse_path(key)))
+        if any(
+            step is ANY_ELEMENT or TRUNCATING.search(str(step))
+            for steps in step_lists
+            for step in steps
+        ):
             return ()
-        return [tuple(map(str, way)) for way in ways]
+        return [tuple(map(str, steps)) for steps in step_lists]
 
-    def among(self, keys: Sequence[str | int]) -> Condition:
+    def membership_condition(self, keys: Sequence[str | int]) -> Condition:
         """See `JSONPlace`."""
-        every = [*keys, *(bool(key) for key in keys if key in (0, 1))]
-        if 0 < len(every) <= _FEW:
-            asked = ", ".join("?::jsonb" for _ in every)
-            return self._at(f"{_AT} IN ({asked})", *map(json.dumps, every))
-        return self._at(f"{_AT} IN (SELECT jsonb_array_elements(?::jsonb))", json.dumps(every))
+        values = [*keys, *(bool(key) for key in keys if key in (0, 1))]
+        if 0 < len(values) <= _MAX_INLINE_VALUES:
+            placeholders = ", ".join("?::jsonb" for _ in values)
+            return self._build_path_condition(
+                f"{_VALUE_AT_PATH} IN ({placeholders})", *map(json.dumps, values)
+            )
+        return self._build_path_condition(
+            f"{_VALUE_AT_PATH} IN (SELECT jsonb_array_elements(?::jsonb))", json.dumps(values)
+        )
 
-    def within(self, low: str | float | None, high: str | float | None) -> Condition:
+    def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
         """See `JSONPlace`."""
         if isinstance(low, str) or isinstance(high, str):
             sign, bound = (">=", low) if high is None else ("<=", high)
-            return self._at(f'({_DOCUMENT} #>> ?::text[]) COLLATE "C" {sign} ?::text', bound)
+            return self._build_path_condition(
+                f'({_DOCUMENT_COLUMN} #>> ?::text[]) COLLATE "C" {sign} ?::text', bound
+            )
         if high is None:  # by jsonb's order of types null comes before all numbers
-            return self._at(f"{_AT} >= ?::jsonb", json.dumps(low))
+            return self._build_path_condition(f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low))
         # not BETWEEN, which would read the document twice
-        text = f"({_AT} >= ?::jsonb AND {_AT} <= ?::jsonb)"
-        return any_of(
+        text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
+        return join_with_or(
             [
                 Condition(text, (list(path), json.dumps(low), list(path), json.dumps(high)))
                 for path in self.paths
             ]
         )
 
-    def _at(self, text: str, *params: Any) -> Condition:
-        return any_of([Condition(text, (list(path), *params)) for path in self.paths])
+    def _build_path_condition(self, text: str, *params: Any) -> Condition:
+        return join_with_or([Condition(text, (list(path), *params)) for path in self.paths])
 
 
 class PostgresStore(PostgresOwner, WholeStore):
@@ -130,10 +142,10 @@ class PostgresStore(PostgresOwner, WholeStore):
         sql = _SQL[tenant is not None]
         super().__init__(
             sql,
-            JSONBPlace("i.value", ((),)),
+            JSONBLocation("i.value", ((),)),
             lambda begin: PostgresDatabase(
                 dsn,
-                Schema("stores", with_said(sql["schema"])),
+                Schema("stores", with_transcript_tables(sql["schema"])),
                 begin=begin,
                 schema=schema,
                 tenant=tenant,

@@ -54,31 +54,35 @@ Bools = NDArray[np.bool_]
 
 # words up to which a row takes all that neighbours lend, all of its thread's worth, and up to which
 # a row that ends with a question is a question and nothing else
-TAKES_ALL, HAS_ALL, ONLY_ASKS = 50, 200, 25
-_FADES: Final = 0.2  # share of the rows after which recency is half
+MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
+_RECENCY_HALF_LIFE: Final = 0.2  # share of the rows after which recency is half
 # imaginary unrelated rows that are included in the mean cosine of a scope, which may have one row
-_STRANGERS: Final = 4
-_BLOCK: Final = 1 << 17  # counts computed at a time: 512 kB
+_PRIOR_ROWS: Final = 4
+_BLOCK_COUNTS: Final = 1 << 17  # counts computed at a time: 512 kB
 # of vectors, chosen with benchmarks/recall.py; decision 0037
-_GAIN: Final = 0.6  # the share of its weight that is added to the vector at a gain of 1
-_OF_THREADS: Final = 0.6  # the weight of the nearest thread, as a share of the vector's weight
-_BEST_OF_THREAD: Final = 3  # rows of a thread, the nearest ones, that count for the thread
-_BEHIND: Final = 2.0  # more than any score
-_LEAST: Final = np.float32(1e-6)  # a penalty of 0 would be a division by it
+_GAIN_WEIGHT: Final = 0.6  # the share of its weight that is added to the vector at a gain of 1
+_THREAD_VECTOR_WEIGHT: Final = (
+    0.6  # the weight of the nearest thread, as a share of the vector's weight
+)
+_NEAREST_PER_THREAD: Final = 3  # rows of a thread, the nearest ones, that count for the thread
+_BELOW_ALL: Final = 2.0  # more than any score
+_MIN_PENALTY: Final = np.float32(1e-6)  # a penalty of 0 would be a division by it
 # of evidence, chosen with benchmarks/quiet.py
-_RAREST: Final = 2.4e-6  # the share of messages that have a word which no list has
-_HEARSAY: Final = 30.0  # messages of the language that a message of the scope is weighed against
-_COVERAGE: Final = 0.35  # the power of the share of the query that a row answers
-_NEARNESS: Final = 5.0  # what the nearest vector tells at most
-_SCALE: Final = 4.0  # nats that make odds of one to one those of e to one
-_CERTAIN: Final = 80.0  # more is no number of 32 bits
-_RARITY: Final = 1.5  # the power of what a word tells in its weight
-_PERSON: Final = 2.25  # nats that are added if query and rows are about the same person
-_EVERYWHERE: Final = 0.85  # share of the rows; a word in more rows is no evidence
-_FEWEST: Final = 5  # rows; in a smaller scope, no word counts as being in nearly all
-_OTHERS: Final = 0.25  # share of ln n that is subtracted from the evidence of each single row
-_SLIGHT: Final = 1.45  # nats; a row with less evidence of its own scores less than MIN_SCORE
-_SLOPE: Final = 15.0  # nats that each nat above `_SLIGHT` adds to the limit of a row's score
+_UNLISTED_FREQUENCY: Final = 2.4e-6  # the share of messages that have a word which no list has
+_PRIOR_MESSAGES: Final = (
+    30.0  # messages of the language that a message of the scope is weighed against
+)
+_COVERAGE_POWER: Final = 0.35  # the power of the share of the query that a row answers
+_NEARNESS_NATS: Final = 5.0  # what the nearest vector tells at most
+_NATS_PER_LOGIT: Final = 4.0  # nats that make odds of one to one those of e to one
+_MAX_LOGIT: Final = 80.0  # more is no number of 32 bits
+_RARITY_POWER: Final = 1.5  # the power of what a word tells in its weight
+_PERSON_NATS: Final = 2.25  # nats that are added if query and rows are about the same person
+_NEARLY_ALL: Final = 0.85  # share of the rows; a word in more rows is no evidence
+_MIN_ROWS_NEARLY_ALL: Final = 5  # rows; in a smaller scope, no word counts as being in nearly all
+_CHANCE_SHARE: Final = 0.25  # share of ln n that is subtracted from the evidence of each single row
+_SLIGHT_NATS: Final = 1.45  # nats; a row with less evidence of its own scores less than MIN_SCORE
+_LIMIT_SLOPE: Final = 15.0  # nats that each nat above `_SLIGHT` adds to the limit of a row's score
 
 
 @dataclass(frozen=True)
@@ -120,10 +124,12 @@ class Term(NamedTuple):
 
     rows: Ints  # that have the word, each once
     tf: Floats  # how often each has it
-    kin: Sequence[tuple[Ints, float]] = ()  # rows of its synonyms, and their similarity
-    common: float = 0.0  # the share of messages of the language that have it; 0: not known
-    named: bool = False  # it names the actor of rows
-    subject: bool = False  # whether it names the person whom nearly all rows are about
+    synonyms: Sequence[tuple[Ints, float]] = ()  # rows of its synonyms, and their similarity
+    message_frequency: float = (
+        0.0  # the share of messages of the language that have it; 0: not known
+    )
+    names_actor: bool = False  # it names the actor of rows
+    names_subject: bool = False  # whether it names the person whom nearly all rows are about
 
 
 @dataclass(frozen=True)
@@ -140,29 +146,29 @@ class Ranked:
     limits: Scores | None = None  # the most evidence that each row's score may express, in nats
 
     @classmethod
-    def by_cosine(cls, cosines: Floats) -> Ranked:
+    def from_cosines(cls, cosines: Floats) -> Ranked:
         """The rows by a vector alone; one that is missing, NaN, comes last, and scores 0."""
         scores = np.clip(np.nan_to_num(cosines, nan=0), 0, 1)
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
     def with_vectors_first(self, cosines: Floats) -> Ranked:
         """The same with the rows that have no vector, NaN, after all others, and with score 0."""
-        has = np.isfinite(cosines)
-        order = self.places - np.where(has, np.float32(0), np.float32(_BEHIND))
-        return replace(self, scores=self.scores * has, order=order)
+        has_vector = np.isfinite(cosines)
+        order = self.rank_keys - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
+        return replace(self, scores=self.scores * has_vector, order=order)
 
     @property
-    def places(self) -> Floats:
+    def rank_keys(self) -> Floats:
         """What ranks the rows: the higher, the better; also where scores are equal."""
         return self.scores if self.order is None else self.order
 
-    def parts_of(self, row: int) -> dict[str, float]:
+    def explain_row(self, row: int) -> dict[str, float]:
         """The parts of one row's score."""
         total = sum(float(part[row]) for part in self.parts.values())
         scale = float(self.scores[row]) / total if total else 0.0
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
 
-    def comparable(self) -> Ranked:
+    def to_comparable(self) -> Ranked:
         """Return the rows with scores that mean the same in every search.
 
         The odds of the best row are e to its evidence / `_SCALE`, so 0.5 is what the best of so
@@ -171,17 +177,17 @@ class Ranked:
         by what is left. In a search by vectors alone the best score is how near the vector is.
         """
         if self.odds is None:
-            scores = _shares(self.scores) * np.float32(self.evidence)
+            scores = _divide_by_best(self.scores) * np.float32(self.evidence)
             return replace(self, scores=scores, order=self.scores)
         with np.errstate(divide="ignore"):  # odds of 0 are -inf
-            logits = np.log(self.odds, dtype=np.float64) + self.evidence / _SCALE
+            logits = np.log(self.odds, dtype=np.float64) + self.evidence / _NATS_PER_LOGIT
         if self.limits is not None:
-            logits = np.minimum(logits, self.limits / _SCALE)
-        odds = np.exp(np.minimum(logits, _CERTAIN)).astype(np.float32)
+            logits = np.minimum(logits, self.limits / _NATS_PER_LOGIT)
+        odds = np.exp(np.minimum(logits, _MAX_LOGIT)).astype(np.float32)
         return replace(self, scores=odds / (1 + odds), order=logits)
 
 
-def rank(
+def rank_rows(
     lengths: Floats,
     *,
     terms: Sequence[Term] = (),
@@ -210,50 +216,60 @@ def rank(
     n = len(lengths)
     parts: dict[str, Scores] = {}
     calibration = calibration if terms else USUAL  # else there is nothing but the vectors
-    nearness = _nearness(cosines, n, calibration)
+    nearness = _compute_nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
-    around = np.zeros(n, np.float32)
-    share = np.float32(_vector_share(cosines, terms, weights, calibration))
-    tells = _evidence_of(terms, n, arrangement)
+    neighbour_scores = np.zeros(n, np.float32)
+    vector_share = np.float32(_compute_vector_share(cosines, terms, weights, calibration))
+    evidence_of_terms = _compute_word_evidence(terms, n, arrangement)
     if terms:
-        own, lent, parts["thread"], told = _by_words(
-            terms, tells, lengths, arrangement, actor, weights
+        own_scores, shared_scores, parts["thread"], evidence_of_rows = _score_words(
+            terms, evidence_of_terms, lengths, arrangement, actor, weights
         )
-        scale = (1 - share) / max(lent.max(initial=np.float32(0)), np.float32(1e-9))
-        parts["text"] = own * scale
-        around += (lent - own) * scale
+        scale = (1 - vector_share) / max(shared_scores.max(initial=np.float32(0)), np.float32(1e-9))
+        parts["text"] = own_scores * scale
+        neighbour_scores += (shared_scores - own_scores) * scale
     if cosines is not None:
-        own = above_mean(cosines)
-        parts["vector"] = own * share
+        own_scores = scale_above_mean(cosines)
+        parts["vector"] = own_scores * vector_share
         if arrangement is not None:
-            around += (_lend(own, arrangement, weights) - own) * share
+            neighbour_scores += (
+                _lend_to_neighbours(own_scores, arrangement, weights) - own_scores
+            ) * vector_share
             if calibration.gain:
-                parts["thread"] += _by_thread(own, arrangement, weights, calibration.gain)
-    for name, said, weight in (("actor", actor, weights.actor), ("date", date, weights.date)):
-        if said is not None and weight:
-            parts[name] = said * np.float32(weight)
+                parts["thread"] += _score_threads_by_vectors(
+                    own_scores, arrangement, weights, calibration.gain
+                )
+    for name, is_match, weight in (("actor", actor, weights.actor), ("date", date, weights.date)):
+        if is_match is not None and weight:
+            parts[name] = is_match * np.float32(weight)
     if arrangement is not None:
-        parts["neighbours"] = around
+        parts["neighbours"] = neighbour_scores
         scores = sum(parts.values(), np.zeros(n, np.float32))
-        gain = parts["recency"] = scores * arrangement.recent * np.float32(weights.recency)
-        parts["question"] = (scores + gain) * arrangement.asks * np.float32(-weights.question)
+        recency_gain = parts["recency"] = scores * arrangement.recency * np.float32(weights.recency)
+        parts["question"] = (
+            (scores + recency_gain) * arrangement.is_only_question * np.float32(-weights.question)
+        )
     scores, odds, limits = sum(parts.values(), np.zeros(n, np.float32)), None, None
     if terms:
-        odds = np.sqrt(_shares(scores))
-        total = max(sum(tells), 1e-9)
+        odds = np.sqrt(_divide_by_best(scores))
+        total = max(sum(evidence_of_terms), 1e-9)
         chance = math.log(max(n, 1))
-        best = float((told * odds).max(initial=0))
-        evidence = best * min(best / total, 1.0) ** _COVERAGE + _NEARNESS * nearest - chance
-        evidence += _PERSON * is_personal
+        best = float((evidence_of_rows * odds).max(initial=0))
+        evidence = (
+            best * min(best / total, 1.0) ** _COVERAGE_POWER + _NEARNESS_NATS * nearest - chance
+        )
+        evidence += _PERSON_NATS * is_personal
         if arrangement is not None:
-            nearness = _lend(nearness, arrangement, weights)
-        limits = told * np.minimum(told / np.float32(total), 1) ** np.float32(_COVERAGE)
-        limits += np.float32(_NEARNESS) * nearness - np.float32(_OTHERS * chance)
-        limits += np.float32(_SLOPE) * np.maximum(limits - np.float32(_SLIGHT), 0)
+            nearness = _lend_to_neighbours(nearness, arrangement, weights)
+        limits = evidence_of_rows * np.minimum(
+            evidence_of_rows / np.float32(total), 1
+        ) ** np.float32(_COVERAGE_POWER)
+        limits += np.float32(_NEARNESS_NATS) * nearness - np.float32(_CHANCE_SHARE * chance)
+        limits += np.float32(_LIMIT_SLOPE) * np.maximum(limits - np.float32(_SLIGHT_NATS), 0)
     return Ranked(scores, parts, evidence, odds, limits=limits)
 
 
-def _shares(scores: Scores) -> Scores:
+def _divide_by_best(scores: Scores) -> Scores:
     """The share of each row in the best score, 0 to 1."""
     best = max(float(scores.max(initial=0)), 1e-9)
     return np.asarray(np.maximum(scores, 0) / np.float32(best), np.float32)
@@ -262,7 +278,7 @@ def _shares(scores: Scores) -> Scores:
 # -- vectors
 
 
-def _vector_share(
+def _compute_vector_share(
     cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: Calibration
 ) -> float:
     """Return the share of the vector in words plus vector.
@@ -272,29 +288,39 @@ def _vector_share(
     """
     if cosines is None or not terms:
         return float(cosines is not None)
-    is_known = any(len(term.rows) or term.kin for term in terms)
+    is_known = any(len(term.rows) or term.synonyms for term in terms)
     trust = calibration.trust if is_known else 1.0
-    return min(weights.vector * (trust + _GAIN * calibration.gain), 1.0)
+    return min(weights.vector * (trust + _GAIN_WEIGHT * calibration.gain), 1.0)
 
 
-def _by_thread(own: Scores, arrangement: Arrangement, weights: Weights, gain: float) -> Scores:
+def _score_threads_by_vectors(
+    vector_scores: Scores, arrangement: Arrangement, weights: Weights, gain: float
+) -> Scores:
     """Return what is added to the score of each row for the vectors of its thread.
 
     The worth of a thread is the sum of the vector scores of its `_BEST_OF_THREAD` nearest rows. It
     counts as a share of the worth of the best thread.
     """
-    starts, run, rest = arrangement.starts, arrangement.run, own.copy()
+    starts, run_of_row, remaining = (
+        arrangement.run_starts,
+        arrangement.run_of_row,
+        vector_scores.copy(),
+    )
     worth = np.zeros(len(starts), np.float32)
-    for _ in range(_BEST_OF_THREAD):
-        highest = np.maximum.reduceat(rest, starts)
+    for _ in range(_NEAREST_PER_THREAD):
+        highest = np.maximum.reduceat(remaining, starts)
         worth += highest
-        of = np.flatnonzero((rest == highest[run]) & (rest > 0))
-        rest[of[np.diff(run[of], prepend=-1) > 0]] = 0  # the first of each thread
-    shares = _shares(worth * arrangement.threads) * np.float32(_OF_THREADS * gain * weights.vector)
-    return np.asarray(shares[run] * arrangement.of_thread, np.float32)
+        best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
+        remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = (
+            0  # the first of each thread
+        )
+    shares = _divide_by_best(worth * arrangement.is_thread) * np.float32(
+        _THREAD_VECTOR_WEIGHT * gain * weights.vector
+    )
+    return np.asarray(shares[run_of_row] * arrangement.thread_share, np.float32)
 
 
-def above_mean(cosines: Floats) -> Scores:
+def scale_above_mean(cosines: Floats) -> Scores:
     """How far each cosine stands above the mean, as a share of the highest; 0 below it and for NaN.
 
     The mean takes away what all rows of a scope share with the query, so the part means the same
@@ -303,14 +329,14 @@ def above_mean(cosines: Floats) -> Scores:
     valid = np.isfinite(cosines)
     if not valid.any():
         return np.zeros(len(cosines), np.float32)
-    known = np.where(valid, cosines, 0).astype(np.float32)
-    mean = known.sum(dtype=np.float64) / np.count_nonzero(valid)
-    room = float(known.max(where=valid, initial=-1)) - mean
-    standing = known if room < 1e-6 else (known - np.float32(mean)) / np.float32(room)
-    return np.where(valid, np.clip(standing, 0, 1), np.float32(0))
+    finite = np.where(valid, cosines, 0).astype(np.float32)
+    mean = finite.sum(dtype=np.float64) / np.count_nonzero(valid)
+    distance = float(finite.max(where=valid, initial=-1)) - mean
+    scaled = finite if distance < 1e-6 else (finite - np.float32(mean)) / np.float32(distance)
+    return np.where(valid, np.clip(scaled, 0, 1), np.float32(0))
 
 
-def _nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Scores:
+def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Scores:
     """Return how near each vector is, from 0 (as any vector of the scope) to 1 (equal).
 
     A row without a vector, NaN, has 0. All values are multiplied by the trust in the vectors.
@@ -318,40 +344,44 @@ def _nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Score
     if cosines is None:
         return np.zeros(n, np.float32)
     valid = np.isfinite(cosines)
-    known = np.where(valid, np.minimum(cosines, 1), 0).astype(np.float32)
-    total = float(known.sum(dtype=np.float64)) + _STRANGERS * calibration.origin
-    mean = max(total / (np.count_nonzero(valid) + _STRANGERS), 0.0)
+    finite = np.where(valid, np.minimum(cosines, 1), 0).astype(np.float32)
+    total = float(finite.sum(dtype=np.float64)) + _PRIOR_ROWS * calibration.origin
+    mean = max(total / (np.count_nonzero(valid) + _PRIOR_ROWS), 0.0)
     if mean >= 1:
         return np.zeros(n, np.float32)
     scale = np.float32(calibration.trust / (1 - mean))
-    return np.asarray(np.maximum(known - np.float32(mean), 0) * scale, np.float32)
+    return np.asarray(np.maximum(finite - np.float32(mean), 0) * scale, np.float32)
 
 
 # -- words
 
 
-def idf(found: int, rows: int) -> float:
+def idf(count: int, rows: int) -> float:
     """Worth of a word that `found` of `rows` rows have, by Robertson and Spärck Jones; above 0.
 
     Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009),
     eq. 3.3, with the 1 inside the logarithm that Lucene's BM25Similarity adds.
     """
-    return math.log1p((rows - found + 0.5) / (found + 0.5))
+    return math.log1p((rows - count + 0.5) / (count + 0.5))
 
 
-def told_by(term: Term, n: int) -> float:
+def word_information(term: Term, n: int) -> float:
     """What a row tells by having a word: -ln of the share of other messages that have it, in nats.
 
     Of messages of the language; of a word whose share there is not known, and that is no name, of
     those of the scope: a word that the conversation is full of tells little.
     """
-    share = term.common or _RAREST
-    if not term.common and not term.named:
-        share = (max(_found(term, n) - 1, 0) + _HEARSAY * _RAREST) / (n - 1 + _HEARSAY)
+    share = term.message_frequency or _UNLISTED_FREQUENCY
+    if not term.message_frequency and not term.names_actor:
+        share = (
+            max(_count_rows_with_word(term, n) - 1, 0) + _PRIOR_MESSAGES * _UNLISTED_FREQUENCY
+        ) / (n - 1 + _PRIOR_MESSAGES)
     return -math.log(share)
 
 
-def _evidence_of(terms: Sequence[Term], n: int, arrangement: Arrangement | None) -> list[float]:
+def _compute_word_evidence(
+    terms: Sequence[Term], n: int, arrangement: Arrangement | None
+) -> list[float]:
     """Return the evidence, in nats, that a row gives by having each of the words.
 
     This is the information of the word, with two exceptions. A word that is judged by the rows of
@@ -359,37 +389,39 @@ def _evidence_of(terms: Sequence[Term], n: int, arrangement: Arrangement | None)
     never tell anything beyond chance once two rows have it. Rows that only ask are not counted. A
     word that nearly all rows have is no evidence, unless all words of the query are such words.
     """
-    asks = np.zeros(n, bool) if arrangement is None else arrangement.asks
-    tells, shared = list[float](), list[bool]()
+    is_only_question = np.zeros(n, bool) if arrangement is None else arrangement.is_only_question
+    evidence, is_shared_list = list[float](), list[bool]()
     for term in terms:
-        rows = term.rows[~asks[term.rows]]
-        nats = told_by(term._replace(rows=rows) if len(rows) else term, n)
-        if not term.common and not term.named:
-            nats = max(nats, min(2 * nats, -math.log(_RAREST)))
-        tells.append(nats)
-        shared.append(term.subject or is_everywhere(len(term.rows), n))
-    if all(shared):
-        return tells
-    return [0.0 if is_shared else nats for nats, is_shared in zip(tells, shared, strict=True)]
+        rows = term.rows[~is_only_question[term.rows]]
+        nats = word_information(term._replace(rows=rows) if len(rows) else term, n)
+        if not term.message_frequency and not term.names_actor:
+            nats = max(nats, min(2 * nats, -math.log(_UNLISTED_FREQUENCY)))
+        evidence.append(nats)
+        is_shared_list.append(term.names_subject or is_in_nearly_all(len(term.rows), n))
+    if all(is_shared_list):
+        return evidence
+    return [
+        0.0 if is_shared else nats for nats, is_shared in zip(evidence, is_shared_list, strict=True)
+    ]
 
 
-def is_everywhere(found: int, n: int) -> bool:
+def is_in_nearly_all(count: int, n: int) -> bool:
     """Return whether `found` of `n` rows are nearly all, so that their words are no evidence."""
-    return n >= _FEWEST and found >= _EVERYWHERE * n
+    return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
 
-def worth_of(term: Term, n: int) -> float:
+def word_weight(term: Term, n: int) -> float:
     """The weight of a word: more if it is rare, in the scope and in the language."""
-    rarity = -math.log(term.common or _RAREST)
-    return idf(_found(term, n), n) * math.pow(rarity, _RARITY)
+    rarity = -math.log(term.message_frequency or _UNLISTED_FREQUENCY)
+    return idf(_count_rows_with_word(term, n), n) * math.pow(rarity, _RARITY_POWER)
 
 
-def _found(term: Term, n: int) -> int:
+def _count_rows_with_word(term: Term, n: int) -> int:
     """How many rows have a word; one with synonyms only is as rare as they are."""
-    return min(len(term.rows) or sum(len(rows) for rows, _ in term.kin), n)
+    return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), n)
 
 
-def blocks(
+def iter_count_blocks(
     terms: Sequence[Term], n: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
     """The words that any row has, and their counts in all n rows; float32[some, n].
@@ -400,16 +432,18 @@ def blocks(
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as
     Lucene does since version 8: it changes no order.
     """
-    some = max(1, _BLOCK // max(n, 1))
-    found = [term for term in terms if len(term.rows) or term.kin]
-    for begin in range(0, len(found), some):
-        part = found[begin : begin + some]
-        counts = np.zeros((len(part), n), np.float32)
-        for of, term in zip(counts, part, strict=True):
-            of[term.rows] = term.tf
-            for rows, near in term.kin:
-                of[rows] = np.maximum(of[rows], np.float32(weights.kin * near))
-        yield part, counts
+    block_size = max(1, _BLOCK_COUNTS // max(n, 1))
+    matching = [term for term in terms if len(term.rows) or term.synonyms]
+    for begin in range(0, len(matching), block_size):
+        block = matching[begin : begin + block_size]
+        counts = np.zeros((len(block), n), np.float32)
+        for term_counts, term in zip(counts, block, strict=True):
+            term_counts[term.rows] = term.tf
+            for rows, similarity in term.synonyms:
+                term_counts[rows] = np.maximum(
+                    term_counts[rows], np.float32(weights.kin * similarity)
+                )
+        yield block, counts
 
 
 def length_penalty(
@@ -421,12 +455,12 @@ def length_penalty(
     relative = np.asarray(lengths, np.float32) / np.float32(mean if mean > 0 else 1)
     k1, b = weights.k1, weights.b
     penalty = np.float32(k1 * (1 - b)) + np.float32(k1 * b) * relative
-    return np.asarray(np.maximum(penalty, _LEAST), np.float32)
+    return np.asarray(np.maximum(penalty, _MIN_PENALTY), np.float32)
 
 
-def _by_words(
+def _score_words(
     terms: Sequence[Term],
-    tells: Sequence[float],
+    evidence_of_terms: Sequence[float],
     lengths: Floats,
     arrangement: Arrangement | None,
     actor: Bools | None,
@@ -434,36 +468,45 @@ def _by_words(
 ) -> tuple[Scores, Scores, Scores, Scores]:
     """The word scores of each row, with its neighbours, and of its thread; what its words tell."""
     n = len(lengths)
-    own, both = np.zeros(n, np.float32), np.zeros((2, n), np.float32)
-    lent, told = both
+    own_scores, score_sums = np.zeros(n, np.float32), np.zeros((2, n), np.float32)
+    shared_scores, evidence_of_rows = score_sums
     penalty = length_penalty(lengths, weights)
-    threads = thread_penalty = np.zeros(0, np.float32)
+    thread_scores = thread_penalty = np.zeros(0, np.float32)
     if arrangement is not None:
-        threads = np.zeros(len(arrangement.starts), np.float32)
-        sizes: Floats = np.bincount(arrangement.run, lengths, len(threads)).astype(float)
-        of_threads = sizes[arrangement.threads]
-        mean = of_threads.mean() if len(of_threads) else 0.0
+        thread_scores = np.zeros(len(arrangement.run_starts), np.float32)
+        sizes: Floats = np.bincount(arrangement.run_of_row, lengths, len(thread_scores)).astype(
+            float
+        )
+        thread_sizes = sizes[arrangement.is_thread]
+        mean = thread_sizes.mean() if len(thread_sizes) else 0.0
         thread_penalty = length_penalty(sizes, weights, mean)
-    evidence = {id(term): nats for term, nats in zip(terms, tells, strict=True)}
-    for part, counts in blocks(terms, n, weights):
-        counting = [(worth_of(term, n), evidence[id(term)]) for term in part]
-        worths, nats = factors = np.ascontiguousarray(np.array(counting, np.float32).T)
-        each = counts / (counts + penalty)
-        own += worths @ each
+    evidence = {id(term): nats for term, nats in zip(terms, evidence_of_terms, strict=True)}
+    for block, counts in iter_count_blocks(terms, n, weights):
+        factors_of_terms = [(word_weight(term, n), evidence[id(term)]) for term in block]
+        worths, nats = factors = np.ascontiguousarray(np.array(factors_of_terms, np.float32).T)
+        saturated = counts / (counts + penalty)
+        own_scores += worths @ saturated
         if arrangement is not None:
-            each = _lend(each, arrangement, weights)
-            sums = np.add.reduceat(counts, arrangement.starts, axis=1)
-            threads += worths @ (sums / (sums + thread_penalty) * arrangement.threads)
-        both += factors @ each
-        for has, term, tell in zip(each, part, nats, strict=True):
-            if term.named and actor is not None:  # what somebody said is about them
-                told += tell * np.maximum(actor / (1 + penalty) - has, 0)
-    told *= 1 + penalty  # a word that a row has once counts as 1
+            saturated = _lend_to_neighbours(saturated, arrangement, weights)
+            sums = np.add.reduceat(counts, arrangement.run_starts, axis=1)
+            thread_scores += worths @ (sums / (sums + thread_penalty) * arrangement.is_thread)
+        score_sums += factors @ saturated
+        for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
+            if term.names_actor and actor is not None:  # what somebody said is about them
+                evidence_of_rows += nats_of_word * np.maximum(
+                    actor / (1 + penalty) - row_has_word, 0
+                )
+    evidence_of_rows *= 1 + penalty  # a word that a row has once counts as 1
     if arrangement is None:
-        return own, lent, np.zeros(n, np.float32), told
-    most = max(float(threads.max(initial=0.0)), 1e-9)
-    shares = (threads * (weights.thread / most)).astype(np.float32)
-    return own, lent, shares[arrangement.run] * arrangement.of_thread, told
+        return own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows
+    best_thread = max(float(thread_scores.max(initial=0.0)), 1e-9)
+    shares = (thread_scores * (weights.thread / best_thread)).astype(np.float32)
+    return (
+        own_scores,
+        shared_scores,
+        shares[arrangement.run_of_row] * arrangement.thread_share,
+        evidence_of_rows,
+    )
 
 
 # -- context
@@ -477,17 +520,19 @@ class Arrangement:
     different threads; `from_after` the same of what row i + k lends and row i takes.
     """
 
-    starts: NDArray[np.intp]  # of each thread, and of each run of rows without one
-    run: NDArray[np.intp]  # the number of each row's run
-    threads: Bools  # whether a run is a thread
-    from_before: tuple[Scores, ...]
-    from_after: tuple[Scores, ...]
-    of_thread: Scores  # how much of its thread's worth each row has
-    asks: Bools  # whether a row is a question and nothing else
-    recent: Scores  # how new each row is among them, 1 to 0
+    run_starts: NDArray[np.intp]  # of each thread, and of each run of rows without one
+    run_of_row: NDArray[np.intp]  # the number of each row's run
+    is_thread: Bools  # whether a run is a thread
+    share_from_previous: tuple[Scores, ...]
+    share_from_next: tuple[Scores, ...]
+    thread_share: Scores  # how much of its thread's worth each row has
+    is_only_question: Bools  # whether a row is a question and nothing else
+    recency: Scores  # how new each row is among them, 1 to 0
 
 
-def arrange(thread: Ints, lengths: Floats, asks: Bools, at: Floats) -> Arrangement:
+def build_arrangement(
+    thread: Ints, lengths: Floats, ends_with_question: Bools, said_at: Floats
+) -> Arrangement:
     """Precompute who is next to whom.
 
     Args:
@@ -497,39 +542,48 @@ def arrange(thread: Ints, lengths: Floats, asks: Bools, at: Floats) -> Arrangeme
         asks: Whether a row ends with a question; bool[n].
         at: When each row was said, NaN for unknown; float[n].
     """
-    n, has = len(thread), thread >= 0
+    n, has_thread = len(thread), thread >= 0
     begins = np.ones(n, bool)
     begins[1:] = thread[1:] != thread[:-1]
     starts = np.flatnonzero(begins)
     words = np.maximum(np.asarray(lengths, np.float32), 1)
-    takes = np.minimum(1, np.float32(TAKES_ALL) / words)
+    loan_share = np.minimum(1, np.float32(MAX_WORDS_FULL_LOAN) / words)
     steps = range(1, min(len(DEFAULT.neighbours), n - 1) + 1)
-    joined = [(thread[k:] == thread[:-k]) & has[k:] for k in steps]
-    known = at[np.isfinite(at)]
-    later = len(known) - np.searchsorted(np.sort(known), at, side="right")
-    fading = np.exp2(later / np.float32(-_FADES * max(len(known), 1))).astype(np.float32)
+    is_same_thread = [(thread[k:] == thread[:-k]) & has_thread[k:] for k in steps]
+    known_times = said_at[np.isfinite(said_at)]
+    later_count = len(known_times) - np.searchsorted(np.sort(known_times), said_at, side="right")
+    fading = np.exp2(
+        later_count / np.float32(-_RECENCY_HALF_LIFE * max(len(known_times), 1))
+    ).astype(np.float32)
     return Arrangement(
         starts,
         np.cumsum(begins) - 1,
-        has[starts],
-        tuple(each * takes[k:] for k, each in enumerate(joined, 1)),
-        tuple(each * takes[:-k] for k, each in enumerate(joined, 1)),
-        np.where(has, np.minimum(1, np.float32(HAS_ALL) / words), np.float32(0)),
-        asks & (lengths <= ONLY_ASKS),
-        np.where(np.isfinite(at), fading, np.float32(0)),
+        has_thread[starts],
+        tuple(is_same * loan_share[k:] for k, is_same in enumerate(is_same_thread, 1)),
+        tuple(is_same * loan_share[:-k] for k, is_same in enumerate(is_same_thread, 1)),
+        np.where(
+            has_thread, np.minimum(1, np.float32(MAX_WORDS_FULL_THREAD) / words), np.float32(0)
+        ),
+        ends_with_question & (lengths <= MAX_WORDS_QUESTION),
+        np.where(np.isfinite(said_at), fading, np.float32(0)),
     )
 
 
-def _lend(scores: Scores, arrangement: Arrangement, weights: Weights) -> Scores:
+def _lend_to_neighbours(scores: Scores, arrangement: Arrangement, weights: Weights) -> Scores:
     """The higher of each row's score and what its neighbours lend it; float32[..., n]."""
     best = scores.copy()
     steps: Sequence[tuple[float, Scores, Scores]] = list(
-        zip(weights.neighbours, arrangement.from_before, arrangement.from_after, strict=False)
+        zip(
+            weights.neighbours,
+            arrangement.share_from_previous,
+            arrangement.share_from_next,
+            strict=False,
+        )
     )
-    for k, (share, before, after) in enumerate(steps, 1):
-        for taken, lent, into in (
-            (before, scores[..., :-k], best[..., k:]),
-            (after, scores[..., k:], best[..., :-k]),
+    for k, (share, from_previous, from_next) in enumerate(steps, 1):
+        for share_taken, lenders, borrowers in (
+            (from_previous, scores[..., :-k], best[..., k:]),
+            (from_next, scores[..., k:], best[..., :-k]),
         ):
-            np.maximum(into, lent * (taken * np.float32(share)), out=into)
+            np.maximum(borrowers, lenders * (share_taken * np.float32(share)), out=borrowers)
     return best

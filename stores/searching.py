@@ -17,13 +17,19 @@ import numpy as np
 from perdure.effects import Effect, run
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, fetch_rows
-from perdure.stores.base import FoundItem, Mode, Span, WhyNot
+from perdure.stores.base import FoundItem, Mode, Period, RankExplanation
 from perdure.stores.index import Ints
-from perdure.stores.indexes import NAMING, USER, Overtaken, Pool, Sought
+from perdure.stores.indexes import (
+    MIN_NAME_SHARE,
+    USER_WORD,
+    CandidatePool,
+    QueryTerms,
+    SnapshotOutdated,
+)
 from perdure.stores.namespaces import prefix_range
 from perdure.stores.parts import StoreParts
-from perdure.stores.ranking import Ranked, Term, Weights, is_everywhere, rank
-from perdure.stores.reading import Selection, micros
+from perdure.stores.ranking import Ranked, Term, Weights, is_in_nearly_all, rank_rows
+from perdure.stores.reading import Selection, to_microseconds
 from perdure.stores.text import (
     STOP_WORDS,
     detect_language,
@@ -38,30 +44,30 @@ from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
-_MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
-_HUGE: Final = sys.float_info.max
-_LONGEST: Final = 20_000  # characters of a query that are looked for
-_MOST_WORDS: Final = 512  # of them, each counted once
-_TOGETHER: Final = 256  # rows read by one statement
+_MAX_PAGE_ROWS: Final = 1 << 60  # rows: SQLite counts in 64 bits
+_MAX_FLOAT: Final = sys.float_info.max
+_MAX_QUERY_LENGTH: Final = 20_000  # characters of a query that are looked for
+_MAX_QUERY_WORDS: Final = 512  # of them, each counted once
+_ROWS_PER_STATEMENT: Final = 256  # rows read by one statement
 # the words of a query, each with its stem, and its synonyms with their weights
-_Words = dict[str, tuple[str, list[tuple[str, float]]]]
-_COMMON: Final = 0.003  # share of messages; a more common word is not a name
+_QueryWords = dict[str, tuple[str, list[tuple[str, float]]]]
+_MAX_NAME_FREQUENCY: Final = 0.003  # share of messages; a more common word is not a name
 # words of a question that refer to the person whom the rows are about
-_PERSONS: Final = frozenset(
+_PERSONAL_PRONOUNS: Final = frozenset(
     (
         *("i", "me", "my", "mine", "myself", "you", "your", "yours"),
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-_MANY_ACTORS: Final = 1_000  # a pool with more is no conversation: nobody is named in it
+_MAX_NAMED_ACTORS: Final = 1_000  # a pool with more is no conversation: nobody is named in it
 # actors that are parts in a conversation: a query with such a word seldom means the speaker
-_ROLES: Final = frozenset(
+_ROLE_NAMES: Final = frozenset(
     {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class SearchQuery:
     """A query with its options."""
 
     text: str
@@ -75,21 +81,27 @@ class Query:
     is_embedded: bool = False
 
 
-def query_of(
+def build_query(
     text: Any,
     mode: Any = "hybrid",
     context: bool = True,
     explain: bool = False,
     weights: Weights | None = None,
-    during: Span | None = None,
+    during: Period | None = None,
     min_score: float | None = None,
-) -> Query | None:
+) -> SearchQuery | None:
     """Build the query of a search, or return None if there is no text or it is blank."""
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
-    span = None if during is None else _period(during)
+    span = None if during is None else _check_period(during)
     if min_score is not None:
-        check_number("min_score", min_score, "a number, or None", least=-_HUGE, most=_HUGE)
+        check_number(
+            "min_score",
+            min_score,
+            "a number, or None",
+            minimum=-_MAX_FLOAT,
+            exclusive_maximum=_MAX_FLOAT,
+        )
     if text is None:
         return None
     if not isinstance(text, str):
@@ -97,16 +109,16 @@ def query_of(
     if not text.strip():
         return None
     words = text.encode("utf-8", "replace").decode()
-    return Query(words, mode, context, explain, weights or Weights(), span, min_score)
+    return SearchQuery(words, mode, context, explain, weights or Weights(), span, min_score)
 
 
-def _period(during: Any) -> tuple[float, float]:
+def _check_period(during: Any) -> tuple[float, float]:
     """A period in seconds since 1970."""
     if not isinstance(during, tuple | list) or len(during) != 2:
         raise ConfigurationError(
             f"during is {during!r:.80}; expected two datetimes, from when and up to when"
         )
-    start, end = map(micros, during)
+    start, end = map(to_microseconds, during)
     if start >= end:
         raise ConfigurationError(
             f"during ends at {during[1]}, not after it starts at {during[0]}; expected the earlier "
@@ -115,11 +127,11 @@ def _period(during: Any) -> tuple[float, float]:
     return start / 1e6, end / 1e6
 
 
-def page_of(limit: Any, offset: Any) -> tuple[int, int]:
+def check_page(limit: Any, offset: Any) -> tuple[int, int]:
     """How many rows, and how many to skip before."""
     for name, number in (("limit", limit), ("offset", offset)):
-        check_number(name, number, "a whole number, zero or more", whole=True)
-    return min(limit, _MOST), min(offset, _MOST)
+        check_number(name, number, "a whole number, zero or more", integer=True)
+    return min(limit, _MAX_PAGE_ROWS), min(offset, _MAX_PAGE_ROWS)
 
 
 class Searcher:
@@ -128,214 +140,232 @@ class Searcher:
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._indexes, self._embeddings = parts.indexes, parts.preparer.embeddings
-        self._masked = parts.preparer.masked  # makes keyed hashes of words, if the index has those
+        self._mask = parts.preparer.mask_word  # makes keyed hashes of words, if the index has those
 
     def search(
         self,
         selection: Selection,
-        query: Query | None,
+        query: SearchQuery | None,
         limit: int,
         offset: int,
         refresh_ttl: bool | None,
     ) -> list[FoundItem]:
         """The best answers to a query, ties by age, newest first; or a page of what is wanted."""
-        parts, page = self._parts, page_of(limit, offset)
+        parts, page = self._parts, check_page(limit, offset)
         if query is None:  # all of it is read by one statement, or by an index
-            by_index = selection.filter is not None and parts.reader.values.takes_indexes
+            by_index = selection.filter is not None and parts.reader.values.supports_indexes
             pairs = parts.database.read(
-                lambda: parts.reader.search(selection, *page), snapshot=by_index
+                lambda: parts.reader.read_page(selection, *page), snapshot=by_index
             )
             items = [FoundItem(item) for _, item in pairs]
         else:
-            query = self._embedded(query, selection)
-            words, sought = self._sought(query)
+            query = self._add_vector_blocking(query, selection)
+            words, terms = self._build_terms(query)
             while True:
-                with suppress(Overtaken):
+                with suppress(SnapshotOutdated):
                     items = parts.database.read(
-                        lambda: self._found(selection, query, words, sought, *page)
+                        lambda: self._find_best(selection, query, words, terms, *page)
                     )
                     break
         if selection.as_of is None:
             parts.restart_ttl(items, refresh_ttl)
         return items
 
-    def why_not(self, selection: Selection, query: Query | None, path: bytes, key: str) -> WhyNot:
+    def why_not(
+        self, selection: Selection, query: SearchQuery | None, path: bytes, key: str
+    ) -> RankExplanation:
         """The place of an item in the answers to a query, and the reason."""
         if query is None:
             raise ConfigurationError("why_not needs a query")
         read, reader = self._parts.database.read, self._parts.reader
         if not path.startswith(selection.prefix):
-            return WhyNot("it is not under the prefix")
-        row = read(lambda: reader.get(path, key, selection.now, selection.as_of), snapshot=False)
+            return RankExplanation("it is not under the prefix")
+        row = read(
+            lambda: reader.read_row(path, key, selection.now, selection.as_of), snapshot=False
+        )
         if row is None:
-            return WhyNot("there is no such item")
-        if reader.checked(row, selection) is None:
-            return WhyNot("the filter leaves it out")
-        query = self._embedded(query, selection)
-        words, sought = self._sought(query)
+            return RankExplanation("there is no such item")
+        if reader.match_row(row, selection) is None:
+            return RankExplanation("the filter leaves it out")
+        query = self._add_vector_blocking(query, selection)
+        words, terms = self._build_terms(query)
         while True:
-            with suppress(Overtaken):
-                pool = read(lambda: self._indexes.pool(selection, sought))
+            with suppress(SnapshotOutdated):
+                pool = read(lambda: self._indexes.load_pool(selection, terms))
                 break
-        ranked = self._ranked(pool, query, words)
-        place = np.flatnonzero(pool.ids == row[0])
-        if not len(place):
-            return WhyNot("it was put with index=False, or has no text to search")
+        ranked = self._rank_pool(pool, query, words)
+        row_index = np.flatnonzero(pool.ids == row[0])
+        if not len(row_index):
+            return RankExplanation("it was put with index=False, or has no text to search")
         if ranked is None:
-            return WhyNot("no item has a word of the query, and it has no vector to compare")
-        better = int((ranked.places > ranked.places[place[0]]).sum())
-        reason = f"{better} of {len(pool)} items score higher"
-        return WhyNot(reason, better + 1, ranked.parts_of(place[0]))
+            return RankExplanation(
+                "no item has a word of the query, and it has no vector to compare"
+            )
+        better_count = int((ranked.rank_keys > ranked.rank_keys[row_index[0]]).sum())
+        reason = f"{better_count} of {len(pool)} items score higher"
+        return RankExplanation(reason, better_count + 1, ranked.explain_row(row_index[0]))
 
-    def _found(
+    def _find_best(
         self,
         selection: Selection,
-        query: Query,
-        words: _Words,
-        sought: Sought,
+        query: SearchQuery,
+        words: _QueryWords,
+        terms: QueryTerms,
         limit: int,
         offset: int,
     ) -> Flow[list[FoundItem]]:
         """The best rows' items, all of one snapshot."""
-        pool = yield from self._indexes.pool(selection, sought)
-        ranked = self._ranked(pool, query, words)
+        pool = yield from self._indexes.load_pool(selection, terms)
+        ranked = self._rank_pool(pool, query, words)
         if ranked is None:
             return []
         if pool.cosines is not None and selection.as_of is None:
-            self._tell_lacking(pool.cosines)
-        least = -math.inf if query.min_score is None else query.min_score
-        by_meaning = "vector" in ranked.parts
+            self._warn_about_missing_vectors(pool.cosines)
+        min_score = -math.inf if query.min_score is None else query.min_score
+        has_vector_scores = "vector" in ranked.parts
 
-        def counts(place: int) -> bool:
+        def is_result(place: int) -> bool:
             score = ranked.scores[place]
-            return bool(score >= least and (score > 0 or by_meaning))
+            return bool(score >= min_score and (score > 0 or has_vector_scores))
 
-        best = takewhile(counts, _best_first(ranked.places, pool.ids, offset + limit))
-        places = islice(best, offset, offset + limit)
-        out: list[FoundItem] = []
-        while some := list(islice(places, _TOGETHER)):
-            ids = pool.ids[some].tolist()
+        best = takewhile(is_result, _iter_best_rows(ranked.rank_keys, pool.ids, offset + limit))
+        row_indexes = islice(best, offset, offset + limit)
+        results: list[FoundItem] = []
+        while batch := list(islice(row_indexes, _ROWS_PER_STATEMENT)):
+            ids = pool.ids[batch].tolist()
             if selection.as_of is None:
                 rows = yield self._parts.sql("by_ids", json.dumps(ids), selection.now)
             else:
                 rows = yield self._parts.sql("versions_by_ids", json.dumps(ids))
-            items = {row[0]: self._parts.reader.records.item(row) for row in rows}
-            for place, number in zip(some, ids, strict=True):
-                parts = ranked.parts_of(place) if query.explain else None
-                out.append(FoundItem(items[number], float(ranked.scores[place]), parts))
-        return out
+            items = {row[0]: self._parts.reader.records.decode_item(row) for row in rows}
+            for row_index, number in zip(batch, ids, strict=True):
+                parts = ranked.explain_row(row_index) if query.explain else None
+                results.append(FoundItem(items[number], float(ranked.scores[row_index]), parts))
+        return results
 
     # -- the words and the scores
 
-    def _sought(self, query: Query) -> tuple[_Words, Sought]:
+    def _build_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
         """The words of a query with their synonyms, and what the indexes are asked for."""
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
         # of hashes nothing is known
-        by_meaning = by_words and vector is not None and self._masked is None
-        said = islice(extract_query_words(query.text[:_LONGEST]).items(), _MOST_WORDS)
-        words: _Words = {
-            word: (stem, find_synonyms(word) if by_meaning else []) for word, stem in said
+        uses_synonyms = by_words and vector is not None and self._mask is None
+        query_words = islice(
+            extract_query_words(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
+        )
+        words: _QueryWords = {
+            word: (stem, find_synonyms(word) if uses_synonyms else []) for word, stem in query_words
         }
-        return words, Sought(
+        return words, QueryTerms(
             {
-                self._kept(word): [self._kept(stem), *(other for other, _ in near)]
-                for word, (stem, near) in words.items()
+                self._mask_word(word): [self._mask_word(stem), *(other for other, _ in synonyms)]
+                for word, (stem, synonyms) in words.items()
                 if by_words
             },
             vector,
             None if vector is None or model is None else model.with_dims(len(vector)),
-            corrected=self._masked is None,
-            is_personal=by_words and self._masked is None,
+            corrects_words=self._mask is None,
+            is_personal=by_words and self._mask is None,
         )
 
-    def _ranked(self, pool: Pool, query: Query, words: _Words) -> Ranked | None:
+    def _rank_pool(
+        self, pool: CandidatePool, query: SearchQuery, words: _QueryWords
+    ) -> Ranked | None:
         """The scores of the rows; None: nothing in the query can be compared."""
         if not len(pool):
             return None
         cosines = pool.cosines
-        actors, names = _named(pool, words)
-        subjects = set[str]() if self._masked else _subjects_of(pool) - names
-        terms, name = [], detect_language(query.text[:_LONGEST])
-        for word, (stem, near) in words.items() if query.mode != "semantic" else ():
-            others = [] if word in names else near
-            kin = [(pool.terms[other][0], n) for other, n in others if other in pool.terms]
-            hits = pool.term(self._kept(word), self._kept(stem))
-            common, is_subject = (
-                message_frequency(stem, name),
+        actors, names = _find_named_actors(pool, words)
+        subjects = set[str]() if self._mask else _find_subject_words(pool) - names
+        terms, language = [], detect_language(query.text[:_MAX_QUERY_LENGTH])
+        for word, (stem, all_synonyms) in words.items() if query.mode != "semantic" else ():
+            others = [] if word in names else all_synonyms
+            synonyms = [(pool.terms[other][0], n) for other, n in others if other in pool.terms]
+            hits = pool.find_word(self._mask_word(word), self._mask_word(stem))
+            frequency, is_subject = (
+                message_frequency(stem, language),
                 not subjects.isdisjoint({word, stem}),
             )
-            terms.append(Term(*hits, kin, common, word in names, is_subject))
-        known = any(len(term.rows) or term.kin for term in terms)
-        if cosines is None and not known:
+            terms.append(Term(*hits, synonyms, frequency, word in names, is_subject))
+        has_known_word = any(len(term.rows) or term.synonyms for term in terms)
+        if cosines is None and not has_known_word:
             return None
         candidates = pool.candidates
-        arrangement, date = None, None
+        arrangement, is_in_period = None, None
         if query.context:
             arrangement = candidates.arrangement
             if query.during is not None:
-                at = candidates.rows["at"]
-                date = (at >= query.during[0]) & (at < query.during[1])
-        actor = np.isin(candidates.rows["actor"], actors) if actors else None
-        lone = not terms or (not known and len(pool) == 1)
-        if cosines is not None and lone and arrangement is None and actor is None and date is None:
-            return Ranked.by_cosine(cosines)  # nothing to weigh it with
-        is_about = any(term.subject for term in terms) or not _PERSONS.isdisjoint(
-            split_words(query.text[:_LONGEST])
-        )
-        ranked = rank(
+                said_at = candidates.rows["at"]
+                is_in_period = (said_at >= query.during[0]) & (said_at < query.during[1])
+        is_by_named_actor = np.isin(candidates.rows["actor"], actors) if actors else None
+        is_vector_only = not terms or (not has_known_word and len(pool) == 1)
+        if (
+            cosines is not None
+            and is_vector_only
+            and arrangement is None
+            and is_by_named_actor is None
+            and is_in_period is None
+        ):
+            return Ranked.from_cosines(cosines)  # nothing to weigh it with
+        mentions_subject = any(
+            term.names_subject for term in terms
+        ) or not _PERSONAL_PRONOUNS.isdisjoint(split_words(query.text[:_MAX_QUERY_LENGTH]))
+        ranked = rank_rows(
             candidates.lengths,
-            is_personal=bool(subjects) and is_about,
+            is_personal=bool(subjects) and mentions_subject,
             terms=terms,
             cosines=cosines,
             arrangement=arrangement,
-            actor=actor,
-            date=date,
+            actor=is_by_named_actor,
+            date=is_in_period,
             weights=query.weights,
             calibration=pool.separation.calibration,
-        ).comparable()
+        ).to_comparable()
         if cosines is not None and not terms:
             ranked = ranked.with_vectors_first(cosines)
         return ranked
 
-    def _kept(self, word: str) -> str:
+    def _mask_word(self, word: str) -> str:
         """A word as the index has it."""
-        return word if self._masked is None else str(self._masked(word))
+        return word if self._mask is None else str(self._mask(word))
 
-    def _tell_lacking(self, cosines: Floats) -> None:
+    def _warn_about_missing_vectors(self, cosines: Floats) -> None:
         """Say once that a search by vectors cannot see all: nothing else would show it."""
-        lacking = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
-        if lacking:
+        missing_count = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
+        if missing_count:
             self._indexes.warned_lacking = True
             _LOG.warning(
                 "%d of %d items are found by their words only, for they have no vectors of the "
                 "store's model: unless a reembed() is at work it was cut off, or their embedder "
                 "failed; call reembed() (in the shell: perdure store reembed) to go on",
-                lacking,
+                missing_count,
                 len(cosines),
             )
 
     # -- the vector of a query
 
     @property
-    def awaits(self) -> bool:
+    def awaits_vectors(self) -> bool:
         """Whether a model elsewhere makes the vectors of queries."""
         return self._embeddings.model is not None and not self._embeddings.in_process
 
-    async def awaited(self, query: Query | None, selection: Selection) -> Query | None:
+    async def add_vector(
+        self, query: SearchQuery | None, selection: Selection
+    ) -> SearchQuery | None:
         """The query with its vector, if a model elsewhere makes it: no reading thread waits."""
-        if query is None or not self.awaits:
+        if query is None or not self.awaits_vectors:
             return query
-        vector = await self._parts.runner.arun(self._vector(query, selection))
+        vector = await self._parts.runner.arun(self._embed_query(query, selection))
         return replace(query, vector=vector, is_embedded=True)
 
-    def _embedded(self, query: Query, selection: Selection) -> Query:
+    def _add_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
         if query.is_embedded:
             return query
         self._parts.database.connect()  # which vectors there are is for the file to say
-        return replace(query, vector=run(self._vector(query, selection)), is_embedded=True)
+        return replace(query, vector=run(self._embed_query(query, selection)), is_embedded=True)
 
-    async def _vector(self, query: Query, selection: Selection) -> Floats | None:
+    async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
         """The vector of a query, as an operation; None: it is searched by words alone.
 
         A model in this process that knows none of its words gives a zero vector, like nothing.
@@ -349,7 +379,7 @@ class Searcher:
                     "mode='semantic' needs an embedder; open the store with index=, or use 'text'"
                 )
             return None
-        text = query.text[:_LONGEST]
+        text = query.text[:_MAX_QUERY_LENGTH]
         try:
             if self._embeddings.in_process:
                 vector = embedder.embed_query(text)
@@ -368,51 +398,55 @@ class Searcher:
             return None
 
 
-def _named(pool: Pool, words: Collection[str]) -> tuple[list[int], set[str]]:
+def _find_named_actors(pool: CandidatePool, words: Collection[str]) -> tuple[list[int], set[str]]:
     """The actors of the pool whom a query's words name, and the words of their names.
 
     A mere role such as "user" names nobody.
     """
     actor = pool.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
-    said, actors, names = set(words), list[int](), set[str]()
-    for code in codes if len(codes) <= _MANY_ACTORS else ():
+    query_words, actors, names = set(words), list[int](), set[str]()
+    for code in codes if len(codes) <= _MAX_NAMED_ACTORS else ():
         name = pool.actors[code]
-        of = () if name.casefold() in _ROLES else set(tokenize(name)) - STOP_WORDS
-        if not said.isdisjoint(of):
+        name_words = () if name.casefold() in _ROLE_NAMES else set(tokenize(name)) - STOP_WORDS
+        if not query_words.isdisjoint(name_words):
             actors.append(code)
-            names.update(of)
+            names.update(name_words)
     return actors, names
 
 
-def _subjects_of(pool: Pool) -> set[str]:
+def _find_subject_words(pool: CandidatePool) -> set[str]:
     """Return the words that name the person whom nearly all rows are about, or an empty set.
 
     Extracting models write "Ann likes figs" and "The user likes figs" of the same person. The rows
     of a conversation with an assistant are about nobody.
     """
-    n, user = len(pool), pool.terms.get(USER)
+    row_count, user = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]
     speakers = {pool.actors[code].casefold() for code in np.unique(actor[actor >= 0]).tolist()}
-    if not speakers.isdisjoint(_ROLES - {"user", "human"}):
+    if not speakers.isdisjoint(_ROLE_NAMES - {"user", "human"}):
         return set()
-    by_user = np.empty(0, np.int64) if user is None else user[0]
-    if is_everywhere(len(by_user), n):
-        return {USER}
+    user_rows = np.empty(0, np.int64) if user is None else user[0]
+    if is_in_nearly_all(len(user_rows), row_count):
+        return {USER_WORD}
     subjects = set[str]()
     for word, (rows, _) in pool.terms.items():
-        if len(rows) < NAMING * n or word == USER or message_frequency(word) > _COMMON:
+        if (
+            len(rows) < MIN_NAME_SHARE * row_count
+            or word == USER_WORD
+            or message_frequency(word) > _MAX_NAME_FREQUENCY
+        ):
             continue
-        if is_everywhere(len(np.union1d(rows, by_user)), n):
-            subjects |= {word, USER}
+        if is_in_nearly_all(len(np.union1d(rows, user_rows)), row_count):
+            subjects |= {word, USER_WORD}
     return subjects
 
 
-def _best_first(scores: Floats, ids: Ints, first: int) -> Iterator[int]:
+def _iter_best_rows(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
     """All rows by score, highest first; so many, and those that score alike, are sorted at once."""
     groups = [np.arange(len(scores))]
-    if 0 < first < len(scores):
-        edge = np.partition(scores, len(scores) - first)[len(scores) - first]
-        groups = [np.flatnonzero(scores >= edge), np.flatnonzero(scores < edge)]
+    if 0 < count < len(scores):
+        threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
+        groups = [np.flatnonzero(scores >= threshold), np.flatnonzero(scores < threshold)]
     for rows in groups:
         yield from rows[np.lexsort((-ids[rows], -scores[rows]))].tolist()

@@ -38,8 +38,8 @@ MAX_ROWS: Final = 512  # rows from which neighbours and random pairs are taken
 MAX_WORDED: Final = 256  # rows among which pairs that share a word are searched
 _MIN_ROWS: Final = 16  # with fewer rows nothing is measured
 _MAX_PAIRS: Final = 512  # pairs of each sample
-_PER_WORD: Final = 4  # the most pairs that are taken from the rows of one word
-_FEW: Final = 8  # a word is rare if at most one of so many rows has it
+_MAX_PAIRS_PER_WORD: Final = 4  # the most pairs that are taken from the rows of one word
+_RARE_DIVISOR: Final = 8  # a word is rare if at most one of so many rows has it
 # the distances between the two rows of random pairs, as shares of all measured rows
 _STRIDES: Final = (0.382, 0.236)
 # a separation is averaged with that of so many imaginary pairs, so that chance changes little in
@@ -64,12 +64,12 @@ class Moments(NamedTuple):
     squares: float = 0.0
 
     @classmethod
-    def of(cls, values: Floats) -> Self:
+    def from_values(cls, values: Floats) -> Self:
         """Return the moments of some values."""
         exact = values.astype(np.float64)
         return cls(len(exact), float(exact.sum()), float((exact * exact).sum()))
 
-    def joined(self, other: Moments) -> Moments:
+    def merge(self, other: Moments) -> Moments:
         """Return the moments of both sets of values."""
         return Moments(
             self.size + other.size, self.total + other.total, self.squares + other.squares
@@ -86,7 +86,7 @@ class Moments(NamedTuple):
         return max(self.squares / self.size - self.mean**2, 0.0) if self.size else 0.0
 
 
-_NONE: Final = Moments()
+_NO_MOMENTS: Final = Moments()
 
 
 class Calibration(NamedTuple):
@@ -118,18 +118,18 @@ class Separation:
         words: The number of words in each measured row.
     """
 
-    neighbours: Moments = _NONE
-    sharing: Moments = _NONE
-    random: Moments = _NONE
-    words: Moments = _NONE
+    neighbours: Moments = _NO_MOMENTS
+    sharing: Moments = _NO_MOMENTS
+    random: Moments = _NO_MOMENTS
+    words: Moments = _NO_MOMENTS
 
-    def joined(self, other: Separation) -> Separation:
+    def merge(self, other: Separation) -> Separation:
         """Return the samples of both objects together."""
         return Separation(
-            self.neighbours.joined(other.neighbours),
-            self.sharing.joined(other.sharing),
-            self.random.joined(other.random),
-            self.words.joined(other.words),
+            self.neighbours.merge(other.neighbours),
+            self.sharing.merge(other.sharing),
+            self.random.merge(other.random),
+            self.words.merge(other.words),
         )
 
     @cached_property
@@ -137,19 +137,21 @@ class Separation:
         """How much vectors count in a search of these namespaces."""
         if not self.random.size:  # nothing was measured, or all vectors are equal
             return Calibration(trust=0.0) if self.words.size else USUAL
-        trust = self._trust_in(self.sharing)
+        trust = self.compute_trust(self.sharing)
         if self.neighbours.size >= _PRIOR_PAIRS:
-            trust = max(trust, self._trust_in(self.neighbours))
-        strong = self._separation_of(self.neighbours)
-        gain = _ramp(strong, _STRONG, _STRONGEST) * _ramp(self.words.mean, _SHORT, _LONG)
+            trust = max(trust, self.compute_trust(self.neighbours))
+        strong = self._compute_separation(self.neighbours)
+        gain = _interpolate(strong, _STRONG, _STRONGEST) * _interpolate(
+            self.words.mean, _SHORT, _LONG
+        )
         lowest = self.random.mean - _DEVIATIONS * math.sqrt(self.random.variance)
         return Calibration(trust, gain, max(lowest, 0.0))
 
-    def _trust_in(self, sample: Moments) -> float:
+    def compute_trust(self, sample: Moments) -> float:
         """Return how useful the vectors are according to a sample, from 0 to 1."""
-        return _ramp(self._separation_of(sample), _USELESS, _USEFUL)
+        return _interpolate(self._compute_separation(sample), _USELESS, _USEFUL)
 
-    def _separation_of(self, sample: Moments) -> float:
+    def _compute_separation(self, sample: Moments) -> float:
         """Return the distance of a sample from the random pairs, in standard deviations.
 
         The fewer pairs a sample has, the nearer the result is to `_PRIOR`. With a separation of
@@ -161,7 +163,7 @@ class Separation:
         return (count * distance + _PRIOR_PAIRS * _PRIOR) / (count + _PRIOR_PAIRS)
 
 
-def _ramp(value: float, low: float, high: float) -> float:
+def _interpolate(value: float, low: float, high: float) -> float:
     """Return 0 for values up to `low`, 1 from `high` on, and interpolate linearly between them."""
     return min(max((value - low) / (high - low), 0.0), 1.0)
 
@@ -177,7 +179,7 @@ def sample_size(rows: int) -> int:
     return min(rows // step * step, MAX_ROWS)
 
 
-def measure(
+def measure_separation(
     vectors: Floats,
     thread: Ints,
     position: Floats,
@@ -196,40 +198,45 @@ def measure(
     """
     n = len(vectors)
     order = np.lexsort((np.arange(n), position, thread))
-    before, after = order[:-1], order[1:]
-    joined = (thread[before] == thread[after]) & (thread[before] >= 0)
-    followed = np.column_stack([before[joined], after[joined]])
-    followed = followed[
-        np.argsort(followed[:, 1])
+    first_rows, second_rows = order[:-1], order[1:]
+    is_followed = (thread[first_rows] == thread[second_rows]) & (thread[first_rows] >= 0)
+    neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
+    neighbour_pairs = neighbour_pairs[
+        np.argsort(neighbour_pairs[:, 1])
     ]  # an order that does not depend on the codes of threads
     rows = np.arange(n)
-    apart = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
-    random = np.column_stack([np.tile(rows, len(_STRIDES)), apart])
-    strangers = (thread[random[:, 0]] != thread[random[:, 1]]) | (thread[random[:, 0]] < 0)
-    if strangers.any():
-        random = random[strangers]
-    measured = Separation(
-        neighbours=_cosines(vectors, followed),
-        random=_cosines(vectors, random),
-        words=Moments.of(lengths),
+    partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
+    random_pairs = np.column_stack([np.tile(rows, len(_STRIDES)), partners])
+    strangers = (thread[random_pairs[:, 0]] != thread[random_pairs[:, 1]]) | (
+        thread[random_pairs[:, 0]] < 0
     )
-    if measured.neighbours.size >= _PRIOR_PAIRS and measured._trust_in(measured.neighbours) == 1:
-        return measured
-    return replace(measured, sharing=_cosines(vectors, sharing()))
+    if strangers.any():
+        random_pairs = random_pairs[strangers]
+    separation = Separation(
+        neighbours=_measure_pairs(vectors, neighbour_pairs),
+        random=_measure_pairs(vectors, random_pairs),
+        words=Moments.from_values(lengths),
+    )
+    if (
+        separation.neighbours.size >= _PRIOR_PAIRS
+        and separation.compute_trust(separation.neighbours) == 1
+    ):
+        return separation
+    return replace(separation, sharing=_measure_pairs(vectors, sharing()))
 
 
-def _cosines(vectors: Floats, pairs: Ints) -> Moments:
+def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
     """Return the moments of the cosines of pairs. Pairs with equal vectors are left out.
 
     If an assistant often repeats a text such as "Noted.", many random pairs have equal vectors.
     """
-    some = _spread(pairs)
-    one, other = vectors[some[:, 0]], vectors[some[:, 1]]
-    differ = (one != other).any(axis=1)
-    return Moments.of(np.einsum("ij,ij->i", one[differ], other[differ]))
+    chosen = _select_evenly(pairs)
+    first_vectors, second_vectors = vectors[chosen[:, 0]], vectors[chosen[:, 1]]
+    differ = (first_vectors != second_vectors).any(axis=1)
+    return Moments.from_values(np.einsum("ij,ij->i", first_vectors[differ], second_vectors[differ]))
 
 
-def _spread(pairs: Ints) -> Ints:
+def _select_evenly(pairs: Ints) -> Ints:
     """Return at most `_MAX_PAIRS` of the pairs, at equal distances in their order."""
     if len(pairs) <= _MAX_PAIRS:
         return pairs
@@ -250,7 +257,7 @@ def pairs_sharing_words(words: Ints, rows: Ints, count: int) -> Ints:
     starts = np.flatnonzero(np.diff(word, prepend=-1))
     sizes = np.diff(np.append(starts, len(key)))
     place = np.arange(len(key)) - np.repeat(starts, sizes)
-    rare = np.repeat(sizes <= max(count // _FEW, 2), sizes)
-    second = np.flatnonzero(rare & (place > 0) & (place <= _PER_WORD))
+    rare = np.repeat(sizes <= max(count // _RARE_DIVISOR, 2), sizes)
+    second = np.flatnonzero(rare & (place > 0) & (place <= _MAX_PAIRS_PER_WORD))
     pairs = np.unique(row[second - 1] * count + row[second])
-    return _spread(np.column_stack(np.divmod(pairs, count)))
+    return _select_evenly(np.column_stack(np.divmod(pairs, count)))

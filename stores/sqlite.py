@@ -14,15 +14,15 @@ from perdure.storage.flow import load_sql
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
-from perdure.stores.filter_sql import JSONPlace
-from perdure.stores.parts import TextIndex, with_said
+from perdure.stores.filter_sql import JSONLocation
+from perdure.stores.parts import TextIndex, with_transcript_tables
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
 # read here, as no event loop may wait for a file
 _SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
-SCHEMA: Final = Schema("stores", with_said(_SQL["schema"]))
+SCHEMA: Final = Schema("stores", with_transcript_tables(_SQL["schema"]))
 
 
 class SQLiteStore(WholeStore):
@@ -89,7 +89,7 @@ class SQLiteStore(WholeStore):
         is_given = max_value_bytes != MAX_BYTES
         super().__init__(
             _SQL,
-            JSONPlace("i.value"),
+            JSONLocation("i.value"),
             lambda begin: SQLiteDatabase(
                 path,
                 SCHEMA,

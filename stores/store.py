@@ -35,13 +35,13 @@ from perdure.stores.base import (
     Mode,
     Namespace,
     NamespaceSize,
-    Pending,
+    PendingEmbedding,
+    Period,
     Provenance,
     PutItem,
+    RankExplanation,
     Receipt,
-    Span,
     StoredItem,
-    WhyNot,
 )
 from perdure.stores.erasure import ErasesMessages, forget
 from perdure.stores.missing import MissingEmbeddings
@@ -53,10 +53,10 @@ from perdure.stores.namespaces import (
     prefix_range,
 )
 from perdure.stores.parts import StoreParts
-from perdure.stores.puts import Index, Put, are_brief
+from perdure.stores.puts import IndexOption, Put, are_brief
 from perdure.stores.ranking import Weights
-from perdure.stores.reading import micros
-from perdure.stores.searching import Query, Searcher, page_of, query_of
+from perdure.stores.reading import to_microseconds
+from perdure.stores.searching import Searcher, SearchQuery, build_query, check_page
 from perdure.stores.values import check_number
 
 
@@ -85,37 +85,39 @@ class Store(BaseStore):
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
         """
-        return self._parts.runner.run(self._batch(list(ops)))
+        return self._parts.runner.run(self._run_batch(list(ops)))
 
     async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """See `batch`."""
-        return await self._parts.runner.arun(self._batch(list(ops)))
+        return await self._parts.runner.arun(self._run_batch(list(ops)))
 
-    async def _batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
-        written = [op for op in ops if isinstance(op, PutOp | PutItem)]
-        prepare = partial(self._parts.prepare_batch, written)
-        is_brief = are_brief([op.value for op in written])
-        puts = prepare() if is_brief else await self._parts.runner.called(prepare)
+    async def _run_batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
+        writes = [op for op in ops if isinstance(op, PutOp | PutItem)]
+        prepare = partial(self._parts.prepare_batch, writes)
+        is_brief = are_brief([op.value for op in writes])
+        puts = prepare() if is_brief else await self._parts.runner.call_in_thread(prepare)
         results: list[Result] = [None] * len(ops)
-        if len(written) < len(ops):
-            queries = [await self._query(op) for op in ops]
-            results = await self._parts.runner.called(lambda: list(map(self._answer, ops, queries)))
+        if len(writes) < len(ops):
+            queries = [await self._embed_op_query(op) for op in ops]
+            results = await self._parts.runner.call_in_thread(
+                lambda: list(map(self._answer_op, ops, queries))
+            )
         if puts:
-            await self._write(puts)
+            await self._write_puts(puts)
         return results
 
-    async def _query(self, op: Op | PutItem) -> Query | None:
+    async def _embed_op_query(self, op: Op | PutItem) -> SearchQuery | None:
         """The query of a search, if a model elsewhere makes its vector."""
-        if not isinstance(op, SearchOp) or not self._searcher.awaits:
+        if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
         selection = self._parts.build_selection(op.namespace_prefix)
-        return await self._searcher.awaited(query_of(op.query), selection)
+        return await self._searcher.add_vector(build_query(op.query), selection)
 
-    def _answer(self, op: Op | PutItem, query: Query | None) -> Any:
+    def _answer_op(self, op: Op | PutItem, query: SearchQuery | None) -> Any:
         if isinstance(op, PutOp | PutItem):
             return None
         if isinstance(op, ListNamespacesOp):
-            return self._namespaces(op, None)
+            return self._list_namespaces(op, None)
         if not isinstance(op, GetOp | SearchOp):
             raise ConfigurationError(
                 f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
@@ -126,33 +128,35 @@ class Store(BaseStore):
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh)
         selection = self._parts.build_selection(op.namespace_prefix, op.filter)
-        query = query or query_of(op.query)
+        query = query or build_query(op.query)
         return self._searcher.search(selection, query, op.limit, op.offset, refresh)
 
     # -- writing
 
-    async def _write(self, puts: Sequence[Put]) -> None:
-        model = await self._missing.make(puts)
+    async def _write_puts(self, puts: Sequence[Put]) -> None:
+        model = await self._missing.embed_puts(puts)
         await self._parts.runner.put(puts, self._parts.now(), model)
         if model is not None:
-            await self._missing.make_some(len(puts))
+            await self._missing.retry_some(len(puts))
 
-    async def _put(self, namespace: Namespace, key: str, value: Any, *how: Any) -> None:
+    async def _put_item(self, namespace: Namespace, key: str, value: Any, *options: Any) -> None:
         """Put or, with a value of None, delete."""
         parts = self._parts
 
         def prepare() -> Put:
-            return parts.prepare_put(parts.preparer.place(namespace, key), value, *how)
+            return parts.prepare_put(parts.preparer.check_row_key(namespace, key), value, *options)
 
         is_brief = are_brief((value,))
-        await self._write([prepare() if is_brief else await parts.runner.called(prepare)])
+        await self._write_puts(
+            [prepare() if is_brief else await parts.runner.call_in_thread(prepare)]
+        )
 
     def put(
         self,
         namespace: Namespace,
         key: str,
         value: Mapping[str, Any] | None,
-        index: Index = None,
+        index: IndexOption = None,
         *,
         ttl: TTL = NOT_PROVIDED,
         if_version: int | None = None,
@@ -178,23 +182,23 @@ class Store(BaseStore):
             StorageError: The database refuses. An embedder that fails is no error: the item is
                 found by text, and listed in `pending_embeddings()`.
         """
-        op = namespace, key, value, index, ttl, if_version, provenance
-        self._parts.runner.run(self._put(*op))
+        arguments = namespace, key, value, index, ttl, if_version, provenance
+        self._parts.runner.run(self._put_item(*arguments))
 
     async def aput(
         self,
         namespace: Namespace,
         key: str,
         value: Mapping[str, Any] | None,
-        index: Index = None,
+        index: IndexOption = None,
         *,
         ttl: TTL = NOT_PROVIDED,
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> None:
         """See `put`."""
-        op = namespace, key, value, index, ttl, if_version, provenance
-        await self._parts.runner.arun(self._put(*op))
+        arguments = namespace, key, value, index, ttl, if_version, provenance
+        await self._parts.runner.arun(self._put_item(*arguments))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
         """Close the present version of a key; a missing key is no error.
@@ -202,13 +206,13 @@ class Store(BaseStore):
         Raises:
             VersionConflict: The key is at another version than `if_version`.
         """
-        self._parts.runner.run(self._put(namespace, key, None, None, None, if_version))
+        self._parts.runner.run(self._put_item(namespace, key, None, None, None, if_version))
 
     async def adelete(
         self, namespace: Namespace, key: str, *, if_version: int | None = None
     ) -> None:
         """See `delete`."""
-        await self._parts.runner.arun(self._put(namespace, key, None, None, None, if_version))
+        await self._parts.runner.arun(self._put_item(namespace, key, None, None, None, if_version))
 
     # -- reading
 
@@ -231,14 +235,14 @@ class Store(BaseStore):
         """
         parts = self._parts
         path, text = parts.resolve_prefix(namespace), check_key(key)
-        when = None if as_of is None else micros(as_of)
+        moment = None if as_of is None else to_microseconds(as_of)
         row = self.database.read(
-            lambda: parts.reader.get(path, text, parts.now(), when), snapshot=False
+            lambda: parts.reader.read_row(path, text, parts.now(), moment), snapshot=False
         )
         if row is None:
             return None
-        item = parts.records.item(row)
-        if when is None:
+        item = parts.records.decode_item(row)
+        if moment is None:
             parts.restart_ttl([item], refresh_ttl)
         return item
 
@@ -251,7 +255,7 @@ class Store(BaseStore):
         as_of: datetime | None = None,
     ) -> StoredItem | None:
         """See `get`."""
-        return await self._parts.runner.reads(
+        return await self._parts.runner.call_reader(
             lambda: self.get(namespace, key, refresh_ttl=refresh_ttl, as_of=as_of)
         )
 
@@ -271,7 +275,7 @@ class Store(BaseStore):
         context: bool = True,
         explain: bool = False,
         weights: Weights | None = None,
-        during: Span | None = None,
+        during: Period | None = None,
         min_score: float | None = None,
         newest_first: bool = False,
     ) -> list[FoundItem]:
@@ -312,8 +316,8 @@ class Store(BaseStore):
         selection = self._parts.build_selection(
             namespace_prefix, filter, provenance, as_of, newest_first
         )
-        question = query_of(query, mode, context, explain, weights, during, min_score)
-        return self._searcher.search(selection, question, limit, offset, refresh_ttl)
+        search_query = build_query(query, mode, context, explain, weights, during, min_score)
+        return self._searcher.search(selection, search_query, limit, offset, refresh_ttl)
 
     async def asearch(  # type: ignore[override]
         self,
@@ -331,7 +335,7 @@ class Store(BaseStore):
         context: bool = True,
         explain: bool = False,
         weights: Weights | None = None,
-        during: Span | None = None,
+        during: Period | None = None,
         min_score: float | None = None,
         newest_first: bool = False,
     ) -> list[FoundItem]:
@@ -339,10 +343,10 @@ class Store(BaseStore):
         selection = self._parts.build_selection(
             namespace_prefix, filter, provenance, as_of, newest_first
         )
-        question = query_of(query, mode, context, explain, weights, during, min_score)
-        question = await self._searcher.awaited(question, selection)
-        search = partial(self._searcher.search, selection, question, limit, offset, refresh_ttl)
-        return await self._parts.runner.reads(search)
+        search_query = build_query(query, mode, context, explain, weights, during, min_score)
+        search_query = await self._searcher.add_vector(search_query, selection)
+        search = partial(self._searcher.search, selection, search_query, limit, offset, refresh_ttl)
+        return await self._parts.runner.call_reader(search)
 
     def list_namespaces(
         self,
@@ -367,20 +371,23 @@ class Store(BaseStore):
             offset: How many to leave out.
             as_of: Look at that moment instead, as it was then.
         """
-        both = (MatchCondition("prefix", prefix or ()), MatchCondition("suffix", suffix or ()))
-        conditions = tuple(condition for condition in both if condition.path)
-        return self._namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
+        all_conditions = (
+            MatchCondition("prefix", prefix or ()),
+            MatchCondition("suffix", suffix or ()),
+        )
+        conditions = tuple(condition for condition in all_conditions if condition.path)
+        return self._list_namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
 
     def find_namespaces(self, label: str) -> list[Namespace]:
         """Return all namespaces that have a label, in order, with those of perdure's own notes.
 
         Namespaces of which only closed versions are left are included.
         """
-        parts, wanted = self._parts, check_prefix((label,))
+        parts, label_path = self._parts, check_prefix((label,))
         sql, bounds = parts.sql["every_path"], prefix_range(parts.root)
         paths = [row[0] for row in self.database.read(lambda: fetch_rows(sql, *bounds))]
-        found = (decode_path(path[len(parts.root) :]) for path in paths if wanted in path)
-        return [namespace for namespace in found if label in namespace]
+        namespaces = (decode_path(path[len(parts.root) :]) for path in paths if label_path in path)
+        return [namespace for namespace in namespaces if label in namespace]
 
     afind_namespaces = make_async_twin(find_namespaces)
 
@@ -395,7 +402,7 @@ class Store(BaseStore):
         as_of: datetime | None = None,
     ) -> list[Namespace]:
         """See `list_namespaces`."""
-        return await self._parts.runner.reads(
+        return await self._parts.runner.call_reader(
             lambda: self.list_namespaces(
                 prefix=prefix,
                 suffix=suffix,
@@ -406,31 +413,32 @@ class Store(BaseStore):
             )
         )
 
-    def _namespaces(self, op: ListNamespacesOp, as_of: datetime | None) -> list[Namespace]:
+    def _list_namespaces(self, op: ListNamespacesOp, as_of: datetime | None) -> list[Namespace]:
         conditions, depth, parts = tuple(op.match_conditions or ()), op.max_depth, self._parts
         for condition in conditions:
             check_condition(condition)
         if depth is not None:
-            check_number("max_depth", depth, "1 or more, or None", least=1, whole=True)
-        page = page_of(op.limit, op.offset)
-        when = None if as_of is None else micros(as_of)
+            check_number("max_depth", depth, "1 or more, or None", minimum=1, integer=True)
+        page = check_page(op.limit, op.offset)
+        moment = None if as_of is None else to_microseconds(as_of)
         hides_notes = not any(
-            each.match_type == "prefix" and each.path[:1] not in ((), ("*",)) for each in conditions
+            match.match_type == "prefix" and match.path[:1] not in ((), ("*",))
+            for match in conditions
         )
-        of = parts.root, conditions, depth, *page, parts.now(), when, hides_notes
-        return self.database.read(lambda: parts.reader.namespaces(*of))
+        arguments = parts.root, conditions, depth, *page, parts.now(), moment, hides_notes
+        return self.database.read(lambda: parts.reader.read_namespaces(*arguments))
 
     # -- versions
 
     def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
         """Every version of a key, oldest first, with the time each was valid."""
         parts = self._parts
-        of = parts.resolve_prefix(namespace), check_key(key), parts.now()
-        return self.database.read(lambda: parts.reader.history(*of), snapshot=False)
+        arguments = parts.resolve_prefix(namespace), check_key(key), parts.now()
+        return self.database.read(lambda: parts.reader.read_history(*arguments), snapshot=False)
 
     async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
         """See `history`."""
-        return await self._parts.runner.reads(lambda: self.history(namespace, key))
+        return await self._parts.runner.call_reader(lambda: self.history(namespace, key))
 
     # -- why
 
@@ -446,8 +454,8 @@ class Store(BaseStore):
         provenance: Mapping[str, Any] | None = None,
         as_of: datetime | None = None,
         context: bool = True,
-        during: Span | None = None,
-    ) -> WhyNot:
+        during: Period | None = None,
+    ) -> RankExplanation:
         """The place of an item in the answers to a query under a prefix, and the reason.
 
         The arguments from `query` on are those of `search`; without a prefix, that is the item's
@@ -456,11 +464,11 @@ class Store(BaseStore):
         Raises:
             ConfigurationError: There is no query; see also `search`.
         """
-        within = namespace if prefix is None else prefix
-        selection = self._parts.build_selection(within, filter, provenance, as_of)
-        question = query_of(query, mode, context, True, during=during)
+        searched_prefix = namespace if prefix is None else prefix
+        selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
+        search_query = build_query(query, mode, context, True, during=during)
         return self._searcher.why_not(
-            selection, question, self._parts.resolve_prefix(namespace), check_key(key)
+            selection, search_query, self._parts.resolve_prefix(namespace), check_key(key)
         )
 
     async def awhy_not(
@@ -475,16 +483,16 @@ class Store(BaseStore):
         provenance: Mapping[str, Any] | None = None,
         as_of: datetime | None = None,
         context: bool = True,
-        during: Span | None = None,
-    ) -> WhyNot:
+        during: Period | None = None,
+    ) -> RankExplanation:
         """See `why_not`."""
-        within = namespace if prefix is None else prefix
-        selection = self._parts.build_selection(within, filter, provenance, as_of)
-        question = query_of(query, mode, context, True, during=during)
+        searched_prefix = namespace if prefix is None else prefix
+        selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
+        search_query = build_query(query, mode, context, True, during=during)
         path, text = self._parts.resolve_prefix(namespace), check_key(key)
-        question = await self._searcher.awaited(question, selection)
-        why_not = partial(self._searcher.why_not, selection, question, path, text)
-        return await self._parts.runner.reads(why_not)
+        search_query = await self._searcher.add_vector(search_query, selection)
+        why_not = partial(self._searcher.why_not, selection, search_query, path, text)
+        return await self._parts.runner.call_reader(why_not)
 
     # -- erasing
 
@@ -557,17 +565,17 @@ class Store(BaseStore):
     def namespace_sizes(self, prefixes: Sequence[Namespace]) -> list[NamespaceSize]:
         """What is under each of these prefixes; see `list_namespaces` for a page of them."""
         paths = [self._parts.resolve_prefix(prefix) for prefix in prefixes]
-        rows = self.database.read(lambda: self._parts.reader.sizes(paths))
+        rows = self.database.read(lambda: self._parts.reader.read_sizes(paths))
         return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
 
     anamespace_sizes = make_async_twin(namespace_sizes)
 
     # -- vectors that are missing
 
-    def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[Pending]:
+    def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[PendingEmbedding]:
         """Items whose vectors could not be made yet; text search finds them."""
         return self.database.read(
-            lambda: self._missing.pending(self._parts.resolve_prefix(namespace_prefix))
+            lambda: self._missing.read_pending(self._parts.resolve_prefix(namespace_prefix))
         )
 
     apending_embeddings = make_async_twin(pending_embeddings)
@@ -587,7 +595,8 @@ class Store(BaseStore):
     async def aembed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """See `embed_pending`."""
         return await self._parts.runner.arun(
-            self._missing.embed_all(self._parts.resolve_prefix(namespace_prefix)), hops=True
+            self._missing.embed_all(self._parts.resolve_prefix(namespace_prefix)),
+            computes_in_thread=True,
         )
 
     # -- other views of it

@@ -35,14 +35,14 @@ SYNONYM_FILE: Final = "kin-en.npz"
 STOP_WORD_FILE: Final = "stop-words.vocab"
 ANALYZER = "en-3"  # stored with the tokens; if the stored name differs, they are made again
 
-_MEMO_WORDS = 1 << 16  # 8 MB at most; a new word costs 1 µs, a known one 0.1 µs
-_LONGEST_STEMMED = 32  # longer runs of letters are no English words
+_MEMO_SIZE = 1 << 16  # 8 MB at most; a new word costs 1 µs, a known one 0.1 µs
+_MAX_STEMMED_LENGTH = 32  # longer runs of letters are no English words
 
 ENGLISH: Final = "english"  # languages have the names of their stemmers
 NON_LATIN: Final = "other"  # all of other scripts than the Latin one
 
 # scripts without spaces between words, and Hangul, whose words carry their particles
-_UNSPACED = (
+_UNSPACED_RANGES = (
     "\u0e01-\u0e4e\u0e81-\u0edf"  # Thai, Lao
     "\u1000-\u103f\u1050-\u109f\u1780-\u17d3"  # Myanmar, Khmer
     "\u1100-\u11ff\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff"
@@ -50,39 +50,43 @@ _UNSPACED = (
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
 # vowel signs and the like, which the regular expressions take for ends of words
-_SIGNS = "".join(
+_COMBINING_SIGNS = "".join(
     chr(code) for code in range(0x0483, 0x1D00) if unicodedata.category(chr(code)) in ("Mn", "Mc")
 )
-_MARKED = rf"[^\W_](?:[^\W_]|[{_SIGNS}])*"
-_GROUPED = r"(?<=\d),\d{3}(?![^\W_])"  # the digits of 1,000 are one number
-_WORDS = re.compile(rf"{_MARKED}(?:'{_MARKED}|{_GROUPED})*")
-_ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_GROUPED}))*+")
+_WORD_PATTERN = rf"[^\W_](?:[^\W_]|[{_COMBINING_SIGNS}])*"
+_THOUSANDS_PATTERN = r"(?<=\d),\d{3}(?![^\W_])"  # the digits of 1,000 are one number
+_WORDS = re.compile(rf"{_WORD_PATTERN}(?:'{_WORD_PATTERN}|{_THOUSANDS_PATTERN})*")
+_ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_THOUSANDS_PATTERN}))*+")
 # words with signs that are a part of them: c#, c++, .net, @ann, #tea, a*; and $ and %
-_SIGNED = re.compile(
+_SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-_SIGNS_OF_WORDS = ("#", "+", "@", "$", "%", "*", " .", "(.")  # one is in a text with such words
+_SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")  # one is in a text with such words
 _SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")  # a flag has two characters
-_SYMBOL_KINDS = ("So", "Sc", "Sm")  # categories of Unicode: other, currency, mathematical symbols
+_SYMBOL_CATEGORIES = (
+    "So",
+    "Sc",
+    "Sm",
+)  # categories of Unicode: other, currency, mathematical symbols
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
-_RUNS = re.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}]+")
-_UNSPACED_CHAR = re.compile(f"[{_UNSPACED}]")
+_SCRIPT_RUNS = re.compile(rf"[{_UNSPACED_RANGES}]+|[^{_UNSPACED_RANGES}]+")
+_UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
 # й stays a letter of its own, by which Russian endings are known
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
-_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-_NOT = {"wo": "will", "ca": "can", "sha": "shall"}  # won't, can't, shan't
-_LETTERS = str.maketrans(
+_CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
+_NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}  # won't, can't, shan't
+_LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
     | {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
     | dict.fromkeys("\u0640\u00ad\u200c\u200d")  # tatweel, soft hyphen, joiners: nothing
     | {"\u200b": " "}
 )
-_SCRIPTS = {0x04: "russian", 0x06: "arabic"}  # by the first byte of their letters
+_STEMMER_BY_SCRIPT = {0x04: "russian", 0x06: "arabic"}  # by the first byte of their letters
 # what tells in Japanese: katakana, long runs of hiragana, and anything else without its endings
-_CONTENT = re.compile(r"[\u30a1-\u30ff]+|[\u3041-\u309f]{3,}|[^\s\u3041-\u30ff]+")
-_ASKS = re.compile("[?\uff1f\u061f\u2047\u055e][\\s\"'\u201d\u2019)\\]]*$")
+_CONTENT_RUNS = re.compile(r"[\u30a1-\u30ff]+|[\u3041-\u309f]{3,}|[^\s\u3041-\u30ff]+")
+_QUESTION_END = re.compile("[?\uff1f\u061f\u2047\u055e][\\s\"'\u201d\u2019)\\]]*$")
 
 _local = threading.local()  # a stemmer object carries the word it works on
 
@@ -102,21 +106,23 @@ def tokenize(text: str) -> list[str]:
     """
     if text.isascii():
         words = _ASCII_WORDS.findall(text.lower())
-        found = list(map(_TOKENS.__getitem__, words))
+        found_tokens = list(map(_TOKEN_OF_WORD.__getitem__, words))
     else:
-        words, found = list(_words(text)), []
+        words, found_tokens = list(_iter_words(text)), []
         for word in words:
             if _is_unspaced(word):
-                found += chain.from_iterable(zip(word, map(add, word, word[1:]), strict=False))
-                found.append(word[-1])
+                found_tokens += chain.from_iterable(
+                    zip(word, map(add, word, word[1:]), strict=False)
+                )
+                found_tokens.append(word[-1])
             else:
-                found.append(_TOKENS[word])
-    found += _find_signs(text)
+                found_tokens.append(_TOKEN_OF_WORD[word])
+    found_tokens += _find_signs(text)
     if foreign_stop_words().isdisjoint(words):
-        return found
-    known = set(found)
-    return found + [
-        stem for _, stem in iter_stems(text, detect_language(text)) if stem not in known
+        return found_tokens
+    unique = set(found_tokens)
+    return found_tokens + [
+        stem for _, stem in iter_stems(text, detect_language(text)) if stem not in unique
     ]
 
 
@@ -132,16 +138,18 @@ def tokenize_query(text: str) -> list[str]:
     >>> tokenize_query("聊天记忆")
     ['聊天', '天记', '记忆']
     """
-    words = list(_words(text))
-    kept = [word for word in words if word not in STOP_WORDS] or words
-    found: dict[str, None] = {}
-    for word in kept:
+    words = list(_iter_words(text))
+    chosen = [word for word in words if word not in STOP_WORDS] or words
+    query_tokens: dict[str, None] = {}
+    for word in chosen:
         if _is_unspaced(word):
-            found.update(dict.fromkeys(word[i : i + 2] for i in range(max(len(word) - 1, 1))))
+            query_tokens.update(
+                dict.fromkeys(word[i : i + 2] for i in range(max(len(word) - 1, 1)))
+            )
         else:
-            found[_TOKENS[word]] = None
-    found.update(dict.fromkeys(_find_signs(text)))
-    return list(found)
+            query_tokens[_TOKEN_OF_WORD[word]] = None
+    query_tokens.update(dict.fromkeys(_find_signs(text)))
+    return list(query_tokens)
 
 
 def extract_query_words(text: str) -> dict[str, str]:
@@ -153,19 +161,19 @@ def extract_query_words(text: str) -> dict[str, str]:
     >>> extract_query_words("Wo sind die Häuser?"), extract_query_words("我的狗叫什么名字")
     ({'hauser': 'haus'}, {'狗叫': '狗叫', '名字': '名字'})
     """
-    name = detect_language(text)
-    own = dict(iter_stems(text, name))
-    stops = stop_words(name)
-    found: dict[str, str] = {}
-    for word in _words(text):
+    language = detect_language(text)
+    stem_in_language = dict(iter_stems(text, language))
+    stop_list = stop_words(language)
+    stem_of: dict[str, str] = {}
+    for word in _iter_words(text):
         if _is_unspaced(word):
-            for part in _CONTENT.findall(_particles().sub(" ", word)):
+            for part in _CONTENT_RUNS.findall(_function_word_pattern().sub(" ", word)):
                 pairs = [part[i : i + 2] for i in range(max(len(part) - 1, 1))]
-                found.update(zip(pairs, pairs, strict=True))
-        elif word not in stops:
-            found[_TOKENS[word]] = own.get(word, _TOKENS[word])
-    found.update((sign, sign) for sign in _find_signs(text))
-    return found or {token: token for token in tokenize_query(text)}
+                stem_of.update(zip(pairs, pairs, strict=True))
+        elif word not in stop_list:
+            stem_of[_TOKEN_OF_WORD[word]] = stem_in_language.get(word, _TOKEN_OF_WORD[word])
+    stem_of.update((sign, sign) for sign in _find_signs(text))
+    return stem_of or {token: token for token in tokenize_query(text)}
 
 
 def ends_with_question(text: str) -> bool:
@@ -174,7 +182,7 @@ def ends_with_question(text: str) -> bool:
     >>> ends_with_question("How was Rome?"), ends_with_question("Rome was warm.")
     (True, False)
     """
-    return _ASKS.search(text) is not None
+    return _QUESTION_END.search(text) is not None
 
 
 def detect_language(text: str) -> str:
@@ -190,34 +198,34 @@ def detect_language(text: str) -> str:
     if foreign_stop_words().isdisjoint(words):
         return ENGLISH
 
-    def count(stops: frozenset[str]) -> int:
+    def count_stop_words(stops: frozenset[str]) -> int:
         return sum(map(stops.__contains__, words))
 
-    lists = _stop_words()
-    best = max(lists, key=lambda name: tuple(map(count, lists[name])))
-    telling, stops = lists[best]
-    fewest = max(2 - (not text.isascii()), count(STOP_WORDS - stops) + 1)
-    return best if count(telling) >= fewest else ENGLISH
+    lists = _load_stop_words()
+    best = max(lists, key=lambda name: tuple(map(count_stop_words, lists[name])))
+    foreign_only, stops = lists[best]
+    min_count = max(2 - (not text.isascii()), count_stop_words(STOP_WORDS - stops) + 1)
+    return best if count_stop_words(foreign_only) >= min_count else ENGLISH
 
 
 def split_words(text: str) -> list[str]:
     """The runs of letters of a text, folded: `isn't` is two."""
-    return _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold(text))
+    return _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold_letters(text))
 
 
-def stop_words(name: str) -> frozenset[str]:
+def stop_words(language: str) -> frozenset[str]:
     """The stop words of a language, folded as words of texts are."""
-    return _stop_words()[name][1]
+    return _load_stop_words()[language][1]
 
 
 @cache
 def foreign_stop_words() -> frozenset[str]:
     """The stop words that tell other languages of Latin script from English."""
-    return frozenset().union(*(telling for telling, _ in _stop_words().values()))
+    return frozenset().union(*(telling for telling, _ in _load_stop_words().values()))
 
 
 @cache
-def _stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
+def _load_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """For each language the stop words that tell it from English, and all: 1 ms."""
     lines = (files("perdure.stores") / "weights" / STOP_WORD_FILE).read_text("utf-8").splitlines()
     parts = [[part.split() for part in line.split("|")] for line in lines]
@@ -228,7 +236,7 @@ STOP_WORDS: Final = stop_words(ENGLISH)
 
 
 @cache
-def _particles() -> re.Pattern[str]:
+def _function_word_pattern() -> re.Pattern[str]:
     """The function words of Chinese and Japanese, the longest first."""
     words = filter(_is_unspaced, stop_words(NON_LATIN))
     return re.compile("|".join(sorted(words, key=len, reverse=True)))
@@ -236,20 +244,20 @@ def _particles() -> re.Pattern[str]:
 
 def is_misspellable(token: str) -> bool:
     """Whether a token may be a slip of another: four letters or more of a spaced script."""
-    return 4 <= len(token) <= _LONGEST_STEMMED and token.isalpha() and not _is_unspaced(token)
+    return 4 <= len(token) <= _MAX_STEMMED_LENGTH and token.isalpha() and not _is_unspaced(token)
 
 
-def _words(text: str) -> Iterator[str]:
+def _iter_words(text: str) -> Iterator[str]:
     """The words of a text, folded: lower case, no accents, no endings that contractions leave."""
     if text.isascii():
-        yield from map(_plain, _ASCII_WORDS.findall(text.lower()))
+        yield from map(_strip_contraction, _ASCII_WORDS.findall(text.lower()))
         return
-    for word in _WORDS.findall(_fold(text)):
-        plain = _plain(word)
+    for word in _WORDS.findall(_fold_letters(text)):
+        plain = _strip_contraction(word)
         if plain.isascii():
             yield plain
         else:
-            yield from _RUNS.findall(plain)
+            yield from _SCRIPT_RUNS.findall(plain)
 
 
 def _find_signs(text: str) -> list[str]:
@@ -258,44 +266,48 @@ def _find_signs(text: str) -> list[str]:
     >>> _find_signs("C++ and .NET, $5"), _find_signs("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
     (['c++', '.net', '$'], ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€'])
     """
-    found: list[str] = []
-    if text.startswith(".") or any(sign in text for sign in _SIGNS_OF_WORDS):
-        found += _SIGNED.findall(text.lower())
+    signs: list[str] = []
+    if text.startswith(".") or any(sign in text for sign in _SIGN_HINTS):
+        signs += _SIGNED_WORDS.findall(text.lower())
     if not text.isascii():
         symbols = _SYMBOLS.findall(text)
-        found += [each for each in symbols if unicodedata.category(each[0]) in _SYMBOL_KINDS]
-    return found
+        signs += [
+            symbol for symbol in symbols if unicodedata.category(symbol[0]) in _SYMBOL_CATEGORIES
+        ]
+    return signs
 
 
-def _fold(text: str) -> str:
+def _fold_letters(text: str) -> str:
     """One form for all ways to write a letter; accents that only modify a letter go."""
-    return unicodedata.normalize("NFC", _ACCENTS.sub("", _apart(text)))
+    return unicodedata.normalize("NFC", _ACCENTS.sub("", _decompose(text)))
 
 
-def _apart(text: str) -> str:
+def _decompose(text: str) -> str:
     """The same with accents, each behind its letter."""
-    return unicodedata.normalize("NFKD", text).casefold().translate(_LETTERS)
+    return unicodedata.normalize("NFKD", text).casefold().translate(_LETTER_VARIANTS)
 
 
-def _plain(word: str) -> str:
+def _strip_contraction(word: str) -> str:
     """A word without what is elided or contracted, a number without commas."""
     if word.isalnum():
         return word
     word = _ELISION.sub("", word, count=1) if _ELISION.match(word) else word
-    stripped = _ENDING.sub("", word)
+    stripped = _CONTRACTED_ENDING.sub("", word)
     if word.endswith("n't"):
-        stripped = _NOT.get(stripped, stripped)
+        stripped = _NEGATED_VERBS.get(stripped, stripped)
     return stripped.replace("'", "").replace(",", "")
 
 
-def iter_stems(text: str, name: str) -> Iterator[tuple[str, str]]:
+def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
     """The telling words of a text with their stems, if its language is another of Latin script."""
-    if name in (ENGLISH, NON_LATIN):
+    if language in (ENGLISH, NON_LATIN):
         return
-    for word in map(_plain, _WORDS.findall(unicodedata.normalize("NFC", _apart(text)))):
-        folded = _fold(word)
-        if folded.isascii() and folded not in stop_words(name):
-            yield folded, _fold(_stem(word, name))
+    for word in map(
+        _strip_contraction, _WORDS.findall(unicodedata.normalize("NFC", _decompose(text)))
+    ):
+        folded = _fold_letters(word)
+        if folded.isascii() and folded not in stop_words(language):
+            yield folded, _fold_letters(_stem_word(word, language))
 
 
 def _is_unspaced(word: str) -> bool:
@@ -303,39 +315,41 @@ def _is_unspaced(word: str) -> bool:
     return not word.isascii() and _UNSPACED_CHAR.match(word) is not None
 
 
-class _Tokens(dict[str, str]):
+class _TokenMemo(dict[str, str]):
     """The tokens of words: stems of English, Russian and Arabic ones, any other as it is, plain."""
 
     def __missing__(self, word: str) -> str:
-        plain = _plain(word)
-        script = ENGLISH if plain.isascii() else _SCRIPTS.get(ord(plain[0]) >> 8, "")
-        token = _stem(plain, script) if script and plain.isalpha() else plain
-        if len(self) >= _MEMO_WORDS:
+        plain = _strip_contraction(word)
+        script = ENGLISH if plain.isascii() else _STEMMER_BY_SCRIPT.get(ord(plain[0]) >> 8, "")
+        token = _stem_word(plain, script) if script and plain.isalpha() else plain
+        if len(self) >= _MEMO_SIZE:
             self.clear()
         self[word] = token
         return token
 
 
-_TOKENS = _Tokens()
+_TOKEN_OF_WORD = _TokenMemo()
 
 
-def _stem(word: str, name: str) -> str:
+def _stem_word(word: str, language: str) -> str:
     """The stem of a word in a language.
 
     Source: https://snowballstem.org/algorithms; of English Porter's second ("Porter2")
     """
-    if len(word) > _LONGEST_STEMMED:
+    if len(word) > _MAX_STEMMED_LENGTH:
         return word
-    if not hasattr(_local, name):
-        setattr(_local, name, Stemmer.Stemmer(name, 0))
-    stem: str = getattr(_local, name).stemWord(word)
+    if not hasattr(_local, language):
+        setattr(_local, language, Stemmer.Stemmer(language, 0))
+    stem: str = getattr(_local, language).stemWord(word)
     return stem
 
 
 # -- words near a word
 
-_LONG: Final = 6  # letters; from here two slips are forgiven, and one in the first letter
-_LEAST: Final = 0.7  # 1 less slips per letter of the longer word
+_MIN_TWO_EDIT_LENGTH: Final = (
+    6  # letters; from here two slips are forgiven, and one in the first letter
+)
+_MIN_EDIT_SIMILARITY: Final = 0.7  # 1 less slips per letter of the longer word
 
 
 def find_synonyms(token: str) -> list[tuple[str, float]]:
@@ -346,12 +360,12 @@ def find_synonyms(token: str) -> list[tuple[str, float]]:
     >>> find_synonyms("聊天")
     []
     """
-    stems, numbers, starts, kin, near = _load_synonyms()
+    stems, numbers, starts, related, similarity = _load_synonyms()
     number = numbers.get(token)
     if number is None:
         return []
-    run = slice(int(starts[number]), int(starts[number + 1]))
-    pairs = zip(kin[run].tolist(), near[run].tolist(), strict=True)
+    section = slice(int(starts[number]), int(starts[number + 1]))
+    pairs = zip(related[section].tolist(), similarity[section].tolist(), strict=True)
     return [(stems[other], share / 255) for other, share in pairs]
 
 
@@ -371,11 +385,11 @@ def _load_synonyms() -> tuple[
 
 FREQUENCY_FILE: Final = "common.npz"
 STEPS_PER_NAT: Final = 16  # of the table's numbers, to one of a logarithm to base e
-_MESSAGE: Final = 15  # words of a message
+_WORDS_PER_MESSAGE: Final = 15  # words of a message
 
 
-@lru_cache(_MEMO_WORDS >> 2)
-def message_frequency(token: str, name: str = ENGLISH) -> float:
+@lru_cache(_MEMO_SIZE >> 2)
+def message_frequency(token: str, language: str = ENGLISH) -> float:
     """The share of ordinary messages, of 15 words, in a language that have a token; 0: hardly any.
 
     Source: Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437, its small lists.
@@ -383,23 +397,23 @@ def message_frequency(token: str, name: str = ENGLISH) -> float:
     >>> round(message_frequency("thank"), 3), message_frequency("xyzzy")
     (0.009, 0.0)
     """
-    words, rare = _commonness(name)
+    words, rarity = _load_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
     if len(word) > words.itemsize:  # numpy would make all words as long
         return 0.0
-    place = int(np.searchsorted(words, word))
-    if place == len(words) or words[place] != word:
+    position = int(np.searchsorted(words, word))
+    if position == len(words) or words[position] != word:
         return 0.0
-    return 1 - (1 - math.exp(int(rare[place]) / -STEPS_PER_NAT)) ** _MESSAGE
+    return 1 - (1 - math.exp(int(rarity[position]) / -STEPS_PER_NAT)) ** _WORDS_PER_MESSAGE
 
 
 @cache
-def _commonness(name: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
+def _load_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
     """The tokens in order, and the logarithms of their shares in all words, times -16: 2 ms."""
     raw = (files("perdure.stores") / "weights" / FREQUENCY_FILE).read_bytes()
     with np.load(io.BytesIO(raw)) as arrays:
-        words = arrays[f"{name} tokens"].tobytes().split(b"\n")
-        return np.array(words), arrays[f"{name} rare"]
+        words = arrays[f"{language} tokens"].tobytes().split(b"\n")
+        return np.array(words), arrays[f"{language} rare"]
 
 
 class Vocabulary(dict[str, int]):
@@ -408,20 +422,22 @@ class Vocabulary(dict[str, int]):
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__(zip(words, count()))
         self._by_letters: dict[str, list[str]] = defaultdict(list)  # first one, last two
-        self._sorted = 0  # how many words are in there
-        self._sorting = threading.Lock()
+        self._indexed_count = 0  # how many words are in there
+        self._lock_index = threading.Lock()
 
     def __missing__(self, word: str) -> int:
         number = self[word] = len(self)
         return number
 
-    def near(self, word: str) -> list[str]:
+    def similar_words(self, word: str) -> list[str]:
         """All words that `nearest` may answer: they begin or end like a word."""
-        with self._sorting:
-            for other in list(self)[self._sorted :] if self._sorted < len(self) else ():
+        with self._lock_index:
+            for other in (
+                list(self)[self._indexed_count :] if self._indexed_count < len(self) else ()
+            ):
                 self._by_letters[other[:1]].append(other)
                 self._by_letters[f"-{other[-2:]}"].append(other)
-                self._sorted += 1
+                self._indexed_count += 1
             return self._by_letters[word[:1]] + self._by_letters[f"-{word[-2:]}"]
 
 
@@ -436,21 +452,25 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
     ['mountain']
     """
     size, first, last = len(word), word[:1], word[-2:]
-    most = 2 if size >= _LONG else 1
+    max_edits = 2 if size >= _MIN_TWO_EDIT_LENGTH else 1
     others = [
         other
         for other in dict.fromkeys(vocabulary)
-        if (other[:1] == first or other[-2:] == last) and -most <= len(other) - size <= most
+        if (other[:1] == first or other[-2:] == last)
+        and -max_edits <= len(other) - size <= max_edits
     ]
-    found, is_english = [], message_frequency(word) > 0
-    for other, wrong in zip(others, edit_distances(word, others).tolist(), strict=True):
+    candidates, is_english = [], message_frequency(word) > 0
+    for other, edits in zip(others, edit_distances(word, others).tolist(), strict=True):
         shorter, longer = sorted((len(other), size))
-        right = 0 < wrong <= (2 if shorter >= _LONG else 1) and 1 - wrong / longer >= _LEAST
-        if is_english and right and not (other.startswith(word) or word.startswith(other)):
-            right = not message_frequency(other)
-        if right and (longer >= _LONG or other[:1] == first):
-            found.append((wrong / longer, other))
-    return [other for _, other in sorted(found)[:limit]]
+        is_close = (
+            0 < edits <= (2 if shorter >= _MIN_TWO_EDIT_LENGTH else 1)
+            and 1 - edits / longer >= _MIN_EDIT_SIMILARITY
+        )
+        if is_english and is_close and not (other.startswith(word) or word.startswith(other)):
+            is_close = not message_frequency(other)
+        if is_close and (longer >= _MIN_TWO_EDIT_LENGTH or other[:1] == first):
+            candidates.append((edits / longer, other))
+    return [other for _, other in sorted(candidates)[:limit]]
 
 
 def edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
@@ -467,32 +487,34 @@ def edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
     text = "".join(other.ljust(width, "\0") for other in others)
     letters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     letters = np.ascontiguousarray(letters.reshape(len(others), width).T)  # `[width, words]`
-    last = np.repeat(np.arange(width + 1, dtype=np.int8)[:, None], len(others), axis=1)
-    before, equal_before = last, np.zeros(letters.shape, bool)
+    last_row = np.repeat(np.arange(width + 1, dtype=np.int8)[:, None], len(others), axis=1)
+    row_before_last, equal_before = last_row, np.zeros(letters.shape, bool)
     for i, letter in enumerate(word, 1):
         equal = letters == ord(letter)
-        row = np.full_like(last, i)
-        row[1:] = np.minimum(last[1:] + 1, last[:-1] + ~equal)
+        row = np.full_like(last_row, i)
+        row[1:] = np.minimum(last_row[1:] + 1, last_row[:-1] + ~equal)
         if i > 1:
             swapped = equal[:-1] & equal_before[1:]
-            row[2:] = np.where(swapped, np.minimum(row[2:], before[:-2] + 1), row[2:])
+            row[2:] = np.where(swapped, np.minimum(row[2:], row_before_last[:-2] + 1), row[2:])
         for j in range(1, width + 1):
             np.minimum(row[j], row[j - 1] + 1, out=row[j])
-        before, last, equal_before = last, row, equal
-    return last[sizes, np.arange(len(others))].astype(np.int64)
+        row_before_last, last_row, equal_before = last_row, row, equal
+    return last_row[sizes, np.arange(len(others))].astype(np.int64)
 
 
 # -- pieces
 
-LIMIT_WORDS = 200
+MAX_CHUNK_WORDS = 200
 OVERLAP_WORDS = 20
 
 # A unit is what counts as one word. Scripts without spaces count by characters, as do Hangul and
 # kana, and a run without a space (an address, Thai) by 32.
-_UNSEGMENTED = "\u1100-\u11ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_UNSEGMENTED += "\U00020000-\U0003ffff"
-_LONGEST_UNIT = 32
-_UNIT = re.compile(rf"[{_UNSEGMENTED}]|[^\s{_UNSEGMENTED}]{{1,{_LONGEST_UNIT}}}")
+_UNSEGMENTED_RANGES = (
+    "\u1100-\u11ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
+)
+_UNSEGMENTED_RANGES += "\U00020000-\U0003ffff"
+_MAX_UNIT_LENGTH = 32
+_UNIT = re.compile(rf"[{_UNSEGMENTED_RANGES}]|[^\s{_UNSEGMENTED_RANGES}]{{1,{_MAX_UNIT_LENGTH}}}")
 # between two units: the end of a sentence, or of a line
 # (the wide marks are \u3002 \uff01 \uff1f, what may close after them \u300d \u300f \uff09)
 _SENTENCE_END = re.compile(
@@ -500,11 +522,11 @@ _SENTENCE_END = re.compile(
     "|[\u3002\uff01\uff1f][\u300d\u300f\u201d\u2019\uff09]*\\s*$|\\n"
 )
 
-_SENTENCE, _SPACE, _INSIDE = 2, 1, 0
+_AT_SENTENCE_END, _AT_SPACE, _INSIDE_RUN = 2, 1, 0
 
 
 def split_into_chunks(
-    text: str, limit_words: int = LIMIT_WORDS, overlap_words: int = OVERLAP_WORDS
+    text: str, limit_words: int = MAX_CHUNK_WORDS, overlap_words: int = OVERLAP_WORDS
 ) -> list[str]:
     """Pieces of a text, in order; every character but white space is in one of them.
 
@@ -525,32 +547,34 @@ def split_into_chunks(
     if len(text) <= limit_words:  # no need to count
         return [text] if text.strip() else []
     words = text.split() if text.isascii() else ()
-    if words and len(words) <= limit_words and max(map(len, words)) <= _LONGEST_UNIT:
+    if words and len(words) <= limit_words and max(map(len, words)) <= _MAX_UNIT_LENGTH:
         return [text]
-    units = [found.span() for found in _UNIT.finditer(text)]
+    units = [match.span() for match in _UNIT.finditer(text)]
     if len(units) <= limit_words:
         return [text] if units else []
-    return _cut(text, units, limit_words, min(overlap_words, limit_words // 4))
+    return _cut_at_units(text, units, limit_words, min(overlap_words, limit_words // 4))
 
 
-def _cut(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:
-    def grade(at: int) -> int:
+def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:
+    def grade_cut(at: int) -> int:
         """The quality of a cut before a unit."""
         end, begin = units[at - 1][1], units[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
-            return _SENTENCE
-        return _SPACE if begin > end else _INSIDE
+            return _AT_SENTENCE_END
+        return _AT_SPACE if begin > end else _INSIDE_RUN
 
-    pieces = []
+    chunks = []
     start = 0
     while True:
-        left = len(units) - start
-        if left <= limit:
-            pieces.append(text[units[start][0] : units[-1][1]])
-            return pieces
-        count = -(-(left - overlap) // (limit - overlap))
-        size = -(-(left + (count - 1) * overlap) // count)  # alike, so that no last one is tiny
+        remaining = len(units) - start
+        if remaining <= limit:
+            chunks.append(text[units[start][0] : units[-1][1]])
+            return chunks
+        count = -(-(remaining - overlap) // (limit - overlap))
+        size = -(
+            -(remaining + (count - 1) * overlap) // count
+        )  # alike, so that no last one is tiny
         last = start + size
-        end = max(range(last - size // 4, last + 1), key=lambda at: (grade(at), at))
-        pieces.append(text[units[start][0] : units[end - 1][1]])
-        start = max(range(end - overlap, end), key=lambda at: (grade(at), -at), default=end)
+        end = max(range(last - size // 4, last + 1), key=lambda at: (grade_cut(at), at))
+        chunks.append(text[units[start][0] : units[end - 1][1]])
+        start = max(range(end - overlap, end), key=lambda at: (grade_cut(at), -at), default=end)

@@ -50,7 +50,7 @@ def is_note_namespace(namespace: Sequence[str]) -> bool:
     return root == ROOT and kind in (*KINDS, TEMPLATES)
 
 
-def read_text(value: Mapping[str, Any]) -> str:
+def extract_text(value: Mapping[str, Any]) -> str:
     """Return the text of a memory or of instructions, or the value of another item as JSON."""
     for name in ("text", INSTRUCTIONS):
         if isinstance(text := value.get(name), str):
@@ -69,7 +69,7 @@ def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | Non
     value = {**value}
     stored = value.pop(SOURCE, None)
     source = provenance or (stored if isinstance(stored, Mapping) else {})
-    keys = {hash_normal_form(read_text(value))}
+    keys = {hash_normal_form(extract_text(value))}
     previous = value.get(PREVIOUS)
     for entry in previous if isinstance(previous, list) else ():
         if isinstance(entry, Mapping) and isinstance(text := entry.get("text"), str):
@@ -83,13 +83,13 @@ def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | Non
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
     """Return whether a namespace contains notes of one of these kinds."""
-    return _find_note(decode_path(path), kinds) is not None
+    return _find_root_label(decode_path(path), kinds) is not None
 
 
-def _find_note(names: Sequence[str], kinds: Collection[str]) -> int | None:
+def _find_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
     """Return the index of the label `ROOT` in a namespace of notes, which is above 0 in a scope."""
     pairs = enumerate(pairwise(names))
-    return next((at for at, (root, kind) in pairs if root == ROOT and kind in kinds), None)
+    return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
 
 
 def tombstone_paths(path: bytes) -> list[bytes]:
@@ -99,14 +99,14 @@ def tombstone_paths(path: bytes) -> list[bytes]:
     scopes. Entries in quarantine have the same tombstones as the memories.
     """
     names = decode_path(path)
-    at = _find_note(names, KINDS)
-    if at is None:
-        places = [(names[:i], names[i:]) for i in range(len(names))]
-    elif names[at + 1] == QUARANTINE:
-        places = [(names[:at], names[at + 2 :])]
+    root_index = _find_root_label(names, KINDS)
+    if root_index is None:
+        splits = [(names[:i], names[i:]) for i in range(len(names))]
+    elif names[root_index + 1] == QUARANTINE:
+        splits = [(names[:root_index], names[root_index + 2 :])]
     else:
-        places = []
-    return [encode_path((*scope, ROOT, TOMBSTONES, *rest)) for scope, rest in places]
+        splits = []
+    return [encode_path((*scope, ROOT, TOMBSTONES, *rest)) for scope, rest in splits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class ItemContent:
     text: str  # the value as JSON
     provenance: Mapping[str, Any] | None
 
-    def keys(self) -> set[str]:
+    def tombstone_keys(self) -> set[str]:
         """Return the keys of the tombstones that would refuse this version."""
         value = decode_value(self.text)
         return tombstone_keys(value, self.provenance) if isinstance(value, Mapping) else set()
@@ -134,39 +134,43 @@ class TombstoneReader:
 
     sql: NamedSQL
     now: int
-    arrived: Collection[tuple[bytes, str]] = ()
-    _paths: dict[bytes, list[bytes]] = field(default_factory=dict)
+    imported: Collection[tuple[bytes, str]] = ()
+    _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
-    def find(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
+    def find_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
         """Return for each content the keys of the tombstones that refuse it."""
-        yield from self._find_paths({content.path for content in contents})
-        asked: list[tuple[int, bytes, str]] = []
+        yield from self._load_paths({content.path for content in contents})
+        candidates: list[tuple[int, bytes, str]] = []
         for number, content in enumerate(contents):
-            if places := self._paths[content.path]:
-                asked += [
-                    (number, place, key) for place in places for key in sorted(content.keys())
+            if note_paths := self._note_paths[content.path]:
+                candidates += [
+                    (number, note_path, key)
+                    for note_path in note_paths
+                    for key in sorted(content.tombstone_keys())
                 ]
         refused: list[set[str]] = [set() for _ in contents]
-        unique = dict.fromkeys(ask[1:] for ask in asked)
-        wanted = [pair for pair in unique if pair not in self.arrived]
-        present = yield from self._present(wanted)
-        for number, place, key in asked:
-            if (place, key) in present:
+        unique = dict.fromkeys(candidate[1:] for candidate in candidates)
+        pairs = [pair for pair in unique if pair not in self.imported]
+        present = yield from self._load_present(pairs)
+        for number, note_path, key in candidates:
+            if (note_path, key) in present:
                 refused[number].add(key)
         return refused
 
-    def _find_paths(self, paths: Iterable[bytes]) -> Flow[None]:
+    def _load_paths(self, paths: Iterable[bytes]) -> Flow[None]:
         """Store for each namespace which namespaces contain its tombstones."""
-        new = {path: tombstone_paths(path) for path in paths if path not in self._paths}
-        places = [(place,) for place in dict.fromkeys(chain.from_iterable(new.values()))]
-        rows = (yield self.sql.build_statements("filled_namespace", places)) if places else []
+        new = {path: tombstone_paths(path) for path in paths if path not in self._note_paths}
+        parameters = [
+            (note_path,) for note_path in dict.fromkeys(chain.from_iterable(new.values()))
+        ]
+        rows = (yield self.sql.build_statements("filled_namespace", parameters)) if parameters else []
         filled = {path for (path,) in chain.from_iterable(rows)}
-        for path, each in new.items():
-            self._paths[path] = [place for place in each if place in filled]
+        for path, note_paths in new.items():
+            self._note_paths[path] = [note_path for note_path in note_paths if note_path in filled]
 
-    def _present(self, wanted: Sequence[tuple[bytes, str]]) -> Flow[set[tuple[bytes, str]]]:
-        if not wanted:
+    def _load_present(self, pairs: Sequence[tuple[bytes, str]]) -> Flow[set[tuple[bytes, str]]]:
+        if not pairs:
             return set()
-        asked = [(*pair, self.now) for pair in wanted]
-        rows = yield self.sql.build_statements("get", asked)
+        parameters = [(*pair, self.now) for pair in pairs]
+        rows = yield self.sql.build_statements("get", parameters)
         return {(row[1], row[2]) for row in chain.from_iterable(rows)}

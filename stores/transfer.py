@@ -20,8 +20,13 @@ from perdure.stores.import_sources import TIMES
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.namespaces import decode_path, prefix_range
 from perdure.stores.parts import StoreParts
-from perdure.stores.puts import Changes, ItemWriter, New, Put, Times
-from perdure.stores.reading import ended, micros, moment, provenance_of
+from perdure.stores.puts import ItemWriter, NewVersion, Put, VersionTimes, WriteTotals
+from perdure.stores.reading import (
+    from_microseconds,
+    provenance_from_json,
+    to_microseconds,
+    with_expiry,
+)
 from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, is_note_path
 from perdure.stores.values import check_size, decode_value
 from perdure.stores.vectors import Model
@@ -29,10 +34,10 @@ from perdure.stores.vectors import Model
 PAGE = 500  # keys read, or lines written, at a time
 _LOG = logging.getLogger("perdure")
 _MINUTE = 60_000_000
-_VALUE: Final = 8  # index of the value in a row of `history`
+_VALUE_COLUMN: Final = 8  # index of the value in a row of `history`
 _PAGE_BYTES: Final = 16 << 20  # bytes of values that are held at once; a single value may be larger
-_MOST = 1 << 60  # versions: SQLite counts in 64 bits
-_Place = tuple[bytes, str]  # the path of a namespace, and a key
+_MAX_VERSION = 1 << 60  # versions: SQLite counts in 64 bits
+_RowKey = tuple[bytes, str]  # the path of a namespace, and a key
 
 
 class ItemVersion(NamedTuple):
@@ -46,7 +51,7 @@ class ItemVersion(NamedTuple):
     expires: int | None = None
 
     @property
-    def place(self) -> _Place:
+    def row_key(self) -> _RowKey:
         """The path of its namespace, and its key."""
         return self.put.path, self.put.key
 
@@ -61,20 +66,22 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 
 
 @dataclass(slots=True)
-class _Passed:
+class _ImportState:
     """The keys of an import whose later versions are treated like the earlier ones."""
 
-    others: set[_Place] | None  # they differ here; None if that is an error
-    refused: set[_Place] = field(default_factory=set)  # keys with a tombstone here
-    arrived: set[_Place] = field(default_factory=set)  # tombstones that the import has brought
+    differing: set[_RowKey] | None  # they differ here; None if that is an error
+    refused: set[_RowKey] = field(default_factory=set)  # keys with a tombstone here
+    imported_tombstones: set[_RowKey] = field(
+        default_factory=set
+    )  # tombstones that the import has brought
 
 
-class _Restored(NamedTuple):
+class _BatchResult(NamedTuple):
     """The result of a batch."""
 
     report: TransferReport
-    refused: set[_Place]
-    arrived: set[_Place]
+    refused: set[_RowKey]
+    imported_tombstones: set[_RowKey]
 
 
 class Transfer:
@@ -86,7 +93,7 @@ class Transfer:
 
     # -- out
 
-    def versions(self, namespace_prefix: Namespace, *, closed: bool) -> Iterator[ItemVersion]:
+    def iter_versions(self, namespace_prefix: Namespace, *, closed: bool) -> Iterator[ItemVersion]:
         """Yield every version of every item under a prefix; each key is as it was at one moment.
 
         Notes come after all other items. If both an item and its tombstone are present, the item
@@ -95,50 +102,60 @@ class Transfer:
         """
         database = self._parts.database
         paths = database.read(
-            lambda: self._every_path(self._parts.resolve_prefix(namespace_prefix))
+            lambda: self._read_paths(self._parts.resolve_prefix(namespace_prefix))
         )
         for path in sorted(paths, key=is_note_path):
-            last: str | None = ""
-            while last is not None:
-                rows, last = database.read(partial(self._key_page, path, last, closed))
-                yield from map(self._version, rows)
+            after_key: str | None = ""
+            while after_key is not None:
+                rows, after_key = database.read(
+                    partial(self._read_key_page, path, after_key, closed)
+                )
+                yield from map(self._build_item_version, rows)
 
-    def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
+    def _read_paths(self, prefix: bytes) -> Flow[list[bytes]]:
         return [row[0] for row in (yield self._parts.sql("every_path", *prefix_range(prefix)))]
 
-    def _key_page(self, path: bytes, last: str, closed: bool) -> Flow[tuple[list[Row], str | None]]:
+    def _read_key_page(
+        self, path: bytes, after_key: str, closed: bool
+    ) -> Flow[tuple[list[Row], str | None]]:
         """The versions of some keys after one, and the last of those keys; None: there are none."""
-        out: list[Row] = []
+        versions: list[Row] = []
         key, size = None, 0
-        for (key,) in (yield self._parts.sql("key_page", path, last, PAGE)):
+        for (key,) in (yield self._parts.sql("key_page", path, after_key, PAGE)):
             for row in (yield self._parts.sql("history", path, key)):
-                row = ended(row, self._parts.now())
+                row = with_expiry(row, self._parts.now())
                 if closed or row[6] is None:
-                    out.append(row)
-                    size += len(row[_VALUE]) if isinstance(row[_VALUE], str | bytes) else 0
+                    versions.append(row)
+                    size += (
+                        len(row[_VALUE_COLUMN])
+                        if isinstance(row[_VALUE_COLUMN], str | bytes)
+                        else 0
+                    )
             if size > _PAGE_BYTES:
                 break
-        return out, key
+        return versions, key
 
-    def _version(self, row: Row) -> ItemVersion:
+    def _build_item_version(self, row: Row) -> ItemVersion:
         _, path, key, version, created, since, until, expires, _, provenance, *rest = row
         ttl, searched, fields = rest
         records = self._parts.records
-        records.value(row)  # else it is damaged
+        records.decode_row_value(row)  # else it is damaged
         put = Put(
             path[len(self._parts.root) :],
             key,
-            records.text_of(row),
+            records.decode_row_text(row),
             ttl=ttl if until is None else None,
-            provenance=records.provenance(provenance, path, key, version) or None,
+            provenance=records.decode_provenance(provenance, path, key, version) or None,
             searched=bool(searched),
             fields=None if fields is None else json.loads(fields),
         )
         return ItemVersion(put, version, created, since, until, None if until else expires)
 
-    def export(self, namespace_prefix: Namespace, *, versions: bool) -> Iterator[dict[str, Any]]:
+    def export_lines(
+        self, namespace_prefix: Namespace, *, versions: bool
+    ) -> Iterator[dict[str, Any]]:
         """The same, each as a JSON object."""
-        for put, version, created, since, until, expires in self.versions(
+        for put, version, created, since, until, expires in self.iter_versions(
             namespace_prefix, closed=versions
         ):
             times = zip(TIMES, (created, since, until, expires), strict=True)
@@ -147,7 +164,11 @@ class Transfer:
                 "key": put.key,
                 "value": decode_value(put.text or ""),
                 "version": version,
-                **{name: moment(at).isoformat() for name, at in times if at is not None},
+                **{
+                    name: from_microseconds(microseconds).isoformat()
+                    for name, microseconds in times
+                    if microseconds is not None
+                },
             }
             if put.ttl is not None:
                 line["ttl"] = put.ttl / _MINUTE
@@ -159,33 +180,33 @@ class Transfer:
 
     # -- in
 
-    def take(
+    def import_items(
         self, lines: Source, progress: Progress | None, noun: str, *, skips: bool = False
     ) -> TransferReport:
         """Take in what a source gives, in batches."""
-        report, done = TransferReport(), 0
-        failed: ImportFailed | None = None
-        passed = _Passed(set() if skips else None)
+        report, line_count = TransferReport(), 0
+        error: ImportFailed | None = None
+        state = _ImportState(set() if skips else None)
         with closing(lines):
-            while failed is None:
-                batch, unsuitable, failed = self._batch_of(lines, skips)
-                if not batch and not unsuitable and failed is None:
+            while error is None:
+                batch, unsuitable, error = self._read_batch(lines, skips)
+                if not batch and not unsuitable and error is None:
                     return report
                 try:
-                    report += run(self._restore(batch, passed))
+                    report += run(self._write_batch(batch, state))
                 except ImportFailed as exc:  # it contradicts what is here
-                    failed = exc
+                    error = exc
                     break
                 report += TransferReport(unsuitable=unsuitable)
-                done += len(batch) + unsuitable
+                line_count += len(batch) + unsuitable
                 if progress is not None and (batch or unsuitable):
-                    progress(done, None)
-        if not done:
-            raise failed
-        are = f"{noun} before that is" if done == 1 else f"{noun}s before that are"
-        raise ImportFailed(f"{failed}. {done} {are} kept") from failed
+                    progress(line_count, None)
+        if not line_count:
+            raise error
+        count_text = f"{noun} before that is" if line_count == 1 else f"{noun}s before that are"
+        raise ImportFailed(f"{error}. {line_count} {count_text} kept") from error
 
-    def _batch_of(
+    def _read_batch(
         self, lines: Source, skips: bool
     ) -> tuple[list[ItemVersion], int, ImportFailed | None]:
         """The next items, the number of skipped ones, and the error of a wrong one."""
@@ -194,7 +215,7 @@ class Transfer:
         try:
             for where, line in islice(lines, PAGE):
                 try:
-                    batch.append(self._restored(where, line))
+                    batch.append(self._parse_line(where, line))
                     size += len(batch[-1].put.text or "")
                     if size > _PAGE_BYTES:
                         break
@@ -207,17 +228,21 @@ class Transfer:
             return batch, unsuitable, exc
         return batch, unsuitable, None
 
-    async def _restore(self, versions: list[ItemVersion], passed: _Passed) -> TransferReport:
+    async def _write_batch(
+        self, versions: list[ItemVersion], state: _ImportState
+    ) -> TransferReport:
         if not versions:
             return TransferReport()
-        model = await self._missing.make([version.put for version in versions])
-        make = partial(_restore, self._parts.writer, versions, self._parts.now(), model, passed)
-        restored = await self._parts.runner.write(make)
-        passed.refused |= restored.refused
-        passed.arrived |= restored.arrived
-        return restored.report
+        model = await self._missing.embed_puts([version.put for version in versions])
+        write_versions = partial(
+            _write_versions, self._parts.writer, versions, self._parts.now(), model, state
+        )
+        result = await self._parts.runner.write(write_versions)
+        state.refused |= result.refused
+        state.imported_tombstones |= result.imported_tombstones
+        return result.report
 
-    def _restored(
+    def _parse_line(
         self, where: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
     ) -> ItemVersion:
         if isinstance(line, ImportFailed):  # its source could not read it
@@ -226,156 +251,178 @@ class Transfer:
         try:
             if isinstance(line, ItemVersion):
                 put = line.put
-                path, _ = preparer.place(decode_path(put.path), put.key)
+                path, _ = preparer.check_row_key(decode_path(put.path), put.key)
                 check_size(len((put.text or "").encode()), preparer.max_bytes)
-                return line._replace(put=preparer.ready(replace(put, path=path)))
+                return line._replace(put=preparer.complete_put(replace(put, path=path)))
             provenance = line.get("provenance")
             if provenance and not isinstance(provenance.get("message_ids", []), list):
                 raise ValueError("message_ids of its provenance is no list")
-            put = preparer.put(
-                preparer.place(line["namespace"], line["key"]),
-                line["value"] if line["value"] is not None else _NOTHING,
+            put = preparer.prepare_put(
+                preparer.check_row_key(line["namespace"], line["key"]),
+                line["value"] if line["value"] is not None else _INVALID_VALUE,
                 line.get("index"),
                 line.get("ttl"),
-                provenance=provenance_of(provenance) if provenance else None,
+                provenance=provenance_from_json(provenance) if provenance else None,
             )
-            return ItemVersion(put, _version(line), *(_time(line, name) for name in TIMES))
+            return ItemVersion(
+                put, _parse_version(line), *(_parse_time(line, name) for name in TIMES)
+            )
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
             raise ImportFailed(f"{where}: {exc}; expected what an export writes") from exc
 
 
-_NOTHING: Any = ()  # no mapping: the check of values says so
+_INVALID_VALUE: Any = ()  # no mapping: the check of values says so
 
 
-def _time(line: Mapping[str, Any], name: str) -> int | None:
-    return micros(datetime.fromisoformat(line[name])) if name in line else None
+def _parse_time(line: Mapping[str, Any], name: str) -> int | None:
+    return to_microseconds(datetime.fromisoformat(line[name])) if name in line else None
 
 
-def _version(line: Mapping[str, Any]) -> int | None:
+def _parse_version(line: Mapping[str, Any]) -> int | None:
     version = line.get("version")
-    if version is not None and (type(version) is not int or not 0 < version < _MOST):
+    if version is not None and (type(version) is not int or not 0 < version < _MAX_VERSION):
         raise ValueError(f"version is {version!r}; expected 1 or more")
     return version
 
 
-def _restore(
+def _write_versions(
     writer: ItemWriter,
     items: Sequence[ItemVersion],
     now: int,
     model: Model | None,
-    passed: _Passed,
-) -> Flow[_Restored]:
+    state: _ImportState,
+) -> Flow[_BatchResult]:
     """Restore versions, all or none.
 
     Items with a tombstone here are skipped. So are items that differ from those with the same key
     here. Their keys are added to `passed.others`; if that is None, an error is raised.
     """
-    report, arrived = TransferReport(), set[_Place]()
-    changes = Changes(None if model is None else (yield from writer.enrol(model)))
-    refused = yield from _find_refused(writer, items, now, passed)
+    report, imported_tombstones = TransferReport(), set[_RowKey]()
+    changes = WriteTotals(None if model is None else (yield from writer.register_model(model)))
+    refused = yield from _find_refused(writer, items, now, state)
     for item in items:
-        at = item.place
-        if passed.others is not None and at in passed.others:
+        row_key = item.row_key
+        if state.differing is not None and row_key in state.differing:
             report += TransferReport(unsuitable=1)
             continue
-        rows = yield writer.sql("history", *at)
+        rows = yield writer.sql("history", *row_key)
         newest = rows[-1] if rows else None
-        same = next((row for row in rows if row[3] == item.version), None)
+        equal_row = next((row for row in rows if row[3] == item.version), None)
         if item.version is None and newest is not None and newest[6] is None:
-            same = newest
-        is_same = same is not None and _same(writer, same, item.put)
-        is_tombstone = is_note_path(at[0], (TOMBSTONES,))
+            equal_row = newest
+        is_same = equal_row is not None and _has_same_content(writer, equal_row, item.put)
+        is_tombstone = is_note_path(row_key[0], (TOMBSTONES,))
         # a tombstone of this database has the time of the forgetting here, which no file may change
-        is_own = is_tombstone and bool(rows) and at not in arrived | passed.arrived
-        if not is_same and at in refused:
+        is_own = (
+            is_tombstone
+            and bool(rows)
+            and row_key not in imported_tombstones | state.imported_tombstones
+        )
+        if not is_same and row_key in refused:
             continue
-        if item.version is not None and same is not None and not is_same and not is_tombstone:
+        if item.version is not None and equal_row is not None and not is_same and not is_tombstone:
             refusal = ImportFailed(
                 f"version {item.version} of {item.put.key!r} in {decode_path(item.put.path)!r} is "
                 "already here with other content; import into a new file, or forget it here first"
             )
-            if passed.others is None:
+            if state.differing is None:
                 raise refusal
-            passed.others.add(at)
+            state.differing.add(row_key)
             _LOG.warning("passed over, with what follows: %s", refusal)
             report += TransferReport(unsuitable=1)
-        elif is_own or is_same or (newest is not None and (item.version or _MOST) <= newest[3]):
-            is_present = item.version is not None and same is newest and not is_own
+        elif (
+            is_own
+            or is_same
+            or (newest is not None and (item.version or _MAX_VERSION) <= newest[3])
+        ):
+            is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.until is not None:
                 # what may expire lives as long as it does here
-                yield _ended(writer, (yield from writer.locate(item.put)), item.until, changes)
+                yield _close_version(
+                    writer, (yield from writer.read_present(item.put)), item.until, changes
+                )
             report += TransferReport(skipped=1)
         else:
-            yield from _add(writer, item, now, changes)
+            yield from _add_version(writer, item, now, changes)
             closed = item.until is not None
             report += TransferReport(items=int(not closed), versions=int(closed))
             if is_tombstone:
-                arrived.add(at)
-    yield from writer.finish([item.put for item in items], changes, now)
-    names = ((decode_path(path), key) for path, key in sorted(refused - passed.refused))
-    return _Restored(report + TransferReport(refused=tuple(names)), refused, arrived)
+                imported_tombstones.add(row_key)
+    yield from writer.finish_writes([item.put for item in items], changes, now)
+    refused_names = ((decode_path(path), key) for path, key in sorted(refused - state.refused))
+    return _BatchResult(
+        report + TransferReport(refused=tuple(refused_names)), refused, imported_tombstones
+    )
 
 
 def _find_refused(
-    writer: ItemWriter, items: Sequence[ItemVersion], now: int, passed: _Passed
-) -> Flow[set[_Place]]:
+    writer: ItemWriter, items: Sequence[ItemVersion], now: int, state: _ImportState
+) -> Flow[set[_RowKey]]:
     """Return the keys of a batch that have a version with a tombstone here.
 
     A tombstone is ignored if the present version here has the same text, because the item was put
     again.
     """
-    reader = TombstoneReader(writer.sql, now, passed.arrived)
-    found = yield from reader.find([item.content for item in items])
-    refused = passed.refused.intersection(item.place for item in items)
-    for item, keys in zip(items, found, strict=True):
-        if not keys or item.place in refused:
+    reader = TombstoneReader(writer.sql, now, state.imported_tombstones)
+    keys_of_items = yield from reader.find_keys([item.content for item in items])
+    refused = state.refused.intersection(item.row_key for item in items)
+    for item, keys in zip(items, keys_of_items, strict=True):
+        if not keys or item.row_key in refused:
             continue
-        rows = yield writer.sql("history", *item.place)
-        newest = ended(rows[-1], now) if rows else None
+        rows = yield writer.sql("history", *item.row_key)
+        newest = with_expiry(rows[-1], now) if rows else None
         if newest is not None and newest[6] is None:
-            keys = keys - _content_of(writer, newest).keys()
+            keys = keys - _read_content(writer, newest).tombstone_keys()
         if keys and not any(
-            row[3] == item.version and _same(writer, row, item.put) for row in rows
+            row[3] == item.version and _has_same_content(writer, row, item.put) for row in rows
         ):
-            refused.add(item.place)
+            refused.add(item.row_key)
     return refused
 
 
-def _content_of(writer: ItemWriter, row: Row) -> ItemContent:
-    provenance = writer.records.provenance(row[9], *row[1:4])
-    return ItemContent(row[1], writer.records.text_of(row), provenance)
+def _read_content(writer: ItemWriter, row: Row) -> ItemContent:
+    provenance = writer.records.decode_provenance(row[9], *row[1:4])
+    return ItemContent(row[1], writer.records.decode_row_text(row), provenance)
 
 
-def _add(writer: ItemWriter, item: ItemVersion, now: int, changes: Changes) -> Flow[None]:
-    there = yield from writer.locate(item.put)
-    ns, row, version, created, valid_from, _, _, closed, _, made = there
+def _add_version(
+    writer: ItemWriter, item: ItemVersion, now: int, changes: WriteTotals
+) -> Flow[None]:
+    present = yield from writer.read_present(item.put)
+    namespace_id, row, version, created, valid_from, _, _, last_closed, _, first_id = present
     since = now if item.since is None else item.since
     if row is not None:
         since = max(since, valid_from + 1)
-        yield _ended(writer, there, since, changes)
-    number = item.version or (version or closed or 0) + 1
-    first = item.created if item.created is not None else created if row is not None else since
-    put = item.put if item.until is None else replace(item.put, missing=None)
+        yield _close_version(writer, present, since, changes)
+    version_number = item.version or (version or last_closed or 0) + 1
+    created_at = item.created if item.created is not None else created if row is not None else since
+    put = item.put if item.until is None else replace(item.put, embedding_error=None)
     expires = item.expires
     if expires is None and item.put.ttl is not None and item.until is None:
         expires = max(since, now) + item.put.ttl
-    times = Times(first, since, expires, made)
-    [(added,)] = yield writer.new_ids(1)
-    yield (yield from writer.add([New(put, ns, number, times)], [added], changes))
+    times = VersionTimes(created_at, since, expires, first_id)
+    [(new_id,)] = yield writer.new_ids(1)
+    yield (
+        yield from writer.build_additions(
+            [NewVersion(put, namespace_id, version_number, times)], [new_id], changes
+        )
+    )
     if item.until is not None:
-        yield _ended(writer, (yield from writer.locate(put)), item.until, changes)
+        yield _close_version(writer, (yield from writer.read_present(put)), item.until, changes)
 
 
-def _ended(writer: ItemWriter, there: Row, until: int, changes: Changes) -> list[Statement]:
+def _close_version(
+    writer: ItemWriter, present: Row, until: int, changes: WriteTotals
+) -> list[Statement]:
     """The statements that close the present version of a key; see `ItemWriter.locate`."""
-    ns, row, _, _, valid_from, _, size, *_ = there
-    changes.grow(ns, -1, -size)
-    return writer.close([(max(until, valid_from + 1), row)])
+    namespace_id, row, _, _, valid_from, _, size, *_ = present
+    changes.add_growth(namespace_id, -1, -size)
+    return writer.build_closings([(max(until, valid_from + 1), row)])
 
 
-def _same(writer: ItemWriter, here: Row, put: Put) -> bool:
-    fields = writer.records.provenance(here[9], *here[1:4])
-    return writer.records.text_of(here) == put.text and fields == (put.provenance or {})
+def _has_same_content(writer: ItemWriter, row: Row, put: Put) -> bool:
+    fields = writer.records.decode_provenance(row[9], *row[1:4])
+    return writer.records.decode_row_text(row) == put.text and fields == (put.provenance or {})

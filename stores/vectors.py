@@ -24,11 +24,11 @@ from perdure.stores.values import parse_setting
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
 
-_BLOCK: Final = 1024  # rows widened to float32 at a time: they stay in the cache
-_SKETCH_BLOCK: Final = 1 << 14  # rows whose sketches are compared at a time
-_SECOND_LOOK: Final = 0.01  # share of the rows
-_AT_LEAST: Final = 4_000  # rows
-_WORD: Final = 64  # bits
+_BLOCK_ROWS: Final = 1024  # rows widened to float32 at a time: they stay in the cache
+_SKETCH_BLOCK_ROWS: Final = 1 << 14  # rows whose sketches are compared at a time
+_RESCORED_SHARE: Final = 0.01  # share of the rows
+_MIN_RESCORED_ROWS: Final = 4_000  # rows
+_WORD_BITS: Final = 64  # bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +65,28 @@ class Model:
         """Bytes of a vector."""
         return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
 
-    def build_mismatch_error(self, given: Model) -> EmbedderMismatch:
+    def build_mismatch_error(self, opened_with: Model) -> EmbedderMismatch:
         """The error for vectors of another model than the store's, or stored in another way."""
-        if (self.name, self.dims) == (given.name, given.dims):
+        if (self.name, self.dims) == (opened_with.name, opened_with.dims):
             return EmbedderMismatch(
                 f"the store's vectors are stored as {self.kind}, and it was opened with "
-                f"vectors={given.kind!r}: open it with vectors={self.kind!r}, or call reembed() to "
+                f"vectors={opened_with.kind!r}: open it with vectors={self.kind!r}, or call reembed() to "
                 "make all vectors anew"
             )
         return EmbedderMismatch(
             f"the store's vectors come from {self.name!r} ({self.dims} dimensions, {self.kind}), "
-            f"this embedder is {given.name!r} ({given.dims} dimensions, {given.kind}): search "
+            f"this embedder is {opened_with.name!r} ({opened_with.dims} dimensions, {opened_with.kind}): search "
             "by text, open the store with that embedder, or make all vectors anew (reembed)"
         )
 
 
-def _is_model(found: dict[str, Any]) -> bool:
+def _is_model(setting: dict[str, Any]) -> bool:
     """Whether a setting says all of a model, and nothing else."""
     return (
-        found.keys() == {"name", "dims", "kind", "number"}
-        and isinstance(found["name"], str)
-        and found["kind"] in get_args(Kind)
-        and all(type(found[name]) is int and found[name] > 0 for name in ("dims", "number"))
+        setting.keys() == {"name", "dims", "kind", "number"}
+        and isinstance(setting["name"], str)
+        and setting["kind"] in get_args(Kind)
+        and all(type(setting[name]) is int and setting[name] > 0 for name in ("dims", "number"))
     )
 
 
@@ -99,31 +99,35 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
     Raises:
         EmbeddingFailed: The answer is not that; the message names what came.
     """
-    listed = answer if isinstance(answer, list | tuple) else ()
-    lengths = [len(row) for row in listed if isinstance(row, list | tuple | np.ndarray)]
+    items = answer if isinstance(answer, list | tuple) else ()
+    lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
     if len(lengths) == count and len(set(lengths)) > 1:
-        found = f"vectors of {min(lengths)} to {max(lengths)} dimensions"
-        raise _unfit(model, found, "all of the same number of dimensions")
+        problem = f"vectors of {min(lengths)} to {max(lengths)} dimensions"
+        raise _build_answer_error(model, problem, "all of the same number of dimensions")
     try:
         rows = np.asarray(answer)
     except Exception as exc:  # whatever the answer's own conversion raises
-        raise _unfit(model, f"{answer!r:.80} ({exc})", "a list of vectors") from exc
+        raise _build_answer_error(model, f"{answer!r:.80} ({exc})", "a list of vectors") from exc
     if rows.ndim and len(rows) != count:
-        raise _unfit(model, f"{len(rows)} vectors for {count} texts", "one a text, in order")
+        raise _build_answer_error(
+            model, f"{len(rows)} vectors for {count} texts", "one a text, in order"
+        )
     if rows.ndim != 2 or rows.dtype.kind not in "fiu" or rows.shape[1] == 0:
-        raise _unfit(model, f"{answer!r:.80}", "a list of vectors, each a list of numbers")
+        raise _build_answer_error(
+            model, f"{answer!r:.80}", "a list of vectors, each a list of numbers"
+        )
     if dims is not None and rows.shape[1] != dims:
-        raise _unfit(model, f"vectors of {rows.shape[1]} dimensions", f"{dims}")
+        raise _build_answer_error(model, f"vectors of {rows.shape[1]} dimensions", f"{dims}")
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
-        found = f"{rows[row, column]!s} in vector {row} at place {column}"
-        raise _unfit(model, found, "finite numbers")
+        problem = f"{rows[row, column]!s} in vector {row} at place {column}"
+        raise _build_answer_error(model, problem, "finite numbers")
     return normalize_rows(rows.astype(np.float64))
 
 
-def _unfit(model: str, found: str, expected: str) -> EmbeddingFailed:
+def _build_answer_error(model: str, problem: str, expected: str) -> EmbeddingFailed:
     return EmbeddingFailed(
-        f"the embedder {model!r} returned {found}; expected {expected}. Mend the embedder, or give "
+        f"the embedder {model!r} returned {problem}; expected {expected}. Mend the embedder, or give "
         "the store another"
     )
 
@@ -154,21 +158,21 @@ def encode_groups(
     """The vectors of each group of pieces as they are stored; None for an empty group."""
     body = encode_vectors(vectors, model.kind) if len(vectors) else b""
     width, begin = model.vector_bytes, 0
-    out: list[bytes | None] = []
+    encoded: list[bytes | None] = []
     for group in groups:
         end = begin + len(group) * width
-        out.append(body[begin:end] if group else None)
+        encoded.append(body[begin:end] if group else None)
         begin = end
-    return out
+    return encoded
 
 
 def rescored_share(rows: int) -> float:
     """The share of many rows that is scored exactly after the sketches."""
-    return max(_SECOND_LOOK, min(1.0, _AT_LEAST / max(rows, 1)))
+    return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(rows, 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class VectorMatrix:
     """Vectors, a row each."""
 
     rows: NDArray[Any]  # `[n, dims]`, normalised
@@ -176,7 +180,7 @@ class Matrix:
     sketch: NDArray[np.uint64] | None = None  # `[words, n]`, signs; None: too few rows
 
     @classmethod
-    def of(cls, body: bytes, dims: int, kind: Kind) -> Matrix:
+    def from_bytes(cls, body: bytes, dims: int, kind: Kind) -> VectorMatrix:
         """A matrix from stored vectors, one after another."""
         if kind == "int8":
             raw = np.frombuffer(body, np.int8).reshape(-1, dims + 4)
@@ -185,7 +189,7 @@ class Matrix:
         return cls(np.frombuffer(body, kind).reshape(-1, dims))
 
     @classmethod
-    def joined(cls, parts: list[Matrix]) -> Matrix:
+    def concatenate(cls, parts: list[VectorMatrix]) -> VectorMatrix:
         """The rows of several, one after another."""
         scale = None
         if parts[0].scale is not None:
@@ -201,70 +205,74 @@ class Matrix:
         parts = (self.rows, self.scale, self.sketch)
         return sum(part.nbytes for part in parts if part is not None)
 
-    def taken(self, order: NDArray[Any]) -> Matrix:
+    def take_rows(self, order: NDArray[Any]) -> VectorMatrix:
         """Some rows, in an order."""
-        return Matrix(self.rows[order], None if self.scale is None else self.scale[order])
+        return VectorMatrix(self.rows[order], None if self.scale is None else self.scale[order])
 
-    def widened(self) -> Floats:
+    def to_float32(self) -> Floats:
         """Return all rows as float32."""
         rows = self.rows.astype(np.float32)
         return rows if self.scale is None else rows * self.scale[:, None]
 
-    def sketched(self) -> Matrix:
+    def with_sketches(self) -> VectorMatrix:
         """The same, ready for approximate scores; rows of float32 become float16."""
         rows = self.rows.astype(np.float16) if self.rows.dtype == np.float32 else self.rows
-        return Matrix(rows, self.scale, _signs(self.rows))
+        return VectorMatrix(rows, self.scale, _compute_sketches(self.rows))
 
-    def scores(self, query: Floats, start: int, stop: int) -> Floats:
+    def score_rows(self, query: Floats, start: int, stop: int) -> Floats:
         """Cosine similarity of rows `start` to `stop` with a normalised query, exactly."""
         rows = self.rows[start:stop]
         if rows.dtype == np.float32:
             return np.asarray(rows @ query)
         out = np.empty(len(rows), np.float32)
-        for begin in range(0, len(rows), _BLOCK):
-            out[begin : begin + _BLOCK] = rows[begin : begin + _BLOCK].astype(np.float32) @ query
+        for begin in range(0, len(rows), _BLOCK_ROWS):
+            out[begin : begin + _BLOCK_ROWS] = (
+                rows[begin : begin + _BLOCK_ROWS].astype(np.float32) @ query
+            )
         if self.scale is not None:
             out *= self.scale[start:stop]
         return out
 
-    def estimates(self, query: Floats, start: int, stop: int, share: float) -> Floats:
+    def estimate_scores(self, query: Floats, start: int, stop: int, share: float) -> Floats:
         """Approximate cosine similarities; those of the most promising share of rows are exact."""
         assert self.sketch is not None
-        distance = self._distances(_signs(query[None, :])[:, 0], start, stop)
-        bits_in_all = len(query)
-        counts = np.bincount(distance, minlength=bits_in_all + 1)
-        wanted = max(int(share * len(distance)), 1)
-        nearest = int(np.searchsorted(np.cumsum(counts), min(wanted, len(distance))))
-        table = np.cos(np.pi * np.arange(bits_in_all + 1) / bits_in_all).astype(np.float32)
+        distance = self._hamming_distances(_compute_sketches(query[None, :])[:, 0], start, stop)
+        bit_count = len(query)
+        counts = np.bincount(distance, minlength=bit_count + 1)
+        min_count = max(int(share * len(distance)), 1)
+        nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
+        table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
         table -= table[nearest]  # an estimate never stands before an exact score
         chosen = np.flatnonzero(distance <= nearest)
-        exact = self.taken(chosen + start).scores(query, 0, len(chosen))
+        exact = self.take_rows(chosen + start).score_rows(query, 0, len(chosen))
         out = np.minimum(table[distance], 0.0) + exact.min(initial=1.0)
         out[chosen] = exact
         return np.asarray(out, np.float32)
 
-    def _distances(self, signs: NDArray[np.uint64], start: int, stop: int) -> NDArray[np.uint16]:
+    def _hamming_distances(
+        self, query_sketch: NDArray[np.uint64], start: int, stop: int
+    ) -> NDArray[np.uint16]:
         """In how many bits each row's sketch differs."""
         assert self.sketch is not None
         out = np.zeros(stop - start, np.uint16)
-        differ = np.empty(_SKETCH_BLOCK, np.uint64)
-        count = np.empty(_SKETCH_BLOCK, np.uint8)
-        for begin in range(0, len(out), _SKETCH_BLOCK):
-            part = out[begin : begin + _SKETCH_BLOCK]
-            for word, bits in zip(self.sketch, signs, strict=True):
-                of = word[start + begin : start + begin + len(part)]
-                np.bitwise_xor(of, bits, out=differ[: len(part)])
+        differ = np.empty(_SKETCH_BLOCK_ROWS, np.uint64)
+        count = np.empty(_SKETCH_BLOCK_ROWS, np.uint8)
+        for begin in range(0, len(out), _SKETCH_BLOCK_ROWS):
+            part = out[begin : begin + _SKETCH_BLOCK_ROWS]
+            for word, bits in zip(self.sketch, query_sketch, strict=True):
+                words_of_rows = word[start + begin : start + begin + len(part)]
+                np.bitwise_xor(words_of_rows, bits, out=differ[: len(part)])
                 np.bitwise_count(differ[: len(part)], out=count[: len(part)])
                 part += count[: len(part)]
         return out
 
 
-def _signs(rows: NDArray[Any]) -> NDArray[np.uint64]:
+def _compute_sketches(rows: NDArray[Any]) -> NDArray[np.uint64]:
     """`uint64[words, n]`: a bit for each dimension that is positive."""
     count, dims = rows.shape
-    words = -(-dims // _WORD)
+    words = -(-dims // _WORD_BITS)
     packed = np.zeros((count, words * 8), np.uint8)
-    for begin in range(0, count, _BLOCK):
-        bits = np.packbits(rows[begin : begin + _BLOCK] > 0, axis=1)
-        packed[begin : begin + _BLOCK, : bits.shape[1]] = bits
+    for begin in range(0, count, _BLOCK_ROWS):
+        bits = np.packbits(rows[begin : begin + _BLOCK_ROWS] > 0, axis=1)
+        packed[begin : begin + _BLOCK_ROWS, : bits.shape[1]] = bits
     return np.ascontiguousarray(packed.view(np.uint64).T)

@@ -31,12 +31,12 @@ from perdure.stores.base import (
     TransferReport,
     VersionRetention,
 )
-from perdure.stores.filter_sql import JSONPlace, index_expression, index_path
-from perdure.stores.import_sources import of_langgraph, of_store, of_text
+from perdure.stores.filter_sql import JSONLocation, build_index_expression, check_index_path
+from perdure.stores.import_sources import iter_langgraph_items, iter_store_items, iter_text_lines
 from perdure.stores.namespaces import decode_path, prefix_range
 from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.parts import StoreParts, options_of
-from perdure.stores.reading import index_name
+from perdure.stores.parts import StoreParts, check_options
+from perdure.stores.reading import path_index_name
 from perdure.stores.store import Store
 from perdure.stores.transfer import PAGE, Source, Transfer
 from perdure.stores.values import check_number
@@ -44,8 +44,8 @@ from perdure.stores.vectors import Model
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
-_SWEEP: Final = 500  # items closed, or versions dropped, in one transaction
-_FAR: Final = 1_000_000  # days or versions: enough to keep all
+_BATCH_ROWS: Final = 500  # items closed, or versions dropped, in one transaction
+_MAX_RETENTION: Final = 1_000_000  # days or versions: enough to keep all
 
 
 class WholeStore(DatabaseOwner, Store):
@@ -56,8 +56,8 @@ class WholeStore(DatabaseOwner, Store):
     def __init__(
         self,
         sql: NamedSQL,
-        values: JSONPlace,
-        database_of: Callable[[Callable[[], Flow[None]]], Database],
+        values: JSONLocation,
+        open_database: Callable[[Callable[[], Flow[None]]], Database],
         *,
         index: Any,
         **options: Any,
@@ -67,9 +67,9 @@ class WholeStore(DatabaseOwner, Store):
         clock = self._clock
         parts = StoreParts.build(
             sql,
-            options_of(index=config, **options),
+            check_options(index=config, **options),
             lambda: int(clock() * 1_000_000),
-            database_of,
+            open_database,
             values,
         )
         super().__init__(parts)
@@ -96,19 +96,19 @@ class WholeStore(DatabaseOwner, Store):
     def sweep_ttl(self) -> int:
         """Close expired items, which no read returns any more; returns how many."""
         total = 0
-        while swept := self._sweep():
+        while swept := self._sweep_batch():
             total += swept
         return total
 
     asweep_ttl = make_async_twin(sweep_ttl)
 
-    def _sweep(self) -> int:
+    def _sweep_batch(self) -> int:
         """Close some of them; only those wait who write to their namespaces, or sweep them too."""
         parts, now = self._parts, self._parts.now()
-        due = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _SWEEP))
-        paths = {row[4] for row in due}
+        expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
+        paths = {row[4] for row in expired}
         return self.database.write(
-            lambda: parts.writer.sweep(now, _SWEEP, paths),
+            lambda: parts.writer.close_expired(now, _BATCH_ROWS, paths),
             exclusive_names=[path.hex() for path in paths],
             deletes_rows=True,
         )
@@ -124,7 +124,7 @@ class WholeStore(DatabaseOwner, Store):
         """
         configured = (self.ttl_config or {}).get("sweep_interval_minutes")
         minutes: Any = sweep_interval_minutes or configured or 5
-        check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)
+        check_number("the sweep interval", minutes, "minutes, more than zero", minimum=1e-9)
         sweeper = self._sweeper
         if sweeper is None or sweeper.stopped.is_set() or not sweeper.is_alive():
             sweeper = self._sweeper = Sweeper(self.sweep_ttl, minutes)
@@ -160,8 +160,8 @@ class WholeStore(DatabaseOwner, Store):
             ConfigurationError: See `retain`.
         """
         now = self._parts.now()
-        bound = (-1, 0) if rule is None else _bound(rule, now)
-        bounds = (*prefix_range(self._parts.resolve_prefix(prefix)), now, *bound)
+        retention_bounds = (-1, 0) if rule is None else _compute_retention_bounds(rule, now)
+        bounds = (*prefix_range(self._parts.resolve_prefix(prefix)), now, *retention_bounds)
         rows = self.database.read(lambda: fetch_rows(self._parts.sql["removable"], *bounds))
         return [
             RemovableVersions(decode_path(path), key, bool(expired), versions, size)
@@ -176,13 +176,13 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.
         """
-        under, bound = (
+        prefix_bounds, retention_bounds = (
             prefix_range(self._parts.resolve_prefix(prefix)),
-            _bound(rule, self._parts.now()),
+            _compute_retention_bounds(rule, self._parts.now()),
         )
-        drop = partial(self._drop_versions, under, bound)
+        drop = partial(self._drop_versions, prefix_bounds, retention_bounds)
         total = dropped = self.database.write(drop, deletes_rows=True)
-        while dropped == _SWEEP:
+        while dropped == _BATCH_ROWS:
             dropped = self.database.write(drop, deletes_rows=True)
             total += dropped
         if total:
@@ -191,14 +191,16 @@ class WholeStore(DatabaseOwner, Store):
 
     aretain = make_async_twin(retain)
 
-    def _drop_versions(self, under: tuple[bytes, bytes], bound: tuple[int, int]) -> Flow[int]:
-        sql, emptied = self._parts.sql, []
-        rows = yield sql("old_versions", *under, *bound, _SWEEP)
+    def _drop_versions(
+        self, prefix_bounds: tuple[bytes, bytes], retention_bounds: tuple[int, int]
+    ) -> Flow[int]:
+        sql, emptied_namespaces = self._parts.sql, []
+        rows = yield sql("old_versions", *prefix_bounds, *retention_bounds, _BATCH_ROWS)
         for name in ("drop_index_with", "drop_version", "drop_index"):
             yield Statement(sql[name], rows, execute_many=True)
-        if len(rows) < _SWEEP:  # the last of them
-            emptied = yield sql("drop_empty_namespaces", *under)
-        if rows or emptied:
+        if len(rows) < _BATCH_ROWS:  # the last of them
+            emptied_namespaces = yield sql("drop_empty_namespaces", *prefix_bounds)
+        if rows or emptied_namespaces:
             yield sql("drop_index_left")
             yield sql("bump_setting", "erasures")
         return len(rows)
@@ -211,27 +213,31 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The path is no names joined by dots, or values are encrypted.
         """
-        expression = index_expression(index_path(path), "value")
-        sealed = self._parts.records.sealed
-        if sealed or not self._parts.reader.values.takes_indexes:
-            why = "are encrypted" if sealed else "are bytes to this database"
-            raise ConfigurationError(f"values in this store {why}, so a path cannot have an index")
+        expression = build_index_expression(check_index_path(path), "value")
+        is_encrypted = self._parts.records.is_encrypted
+        if is_encrypted or not self._parts.reader.values.supports_indexes:
+            reason = "are encrypted" if is_encrypted else "are bytes to this database"
+            raise ConfigurationError(
+                f"values in this store {reason}, so a path cannot have an index"
+            )
         sql = self._parts.sql["create_path_index"]
-        sql = sql.format(name=index_name(path), expression=expression)
+        sql = sql.format(name=path_index_name(path), expression=expression)
         self.database.write(lambda: fetch_rows(sql))
 
     acreate_index = make_async_twin(create_index)
 
     def drop_index(self, path: str) -> None:
         """Remove an index; one that is not there is no error."""
-        sql = self._parts.sql["drop_path_index"].format(name=index_name(index_path(path)))
+        sql = self._parts.sql["drop_path_index"].format(
+            name=path_index_name(check_index_path(path))
+        )
         self.database.write(lambda: fetch_rows(sql))
 
     adrop_index = make_async_twin(drop_index)
 
     def indexes(self) -> list[str]:
         """The paths that have an index."""
-        return self.database.read(self._parts.reader.indexes)
+        return self.database.read(self._parts.reader.read_path_indexes)
 
     aindexes = make_async_twin(indexes)
 
@@ -240,7 +246,7 @@ class WholeStore(DatabaseOwner, Store):
     ) -> QueryPlan:
         """The path indexes that a search would use."""
         selection = self._parts.build_selection(namespace_prefix, filter)
-        return self.database.read(lambda: self._parts.reader.explain(selection))
+        return self.database.read(lambda: self._parts.reader.read_plan(selection))
 
     aexplain_query = make_async_twin(explain_query)
 
@@ -283,7 +289,9 @@ class WholeStore(DatabaseOwner, Store):
 
     async def areembed(self, progress: Progress | None = None) -> int:
         """See `reembed`."""
-        return await self._parts.runner.arun(self._missing.reembed(progress), hops=True)
+        return await self._parts.runner.arun(
+            self._missing.reembed(progress), computes_in_thread=True
+        )
 
     @property
     def model(self) -> Model | None:
@@ -305,7 +313,7 @@ class WholeStore(DatabaseOwner, Store):
             namespace_prefix: Where.
             versions: Whether closed versions come too.
         """
-        return self._transfer.export(namespace_prefix, versions=versions)
+        return self._transfer.export_lines(namespace_prefix, versions=versions)
 
     async def aexport(
         self, namespace_prefix: Namespace = (), *, versions: bool = True
@@ -340,7 +348,7 @@ class WholeStore(DatabaseOwner, Store):
             ImportFailed: A line is malformed, has a field that no item has, or contradicts what
                 is here. The lines before it are kept; the message says how many.
         """
-        return self._transfer.take(of_text(lines, namespace), progress, "line")
+        return self._transfer.import_items(iter_text_lines(lines, namespace), progress, "line")
 
     aimport_lines = make_async_twin(import_lines)
 
@@ -383,13 +391,16 @@ class WholeStore(DatabaseOwner, Store):
             )
         lines: Source
         if isinstance(source, WholeStore):
-            found = source._transfer.versions((), closed=True)
-            lines = ((f"{v.put.key!r} in {list(decode_path(v.put.path))!r}", v) for v in found)
+            versions = source._transfer.iter_versions((), closed=True)
+            lines = (
+                (f"{version.put.key!r} in {list(decode_path(version.put.path))!r}", version)
+                for version in versions
+            )
         elif isinstance(source, BaseStore):
-            lines = of_store(source)
+            lines = iter_store_items(source)
         else:
-            lines = of_langgraph(source, max_value_bytes)
-        return self._transfer.take(lines, progress, "item", skips=on_unsuitable == "skip")
+            lines = iter_langgraph_items(source, max_value_bytes)
+        return self._transfer.import_items(lines, progress, "item", skips=on_unsuitable == "skip")
 
     aimport_from = make_async_twin(import_from)
 
@@ -399,7 +410,7 @@ class WholeStore(DatabaseOwner, Store):
         """Counts and sizes."""
         read = self.database.read
         ((namespaces, items, size, versions),) = read(lambda: fetch_rows(self._parts.sql["counts"]))
-        pending, indexes = read(self._missing.count), tuple(self.indexes())
+        pending, indexes = read(self._missing.count_missing), tuple(self.indexes())
         database = self.database.stats()
         return StoreStats(namespaces, items, versions, pending, size, indexes, database)
 
@@ -422,24 +433,30 @@ class Sweeper(threading.Thread):
     def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
         self.stopped = threading.Event()
-        self._sweep, self._interval_s = sweep, minutes * 60
+        self._sweep_batch, self._interval_s = sweep, minutes * 60
 
     def run(self) -> None:
         """Sweep until it is stopped."""
         while not self.stopped.wait(self._interval_s):
             try:
-                self._sweep()
+                self._sweep_batch()
             except PerdureError:
                 _LOG.exception("expired items could not be swept; the next sweep tries again")
 
 
-def _bound(rule: VersionRetention, now: int) -> tuple[int, int]:
+def _compute_retention_bounds(rule: VersionRetention, now: int) -> tuple[int, int]:
     """The moment at which a version must be closed to go, and how many newer ones it must have."""
     if rule.last is None and rule.days is None:
         raise ConfigurationError("the retention rule is empty; give last= or days=")
     for name, number in (("last", rule.last), ("days", rule.days)):
         if number is not None:
             expected = "a number, zero or more"
-            check_number(f"retention {name}", number, expected, most=_FAR, whole=name == "last")
-    since = NO_LIMIT if rule.days is None else now - int(rule.days * 86_400_000_000)
-    return since, NO_LIMIT if rule.last is None else rule.last
+            check_number(
+                f"retention {name}",
+                number,
+                expected,
+                exclusive_maximum=_MAX_RETENTION,
+                integer=name == "last",
+            )
+    closed_before = NO_LIMIT if rule.days is None else now - int(rule.days * 86_400_000_000)
+    return closed_before, NO_LIMIT if rule.last is None else rule.last

@@ -60,7 +60,7 @@ def there(here: SQLiteStore, tmp_path: Path) -> Iterator[SQLiteStore]:
     """The store from which is merged; the other kind of file."""
     folder = tmp_path / "there"
     folder.mkdir()
-    sealed = here._parts.records.sealed
+    sealed = here._parts.records.is_encrypted
     with BACKENDS["file" if sealed else "sealed"](folder) as opened:
         yield opened
 

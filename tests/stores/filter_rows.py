@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 
 from perdure.storage.flow import TextOrBytes
-from perdure.stores.filter_sql import JSONPlace, condition_of, index_expression
+from perdure.stores.filter_sql import JSONLocation, build_condition, build_index_expression
 from perdure.stores.filters import Filter
-from perdure.stores.postgres import JSONBPlace
+from perdure.stores.postgres import JSONBLocation
 from tests import postgres_server
 
 
@@ -30,7 +30,7 @@ def table(pool: list[dict[str, Any]], *, ascii_only: bool = False) -> sqlite3.Co
 
 def ids(connection: sqlite3.Connection, filter: Filter, indexed: Collection[str] = ()) -> set[int]:
     """The rows for which the filter's condition is true."""
-    condition = condition_of(filter, JSONPlace("i.value"), indexed)
+    condition = build_condition(filter, JSONLocation("i.value"), indexed)
     query = f"SELECT id FROM items AS i WHERE {condition.text}"
     return {row[0] for row in connection.execute(query, condition.params)}
 
@@ -45,7 +45,7 @@ def sqlite_ids(
     """The rows of documents for which the filter's condition is true, with indexes on paths."""
     connection = table(pool, ascii_only=ascii_only)
     for number, path in enumerate(sorted(indexed)):
-        expression = index_expression(path, "value")
+        expression = build_index_expression(path, "value")
         connection.execute(f"CREATE INDEX i{number} ON items ({expression})")
     passed = ids(connection, filter, indexed)
     connection.close()
@@ -66,10 +66,10 @@ def postgres_ids(pool: list[dict[str, Any]], filter: Filter, *, ascii_only: bool
         for number, document in enumerate(pool)
         if _whole(document)
     }
-    condition = condition_of(filter, JSONBPlace("i.value", ((),)))
+    condition = build_condition(filter, JSONBLocation("i.value", ((),)))
     query = (
         "SELECT i.id FROM unnest(?1::bigint[], ?2::bytea[]) AS i (id, value) "
-        f"WHERE {condition.numbered(3)}"
+        f"WHERE {condition.with_numbered_parameters(3)}"
     )
     bodies = [TextOrBytes(text).to_column_bytes() for text in texts.values()]
     with psycopg.RawCursor(_connection()) as cursor:

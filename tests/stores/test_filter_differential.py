@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
-from perdure.stores.filters import parse
+from perdure.stores.filters import parse_filter
 from tests.stores.filter_oracle import holds
 from tests.stores.filter_rows import postgres_ids, sqlite_ids
 
@@ -137,7 +137,7 @@ def questions(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def test_matches_means_what_is_documented(question: tuple[Any, Any]) -> None:
     """The evaluator agrees with the slow reading of the rules on every document."""
     pool, filter = question
-    parsed = parse(filter)
+    parsed = parse_filter(filter)
 
     assert [holds(filter, one) for one in pool] == [parsed.matches(one) for one in pool]
 
@@ -148,7 +148,7 @@ def test_sql_lets_through_all_that_match(
 ) -> None:
     """No row that matches is left out, with and without indexes, however the JSON is written."""
     pool, filter = question
-    parsed = parse(filter)
+    parsed = parse_filter(filter)
     matching = {number for number, one in enumerate(pool) if parsed.matches(one)}
 
     assert set() == matching - sqlite_ids(pool, parsed, ascii_only=ascii_only, indexed=indexed)
@@ -158,7 +158,7 @@ def test_sql_lets_through_all_that_match(
 def test_postgres_lets_through_all_that_match(question: tuple[Any, Any], ascii_only: bool) -> None:
     """Nor in Postgres."""
     pool, filter = question
-    parsed = parse(filter)
+    parsed = parse_filter(filter)
     matching = {number for number, one in enumerate(pool) if parsed.matches(one)}
 
     assert set() == matching - postgres_ids(pool, parsed, ascii_only=ascii_only)
@@ -202,6 +202,6 @@ def test_what_the_in_memory_store_claims_is_the_same(question: tuple[Any, Any]) 
         store.put(("n",), str(number), document)
 
     found = {int(item.key) for item in store.search(("n",), filter=filter, limit=100)}
-    parsed = parse(filter)
+    parsed = parse_filter(filter)
 
     assert found == {number for number, one in enumerate(pool) if parsed.matches(one)}

@@ -9,13 +9,13 @@ import pytest
 
 from perdure.errors import ConfigurationError
 from perdure.stores.filter_sql import (
-    JSONPlace,
-    condition_of,
-    index_expression,
-    index_path,
-    indexable,
+    JSONLocation,
+    build_condition,
+    build_index_expression,
+    check_index_path,
+    indexable_paths,
 )
-from perdure.stores.filters import MAX_OPERANDS, parse
+from perdure.stores.filters import MAX_OPERANDS, parse_filter
 from tests.stores.filter_rows import LetThrough, ids, table
 
 DOCUMENT: dict[str, Any] = {
@@ -50,7 +50,7 @@ DOCUMENT: dict[str, Any] = {
 )
 def test_sql_narrows_the_scan(filter: dict[str, Any], let_through: LetThrough) -> None:
     """The condition is no mere formality: it holds back what it can be asked about."""
-    assert {False} == let_through(parse(filter), DOCUMENT)
+    assert {False} == let_through(parse_filter(filter), DOCUMENT)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_sql_narrows_the_scan(filter: dict[str, Any], let_through: LetThrough) -
 )
 def test_the_largest_filters_run(filter: dict[str, Any], let_through: LetThrough) -> None:
     """What is within the limits stays within SQL's, and means the same there."""
-    parsed = parse(filter)
+    parsed = parse_filter(filter)
 
     for document in ({"a": 7}, {"a": 7.25}, {"a": [*range(MAX_OPERANDS)]}):
         assert not parsed.matches(document) or {True} == let_through(parsed, document)
@@ -98,8 +98,8 @@ def test_no_text_is_ever_syntax(text: str, let_through: LetThrough) -> None:
         {key: {"$exists": True}},
     ]
     for filter in filters:
-        parsed = parse(filter)
-        condition = condition_of(parsed, JSONPlace("value"))
+        parsed = parse_filter(filter)
+        condition = build_condition(parsed, JSONLocation("value"))
 
         assert parsed.matches(document)
         assert not parsed.matches({"other": "x", "s": "", "k": {}})
@@ -129,15 +129,15 @@ def test_an_index_on_a_path_is_used(filter: dict[str, Any], path: str) -> None:
     ]
     pool.append({"author.name": "k7", "author": {"name": "other"}})  # the literal key counts
     connection = table(pool)
-    connection.execute(f"CREATE INDEX by_path ON items ({index_expression(path, 'value')})")
-    parsed = parse(filter)
-    condition = condition_of(parsed, JSONPlace("i.value"), [path])
+    connection.execute(f"CREATE INDEX by_path ON items ({build_index_expression(path, 'value')})")
+    parsed = parse_filter(filter)
+    condition = build_condition(parsed, JSONLocation("i.value"), [path])
     query = f"EXPLAIN QUERY PLAN SELECT * FROM items AS i WHERE {condition.text}"
     plan = [row[3] for row in connection.execute(query, condition.params)]
     found = ids(connection, parsed, [path])
     connection.close()
 
-    assert path in indexable(parsed)
+    assert path in indexable_paths(parsed)
     assert "SEARCH i USING INDEX by_path" in plan[0]
     assert {number for number, one in enumerate(pool) if parsed.matches(one)} <= found
     assert len(found) < len(pool)
@@ -161,7 +161,7 @@ def test_which_paths_an_index_could_serve() -> None:
         "$and": [{"e": {"$gt": 1, "$ne": 2}}],
     }
 
-    found = indexable(parse(filter))
+    found = indexable_paths(parse_filter(filter))
 
     assert found == ["kind", "a.b", "late", "e"]
 
@@ -170,6 +170,6 @@ def test_which_paths_an_index_could_serve() -> None:
 def test_only_plain_paths_are_indexed(path: Any) -> None:
     """A path goes into SQL text, so it is letters, digits, underscores and dots or an error."""
     with pytest.raises(ConfigurationError, match="cannot index"):
-        index_path(path)
+        check_index_path(path)
     with pytest.raises(ConfigurationError):
-        condition_of(parse({"a": 1}), JSONPlace("value"), [path])
+        build_condition(parse_filter({"a": 1}), JSONLocation("value"), [path])

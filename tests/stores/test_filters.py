@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from perdure.errors import InvalidFilter
-from perdure.stores.filter_sql import JSONPlace, condition_of
-from perdure.stores.filters import MAX_OPERANDS, OPERATORS, parse
+from perdure.stores.filter_sql import JSONLocation, build_condition
+from perdure.stores.filters import MAX_OPERANDS, OPERATORS, parse_filter
 from tests.stores.filter_oracle import holds
 from tests.stores.filter_rows import LetThrough
 
@@ -148,7 +148,7 @@ MISSES: list[Any] = [
 @pytest.mark.parametrize("filter", MATCHES, ids=repr)
 def test_matches(filter: dict[str, Any], let_through: LetThrough) -> None:
     """The document is found, by Python, by the oracle and among SQLite's rows."""
-    parsed = parse(filter)
+    parsed = parse_filter(filter)
 
     assert holds(filter, DOCUMENT)
     assert parsed.matches(DOCUMENT)
@@ -159,7 +159,7 @@ def test_matches(filter: dict[str, Any], let_through: LetThrough) -> None:
 def test_misses(filter: dict[str, Any]) -> None:
     """The document is not found, and the oracle agrees."""
     assert not holds(filter, DOCUMENT)
-    assert not parse(filter).matches(DOCUMENT)
+    assert not parse_filter(filter).matches(DOCUMENT)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_misses(filter: dict[str, Any]) -> None:
 def test_what_is_refused_and_how(filter: Any, where: str, says: str) -> None:
     """An error names the path to the part, what was expected and what came."""
     with pytest.raises(InvalidFilter) as caught:
-        parse(filter)
+        parse_filter(filter)
 
     assert where == str(caught.value).split(":")[0]
     assert says in str(caught.value)
@@ -210,11 +210,11 @@ def test_nesting_and_size_have_limits() -> None:
         logical, nested = {"$not": logical}, {"b": nested}
     for filter in (logical, {"a": nested}, {"a": {"$in": circle}}, {"a": circle}):
         with pytest.raises(InvalidFilter, match="levels of nesting"):
-            parse(filter)
+            parse_filter(filter)
     with pytest.raises(InvalidFilter, match="steps"):
-        parse({".".join("a" * 65): 1})
+        parse_filter({".".join("a" * 65): 1})
     with pytest.raises(InvalidFilter, match="more than 10000 values"):
-        parse({"$or": [{"a": 1}] * (MAX_OPERANDS + 1)})
+        parse_filter({"$or": [{"a": 1}] * (MAX_OPERANDS + 1)})
 
 
 def test_a_filter_is_a_copy_in_json_types() -> None:
@@ -227,9 +227,11 @@ def test_a_filter_is_a_copy_in_json_types() -> None:
         HIGH = 2
 
     filter: dict[str, Any] = {"k": Kind.NOTE, "r": {"$in": (Rank.HIGH,)}, "l": {"$eq": [1]}}
-    parsed = parse(copy.copy(filter))
+    parsed = parse_filter(copy.copy(filter))
     filter["l"]["$eq"].append(2)
-    condition = condition_of(parse({"k": Kind.NOTE, "r": Rank.HIGH}), JSONPlace("value"))
+    condition = build_condition(
+        parse_filter({"k": Kind.NOTE, "r": Rank.HIGH}), JSONLocation("value")
+    )
 
     assert parsed.matches({"k": "note", "r": 2, "l": [1]})
     assert [str, str, str, int] == [type(value) for value in condition.params]
@@ -265,7 +267,7 @@ def test_numbers_that_are_not_finite(
 ) -> None:
     """Infinities compare with numbers, and NaN with nothing, in Python and in SQLite."""
     values: list[Any] = [-1, 0.5, BIG, "x", None, [0.5]]
-    parsed = parse({"a": condition})
+    parsed = parse_filter({"a": condition})
 
     assert found == [value for value in values if parsed.matches({"a": value})]
     assert all({True} == let_through(parsed, {"a": value}) for value in found)

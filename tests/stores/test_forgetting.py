@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import ConfigurationError, InvalidFilter, InvalidNamespace
 from perdure.stores import SQLiteStore
-from perdure.stores.parts import _parsed
+from perdure.stores.parts import _parse_json_filter
 from tests.store_backends import FEWER, Clock, keys
 from tests.stores.erasing import (
     ALICE,
@@ -279,10 +279,10 @@ def test_the_embedder_forgets_too(tmp_path: Path, clock: Clock) -> None:
 
 def test_a_dry_run_keeps_no_filter(plain: SQLiteStore) -> None:
     """What is looked for may be what has to go: no cache holds it."""
-    before = _parsed.cache_info().currsize
+    before = _parse_json_filter.cache_info().currsize
     plain.forget((), filter={"name": "Ann 7f3a"}, provenance={"actor": "u7"}, dry_run=True)
 
-    assert before == _parsed.cache_info().currsize
+    assert before == _parse_json_filter.cache_info().currsize
 
 
 def test_forgetting_within_a_scope(plain: SQLiteStore, clock: Clock) -> None:

@@ -21,8 +21,8 @@ from langgraph.store.base import PutOp
 
 from perdure.storage.flow import fetch_rows
 from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, indexes
-from perdure.stores.index import FOREVER, Index, IndexedItem
-from perdure.stores.puts import Preparer
+from perdure.stores.index import FOREVER, IndexedItem, NamespaceIndex
+from perdure.stores.puts import PutPreparer
 from perdure.stores.vectors import Model, encode_vectors
 from tests.backends import KEY
 from tests.rounds import rounds
@@ -43,13 +43,13 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def analysed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that were analysed."""
     texts = []
-    plain = Preparer.analysed
+    plain = PutPreparer.analysed
 
-    def noted(self: Preparer, value: Any, fields: str | None) -> Any:
+    def noted(self: PutPreparer, value: Any, fields: str | None) -> Any:
         texts.append(value["text"])
         return plain(self, value, fields)
 
-    monkeypatch.setattr(Preparer, "analysed", noted)
+    monkeypatch.setattr(PutPreparer, "analysed", noted)
     return texts
 
 
@@ -95,14 +95,14 @@ steps = st.lists(
 )
 
 
-def seen(found: Index, now: int) -> list[Any]:
+def seen(found: NamespaceIndex, now: int) -> list[Any]:
     """All that a view tells, by item."""
     view = found.view(now)
     rows = view.candidates.rows
-    cosines = np.nan_to_num(view.cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
+    cosines = np.nan_to_num(view.compute_cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
     words: list[dict[str, float]] = [{} for _ in range(len(rows))]
     for word in "abcdefghx":
-        for row, count in zip(*view.term(word), strict=True):
+        for row, count in zip(*view.find_word(word), strict=True):
             assert word not in words[row]
             words[row][word] = float(count)
     threads = [list(found.threads)[code] if code >= 0 else None for code in rows["thread"]]
@@ -117,7 +117,7 @@ def seen(found: Index, now: int) -> list[Any]:
 @given(steps, st.sampled_from([0, 5, 7, 20]))
 def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
     """After any course it is like one of what is left; threads lie together, in their order."""
-    found, left, number = Index(MODEL, 1 << 30), dict[int, IndexedItem](), 0
+    found, left, number = NamespaceIndex(MODEL, 1 << 30), dict[int, IndexedItem](), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "_SHORT", 6)
         for step in course:
@@ -132,7 +132,7 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
                 left |= {entry.id: entry for entry in new}
                 found.add(new)
             found.view(now)
-    fresh = Index(MODEL, 1 << 30)
+    fresh = NamespaceIndex(MODEL, 1 << 30)
     fresh.add(list(left.values()))
     alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
     codes = found.view(now).candidates.rows["thread"]
@@ -144,19 +144,19 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
 
 def test_a_view_stays_as_it_is() -> None:
     """What a search looks at does not change with the index."""
-    found = Index(MODEL, 1 << 30)
+    found = NamespaceIndex(MODEL, 1 << 30)
     found.add(
         [IndexedItem(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)]
     )
     view = found.view(0)
-    before = view.term("a"), view.candidates.rows["id"].copy()
+    before = view.find_word("a"), view.candidates.rows["id"].copy()
     found.add([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
     found.drop(np.setdiff1d(found.rows["id"], [5, 90]))
     found.compact()
 
-    assert np.array_equal(before[0], view.term("a"))
+    assert np.array_equal(before[0], view.find_word("a"))
     assert np.array_equal(before[1], view.candidates.rows["id"])
-    assert len(view.term("b")[0]) == 0
+    assert len(view.find_word("b")[0]) == 0
     assert found.view(0).candidates.rows["id"].tolist() == [5, 90]
 
 
@@ -556,7 +556,7 @@ def test_two_forget_at_once(tmp_path: Path) -> None:
         store.put(A, "secret", {"text": "zorbaxing"})
         store.search(A, query="tea")
         indexes = store._parts.indexes
-        flow = indexes.purge()
+        flow = indexes.purge_erased()
         marks = store.database.read(lambda: fetch_rows(indexes.sql["marks"]))
         next(flow)
         store.forget(A, key="secret")

@@ -237,7 +237,7 @@ def test_async_is_the_same() -> None:
 def test_threads_load_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight threads at the start of a process read the weights once and agree."""
     reads = []
-    read = offline._read
+    read = offline._read_weights
 
     def counted() -> tuple[object, ...]:
         reads.append(1)

@@ -17,22 +17,22 @@ from perdure.stores.ranking import (
     Ranked,
     Term,
     Weights,
-    above_mean,
-    blocks,
     idf,
+    iter_count_blocks,
     length_penalty,
-    rank,
-    told_by,
-    worth_of,
+    rank_rows,
+    scale_above_mean,
+    word_information,
+    word_weight,
 )
-from perdure.stores.ranking import arrange as arranged
+from perdure.stores.ranking import build_arrangement as arranged
 
 PLAIN = Weights(k1=1.2, b=0.75)
 
 
 def term(rows: list[int], tf: list[int] | None = None) -> Term:
     counts = np.array(tf if tf is not None else [1] * len(rows), np.float32)
-    return Term(np.array(rows, np.int64), counts, common=1 / math.e)  # tells one nat
+    return Term(np.array(rows, np.int64), counts, message_frequency=1 / math.e)  # tells one nat
 
 
 def floats(*values: float) -> np.ndarray:
@@ -54,8 +54,8 @@ def arrange(
 def bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
     penalty = length_penalty(lengths, weights)
     scores = np.zeros(len(lengths), np.float32)
-    for part, counts in blocks(terms, len(scores), weights):
-        worths = np.array([worth_of(term, len(scores)) for term in part], np.float32)
+    for part, counts in iter_count_blocks(terms, len(scores), weights):
+        worths = np.array([word_weight(term, len(scores)) for term in part], np.float32)
         scores += worths @ (counts / (counts + penalty))
     return scores
 
@@ -103,7 +103,7 @@ def test_bm25_rises_with_repetition_and_falls_with_length(sizes: list[int], tf: 
 def test_kin_count_less_than_the_word() -> None:
     """A row with a kindred word scores, but below one with the very word, and not twice."""
     kin = ((np.array([0, 1]), 0.9), (np.array([1, 2]), 0.6))
-    word = Term(np.array([0]), floats(1), kin, common=1 / math.e)
+    word = Term(np.array([0]), floats(1), kin, message_frequency=1 / math.e)
     scores = bm25([word], floats(5, 5, 5, 5))
 
     assert scores[0] > scores[1] > scores[2] > scores[3] == 0
@@ -112,7 +112,9 @@ def test_kin_count_less_than_the_word() -> None:
 
 def test_kin_of_a_word_that_no_row_has() -> None:
     """A word that only kin have is as rare as they are."""
-    word = Term(np.array([], np.int64), floats(), ((np.array([1]), 1.0),), common=1 / math.e)
+    word = Term(
+        np.array([], np.int64), floats(), ((np.array([1]), 1.0),), message_frequency=1 / math.e
+    )
     scores = bm25([word], floats(5, 5), Weights(kin=1.0))
 
     assert scores.tolist() == bm25([term([1])], floats(5, 5)).tolist()
@@ -125,7 +127,7 @@ def test_arrangement_of_threads() -> None:
     assert made.run.tolist() == [0, 0, 1, 1, 1, 2]
     assert made.starts.tolist() == [0, 2, 5]
     assert made.threads.tolist() == [False, True, True]
-    for taken in (made.from_before, made.from_after):
+    for taken in (made.share_from_previous, made.share_from_next):
         assert [each.tolist() for each in taken] == [[0, 0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0]]
 
 
@@ -133,9 +135,9 @@ def test_a_long_row_takes_less_from_around_it() -> None:
     """In a thread of 10, 100 and 400 words, the long ones take a half and an eighth."""
     made = arrange(np.zeros(3, np.int64), floats(10, 100, 400))
 
-    assert made.from_before[0].tolist() == pytest.approx([0.5, 0.125])
-    assert made.from_after[0].tolist() == pytest.approx([1, 0.5])
-    assert made.of_thread.tolist() == pytest.approx([1, 1, 0.5])
+    assert made.share_from_previous[0].tolist() == pytest.approx([0.5, 0.125])
+    assert made.share_from_next[0].tolist() == pytest.approx([1, 0.5])
+    assert made.thread_share.tolist() == pytest.approx([1, 1, 0.5])
 
 
 def test_a_long_row_that_ends_with_a_question_says_something_too() -> None:
@@ -151,7 +153,7 @@ def test_arrangement_of_few_rows(codes: list[int]) -> None:
     n = len(codes)
     made = arrange(np.array(codes, np.int64), np.ones(n))
     rows = list(range(n))[:1]
-    found = rank(np.ones(n), terms=[term(rows)], cosines=np.ones(n), arrangement=made)
+    found = rank_rows(np.ones(n), terms=[term(rows)], cosines=np.ones(n), arrangement=made)
 
     assert len(found.scores) == n
     assert np.isfinite(found.scores).all()
@@ -160,7 +162,7 @@ def test_arrangement_of_few_rows(codes: list[int]) -> None:
 def test_neighbours_lend_a_share() -> None:
     """A match lends 0.6, 0.4, 0.2 to rows one, two and three steps away in its thread alone."""
     made = arrange(np.array([0, 0, 0, 0, 0, 1]), np.ones(6))
-    found = rank(np.ones(6), terms=[term([4])], arrangement=made)
+    found = rank_rows(np.ones(6), terms=[term([4])], arrangement=made)
 
     assert found.parts["text"].tolist() == [0, 0, 0, 0, 1, 0]
     assert found.parts["neighbours"].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0, 0])
@@ -170,8 +172,8 @@ def test_a_word_counts_once_but_two_words_add_up() -> None:
     """A row between two matches of one word gains once; of two words, twice."""
     made = arrange(np.zeros(3, np.int64), np.ones(3))
     weights = Weights(thread=0.0)
-    same = rank(np.ones(3), terms=[term([0, 2])], arrangement=made, weights=weights)
-    two = rank(np.ones(3), terms=[term([0]), term([2])], arrangement=made, weights=weights)
+    same = rank_rows(np.ones(3), terms=[term([0, 2])], arrangement=made, weights=weights)
+    two = rank_rows(np.ones(3), terms=[term([0]), term([2])], arrangement=made, weights=weights)
 
     assert same.scores.tolist() == pytest.approx([1, 0.6, 1])
     assert two.scores[1] == pytest.approx(two.scores.max() * 1.2 / 1.4)
@@ -180,7 +182,7 @@ def test_a_word_counts_once_but_two_words_add_up() -> None:
 def test_vectors_lend_as_words_do() -> None:
     """In a semantic search a row's neighbours gain from its vector."""
     made = arrange(np.zeros(4, np.int64), np.ones(4))
-    found = rank(np.ones(4), cosines=floats(-0.5, -0.5, -0.5, 0.5), arrangement=made)
+    found = rank_rows(np.ones(4), cosines=floats(-0.5, -0.5, -0.5, 0.5), arrangement=made)
 
     assert found.scores.tolist() == pytest.approx([0.2, 0.4, 0.6, 1])
 
@@ -189,7 +191,7 @@ def test_the_thread_that_answers_best() -> None:
     """All rows of the thread that has the words gain; rows without thread do not."""
     made = arrange(np.array([0] * 4 + [1] * 4 + [-1]), np.ones(9))
     words = [term([0, 3, 4, 8]), term([3])]
-    found = rank(np.ones(9), terms=words, arrangement=made)
+    found = rank_rows(np.ones(9), terms=words, arrangement=made)
     thread = found.parts["thread"].tolist()
 
     assert thread[:4] == pytest.approx([Weights().thread] * 4)
@@ -200,7 +202,7 @@ def test_the_thread_that_answers_best() -> None:
 def test_hybrid_shares() -> None:
     """Text and vector share the score as the weights say, each relative to its best row."""
     weights = Weights(vector=0.25)
-    found = rank(np.ones(2), terms=[term([0])], cosines=floats(0.1, 0.3), weights=weights)
+    found = rank_rows(np.ones(2), terms=[term([0])], cosines=floats(0.1, 0.3), weights=weights)
 
     assert found.parts["text"].tolist() == pytest.approx([0.75, 0])
     assert found.parts["vector"].tolist() == pytest.approx([0, 0.25])
@@ -209,20 +211,20 @@ def test_hybrid_shares() -> None:
 def test_rows_without_vectors_keep_their_text() -> None:
     """NaN, as of an item not embedded yet, is no vector: the row is ranked by its words."""
     cosines = floats(math.nan, 0.2, 0.4)
-    found = rank(np.ones(3), terms=[term([0])], cosines=cosines)
+    found = rank_rows(np.ones(3), terms=[term([0])], cosines=cosines)
 
     assert np.isfinite(found.scores).all()
     assert found.scores.argmax() == 0
-    assert rank(np.ones(2), cosines=floats(math.nan, math.nan)).scores.tolist() == [0, 0]
+    assert rank_rows(np.ones(2), cosines=floats(math.nan, math.nan)).scores.tolist() == [0, 0]
 
 
 def test_above_mean_where_nothing_stands_out() -> None:
     """One row, or equal rows, keep their cosine; opposite ones get nothing."""
-    assert above_mean(floats(0.5)).tolist() == [0.5]
-    assert above_mean(floats(0.25, 0.25)).tolist() == [0.25, 0.25]
-    assert above_mean(floats(-0.5, -0.5)).tolist() == [0, 0]
-    assert above_mean(floats(-0.5)).tolist() == [0]
-    assert above_mean(floats()).tolist() == []
+    assert scale_above_mean(floats(0.5)).tolist() == [0.5]
+    assert scale_above_mean(floats(0.25, 0.25)).tolist() == [0.25, 0.25]
+    assert scale_above_mean(floats(-0.5, -0.5)).tolist() == [0, 0]
+    assert scale_above_mean(floats(-0.5)).tolist() == [0]
+    assert scale_above_mean(floats()).tolist() == []
 
 
 def test_cues_and_questions() -> None:
@@ -230,7 +232,7 @@ def test_cues_and_questions() -> None:
     made = arrange(np.array([-1, -1]), np.ones(2), np.array([False, True]))
     actor, date = np.array([True, True]), np.array([False, True])
     weights = Weights(actor=0.1, date=0.3, question=0.5)
-    found = rank(np.ones(2), arrangement=made, actor=actor, date=date, weights=weights)
+    found = rank_rows(np.ones(2), arrangement=made, actor=actor, date=date, weights=weights)
 
     assert found.scores.tolist() == pytest.approx([0.1, 0.2])
     assert found.parts["question"].tolist() == pytest.approx([0, -0.2])
@@ -241,7 +243,7 @@ def test_the_newest_row_gains_a_share() -> None:
     at = floats(*range(10), math.nan).astype(np.float64)
     made = arrange(np.zeros(11, np.int64), np.ones(11), at=at)
     weights = Weights(recency=0.5, neighbours=(), thread=0.0)
-    found = rank(np.ones(11), terms=[term(list(range(11)))], arrangement=made, weights=weights)
+    found = rank_rows(np.ones(11), terms=[term(list(range(11)))], arrangement=made, weights=weights)
 
     assert found.scores[[9, 7, 5, 10]].tolist() == pytest.approx([1.5, 1.25, 1.125, 1])
 
@@ -254,10 +256,12 @@ def test_what_a_word_tells() -> None:
     """
     scarce, frequent = term([3]), term(list(range(11)))
 
-    assert told_by(scarce._replace(common=0.01), 71) == pytest.approx(math.log(100))
-    assert told_by(scarce._replace(common=0), 71) == pytest.approx(-math.log(30 * 2.4e-6 / 100))
-    assert told_by(frequent._replace(common=0), 71) == pytest.approx(-math.log(0.10000072))
-    assert told_by(frequent._replace(common=0, named=True), 71) == -math.log(2.4e-6)
+    assert word_information(scarce._replace(common=0.01), 71) == pytest.approx(math.log(100))
+    assert word_information(scarce._replace(common=0), 71) == pytest.approx(
+        -math.log(30 * 2.4e-6 / 100)
+    )
+    assert word_information(frequent._replace(common=0), 71) == pytest.approx(-math.log(0.10000072))
+    assert word_information(frequent._replace(common=0, named=True), 71) == -math.log(2.4e-6)
 
 
 def test_a_word_that_several_rows_have_and_no_list() -> None:
@@ -268,7 +272,7 @@ def test_a_word_that_several_rows_have_and_no_list() -> None:
         asking = np.isin(np.arange(40), asks or [])
         made = arrange(np.arange(40), lengths, asking)
         words = [term(rows)._replace(common=0)]
-        return float(rank(lengths, terms=words, arrangement=made).comparable().scores[0])
+        return float(rank_rows(lengths, terms=words, arrangement=made).to_comparable().scores[0])
 
     assert best([0, 1]) >= MIN_SCORE
     assert best([0, 1, 2, 3]) >= MIN_SCORE
@@ -283,7 +287,7 @@ def test_a_word_that_nearly_all_rows_have_tells_nothing() -> None:
     other, absent = (term(rows)._replace(common=math.exp(-9)) for rows in ([3], list[int]()))
 
     def passing(*terms: Term) -> list[int]:
-        scores = rank(lengths, terms=terms).comparable().scores
+        scores = rank_rows(lengths, terms=terms).to_comparable().scores
         return np.flatnonzero(scores >= MIN_SCORE).tolist()
 
     assert passing(name, other) == [3]
@@ -301,7 +305,7 @@ def test_scores_that_mean_the_same_in_every_search() -> None:
     one, other = (term([row])._replace(common=math.exp(-8)) for row in (1, 0))
 
     def best(*terms: Term, **options: Any) -> float:
-        return float(rank(lengths, terms=terms, **options).comparable().scores.max())
+        return float(rank_rows(lengths, terms=terms, **options).to_comparable().scores.max())
 
     def score(evidence: float) -> float:
         return 1 / (1 + math.exp(-(evidence - math.log(3)) / 4))
@@ -325,9 +329,9 @@ def test_a_score_is_limited_by_the_evidence_of_its_own_row() -> None:
     """
     n = 16
     kin = ((np.array([1, 2]), 0.1),)
-    word = Term(np.array([0]), floats(1), kin, common=math.exp(-10))
+    word = Term(np.array([0]), floats(1), kin, message_frequency=math.exp(-10))
     weights = Weights(kin=1.0)
-    found = rank(np.ones(n), terms=[word], weights=weights).comparable()
+    found = rank_rows(np.ones(n), terms=[word], weights=weights).to_comparable()
     tf = 0.1 * (1 + 1.2) / (0.1 + 1.2)  # a tenth of an occurrence; one occurrence counts 1
     limit = 10 * tf * tf**0.35 - math.log(n) / 4
 
@@ -346,7 +350,7 @@ def test_an_answer_lifts_no_row_without_evidence(n: int, answered: bool) -> None
     cosines[1] = 0.3
     words = [term([0] if answered else [])._replace(common=math.exp(-12))]
     cosines[0] = 0.9 if answered else 0.1
-    found = rank(np.ones(n), terms=words, cosines=cosines).comparable()
+    found = rank_rows(np.ones(n), terms=words, cosines=cosines).to_comparable()
 
     assert (found.scores[0] >= MIN_SCORE) == answered
     assert found.scores[1:].max() < MIN_SCORE
@@ -357,7 +361,7 @@ def test_a_neighbour_lends_its_evidence() -> None:
     made = arrange(np.array([0] * 5 + [1] * 5), np.ones(10))
     words = [term([2])._replace(common=math.exp(-12))]
     cosines = np.full(10, 0.1, np.float32)
-    found = rank(np.ones(10), terms=words, cosines=cosines, arrangement=made).comparable()
+    found = rank_rows(np.ones(10), terms=words, cosines=cosines, arrangement=made).to_comparable()
 
     assert (found.scores >= MIN_SCORE).tolist() == [True] * 5 + [False] * 5
 
@@ -369,8 +373,8 @@ def test_a_row_with_evidence_ranks_before_one_without() -> None:
     bonus = np.arange(40) == 2
     weights = Weights(actor=0.5, date=0.5)
     cues = {"actor": bonus, "date": bonus, "weights": weights}
-    found = rank(np.ones(40), terms=words, cosines=cosines, **cues)
-    after = found.comparable()
+    found = rank_rows(np.ones(40), terms=words, cosines=cosines, **cues)
+    after = found.to_comparable()
 
     assert found.scores[2] > found.scores[1]
     assert np.argsort(-after.places, kind="stable")[:3].tolist() == [0, 1, 2]
@@ -380,7 +384,7 @@ def test_a_row_with_evidence_ranks_before_one_without() -> None:
 @pytest.mark.parametrize("n", [2, 30, 5_000])
 def test_what_comes_by_chance_is_no_evidence(n: int) -> None:
     """A word that one in n messages has, in one of n rows, has even odds: 0.5, for every n."""
-    found = rank(np.ones(n), terms=[term([0])._replace(common=1 / n)]).comparable()
+    found = rank_rows(np.ones(n), terms=[term([0])._replace(common=1 / n)]).to_comparable()
 
     assert found.scores.max() == pytest.approx(0.5, abs=1e-5)
 
@@ -405,7 +409,7 @@ def test_scores_are_finite_sums_of_their_parts(
     """Whatever the rows, each score is a number and the sum of the parts shown."""
     n, words, lengths, cosines, codes = search
     made = arrange(np.array(codes), lengths, np.arange(n) % 2 == 0) if context else None
-    found = rank(
+    found = rank_rows(
         lengths,
         terms=words,
         cosines=cosines if vectors else None,
@@ -429,21 +433,21 @@ def test_scores_of_a_search_lie_between_0_and_1(
     made = arrange(np.array(codes), lengths) if context else None
     near = cosines * np.float32(1.0007)  # as of int8
     if mode == "cosine":
-        found = Ranked.by_cosine(near)
+        found = Ranked.from_cosines(near)
     else:
-        found = rank(
+        found = rank_rows(
             lengths,
             terms=[] if mode == "semantic" else words,
             cosines=None if mode == "text" else near,
             arrangement=made,
-        ).comparable()
+        ).to_comparable()
         found = found.with_vectors_first(near) if mode == "semantic" else found
     in_order = np.argsort(-found.places, kind="stable")
     lacking = np.isnan(cosines)
 
     assert ((found.scores >= 0) & (found.scores <= 1)).all()
     assert (np.diff(found.scores[in_order]) <= 0).all()
-    shown = [sum(found.parts_of(row).values()) for row in range(len(lengths))]
+    shown = [sum(found.explain_row(row).values()) for row in range(len(lengths))]
     np.testing.assert_allclose(found.scores, shown, atol=1e-5)
     if mode in ("cosine", "semantic"):
         assert not found.scores[lacking].any()
@@ -463,7 +467,7 @@ def test_order_of_unthreaded_rows_does_not_matter(
 
     def scores(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> Ranked:
         nobody = arrange(np.full(n, -1), sizes)
-        return rank(sizes, terms=terms, cosines=near, arrangement=nobody)
+        return rank_rows(sizes, terms=terms, cosines=near, arrangement=nobody)
 
     before = scores(words, lengths, cosines).scores
     after = scores(moved, lengths[order], cosines[order]).scores
@@ -481,7 +485,7 @@ def test_order_of_threads_does_not_matter(
     moved = [Term(place[word.rows], word.tf) for word in words]
 
     def scores(made: Arrangement, terms: list[Term], at: np.ndarray) -> np.ndarray:
-        found = rank(lengths[at], terms=terms, cosines=cosines[at], arrangement=made)
+        found = rank_rows(lengths[at], terms=terms, cosines=cosines[at], arrangement=made)
         return found.scores
 
     before = scores(arrange(np.array(codes), lengths), words, np.arange(n))

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from perdure.settings import MIN_SCORE
 from perdure.stores import Provenance
-from perdure.stores.index import FOREVER, Index, IndexedItem
-from perdure.stores.ranking import Weights, rank
+from perdure.stores.index import FOREVER, IndexedItem, NamespaceIndex
+from perdure.stores.ranking import Weights, rank_rows
 from perdure.stores.separation import (
     MAX_ROWS,
     Calibration,
     Moments,
     Separation,
-    measure,
+    measure_separation,
     pairs_sharing_words,
     sample_size,
 )
@@ -253,22 +253,24 @@ MODEL = Model("made", DIMS, "int8", 1)
 
 
 def test_an_index_measures_its_first_rows() -> None:
-    index = Index(MODEL, 1 << 30)
-    assert index.view(0).separation.calibration == Calibration()
-    index.add(entries(1, 64, of_topic))
-    strong = index.view(0).separation
-    assert strong._separation_of(strong.neighbours) > 2
-    index.add(entries(65, 192, of_nothing))
-    mixed = index.view(0).separation
-    assert mixed._separation_of(mixed.neighbours) < strong._separation_of(strong.neighbours)
-    index.drop(np.arange(1, 65))
-    weak = index.view(0).separation
+    index = NamespaceIndex(MODEL, 1 << 30)
+    assert index.get_view(0).separation.calibration == Calibration()
+    index.add_items(entries(1, 64, of_topic))
+    strong = index.get_view(0).separation
+    assert strong._compute_separation(strong.neighbours) > 2
+    index.add_items(entries(65, 192, of_nothing))
+    mixed = index.get_view(0).separation
+    assert mixed._compute_separation(mixed.neighbours) < strong._compute_separation(
+        strong.neighbours
+    )
+    index.remove_items(np.arange(1, 65))
+    weak = index.get_view(0).separation
     assert weak.calibration.trust == 0
 
 
 def test_a_loaded_index_measures_the_same() -> None:
     """Whether rows came at once or one by one, and whether they were compacted."""
-    whole, slow = Index(MODEL, 1 << 30), Index(MODEL, 1 << 30)
+    whole, slow = NamespaceIndex(MODEL, 1 << 30), NamespaceIndex(MODEL, 1 << 30)
     whole.add(entries(1, 100, of_topic))
     for entry in entries(1, 100, of_topic):
         slow.add([entry])
@@ -279,7 +281,7 @@ def test_a_loaded_index_measures_the_same() -> None:
 
 def test_a_changed_index_measures_the_same_as_a_new_one() -> None:
     """It depends on the present rows alone, whatever was measured before and whatever is gone."""
-    changed, new = Index(MODEL, 1 << 30), Index(MODEL, 1 << 30)
+    changed, new = NamespaceIndex(MODEL, 1 << 30), NamespaceIndex(MODEL, 1 << 30)
     rows = entries(1, 64, of_topic)
     late = [row._replace(thread="talk-0") for row in entries(65, 2, of_topic)]
     changed.add(rows)
@@ -301,7 +303,7 @@ def test_sample_sizes_grow_in_steps() -> None:
 
 def test_moments_of_parts_are_those_of_all() -> None:
     values = np.random.default_rng(1).standard_normal(50)
-    joined = Moments.of(values[:20]).joined(Moments.of(values[20:]))
+    joined = Moments.from_values(values[:20]).joined(Moments.from_values(values[20:]))
     assert joined.size == 50
     assert joined.mean == pytest.approx(values.mean())
     assert joined.variance == pytest.approx(values.var())
@@ -326,7 +328,9 @@ def test_rows_without_threads_are_measured_by_their_words() -> None:
     random = normalize_rows(draw.standard_normal((n, DIMS)))
     related = normalize_rows(np.repeat(draw.standard_normal((n // 2, DIMS)), 2, axis=0) + random)
     for vectors, trust in ((related, 1), (random, 0)):
-        found = measure(vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs))
+        found = measure_separation(
+            vectors, none, np.zeros(n), np.full(n, 9), partial(np.copy, pairs)
+        )
         assert found.neighbours.size == 0
         assert found.calibration.trust == trust
 
@@ -338,7 +342,9 @@ def test_the_numbers_of_threads_change_nothing() -> None:
     for seed in range(20):
         draw = np.random.default_rng(seed)
         vectors, numbers = normalize_rows(draw.standard_normal((500, DIMS))), draw.permutation(20)
-        one, other = (measure(vectors, x, rows, rows, none) for x in (threads, numbers[threads]))
+        one, other = (
+            measure_separation(vectors, x, rows, rows, none) for x in (threads, numbers[threads])
+        )
         assert one == other
 
 
@@ -353,11 +359,11 @@ def test_equal_rows_are_not_compared() -> None:
     vectors[1::2] = vectors[1]  # every other row is the same reply
     pairs = np.column_stack([np.arange(0, n, 4), np.arange(2, n, 4)])
     thread, rows = np.arange(n) // 2, np.arange(n, dtype=np.float64)
-    found = measure(vectors, thread, rows, rows, partial(np.copy, pairs))
+    found = measure_separation(vectors, thread, rows, rows, partial(np.copy, pairs))
     assert found.calibration.trust == 1
     assert found.random.mean < 0.2
     same = np.repeat(vectors[:1], n, axis=0)
-    nothing = measure(same, thread, rows, rows, partial(np.copy, pairs))
+    nothing = measure_separation(same, thread, rows, rows, partial(np.copy, pairs))
     assert nothing.calibration == Calibration(trust=0)
 
 
@@ -374,7 +380,7 @@ def test_a_calibration_changes_the_weight_of_the_vector() -> None:
         (Calibration(trust=0.5), weights.vector / 2),
         (Calibration(gain=1), 1.6 * weights.vector),
     ):
-        found = rank(np.ones(3), calibration=calibration, **args)
+        found = rank_rows(np.ones(3), calibration=calibration, **args)
         assert found.scores.tolist() == pytest.approx([share, 1 - share, 0], abs=1e-6)
 
 
@@ -382,7 +388,7 @@ def test_the_three_nearest_rows_count_for_their_thread() -> None:
     """The threads are 0 to 3 and 4 to 5; the mean of the cosines is 0.35."""
     cosines = floats(0.75, 0.75, 0.75, 0.75, -0.9, 0)
     made = arrange(np.array([0, 0, 0, 0, 1, 1]), np.ones(6))
-    found = rank(
+    found = rank_rows(
         np.ones(6),
         terms=[term([5])],
         cosines=cosines,
@@ -396,6 +402,6 @@ def test_the_three_nearest_rows_count_for_their_thread() -> None:
 def test_similarity_is_compared_with_that_of_random_rows() -> None:
     """Two of few rows with cosines around 0.8 are not near if random rows have as much."""
     args: dict[str, Any] = {"terms": [term([])], "cosines": floats(0.8, 0.82, 0.81)}
-    near = rank(np.ones(3), **args).evidence
-    far = rank(np.ones(3), calibration=Calibration(origin=0.8), **args).evidence
+    near = rank_rows(np.ones(3), **args).evidence
+    far = rank_rows(np.ones(3), calibration=Calibration(origin=0.8), **args).evidence
     assert near > far + 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perdure.stores.text import (
     STOP_WORDS,
-    _words,
+    _iter_words,
     detect_language,
     edit_distances,
     ends_with_question,
@@ -209,7 +209,7 @@ def test_stop_words_are_folded() -> None:
     names = ["german", "french", "spanish", "finnish", "other"]
     words = [word for name in names for word in stop_words(name)]
 
-    assert [word for word in words if list(_words(word)) != [word]] == []
+    assert [word for word in words if list(_iter_words(word)) != [word]] == []
     assert {"wann", "fur", "die"} <= stop_words("german")
     assert {"где", "هذا", "什么", "です"} <= stop_words("other")
     assert stop_words("english") == STOP_WORDS

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Mode
-from perdure.stores.index import FOREVER, Index, IndexedItem
-from perdure.stores.vectors import Matrix, Model, encode_vectors, rescored_share
+from perdure.stores.index import FOREVER, IndexedItem, NamespaceIndex
+from perdure.stores.vectors import Model, VectorMatrix, encode_vectors, rescored_share
 from tests.backends import KEY
 from tests.store_backends import keys
 
@@ -191,13 +191,13 @@ def test_sketches_find_the_nearest(kind: Any) -> None:
     rows = centres[random.integers(0, 600, 60_000)]
     rows += 0.5 * random.standard_normal(rows.shape, np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    matrix = Matrix.of(encode_vectors(rows, kind), 128, kind).sketched()
+    matrix = VectorMatrix.from_bytes(encode_vectors(rows, kind), 128, kind).sketched()
     right = 0
     for centre in centres[:20]:
         query = centre + 0.5 * random.standard_normal(128, np.float32)
         query /= np.linalg.norm(query)
         exact = np.argsort(-(rows @ query))[:10]
-        estimates = matrix.estimates(query, 0, len(rows), rescored_share(len(rows)))
+        estimates = matrix.estimate_scores(query, 0, len(rows), rescored_share(len(rows)))
         right += len(set(exact) & set(np.argsort(-estimates)[:10]))
 
     assert right >= 190
@@ -208,15 +208,15 @@ def test_what_a_filter_leaves_is_compared_exactly() -> None:
     random = np.random.default_rng(5)
     rows = random.standard_normal((20_000, DIMS)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    index = Index(Model("m", DIMS, "float32", 1), 1000)
-    index.add(
+    index = NamespaceIndex(Model("m", DIMS, "float32", 1), 1000)
+    index.add_items(
         [
             IndexedItem(number, (), False, row.tobytes(), None, number, None, math.nan, FOREVER, 0)
             for number, row in enumerate(rows)
         ]
     )
     ids = np.sort(random.choice(len(rows), 60, replace=False))
-    left = index.view(0).narrowed(ids)
+    left = index.get_view(0).narrowed(ids)
     for _ in range(5):
         query = random.standard_normal(DIMS).astype(np.float32)
         query /= np.linalg.norm(query)
@@ -232,12 +232,12 @@ def test_scores_of_a_matrix(kind: Any, error: float) -> None:
     rows = random.standard_normal((5000, 37))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     query = rows[17].astype(np.float32)
-    matrix = Matrix.of(encode_vectors(rows.astype(np.float32), kind), 37, kind)
+    matrix = VectorMatrix.from_bytes(encode_vectors(rows.astype(np.float32), kind), 37, kind)
     exact = rows @ rows[17]
 
     for start, stop in ((0, 5000), (4095, 4098), (17, 18), (5, 5)):
-        assert np.allclose(exact[start:stop], matrix.scores(query, start, stop), atol=error)
-    taken = matrix.taken(np.array([3, 3, 4999]))
+        assert np.allclose(exact[start:stop], matrix.score_rows(query, start, stop), atol=error)
+    taken = matrix.take_rows(np.array([3, 3, 4999]))
     assert np.allclose(exact[[3, 3, 4999]], taken.scores(query, 0, 3), atol=error)
 
 

@@ -415,13 +415,13 @@ class StoreTables(Tables):
 
         def opened(stored: Any, place: Any) -> Any:
             if place[0] == "vectors":
-                return records.vectors(stored, place[1])
-            return records.text(stored, place)
+                return records.decode_vectors(stored, place[1])
+            return records.decode_text(stored, place)
 
         def shut(value: Any, place: Any) -> Any:
             if place[0] == "vectors":
-                return records.shut_vectors(value, place[1])
-            return records.shut(value, place)
+                return records.encode_vectors(value, place[1])
+            return records.encode_text(value, place)
 
         return cls(store.database, store._parts.sql, opened, shut)
 
