@@ -1,4 +1,4 @@
-"""The data of a store: provenance, items with their versions, reports."""
+"""Data classes of a store: provenance, items and their versions, reports and receipts."""
 
 from __future__ import annotations
 
@@ -11,51 +11,56 @@ from langgraph.store.base import NOT_PROVIDED, Item, NotProvided, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
-Period = tuple[datetime, datetime]  # from a moment on, up to another; with time zones
-TTL = float | None | NotProvided  # minutes; None: for ever
-Progress = Callable[[int, int | None], None]  # how many are done, of how many if that is known
+Period = tuple[datetime, datetime]  # start (included) and end (excluded), both with a time zone
+TTL = float | None | NotProvided  # time to live in minutes; None means that the item never expires
+Progress = Callable[[int, int | None], None]  # called with the finished count and the total or None
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where an item comes from. All fields are optional; filters may use them."""
+    """The origin of an item. All fields are optional, and filters may use them."""
 
     thread_id: str | None = None
-    checkpoint_id: str | None = None  # a checkpoint of that thread
-    message_ids: tuple[str, ...] = ()  # the messages that it rests on
+    checkpoint_id: str | None = None  # a checkpoint of the thread `thread_id`
+    message_ids: tuple[str, ...] = ()  # ids of the messages that the item was made from
     actor: str | None = None  # the speaker
-    trust: str | None = None  # a class of your own, say `"user"`, `"tool"` or `"web"`
-    position: int | None = None  # its place in the order of the thread
-    at: datetime | None = None  # when it was said; with a time zone
-    author: str | None = None  # the user who wrote it, in the memory of a team or a conversation
+    trust: str | None = None  # a trust class that you define, such as "user", "tool" or "web"
+    position: int | None = None  # position of the message in its thread
+    at: datetime | None = None  # when the message was sent; with a time zone
+    author: str | None = None  # the user who wrote the item, for memories of a team or conversation
 
 
 @dataclass(frozen=True, slots=True)
 class PutItem:
-    """An operation of a batch: langgraph's `PutOp` with all that `put` takes."""
+    """One write of a batch: langgraph's `PutOp` with all options of `put`."""
 
     namespace: Namespace
     key: str
-    value: Mapping[str, Any] | None  # None: the item is deleted
+    value: Mapping[str, Any] | None  # None deletes the item
     index: Literal[False] | list[str] | None = None
     ttl: TTL = NOT_PROVIDED
     if_version: int | None = None
     provenance: Provenance | None = None
 
 
-PROVENANCE = tuple(each.name for each in fields(Provenance))
-"""The fields of provenance."""
+PROVENANCE = tuple(field.name for field in fields(Provenance))
+"""The names of the fields of `Provenance`."""
 
 
 class StoredItem(Item):
-    """An item, with its place among the versions of its key.
+    """One version of an item.
 
     Args:
-        version: Counts the puts of this key, from 1.
+        value: The JSON object.
+        key: The key of the item, unique in its namespace.
+        namespace: The labels of the namespace.
+        created_at: The time at which the key was first put (UTC).
         valid_from: The time at which this version was put (UTC).
-        valid_to: When it was replaced, deleted or expired; None: it is the present one.
-        expires_at: When it will expire; None: never.
-        provenance: Where it comes from, if that was said.
+        version: The number of this version. The first put of a key has 1.
+        valid_to: The time at which this version was replaced or deleted or expired (UTC). None
+            means that this is the present version.
+        expires_at: The time at which the item will expire (UTC), or None if it never does.
+        provenance: The origin of the item, or None if it was put without one.
     """
 
     __slots__ = ("expires_at", "provenance", "valid_from", "valid_to", "version")
@@ -82,12 +87,12 @@ class StoredItem(Item):
 
 
 class FoundItem(SearchItem):
-    """An item that a search found.
+    """An item in the result of a search.
 
     Args:
         item: The item.
-        score: How well it answers the query, 0 to 1, the same in every search (see
-            `min_score`); None: there was no query.
+        score: The relevance for the query, 0 to 1. Scores of different searches can be compared
+            (see `min_score`). None if the search had no query.
         parts: With `explain=True`, the parts whose sum is the score, by name.
     """
 
@@ -109,46 +114,46 @@ class FoundItem(SearchItem):
 
 @dataclass(frozen=True, slots=True)
 class VersionRetention:
-    """Which closed versions to keep: those that either rule keeps.
+    """A rule that says which closed versions are kept.
 
-    The present version of a key always stays.
+    A version is kept if `last` or `days` keeps it. The present version of a key is always kept.
     """
 
-    last: int | None = None  # the newest so many closed versions of each key stay
-    days: float | None = None  # those that were valid within so many days stay
+    last: int | None = None  # keep this many of the newest closed versions of each key
+    days: float | None = None  # keep versions that were still valid this many days ago or later
 
 
 @dataclass(frozen=True, slots=True)
 class RemovableVersions:
-    """What of a key `sweep_ttl` and then `retain` would remove."""
+    """The part of one key that `sweep_ttl` and then `retain` would remove."""
 
     namespace: Namespace
     key: str
-    expired: bool  # whether the item is, and would become a closed version
-    versions: int  # closed versions that would go, that of an expired item among them
-    size_bytes: int  # bytes of their values and provenance
+    expired: bool  # whether the present version has expired; the sweep would close it
+    versions: int  # number of closed versions to remove, including the expired one
+    size_bytes: int  # total bytes of the values and provenance of these versions
 
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """How the database would answer a search."""
+    """The way in which the database would execute a search."""
 
-    indexes: tuple[str, ...]  # of paths; empty: it reads every item under the prefix
-    steps: tuple[str, ...]  # the database's own account, a line each
+    indexes: tuple[str, ...]  # paths whose index is used; if empty, all items are read
+    steps: tuple[str, ...]  # lines of the database's own query plan
 
 
 @dataclass(frozen=True, slots=True)
 class RankExplanation:
-    """The place of an item in the answers to a query."""
+    """The rank of one item for a query, and the reason for it."""
 
     reason: str
-    rank: int | None = None  # its place, from 1; None: it is not among the answers at all
-    parts: Mapping[str, float] = field(default_factory=dict)  # what its score is the sum of
+    rank: int | None = None  # position in the results, from 1; None if the search excludes it
+    parts: Mapping[str, float] = field(default_factory=dict)  # parts whose sum is the score
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEmbedding:
-    """An item whose vectors are missing; search by words finds it."""
+    """An item without vectors, because the embedder failed. A search finds it by its words."""
 
     namespace: Namespace
     key: str
@@ -158,34 +163,36 @@ class PendingEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of `forget`; with `dry_run`, what it would remove.
+    """The result of `forget`. With `dry_run`, it says what `forget` would remove.
 
-    It is `clean` if the bytes of the file and its WAL hold none of it: not for a dry run, and not
-    while another process reads an older snapshot, or the disk has no room for a copy of the file.
-    Quotations elsewhere, such as answers in threads, are not covered. A hash can prove that a text
-    was erased, and does not reveal it.
+    `clean` is true if the file and its WAL contain no byte of the removed items. It is false for a
+    dry run, while another process reads an older snapshot, and if the disk has no room for a copy
+    of the file.
+
+    The receipt does not cover quotations elsewhere, such as answers in threads. Each hash can prove
+    that a certain text was erased, without revealing the text.
     """
 
-    items: int  # present items
-    versions: int  # closed versions, of them and of deleted items
-    messages: int  # messages of threads, by provenance, and their copies in checkpoints
+    items: int  # number of present items
+    versions: int  # number of closed versions, also of items that were deleted before
+    messages: int  # number of messages in threads, including their copies in checkpoints
     keys: tuple[tuple[Namespace, str], ...]  # namespace and key of each item
-    hashes: tuple[str, ...]  # BLAKE2b-128 of each removed value's JSON, in hexadecimal
-    threads: tuple[str, ...]  # the threads that messages were removed from
-    at: datetime  # when (UTC)
-    clean: bool
-    cancelled: tuple[str, ...] = ()  # tasks that quoted a message: `thread_id: node:task_id`
-    size_bytes: int = 0  # bytes of the values and provenance of the items and versions
-    others: tuple[Namespace, ...] = ()  # namespaces that have a person's name, and were kept
-    handed_over: int = 0  # items and versions that were kept without the name of their author
+    hashes: tuple[str, ...]  # BLAKE2b-128 of the JSON of each removed value, in hexadecimal
+    threads: tuple[str, ...]  # ids of the threads from which messages were removed
+    at: datetime  # time of the erasure (UTC)
+    clean: bool  # whether no byte of the removed items is left
+    cancelled: tuple[str, ...] = ()  # tasks that quoted a message, as `thread_id: node:task_id`
+    size_bytes: int = 0  # total bytes of the values and provenance of the items and versions
+    others: tuple[Namespace, ...] = ()  # namespaces with the person's name that were not erased
+    handed_over: int = 0  # number of versions that were kept without the name of their author
 
     @property
     def namespaces(self) -> tuple[Namespace, ...]:
-        """The namespaces of the items, each once."""
+        """The namespaces of the erased items, without duplicates."""
         return tuple(dict.fromkeys(namespace for namespace, _ in self.keys))
 
     def __add__(self, other: Receipt) -> Receipt:
-        """The sum of two receipts; clean if both are."""
+        """Return the sum of two receipts. The sum is clean if both receipts are clean."""
         return Receipt(
             self.items + other.items,
             self.versions + other.versions,
@@ -204,50 +211,54 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSize:
-    """What is in a namespace, or under a prefix; expired items count until they are swept."""
+    """The size of a namespace, or of all namespaces under a prefix.
+
+    Expired items are counted until they are swept.
+    """
 
     namespace: Namespace
-    namespaces: int  # that hold something: 1, or those under the prefix
+    namespaces: int  # number of namespaces with items: 1, or all those under the prefix
     items: int
-    value_bytes: int  # JSON of the items
+    value_bytes: int  # total bytes of the JSON of the items
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """The largest namespaces, and in which months items were made."""
+    """The largest namespaces, and the number of items created in each month."""
 
     largest: tuple[NamespaceSize, ...]  # the namespaces with the most bytes
-    by_month: Mapping[str, int]  # how many of the present items were made in each: `"2026-11"`
+    by_month: Mapping[str, int]  # number of present items by month of creation, like "2026-11"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
     """Counts and sizes of a store.
 
-    `pending` counts the items without vectors of the file's model: those of `pending_embeddings()`,
-    and those of another model, to which `reembed()` has not come.
+    `pending` counts the items without vectors of the file's model. These are the items of
+    `pending_embeddings()`, and the items with vectors of an earlier model, which `reembed()` has
+    not yet processed.
     """
 
-    namespaces: int  # namespaces that hold something
-    items: int  # present items, including expired ones that were not yet swept
-    versions: int  # closed versions
+    namespaces: int  # number of namespaces with items
+    items: int  # number of present items, including expired items that were not swept yet
+    versions: int  # number of closed versions
     pending: int
-    value_bytes: int  # JSON of the present items
-    indexes: tuple[str, ...]  # paths that have one
-    database: Mapping[str, Any] = field(repr=False)  # sizes of the file, the driver's version
+    value_bytes: int  # total bytes of the JSON of the present items
+    indexes: tuple[str, ...]  # paths with an index, see `create_index`
+    database: Mapping[str, Any] = field(repr=False)  # file sizes and the version of the driver
 
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """The counts of an import, and the names of the items that it refused.
+    """The counts of an import, and the items that it refused.
 
     Attributes:
-        items: Present items.
-        versions: Closed versions.
-        skipped: Versions that exist already, or are older than the existing one.
-        unsuitable: Items passed over for `on_unsuitable="skip"`.
-        refused: Namespace and key of each item that was refused, because a tombstone here says that
-            one of its texts was deleted or forgotten.
+        items: Number of imported present items.
+        versions: Number of imported closed versions.
+        skipped: Number of versions that exist already or are older than the existing version.
+        unsuitable: Number of items that were skipped because of `on_unsuitable="skip"`.
+        refused: Namespace and key of each refused item. An item is refused if a tombstone of this
+            store says that one of its texts was deleted or forgotten.
     """
 
     items: int = 0
@@ -257,6 +268,6 @@ class TransferReport:
     refused: tuple[tuple[Namespace, str], ...] = ()
 
     def __add__(self, other: TransferReport) -> TransferReport:
-        """Return the sums of the counts, with the refused items of both."""
+        """Return a report with the sums of the counts and the refused items of both reports."""
         names = (each.name for each in fields(self))
         return TransferReport(*(getattr(self, name) + getattr(other, name) for name in names))

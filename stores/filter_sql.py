@@ -1,8 +1,8 @@
-"""SQL conditions that narrow a scan for a filter: true for every row that the filter matches.
+"""SQL conditions for filters: each holds for every row that the filter matches, and for few others.
 
-They let through more than the filter does, never less; what comes through is checked by
-`Filter.matches`. Texts, finite numbers and truths narrow, as operands of `$eq`, `$in` and an order;
-of everything else SQL says nothing.
+A condition may select too many rows, never too few. `Filter.matches` checks the selected rows. SQL
+compares text, finite numbers and booleans as operands of `$eq`, `$in` and the order operators. All
+other parts of a filter become the condition TRUE.
 """
 
 from __future__ import annotations
@@ -28,41 +28,43 @@ from perdure.stores.filters import (
     parse_path,
 )
 
-_MAX_SQL_LENGTH = 10_000  # characters of SQL: keeps expressions under SQLite's depth limit of 1,000
-_MAX_PATHS = 8
-_MAX_EXACT_INTEGER = (
-    2**53
-)  # whole numbers up to it are read without error, be they written 1 or 1.0
-_MAX_NUMBER = 1e300
-TRUNCATING = re.compile(
-    r"[\x00\ud800-\udfff]"
-)  # what SQL does not return whole: NUL, half of a pair
-_UNSAFE_LABEL = re.compile(r'["\\\x00-\x1f\x7f\ud800-\udfff]')  # as labels of a JSON path
+# maximum characters of a condition; keeps expressions below SQLite's depth limit
+_MAX_SQL_LENGTH = 10_000
+_MAX_PATHS = 8  # maximum JSON paths for one field; with more, the condition is TRUE
+_MAX_EXACT_INTEGER = 2**53  # SQL reads integers up to this number exactly, as 1 or as 1.0
+_MAX_NUMBER = 1e300  # larger numbers are not compared in SQL
+# characters at which SQL cuts a text: NUL and lone surrogates
+TRUNCATING = re.compile(r"[\x00\ud800-\udfff]")
+# characters that labels of SQLite's JSON paths cannot contain
+_UNSAFE_LABEL = re.compile(r'["\\\x00-\x1f\x7f\ud800-\udfff]')
 _IDENTIFIER_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 class Condition(NamedTuple):
-    """A boolean SQL expression with its parameters, and the indexed paths that may serve it."""
+    """A boolean SQL expression with its parameters, and the indexed paths that it can use."""
 
     text: str
     params: tuple[Any, ...] = ()
     paths: tuple[str, ...] = ()
 
     def with_numbered_parameters(self, first: int) -> str:
-        """The expression, in a statement where it may stand twice."""
+        """Return the expression with numbered parameters, so that a statement may repeat it."""
         numbers = count(first)
         return re.sub(r"\?", lambda _: f"?{next(numbers)}", self.text)
 
 
-_UNKNOWN = Condition("TRUE")  # what is said of a value of which SQL can say nothing
+_UNKNOWN = Condition("TRUE")  # for a part of a filter that SQL cannot decide
 
 
 def build_condition(
     filter: Filter, location: JSONLocation, indexed: Collection[str] = ()
 ) -> Condition:
-    """A condition that holds for every row that a filter matches, and for few others.
+    """Build a condition that holds for every row that a filter matches, and for few others.
 
-    `place` is the column of the documents.
+    Args:
+        filter: The parsed filter, which caches the condition.
+        location: The column with the documents.
+        indexed: The paths that have an index.
     """
     cache_key = location, tuple(indexed)
     if cache_key not in filter.conditions:
@@ -77,7 +79,7 @@ def build_condition(
 
 
 def indexable_paths(filter: Filter) -> list[str]:
-    """The paths an index could serve a filter by, equalities before ranges."""
+    """Return the paths for which an index would help a filter, equalities before ranges."""
     candidates = [
         (part.operator in ORDER_OPERATORS, field.key)
         for field in _iter_conjuncts(filter.node)
@@ -91,10 +93,10 @@ def indexable_paths(filter: Filter) -> list[str]:
 
 
 def check_index_path(path: object) -> str:
-    """Check a path that an index is made on.
+    """Check a path for which an index is created, and return it.
 
     Raises:
-        ConfigurationError: It is anything else.
+        ConfigurationError: The path is not a sequence of identifiers joined by dots.
     """
     if not _is_indexable(path):
         raise ConfigurationError(
@@ -105,13 +107,14 @@ def check_index_path(path: object) -> str:
 
 
 def _is_indexable(path: object) -> TypeGuard[str]:
+    """Return whether a path consists of identifiers joined by dots."""
     if not isinstance(path, str) or path.count(".") >= MAX_STEPS:
         return False
     return bool(_IDENTIFIER_PATH.fullmatch(path))
 
 
 def _iter_conjuncts(node: Node) -> Iterator[Node]:
-    """The parts that all have to hold."""
+    """Yield the parts of a node that must all hold."""
     if isinstance(node, AllOf):
         for part in node.parts:
             yield from _iter_conjuncts(part)
@@ -125,6 +128,7 @@ def _iter_conjuncts(node: Node) -> Iterator[Node]:
 def _build_node_condition(
     node: Node, location: JSONLocation, indexed: Collection[str] = ()
 ) -> Condition:
+    """Build the condition for a node of a filter."""
     match node:
         case Comparison(name, operand):
             return _build_comparison(name, operand, location)
@@ -141,6 +145,7 @@ def _build_node_condition(
 
 
 def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condition:
+    """Build the condition for an operator and its operand."""
     match name:
         case "$eq":
             return _build_equality(operand, location)
@@ -152,7 +157,8 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
                 if _find_exact_sql_value(value) is None
             ]
             return join_with_or([location.membership_condition(exact), *others])
-        case "$gt" | "$gte" if bounds := _compute_bounds(operand):  # a NUL cuts a string in SQL
+        # a string that SQL cuts at a NUL sorts lower, so bounds are always inclusive
+        case "$gt" | "$gte" if bounds := _compute_bounds(operand):
             return location.range_condition(bounds[0], None)
         case "$lt" | "$lte" if bounds := _compute_bounds(operand):
             return location.range_condition(None, bounds[1])
@@ -160,6 +166,7 @@ def _build_comparison(name: str, operand: Any, location: JSONLocation) -> Condit
 
 
 def _build_equality(value: Any, location: JSONLocation) -> Condition:
+    """Build the condition that a value is equal to an operand."""
     if (key := _find_exact_sql_value(value)) is not None:
         return location.membership_condition([key])
     bounds = _compute_bounds(value)
@@ -167,7 +174,7 @@ def _build_equality(value: Any, location: JSONLocation) -> Condition:
 
 
 def _find_exact_sql_value(value: Any) -> str | int | None:
-    """What SQL reads of a JSON value without error; None: it may err, or cannot read it."""
+    """Return the value as SQL reads it, or None if SQL may read it inexactly or not at all."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else value
     if isinstance(value, int | float) and abs(value) <= _MAX_EXACT_INTEGER and value == int(value):
@@ -176,18 +183,18 @@ def _find_exact_sql_value(value: Any) -> str | int | None:
 
 
 def _compute_bounds(value: Any) -> tuple[Any, Any] | None:
-    """Between which SQL values a JSON value is read; None: nobody knows."""
+    """Return the lowest and highest value as which SQL may read a value, or None if unknown."""
     if isinstance(value, str):
         return None if TRUNCATING.search(value) else (value, value)
     if not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
         return None
-    # 15 digits are promised (https://sqlite.org/floatingpoint.html); the smallest have fewer
+    # SQLite promises 15 digits (https://sqlite.org/floatingpoint.html), fewer for the smallest
     slack = abs(value) * 1e-12 + 1e-300
     return value - slack, value + slack
 
 
 def _join_with_and(parts: Sequence[Condition]) -> Condition:
-    """Parts joined by AND; those that make it too long are left out."""
+    """Join conditions with AND. Conditions that would make the expression too long are left out."""
     chosen: list[Condition] = []
     length = 0
     for part in parts:
@@ -198,24 +205,28 @@ def _join_with_and(parts: Sequence[Condition]) -> Condition:
 
 
 def join_with_or(parts: Sequence[Condition]) -> Condition:
-    """Parts joined by OR, if all say something and are not too long."""
+    """Join conditions with OR. The result is TRUE if one of them is TRUE or they are too long."""
     if _UNKNOWN in parts or sum(len(part.text) for part in parts) > _MAX_SQL_LENGTH:
         return _UNKNOWN
     return _join_conditions(" OR ", parts)
 
 
 def _join_conditions(word: str, parts: Sequence[Condition]) -> Condition:
+    """Join conditions with `word`, such as " AND "."""
     if len(parts) < 2:
         return parts[0] if parts else _UNKNOWN
     params = tuple(value for part in parts for value in part.params)
     return Condition(f"({word.join(part.text for part in parts)})", params)
 
 
-# -- SQLite's JSON: another dialect has a `JSONPlace` of its own
+# -- SQLite's JSON functions; another dialect has its own subclass of `JSONLocation`
 
 
 def build_index_expression(path: str, column: str) -> str:
-    """The SQL expression to index so that filters on `path` can use it, the literal key first."""
+    """Build the SQL expression to index so that filters on `path` can use the index.
+
+    The expression reads the field whose name is exactly `path`, or else the field at the path.
+    """
     extracted = f"json_extract({column}, '$.{check_index_path(path)}')"
     if "." not in path:
         return extracted
@@ -223,39 +234,42 @@ def build_index_expression(path: str, column: str) -> str:
 
 
 class JSONLocation(NamedTuple):
-    """The place of a value in a column: under one of the paths; without paths it is not known."""
+    """The location of a JSON value in a column: the value is under one of the paths.
+
+    Without paths, the location is unknown.
+    """
 
     column: str
     paths: tuple[Any, ...] = ("$",)
-    expression: str = ""  # the indexed expression that reads it
+    expression: str = ""  # the indexed SQL expression that reads the value, if there is one
 
     @property
     def supports_indexes(self) -> bool:
-        """Whether paths of the column may have indexes."""
+        """Whether paths of the column can have indexes."""
         return True
 
     def condition_on_row(self, condition: Condition) -> Condition:
-        """The condition on a row, from that on its document."""
+        """Turn a condition on the document into a condition on the row."""
         return condition
 
     def child_location(self, key: str | int, is_indexed: bool) -> Self:
-        """The place of what a key reaches here."""
+        """Return the location of the value that a key leads to from here."""
         paths = tuple(path + end for path in self.paths for end in self.path_suffixes(key))
         expression = build_index_expression(str(key), self.column) if is_indexed else ""
         return self._replace(paths=paths if len(paths) <= _MAX_PATHS else (), expression=expression)
 
     def path_suffixes(self, key: str | int) -> Sequence[Any]:
-        """What a key adds to a path."""
+        """Return the possible suffixes that a key adds to the paths."""
         return [f"[{key}]"] if isinstance(key, int) else _build_path_suffixes(key)
 
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
-        """The value is one of some; 1 stands for true, too."""
+        """Return the condition that the value is one of some keys. The key 1 also means `true`."""
         if len(keys) == 1:
             return self._extract_condition("= ?", keys[0])
         return self._extract_condition("IN (SELECT value FROM json_each(?))", json.dumps(keys))
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """The value lies between bounds of one kind, of which one may be missing."""
+        """Return the condition that the value is between two bounds. One bound may be None."""
         if low is None or high is None:
             return self._extract_condition(
                 "<= ?" if low is None else ">= ?", high if low is None else low
@@ -263,7 +277,8 @@ class JSONLocation(NamedTuple):
         return self._extract_condition("BETWEEN ? AND ?", low, high)
 
     def _extract_condition(self, asked: str, *params: str | float | None) -> Condition:
-        # SQLite extracts `true` as 1, and arrays as their text
+        """Return the condition that applies the SQL comparison `asked` to the extracted value."""
+        # SQLite extracts `true` as 1, and an array as its JSON text
         if self.expression:
             return Condition(f"{self.expression} {asked}", params)
         text = f"json_extract({self.column}, ?) {asked}"
@@ -271,11 +286,12 @@ class JSONLocation(NamedTuple):
 
 
 def _build_path_suffixes(key: str) -> tuple[str, ...]:
-    """The ends of SQLite JSON paths under which the value that `key` reaches can lie.
+    """Return the suffixes of SQLite JSON paths under which the value of `key` can be.
 
-    The literal key and the path, each as the two ways in which `json.dumps` writes a label that is
-    not ASCII: SQLite 3.40 compares labels as they are written, escapes and all. Empty when there is
-    no such path: for `[*]`, and for labels with quotes, backslashes or control characters.
+    The suffixes are the literal key and the path. Each is written in the two ways in which
+    `json.dumps` can write labels that are not ASCII, because SQLite 3.40 compares labels as they
+    are written, including escapes. The result is empty if there is no such path: for `[*]`, and for
+    labels with quotes, backslashes or control characters.
     """
     step_lists = dict.fromkeys(((key,), parse_path(key)))
     if any(
@@ -293,6 +309,7 @@ def _build_path_suffixes(key: str) -> tuple[str, ...]:
 
 
 def _format_step(step: Step, ascii_only: bool) -> str:
+    """Format a step of a path in SQLite's syntax."""
     if isinstance(step, int):
         return f"[{step}]" if step >= 0 else f"[#{step}]"
     return f".{json.dumps(step, ensure_ascii=ascii_only)}"

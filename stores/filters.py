@@ -1,27 +1,31 @@
-"""Filters over JSON documents: checked and parsed once, with one meaning on every backend.
+"""Filters over JSON documents: parsed and checked once, with the same meaning on every backend.
 
-A filter is a mapping. All of its entries must hold:
+A filter is a mapping. All its entries must hold:
 
-    {"kind": "note"}                          equal
-    {"author": {"name": "Ann"}}               an object with at least these entries
+    {"kind": "note"}                          the value is equal
+    {"author": {"name": "Ann"}}               an object that has at least these entries
     {"author.name": "Ann"}                    the same by path; also `tags[0]`, `tags[-1]`
-    {"items[*].name": "pen"}                  some element's
+    {"items[*].name": "pen"}                  holds for at least one element
     {"price": {"$gte": 1, "$lt": 5}}          operators, all of which must hold
-    {"$or": [{"a": 1}, {"b": 1}]}             `$and`, `$or`, `$not`, here or in place of an operator
+    {"$or": [{"a": 1}, {"b": 1}]}             `$and`, `$or`, `$not`, also in place of an operator
 
-The rules, wherever a filter is used:
+These rules apply wherever a filter is used:
 
-- Values are strict JSON: `True` is not 1, 1 is 1.0, 2**53 + 1 is not 2.0**53, `"1"` is not 1.
-- `{"a": None}` holds for a null that is there; nothing equals what is missing (`$exists`).
-- `$ne`, `$nin` and `$not` say no to `$eq`, `$in` and their operand: they hold for missing values.
-- `$gt $gte $lt $lte` hold only for a value of the operand's kind, numbers by size, strings by code
-  point: ISO dates of one form compare as dates. Infinities compare with numbers; NaN never holds.
-- `$contains`: an array has an equal element, or a string has the operand within it.
-- `$eq`, `$ne`, `$in`, `$nin` and `$contains` compare whole objects; a plain mapping asks for some
-  of their entries. A plain list has to be matched element by element, each as a condition.
-- A key that starts with `$` is an operator. A document's own is reached by a path, `author.$ref`.
-- A key is a path unless the document has a key of that very spelling. `[*]` asks for one element
-  that meets the whole condition; without elements, the condition is asked of a missing value.
+- Values are strict JSON: `True` is not 1, 1 equals 1.0, 2**53 + 1 differs from 2.0**53, and `"1"`
+  is not 1.
+- `{"a": None}` holds if the field exists and is null. A missing field equals nothing (`$exists`).
+- `$ne`, `$nin` and `$not` negate `$eq`, `$in` and their operand. So they hold for missing fields.
+- `$gt`, `$gte`, `$lt` and `$lte` hold only for a value of the operand's type. Numbers are compared
+  by size and strings by code point, so ISO dates of one format compare as dates. Infinities compare
+  with numbers. A comparison with NaN never holds.
+- `$contains` holds if an array has an equal element, or a string contains the operand.
+- `$eq`, `$ne`, `$in`, `$nin` and `$contains` compare whole objects. A plain mapping compares only
+  the entries that it names. A plain list is compared element by element, each as a condition.
+- A key that starts with `$` is an operator. A field of that name is reached by a path:
+  `author.$ref`.
+- A key is a path, unless the document has a field with exactly that name. `[*]` requires one
+  element that meets the whole condition. If there are no elements, the condition is tested on a
+  missing value.
 """
 
 from __future__ import annotations
@@ -38,11 +42,11 @@ from perdure.errors import InvalidFilter
 from perdure.stores.values import suggest_name
 
 MAX_DEPTH = 32
-"""The most levels of nesting in a filter."""
+"""Maximum levels of nesting in a filter."""
 MAX_OPERANDS = 10_000
-"""The most values in a filter, elements of lists counted."""
+"""Maximum number of values in a filter, including the elements of lists."""
 MAX_STEPS = 64
-"""The most steps of one path: a filter is walked by recursion at each `[*]`."""
+"""Maximum number of steps in a path. Matching recurses once for each `[*]`."""
 
 _LOGICAL_OPERATORS = ("$and", "$or", "$not")
 ORDER_OPERATORS = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": operator.le}
@@ -56,12 +60,18 @@ OPERATORS = (
     "$contains",
     *_LOGICAL_OPERATORS,
 )
-"""All operators."""
+"""The names of all operators."""
 
 _CONTAINERS = (Mapping, list, tuple)
-_UNHASHABLE_OR_BOOL = (bool, dict, list)  # True is no 1 here, and sets cannot hold the others
+# not in sets: True equals 1, and the others cannot be hashed
+_UNHASHABLE_OR_BOOL = (
+    bool,
+    dict,
+    list,
+)
 _LABEL_PATTERN = r"[^.\[\]]+"
-_INDEX_PATTERN = r"\[(?:-?[0-9]{1,9}|\*)\]"  # SQLite counts positions in 32 bits
+# at most 9 digits, since SQLite's positions have 32 bits
+_INDEX_PATTERN = r"\[(?:-?[0-9]{1,9}|\*)\]"
 _PATH_PATTERN = re.compile(
     rf"{_LABEL_PATTERN}(?:{_INDEX_PATTERN})*(?:\.{_LABEL_PATTERN}(?:{_INDEX_PATTERN})*)*"
 )
@@ -69,7 +79,7 @@ _STEP_PATTERN = re.compile(rf"({_LABEL_PATTERN})|\[(-?[0-9]+|\*)\]")
 
 
 class Mark(Enum):
-    """Marks that are no JSON value and no label: a missing value, and every element."""
+    """Markers that differ from all JSON values and labels: a missing value, and the step `[*]`."""
 
     MISSING = "missing"
     ANY_ELEMENT = "*"
@@ -78,19 +88,20 @@ class Mark(Enum):
 _MISSING: Final = Mark.MISSING
 ANY_ELEMENT: Final = Mark.ANY_ELEMENT
 
-Step: TypeAlias = str | int | Mark  # a label, a position in an array, or EACH
-_Predicate: TypeAlias = Callable[[Any], bool]  # of a JSON value, or of _MISSING; it never raises
+Step: TypeAlias = str | int | Mark  # a label, a position in an array, or ANY_ELEMENT
+_Predicate: TypeAlias = Callable[[Any], bool]  # tests a JSON value or _MISSING; never raises
 _FilterPath: TypeAlias = tuple[str | int, ...]
 
 
-# -- what a filter is made of
+# -- nodes of a parsed filter
 
 
 class Comparison(NamedTuple):
-    """A value against an operand.
+    """Compares the value with an operand.
 
-    Besides the operators that `Not` leaves: `object`, whether it is one, and `array`, whether it is
-    one of so many elements.
+    `operator` is one of the filter operators except `$ne`, `$nin` and `$not`, which are parsed into
+    `Negation`. Two further operators exist: `object` holds if the value is an object, and `array`
+    if it is an array with `operand` elements.
     """
 
     operator: str
@@ -98,26 +109,26 @@ class Comparison(NamedTuple):
 
 
 class FieldCondition(NamedTuple):
-    """What a key reaches in an object, or a position in an array, meets a condition."""
+    """The value that a key or an array position leads to must meet a condition."""
 
     key: str | int
     condition: Node
 
 
 class AllOf(NamedTuple):
-    """All parts hold, asked in order; with no parts, always."""
+    """All parts must hold. They are tested in order. Without parts, it always holds."""
 
     parts: tuple[Node, ...]
 
 
 class AnyOf(NamedTuple):
-    """At least one part holds."""
+    """At least one part must hold."""
 
     parts: tuple[Node, ...]
 
 
 class Negation(NamedTuple):
-    """The part does not hold."""
+    """The part must not hold."""
 
     part: Node
 
@@ -126,7 +137,13 @@ Node: TypeAlias = Comparison | FieldCondition | AllOf | AnyOf | Negation
 
 
 class Filter(NamedTuple):
-    """A parsed filter, its test of a document, and its conditions in SQL, once these are made."""
+    """A parsed filter.
+
+    Attributes:
+        node: The root of the parsed filter.
+        matches: Returns whether a document meets the filter.
+        conditions: A cache of the SQL conditions that were built for the filter.
+    """
 
     node: Node
     matches: _Predicate
@@ -137,15 +154,15 @@ class Filter(NamedTuple):
 
 
 def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None = None) -> Filter:
-    """Check a filter and make it ready to be used.
+    """Check a filter and parse it.
 
     Args:
-        filter: The filter; None and `{}` hold for every document. It is copied.
-        fields: All that a document may have at its top; None: anything.
+        filter: The filter, which is copied. None and `{}` hold for every document.
+        fields: The fields that a document can have at its top level. None allows any field.
 
     Raises:
-        InvalidFilter: An operator is unknown or has an operand of a wrong type, a field is none of
-            `fields`, a part is no JSON, or the filter is too deep or too large. The message names
+        InvalidFilter: An operator is unknown or has an operand of a wrong type, a field is not in
+            `fields`, a part is not JSON, or the filter is too deep or too large. The message names
             the part.
     """
     if filter is not None and not isinstance(filter, Mapping):
@@ -155,13 +172,22 @@ def parse_filter(filter: Mapping[str, Any] | None, fields: Sequence[str] | None 
 
 
 def _copy_plain(value: Any, path: _FilterPath, counter: Iterator[int]) -> Any:
-    """A part of a filter as plain JSON: of an enumeration's member, what it stands for."""
+    """Copy a part of a filter as plain JSON. Members of enumerations are replaced by their values.
+
+    Args:
+        value: The part.
+        path: The path of the part in the filter, for error messages.
+        counter: Counts the values of the whole filter.
+    """
     is_container = isinstance(value, _CONTAINERS)
     if is_container and len(path) > MAX_DEPTH:
-        raise InvalidFilter(f"filter: more than {MAX_DEPTH} levels of nesting; flatten it")
+        raise InvalidFilter(
+            f"filter: more than {MAX_DEPTH} levels of nesting; use fewer nested conditions"
+        )
     if (not is_container or not value) and next(counter) == MAX_OPERANDS:
         raise InvalidFilter(
-            f"{_format_filter_path(path)}: more than {MAX_OPERANDS} values in one filter; split the search"
+            f"{_format_filter_path(path)}: more than {MAX_OPERANDS} values in one filter; use "
+            "several searches with smaller filters"
         )
     if isinstance(value, Mapping):
         for key in value:
@@ -175,6 +201,7 @@ def _copy_plain(value: Any, path: _FilterPath, counter: Iterator[int]) -> Any:
 
 
 def _copy_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
+    """Copy a value that is not a container, as an instance of the plain Python type."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -189,7 +216,7 @@ def _copy_scalar(value: Any, path: _FilterPath) -> str | int | float | None:
 def _parse_document(
     filter: dict[str, Any], path: _FilterPath, fields: Sequence[str] | None = None
 ) -> Node:
-    """A mapping of fields, and of logical operators beside them."""
+    """Parse a mapping of fields and logical operators."""
     parts: list[Node] = []
     for key, value in filter.items():
         key_path = (*path, key)
@@ -210,7 +237,10 @@ def _parse_document(
 
 
 def _parse_condition(value: Any, path: _FilterPath) -> Node:
-    """The condition on one value: operators, entries of an object, elements, or equality."""
+    """Parse the condition on one value.
+
+    It consists of operators, entries of an object or list elements, or is a value to be equal to.
+    """
     if isinstance(value, list):
         elements = [
             FieldCondition(i, _parse_condition(part, (*path, i))) for i, part in enumerate(value)
@@ -230,6 +260,7 @@ def _parse_condition(value: Any, path: _FilterPath) -> Node:
 
 
 def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
+    """Parse a field name and its condition."""
     key_path = (*path, key)
     steps = len(parse_path(key))
     if steps > MAX_STEPS:
@@ -238,6 +269,7 @@ def _parse_field(key: str, value: Any, path: _FilterPath) -> FieldCondition:
 
 
 def _parse_operator(name: str, operand: Any, path: _FilterPath) -> Node:
+    """Parse an operator of a field with its operand."""
     operator_path = (*path, name)
     if name in _LOGICAL_OPERATORS:
         return _parse_logical(name, operand, operator_path, _parse_condition)
@@ -262,6 +294,7 @@ def _parse_logical(
     path: _FilterPath,
     parse_part: Callable[[dict[str, Any], _FilterPath], Node],
 ) -> Node:
+    """Parse `$and`, `$or` or `$not`. `parse_part` parses each operand."""
     if name == "$not":
         if not isinstance(operand, dict):
             raise _build_error(path, "a filter", operand)
@@ -277,13 +310,14 @@ def _parse_logical(
 
 
 def _combine_all(parts: Sequence[Node]) -> Node:
+    """Return a node that holds if all parts hold."""
     return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
 
 
 def _build_error(
     path: _FilterPath, expected: str, value: object, advice: str = ""
 ) -> InvalidFilter:
-    """An error that names the part, what was expected and what came."""
+    """Build an error that names the part of the filter, the expected value and the actual value."""
     suffix = f"; {advice}" if advice else ""
     return InvalidFilter(
         f"{_format_filter_path(path)}: expected {expected}, got {_format_value(value)}{suffix}"
@@ -293,19 +327,23 @@ def _build_error(
 def _build_unknown_name_error(
     path: _FilterPath, kind: str, name: str, allowed: Sequence[str]
 ) -> InvalidFilter:
+    """Build an error for an unknown operator or field that suggests the closest name."""
     return InvalidFilter(
-        f"{_format_filter_path(path)}: unknown {kind} {_format_value(name)}; {suggest_name(name, allowed)}"
+        f"{_format_filter_path(path)}: unknown {kind} {_format_value(name)}; "
+        f"{suggest_name(name, allowed)}"
     )
 
 
 def _format_filter_path(path: _FilterPath) -> str:
+    """Format the path of a part for a message, like `filter["$or"][0]`."""
     return "filter" + "".join(f"[{_format_value(step)}]" for step in path)
 
 
 def _format_value(value: object) -> str:
+    """Return the representation of a value, cut to 80 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of too many digits, too many brackets
+    except (ValueError, RecursionError):  # an integer with too many digits, or deep nesting
         text = type(value).__name__
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -314,7 +352,7 @@ def _format_value(value: object) -> str:
 
 
 def _compile_node(node: Node) -> _Predicate:
-    """The test that a node stands for."""
+    """Return the test that a node of a filter describes."""
     match node:
         case Comparison(name, operand):
             return _compile_comparison(name, operand)
@@ -331,6 +369,8 @@ def _compile_node(node: Node) -> _Predicate:
 
 
 def _match_all(tests: Sequence[_Predicate]) -> _Predicate:
+    """Return a test that holds if all tests hold."""
+
     def test_all(value: Any) -> bool:
         for test in tests:  # noqa: SIM110 - half the time of all() over a generator
             if not test(value):
@@ -341,11 +381,11 @@ def _match_all(tests: Sequence[_Predicate]) -> _Predicate:
 
 
 def parse_path(key: str) -> tuple[Step, ...]:
-    """The steps a key stands for; a key that is no well-formed path is one label.
+    """Split a key into the steps of its path. A key that is not a well-formed path is one label.
 
-    >>> steps_of("items[*].name")
+    >>> parse_path("items[*].name")
     ('items', <Mark.ANY_ELEMENT: '*'>, 'name')
-    >>> steps_of("a..b")
+    >>> parse_path("a..b")
     ('a..b',)
     """
     if not _PATH_PATTERN.fullmatch(key):
@@ -355,9 +395,10 @@ def parse_path(key: str) -> tuple[Step, ...]:
 
 
 def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
-    """A test of an object, or of an array that is long enough, from a test of what `key` reaches.
+    """Return a test of an object or array that applies `test` to the value which `key` leads to.
 
-    An object that has the very key, dots and all, is asked for it; otherwise the key is a path.
+    If an object has a field with exactly the name `key`, including its dots, that field is tested.
+    Otherwise `key` is a path. An array is long enough for the position `key`.
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
@@ -366,7 +407,7 @@ def _compile_field(key: str | int, test: _Predicate) -> _Predicate:
 
 
 def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
-    """A test of a value, from a test of what steps reach from it."""
+    """Return a test that follows the steps from a value and tests the value they lead to."""
     if ANY_ELEMENT in steps:
         index = steps.index(ANY_ELEMENT)
         test_element = _compile_steps(steps[index + 1 :], test)
@@ -389,6 +430,7 @@ def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
 
 
 def _compile_comparison(name: str, operand: Any) -> _Predicate:
+    """Return the test for an operator and its operand."""
     match name:
         case "object":
             return lambda value: isinstance(value, dict)
@@ -415,7 +457,10 @@ def _compile_comparison(name: str, operand: Any) -> _Predicate:
 
 
 def _is_equal(left: Any, right: Any) -> bool:
-    """Whether two JSON values are one: objects with the same keys, arrays element by element."""
+    """Return whether two JSON values are equal.
+
+    Objects must have the same keys, and arrays the same number of elements.
+    """
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(right, dict):
@@ -432,10 +477,11 @@ def _is_equal(left: Any, right: Any) -> bool:
 
 
 def _compile_membership(operands: Sequence[Any]) -> _Predicate:
+    """Return a test for equality with at least one of the operands."""
     unhashable = [value for value in operands if isinstance(value, _UNHASHABLE_OR_BOOL)]
     members = frozenset(value for value in operands if not isinstance(value, _UNHASHABLE_OR_BOOL))
 
-    def is_member(value: Any) -> bool:  # 1 and 1.0 are one member: Python hashes by exact value
+    def is_member(value: Any) -> bool:  # in a frozenset, 1 and 1.0 are the same member
         if isinstance(value, _UNHASHABLE_OR_BOOL):
             return any(_is_equal(value, one) for one in unhashable)
         return value in members

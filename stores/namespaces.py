@@ -1,7 +1,7 @@
-"""Namespaces: checks, and an encoding in which a prefix is a range.
+"""Checks of namespaces and keys, and an encoding of namespaces as byte paths.
 
-A path is its labels in UTF-8, each followed by a NUL byte. No label holds one, so paths sort as
-tuples of labels do, and everything under a prefix lies between two byte strings.
+A path is the labels of a namespace in UTF-8, each followed by a NUL byte. No label contains a NUL
+byte. Paths therefore sort like tuples of labels, and all paths under a prefix form one range.
 """
 
 from __future__ import annotations
@@ -14,29 +14,43 @@ from langgraph.store.base import MatchCondition
 
 from perdure.errors import CorruptRecord, InvalidNamespace
 
-RESERVED = "langgraph"  # langgraph keeps its own documents under this root
-MAX_KEY = 4096  # bytes of a key or of a whole path
+RESERVED = "langgraph"  # first label of langgraph's own documents; users cannot put items there
+MAX_KEY = 4096  # maximum bytes of a key, and of a path with all its labels
 _RESERVED_PATH = f"{RESERVED}\0".encode()
-EVERY_PATH = (b"", b"\xff")  # UTF-8 has no byte 0xff
+EVERY_PATH = (b"", b"\xff")  # range of all paths; UTF-8 text never contains the byte 0xff
 
 
 def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
-    """The path of a namespace under a root that items may be put in."""
+    """Check a namespace into which items are put, and return its path.
+
+    Args:
+        namespace: The labels, as a sequence of strings.
+        root: The path of the scope that the namespace belongs to.
+
+    Raises:
+        InvalidNamespace: The namespace is empty, reserved, too long or otherwise invalid.
+    """
     path = root + check_prefix(namespace)
     if not path:
         raise InvalidNamespace("the namespace is empty; give at least one label, like memories")
     if len(path) > MAX_KEY:
-        raise InvalidNamespace(f"the namespace takes {len(path)} bytes; at most {MAX_KEY} may be")
+        raise InvalidNamespace(
+            f"the namespace takes {len(path)} bytes; at most {MAX_KEY} are allowed, so shorten it"
+        )
     if path.startswith(_RESERVED_PATH):
         raise InvalidNamespace(
-            f"the namespace {tuple(namespace)!r} begins with {RESERVED!r}, which langgraph keeps "
-            "for itself; begin with another label"
+            f"the namespace {tuple(namespace)!r} begins with {RESERVED!r}, which is reserved for "
+            "langgraph; use another first label"
         )
     return path
 
 
 def check_prefix(prefix: Any) -> bytes:
-    """The path of a prefix; the empty one stands for everything."""
+    """Check a namespace prefix and return its path. The empty prefix means all namespaces.
+
+    Raises:
+        InvalidNamespace: The prefix is not a sequence of non-empty strings, or is too long.
+    """
     if isinstance(prefix, str | bytes) or not isinstance(prefix, Sequence):
         raise InvalidNamespace(
             f"the namespace is {prefix!r}; expected a tuple of strings, like ('memories', 'alice')"
@@ -51,34 +65,51 @@ def check_prefix(prefix: Any) -> bytes:
 
 
 def check_key(key: Any) -> str:
-    """A key that items may have. Integers and UUIDs are taken as their text, as langgraph does."""
+    """Check the key of an item and return it as text.
+
+    Integers and UUIDs are converted to text, as langgraph does.
+
+    Raises:
+        InvalidNamespace: The key is of another type, is empty, too long or not Unicode text, or
+            contains a NUL character.
+    """
     if type(key) is str and 0 < len(key) <= MAX_KEY and key.isascii() and "\0" not in key:
         return key
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
-        raise InvalidNamespace(f"the key is {key!r}; expected text")
+        raise InvalidNamespace(f"the key is {key!r}; expected a string, an integer or a UUID")
     text = str.__str__(key) if isinstance(key, str) else str(key)
     if not text or "\0" in text:
-        raise InvalidNamespace(f"the key is {text!r}; expected non-empty text without NUL")
+        raise InvalidNamespace(
+            f"the key is {text!r}; expected non-empty text without NUL characters"
+        )
     _encode_text("key", text, text)
     return text
 
 
 def _encode_text(kind: str, value: object, text: str) -> bytes:
+    """Encode text in UTF-8 and check its length.
+
+    Args:
+        kind: The kind of value in error messages, "namespace" or "key".
+        value: The value in error messages.
+        text: The text to encode.
+    """
     try:
         path = text.encode()
     except UnicodeEncodeError as exc:
         raise InvalidNamespace(
-            f"the {kind} {value!r} is no Unicode text ({exc.reason}); remove the lone surrogate"
+            f"the {kind} {value!r} is not Unicode text ({exc.reason}); remove the lone surrogate"
         ) from exc
     if len(path) > MAX_KEY:
         raise InvalidNamespace(
-            f"the {kind} {str(value)[:60]!r}… takes {len(path)} bytes; at most {MAX_KEY} may be"
+            f"the {kind} {str(value)[:60]!r}… takes {len(path)} bytes; at most {MAX_KEY} are "
+            "allowed, so shorten it"
         )
     return path
 
 
 def decode_path(path: bytes) -> tuple[str, ...]:
-    r"""The namespace of a path.
+    r"""Return the labels of the namespace with this path.
 
     >>> decode_path(b"users\0alice\0")
     ('users', 'alice')
@@ -86,11 +117,14 @@ def decode_path(path: bytes) -> tuple[str, ...]:
     try:
         return tuple(path.decode().split("\0")[:-1])
     except UnicodeDecodeError as exc:
-        raise CorruptRecord(f"the path {path[:80]!r} of a namespace is damaged: {exc}") from exc
+        raise CorruptRecord(
+            f"the stored path {path[:80]!r} of a namespace is not UTF-8 ({exc}): the file is "
+            "damaged; restore it from a backup"
+        ) from exc
 
 
 def encode_path(namespace: Iterable[str]) -> bytes:
-    r"""The path of a namespace that was checked.
+    r"""Return the path of a namespace that has already been checked.
 
     >>> encode_path(("users", "alice"))
     b'users\x00alice\x00'
@@ -99,7 +133,7 @@ def encode_path(namespace: Iterable[str]) -> bytes:
 
 
 def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
-    r"""The half-open range of paths under a prefix.
+    r"""Return the half-open range of all paths that begin with this path.
 
     >>> prefix_range(b"users\0")
     (b'users\x00', b'users\x01')
@@ -108,11 +142,15 @@ def prefix_range(prefix: bytes) -> tuple[bytes, bytes]:
 
 
 def matches_conditions(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
-    """Whether a namespace meets all conditions; `"*"` in a condition matches any one label."""
+    """Return whether a namespace meets all conditions.
+
+    A `"*"` in a condition matches any one label.
+    """
     return all(_matches_condition(condition, namespace) for condition in conditions)
 
 
 def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> bool:
+    """Return whether a namespace begins or ends with the labels of one condition."""
     pattern: Sequence[str] = condition.path
     if condition.match_type == "suffix":
         pattern, namespace = pattern[::-1], namespace[::-1]
@@ -121,7 +159,11 @@ def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> b
 
 
 def check_condition(condition: MatchCondition) -> None:
-    """Check a condition of `list_namespaces`."""
+    """Check one condition of `list_namespaces`.
+
+    Raises:
+        InvalidNamespace: The match type is unknown, or the path is not valid.
+    """
     if condition.match_type not in ("prefix", "suffix"):
         raise InvalidNamespace(
             f"match_type is {condition.match_type!r}; expected 'prefix' or 'suffix'"
@@ -130,7 +172,7 @@ def check_condition(condition: MatchCondition) -> None:
 
 
 def literal_prefix(conditions: Iterable[MatchCondition]) -> bytes:
-    """The path that every namespace meeting the conditions begins with."""
+    """Return the longest path that all namespaces which meet the conditions begin with."""
     longest = b""
     for condition in conditions:
         if condition.match_type == "prefix":

@@ -1,7 +1,7 @@
-"""The normal form of a text: equal for texts that say the same in the same words.
+"""Normal form of a text: texts that say the same in the same words have the same normal form.
 
-It leaves out capitals, punctuation, spaces and forms of letters. Tombstones contain hashes of it,
-so a change of the normal form would make the stored tombstones useless.
+The normal form ignores letter case, punctuation, white space and variants of letters. Tombstones
+contain hashes of normal forms. A change of the normal form would make stored tombstones useless.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _IGNORED: Final = re.compile(
     r"[!\"'()*,./:;?@\[\\\]`{}\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u30fb\u0964\u060c\u061b"
     r"\u061f\u06d4\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f-]"
 )
-# what of it means something: in 10.5, in 2024-03-01, in "it's", before -5
+# punctuation that has a meaning inside a word or number: in 10.5, in 2024-03-01, in "it's", in -5
 _MEANINGFUL_INSIDE: Final = re.compile(
     r"[.,:/'\u2212-](?=\w)(?:(?<=\d[.,:/-])(?=\d)|(?<=[^\W\d]')(?=[^\W\d])"
     r"|(?<=[-\u2212])(?<![\w.,].)(?=\d))"
 )
 _MAY_HAVE_MEANINGFUL: Final = re.compile(r"[\d']")
-# what means something at an end of a word: A-, 5*, .NET; and how it is kept
+# signs that have a meaning at the start or end of a word: A-, 5*, .NET
 _SIGNS_AT_WORD_ENDS: Final = re.compile(
     r"(?<=\d)[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
     r"|(?<=[^\W\d_])(?<![^\W_]{4})[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
@@ -32,14 +32,16 @@ _SIGNS_AT_WORD_ENDS: Final = re.compile(
 _SIGN_REPLACEMENTS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
 _EMPHASIS: Final = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])([^*\n]++)(?<!\s)\*{1,3}")
 _SUPERSCRIPTS: Final = re.compile(
-    "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"  # but m² is m2
+    # a superscript becomes ^ and digits, except after a unit of length: m² becomes m2
+    "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"
 )
-# marks on one letter; to put more of them in order takes long (the stream-safe format of tr15)
+# 30 combining marks on one letter; sorting more of them takes quadratic time, so a joiner is
+# inserted (the Stream-Safe Text Format of Unicode Standard Annex 15)
 _MARK_RUN: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
 _PLACEHOLDERS: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
 _LETTER_VARIANTS: Final = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
-    # invisible marks: soft hyphen, joiners, direction, the form of an emoji
+    # invisible characters: soft hyphen, joiners, text direction, variant selectors of emoji
     | dict.fromkeys("\u00ad\u034f\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0e\ufe0f")
 )
 
@@ -51,7 +53,7 @@ def hash_normal_form(text: str) -> str:
 
 
 def normalize_text(text: str) -> str:
-    """Return the normal form of a text, for comparison by `same`, and not for display."""
+    """Return the normal form of a text. It is meant for comparison, not for display."""
     plain = marked = unify_letters(text).casefold()
     if _MAY_HAVE_MEANINGFUL.search(plain):
         marked = _MEANINGFUL_INSIDE.sub(
@@ -62,7 +64,10 @@ def normalize_text(text: str) -> str:
 
 
 def unify_letters(text: str) -> str:
-    """Return the text with one form of each letter, and with marks for meaningful signs."""
+    """Return the text with one variant of each letter.
+
+    Signs at the ends of words are replaced by special characters, so that they count.
+    """
     if not text.isascii():
         plain = _MARK_RUN.sub(
             "\\1\u034f", _SUPERSCRIPTS.sub(_lower_superscript, text.translate(_LETTER_VARIANTS))
@@ -74,4 +79,5 @@ def unify_letters(text: str) -> str:
 
 
 def _lower_superscript(match: re.Match[str]) -> str:
+    """Return the replacement for a matched run of superscript digits."""
     return match[0] if match[1] else f"^{match[2]}"

@@ -437,8 +437,9 @@ class ItemWriter:
             for limit_value in (limit.items, limit.bytes)
         )
         raise LimitExceeded(
-            f"the scope would hold {items - expired_items} items and {size - expired_bytes} bytes; it may hold "
-            f"{item_limit} items and {byte_limit} bytes: delete items first"
+            f"the scope would contain {items - expired_items} items and "
+            f"{size - expired_bytes} bytes; at most {item_limit} items and {byte_limit} bytes "
+            "are allowed: delete items first"
         )
 
     # -- vectors

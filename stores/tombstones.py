@@ -1,4 +1,4 @@
-"""Tombstones, by which an import recognises items that were removed here.
+"""Tombstones: records by which an import recognises items that were deleted or forgotten here.
 
 `perdure.memory` writes a tombstone when a memory is deleted or forgotten. A tombstone is an item
 under `("perdure", "buried", *namespace)`. Its key is the hash of a text of the memory, or of the id
@@ -20,38 +20,42 @@ from perdure.stores.normal_form import hash_normal_form
 from perdure.stores.values import decode_value, to_prompt_json
 
 ROOT: Final = "perdure"
-"""The first label of the namespaces in which `perdure.memory` keeps notes on memories."""
+"""First label of the namespaces in which `perdure.memory` keeps notes about memories."""
 QUARANTINE: Final = "quarantine"
+"""Second label of the notes about memories that wait for a person's decision."""
 TOMBSTONES: Final = "buried"
+"""Second label of the notes about deleted and forgotten memories."""
 CHANGED: Final = "changed"
+"""Second label of the notes about memories that were changed by hand."""
 WATERMARKS: Final = "formed"
+"""Second label of the notes that say how far extractors have read threads."""
 KINDS: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS)
-"""The second labels of these namespaces, one for each kind of note."""
+"""Second labels of all namespaces of notes, one for each kind of note."""
 TEMPLATES: Final = "templates"
-"""The second label of the namespace of templates that parts of perdure have used."""
+"""Second label of the namespace that records which namespace templates perdure has used."""
 TURN: Final = "turn"
-"""The kind of a memory that is a message of a thread."""
+"""Value of the field `kind` of a memory that is one message of a thread."""
 INSTRUCTIONS: Final = "instructions"
-"""The field of a value with the text of instructions, as in LangGraph's own examples."""
+"""Field of a value that contains the text of instructions, as in LangGraph's own examples."""
 PREVIOUS: Final = "formerly"
-"""The field of a value with the earlier texts of a memory."""
+"""Field of a value that contains the earlier texts of a memory."""
 AUTHOR: Final = "author"
-"""The field of provenance, and of an earlier text, with the user who wrote it for a team."""
+"""Field of provenance, and of an earlier text, that names the user who wrote it for a team."""
 UNNAMED: Final = ("trust", "at")
-"""The fields of provenance that stay if a version is handed over: the others may name the author or
-a thread of the author."""
+"""Fields of provenance that stay when a version is handed over. All other fields may name the
+author or a thread of the author."""
 SOURCE: Final = "provenance"
-"""The field of a value with the provenance, in a store that is not perdure's."""
+"""Field of a value that contains the provenance, in a store that is not perdure's."""
 
 
 def is_note_namespace(namespace: Sequence[str]) -> bool:
-    """Return whether the namespace contains perdure's notes on memories, and no items of a user."""
+    """Return whether a namespace contains perdure's notes about memories and no items of a user."""
     root, kind = (*namespace[:2], "", "")[:2]
     return root == ROOT and kind in (*KINDS, TEMPLATES)
 
 
 def extract_text(value: Mapping[str, Any]) -> str:
-    """Return the text of a memory or of instructions, or the value of another item as JSON."""
+    """Return the text of a memory or of instructions, or the value of any other item as JSON."""
     for name in ("text", INSTRUCTIONS):
         if isinstance(text := value.get(name), str):
             return text
@@ -65,7 +69,7 @@ def hash_message(thread_id: str | None, message_id: str) -> str:
 
 
 def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | None) -> set[str]:
-    """Return the keys of the tombstones that would refuse an item with this value."""
+    """Return the keys of all tombstones that would refuse an item with this value."""
     value = {**value}
     stored = value.pop(SOURCE, None)
     source = provenance or (stored if isinstance(stored, Mapping) else {})
@@ -82,21 +86,21 @@ def tombstone_keys(value: Mapping[str, Any], provenance: Mapping[str, Any] | Non
 
 
 def is_note_path(path: bytes, kinds: Collection[str] = KINDS) -> bool:
-    """Return whether a namespace contains notes of one of these kinds."""
+    """Return whether the namespace with this path contains notes of one of these kinds."""
     return _find_root_label(decode_path(path), kinds) is not None
 
 
 def _find_root_label(names: Sequence[str], kinds: Collection[str]) -> int | None:
-    """Return the index of the label `ROOT` in a namespace of notes, which is above 0 in a scope."""
+    """Return the index of the label `ROOT` in a namespace of notes. It is above 0 in a scope."""
     pairs = enumerate(pairwise(names))
     return next((index for index, (root, kind) in pairs if root == ROOT and kind in kinds), None)
 
 
 def tombstone_paths(path: bytes) -> list[bytes]:
-    """Return the namespaces that may contain the tombstones of a namespace.
+    """Return the paths of all namespaces that may contain tombstones for the items of a namespace.
 
     A scope of the store keeps its notes under its own prefix, and no row says which prefixes are
-    scopes. Entries in quarantine have the same tombstones as the memories.
+    scopes. Quarantined items have the same tombstones as the memories.
     """
     names = decode_path(path)
     root_index = _find_root_label(names, KINDS)
@@ -128,8 +132,10 @@ class TombstoneReader:
     """Finds tombstones within a transaction.
 
     Args:
-        arrived: Namespace and key of tombstones that the same import has brought. They are ignored,
-            because the other database had them together with the items of the import.
+        sql: The statements of the store.
+        now: The present time, in microseconds since 1970.
+        imported: Namespace and key of the tombstones that the same import has brought. They are
+            ignored, because the source had them together with the items of the import.
     """
 
     sql: NamedSQL
@@ -138,7 +144,7 @@ class TombstoneReader:
     _note_paths: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def find_keys(self, contents: Sequence[ItemContent]) -> Flow[list[set[str]]]:
-        """Return for each content the keys of the tombstones that refuse it."""
+        """Return for each content, in order, the keys of the tombstones that refuse it."""
         yield from self._load_paths({content.path for content in contents})
         candidates: list[tuple[int, bytes, str]] = []
         for number, content in enumerate(contents):
@@ -169,6 +175,7 @@ class TombstoneReader:
             self._note_paths[path] = [note_path for note_path in note_paths if note_path in filled]
 
     def _load_present(self, pairs: Sequence[tuple[bytes, str]]) -> Flow[set[tuple[bytes, str]]]:
+        """Return which of the tombstones exist, as pairs of namespace path and key."""
         if not pairs:
             return set()
         parameters = [(*pair, self.now) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Values: JSON objects and nothing else, as they are stored, and the texts to search in them."""
+"""Values of items: checks that a value is a JSON object, its encoding, and the texts in it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from langgraph.store.base import get_text_at_path, tokenize_path
 
 from perdure.errors import ConfigurationError, CorruptRecord, InvalidValue
 
-MAX_DEPTH = 64
-_MAX_INTEGER_BITS = 13_000  # of an integer: Python reads no more than 4,300 digits back
-MAX_BYTES = 16 << 20  # of a value's JSON; an option of `open` sets another
-_MIN_SIMILARITY: Final = 0.75  # of 1; below it, `$regex` is taken for `$gte`
-WHOLE = "$"  # langgraph's path for the whole value
+MAX_DEPTH = 64  # maximum nesting of objects and arrays in a value
+_MAX_INTEGER_BITS = 13_000  # maximum bits of an integer; Python parses at most 4,300 digits
+MAX_BYTES = 16 << 20  # default maximum size of the JSON of a value; `open` has an option for it
+# 0 to 1, for a suggested name; with less, `$gte` is suggested for `$regex`
+_MIN_SIMILARITY: Final = 0.75
+WHOLE = "$"  # langgraph's path of the whole value
 
 _EXACT_TYPES = frozenset((str, bool, int, type(None)))
 _CONTAINERS = (dict, list, tuple)
-_LONG_INTEGER = re.compile(
-    r"\d{19}"
-)  # orjson would make a float of an integer of more than 64 bits
+_LONG_INTEGER = re.compile(r"\d{19}")  # orjson converts an integer of more than 64 bits to a float
 _encode_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> str:
-    """A value as JSON.
+    """Encode a value as JSON text.
+
+    Args:
+        value: The value, a mapping.
+        max_bytes: The maximum size of the JSON.
 
     Raises:
-        InvalidValue: It is no mapping, holds something that JSON cannot say, or is too large; the
-            path to the offending part is named.
+        InvalidValue: The value is not a mapping, contains something that JSON cannot represent,
+            or is too large. The message names the path of the offending part.
     """
     if not isinstance(value, Mapping):
         raise InvalidValue(
@@ -45,7 +48,7 @@ def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> str:
         raise InvalidValue(f"{WHOLE}{problem}")
     try:
         body = orjson.dumps(value)
-    except TypeError:  # an integer of more than 64 bits, or no Unicode text
+    except TypeError:  # an integer of more than 64 bits, or text with lone surrogates
         if problem := describe_invalid_part(value, thorough=True):
             raise InvalidValue(f"{WHOLE}{problem}") from None
         body = _encode_json(value).encode()
@@ -54,19 +57,19 @@ def encode_value(value: Any, max_bytes: int = MAX_BYTES) -> str:
 
 
 def check_size(size: int, max_bytes: int) -> None:
-    """Refuse a value of more bytes than are allowed."""
+    """Raise `InvalidValue` if a value has more bytes than are allowed."""
     if size > max_bytes:
         raise InvalidValue(
             f"the value takes {size:,} bytes as JSON; at most {max_bytes:,} are allowed: "
-            "store large contents elsewhere and a reference to them here"
+            "store large contents elsewhere, and put a reference to them here"
         )
 
 
 def decode_value(text: str) -> dict[str, Any]:
-    """A value from its JSON."""
+    """Decode the JSON text of a value."""
     try:
         value: Any = orjson.loads(text)
-    except orjson.JSONDecodeError:  # also of an integer that is larger than any float
+    except orjson.JSONDecodeError:  # orjson also refuses an integer that exceeds every float
         value = json.loads(text)
     exact = type(value) is dict and _EXACT_TYPES.issuperset(map(type, value.values()))
     if not exact and _LONG_INTEGER.search(text):
@@ -75,15 +78,19 @@ def decode_value(text: str) -> dict[str, Any]:
 
 
 def parse_json_object(text: str, name: str) -> dict[str, Any]:
-    """The JSON object that somebody typed; `name` names it in the error.
+    """Parse a JSON object that a user typed.
+
+    Args:
+        text: The JSON text.
+        name: The name of the argument, for the error message.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The text is not JSON, or its value is not an object.
     """
     try:
         value, problem = json.loads(text), ""
     except (ValueError, RecursionError) as exc:
-        value, problem = None, f", which is no JSON ({exc})"
+        value, problem = None, f", which is not JSON ({exc})"
     if not isinstance(value, dict):
         raise ConfigurationError(
             f'{name} is {text!r:.80}{problem}; expected a JSON object, like \'{{"kind": "note"}}\''
@@ -92,9 +99,15 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
 
 
 def describe_invalid_part(value: Any, depth: int = 0, *, thorough: bool = False) -> str:
-    """The first part of a value that is no JSON, as its path and what it is; empty: it is JSON.
+    """Describe the first part of a value that is not JSON, as its path and the problem.
 
-    Only if thorough it looks at text and at integers, which orjson refuses by itself.
+    Args:
+        value: The value to check.
+        depth: The nesting depth of `value`.
+        thorough: Whether to check text and integers too. orjson refuses invalid ones by itself.
+
+    Returns:
+        The description, or an empty string if the whole value is JSON.
     """
     if not isinstance(value, _CONTAINERS):
         return _describe_invalid_leaf(value, thorough)
@@ -118,22 +131,24 @@ def describe_invalid_part(value: Any, depth: int = 0, *, thorough: bool = False)
 
 
 def _describe_invalid_leaf(value: Any, thorough: bool) -> str:
+    """Describe why a value that is not a list or dict is not JSON. Empty if it is JSON."""
     if isinstance(value, str):
         return _describe_invalid_text(value) if thorough else ""
-    if isinstance(value, int):  # a bool, too
+    if isinstance(value, int):  # includes bool
         is_too_long = value.bit_length() > _MAX_INTEGER_BITS
         return " is an integer of more than 3,900 digits; store it as text" if is_too_long else ""
     if isinstance(value, float):
         return (
             ""
             if math.isfinite(value)
-            else f" is {value!r}, which JSON cannot say; use None or text"
+            else f" is {value!r}, which JSON cannot represent; use None or text"
         )
     if value is None:
         return ""
     return (
-        f" is {_format_value(value)}, a {type(value).__name__}; a store holds JSON: text, numbers, "
-        "booleans, None, lists and dicts of them (of a pydantic model: model_dump(mode='json'))"
+        f" is {_format_value(value)}, a {type(value).__name__}; a store takes JSON only: text, "
+        "numbers, booleans, None, and lists and dicts of these (for a pydantic model, use "
+        "model_dump(mode='json'))"
     )
 
 
@@ -141,7 +156,7 @@ def _describe_invalid_key(key: Any) -> str:
     return (
         _describe_invalid_text(key)
         if isinstance(key, str)
-        else f" has the key {key!r}; JSON keys are text"
+        else f" has the key {key!r}; the keys of JSON objects must be text"
     )
 
 
@@ -149,21 +164,27 @@ def _describe_invalid_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        return f" holds a lone surrogate ({exc.reason}), which is no Unicode text"
+        return f" contains a lone surrogate ({exc.reason}), so it is not Unicode text"
     return ""
 
 
 def _format_value(value: Any) -> str:
+    """Return the start of the representation of a value, even if its `__repr__` fails."""
     try:
         return f"{value!r:.80}"
-    except Exception:  # whatever a foreign object raises
+    except Exception:  # `__repr__` of a user's class may raise anything
         return object.__repr__(value)
 
 
 def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
-    """The texts at some paths of a value, in langgraph's path syntax, without empty ones.
+    """Return the non-empty texts at some paths of a value.
 
-    `"$"` gives all text of the value as one; `"parts[*].text"` gives each part's by itself.
+    The paths have langgraph's syntax. `"$"` gives all text of the value as one string, and
+    `"parts[*].text"` gives one string for each part.
+
+    Args:
+        value: The JSON object.
+        fields: The paths.
     """
     if type(value) is not dict:
         value = dict(value)
@@ -179,6 +200,7 @@ def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
 
 
 def _collect_texts(value: Any, out: list[str]) -> None:
+    """Append all strings and numbers of a nested value to `out`, in order."""
     kind = type(value)
     if kind is str:
         out.append(value)
@@ -192,7 +214,7 @@ def _collect_texts(value: Any, out: list[str]) -> None:
         out.append(str(value))
 
 
-# -- options, and what a file records of them
+# -- options and recorded settings
 
 
 def check_number(
@@ -204,7 +226,16 @@ def check_number(
     exclusive_maximum: float = math.inf,
     integer: bool = False,
 ) -> None:
-    """Refuse what is no number from `least` on and below `most`."""
+    """Raise `ConfigurationError` unless a value is a number in a range.
+
+    Args:
+        name: The name of the option, for the message.
+        value: The value to check.
+        expected: A description of valid values, for the message.
+        minimum: The lowest valid value.
+        exclusive_maximum: The value must be below this number.
+        integer: Whether the value must be an `int`.
+    """
     types = int if integer else int | float
     is_number = isinstance(value, types) and not isinstance(value, bool)
     if not is_number or not minimum <= value < exclusive_maximum:
@@ -212,7 +243,7 @@ def check_number(
 
 
 def suggest_name(name: object, allowed: Iterable[str]) -> str:
-    """The end of a message about an unknown name.
+    """Return the end of an error message about an unknown name: the closest name and all names.
 
     >>> suggest_name("actr", ("actor", "at")), suggest_name("$y", ("$eq", "$ne"))
     ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
@@ -226,21 +257,30 @@ def suggest_name(name: object, allowed: Iterable[str]) -> str:
 def parse_setting(
     name: str, stored: Any, is_valid: Callable[[dict[str, Any]], bool]
 ) -> dict[str, Any]:
-    """A setting of a file, an object in JSON, unless it was damaged."""
+    """Parse a setting that perdure has recorded in a file, which is a JSON object.
+
+    Args:
+        name: The name of the setting.
+        stored: The recorded text.
+        is_valid: Returns whether the object has the expected fields.
+
+    Raises:
+        CorruptRecord: The text is not such an object, so the file is damaged.
+    """
     try:
         setting = json.loads(stored)
     except (TypeError, ValueError, RecursionError):
         setting = None
     if not isinstance(setting, dict) or not is_valid(setting):
         raise CorruptRecord(
-            f"the store's setting {name!r} is {stored!r:.80}; expected what perdure wrote there: "
+            f"the store's setting {name!r} is {stored!r:.80}; which perdure did not write: "
             "the file is damaged; restore it from a backup"
         )
     return setting
 
 
 def to_prompt_json(value: Any) -> str:
-    """Return a value as a JSON literal without tags and line breaks, for prompts."""
+    """Return a value as a JSON literal for a prompt, with `<`, `>` and line breaks escaped."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     for char in "<>\u2028\u2029\x85":
         text = text.replace(char, f"\\u{ord(char):04x}")

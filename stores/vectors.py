@@ -1,11 +1,10 @@
-"""Vectors: their model, its answers checked, how they are stored, and their scores.
+"""Vectors: the embedding model, checks of its answers, the stored encoding, and similarity scores.
 
-Only vectors of one model can be compared.
+Only vectors of the same model can be compared. Scores are exact. Above a configurable number of
+vectors, sketches select the rows that are scored exactly.
 
-Scores are exact, and above a number of vectors preselected by sketches.
-
-The approximate scores are sign sketches (random-hyperplane hashing: Charikar, STOC 2002): a bit a
-dimension, compared by Hamming distance; those that look best are scored again exactly.
+A sketch has one bit for each dimension, the sign of the number (random-hyperplane hashing:
+Charikar, STOC 2002). Sketches are compared by Hamming distance.
 """
 
 from __future__ import annotations
@@ -24,22 +23,24 @@ from perdure.stores.values import parse_setting
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
 
-_BLOCK_ROWS: Final = 1024  # rows widened to float32 at a time: they stay in the cache
-_SKETCH_BLOCK_ROWS: Final = 1 << 14  # rows whose sketches are compared at a time
-_RESCORED_SHARE: Final = 0.01  # share of the rows
-_MIN_RESCORED_ROWS: Final = 4_000  # rows
-_WORD_BITS: Final = 64  # bits
+_BLOCK_ROWS: Final = 1024  # rows converted to float32 at a time, so that they stay in the CPU cache
+# rows whose sketches are compared at a time, which limits memory
+_SKETCH_BLOCK_ROWS: Final = 1 << 14
+_RESCORED_SHARE: Final = 0.01  # share of the rows with the best sketches that is scored exactly
+_MIN_RESCORED_ROWS: Final = 4_000  # at least this many rows are scored exactly
+_WORD_BITS: Final = 64  # bits of one word of a sketch
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An embedding model, and how its vectors are stored.
+    """An embedding model, and the encoding of its vectors.
 
     Attributes:
-        name: Which model.
-        dims: Length of a vector.
-        kind: How its numbers are stored.
-        number: Stands for all this in each row; 0: not in the store yet.
+        name: The name of the model.
+        dims: The length of a vector.
+        kind: The stored type of the numbers.
+        number: The number that stands for this model in each row. 0 means that the store has not
+            recorded the model yet.
     """
 
     name: str
@@ -49,39 +50,40 @@ class Model:
 
     @classmethod
     def from_setting(cls, text: str) -> Self:
-        """A model from its setting."""
+        """Parse the model from a setting of the store."""
         return cls(**parse_setting("model", text, _is_model))
 
     def to_setting(self) -> str:
-        """The model as a setting."""
+        """Return the model as the text of a setting."""
         return json.dumps(asdict(self))
 
     def with_dims(self, dims: int) -> Self:
-        """The same, once it is known how long its vectors are."""
+        """Return the model with a known vector length."""
         return replace(self, dims=dims)
 
     @property
     def vector_bytes(self) -> int:
-        """Bytes of a vector."""
+        """The number of bytes of one stored vector."""
         return self.dims * np.dtype(self.kind).itemsize + (4 if self.kind == "int8" else 0)
 
     def build_mismatch_error(self, opened_with: Model) -> EmbedderMismatch:
-        """The error for vectors of another model than the store's, or stored in another way."""
+        """Build the error for vectors of another model or of another encoding than the store's."""
         if (self.name, self.dims) == (opened_with.name, opened_with.dims):
             return EmbedderMismatch(
-                f"the store's vectors are stored as {self.kind}, and it was opened with "
-                f"vectors={opened_with.kind!r}: open it with vectors={self.kind!r}, or call reembed() to "
-                "make all vectors anew"
+                f"the store's vectors are stored as {self.kind}, but the store was opened with "
+                f"vectors={opened_with.kind!r}: open it with vectors={self.kind!r}, or call "
+                "reembed() to compute all vectors again"
             )
         return EmbedderMismatch(
             f"the store's vectors come from {self.name!r} ({self.dims} dimensions, {self.kind}), "
-            f"this embedder is {opened_with.name!r} ({opened_with.dims} dimensions, {opened_with.kind}): search "
-            "by text, open the store with that embedder, or make all vectors anew (reembed)"
+            f"but this embedder is {opened_with.name!r} ({opened_with.dims} dimensions, "
+            f"{opened_with.kind}): search by text, open the store with the former embedder, or "
+            "compute all vectors again (reembed)"
         )
 
 
 def _is_model(setting: dict[str, Any]) -> bool:
-    """Whether a setting says all of a model, and nothing else."""
+    """Return whether a setting has exactly the fields of a model, with valid values."""
     return (
         setting.keys() == {"name", "dims", "kind", "number"}
         and isinstance(setting["name"], str)
@@ -91,13 +93,19 @@ def _is_model(setting: dict[str, Any]) -> bool:
 
 
 def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floats:
-    """The vectors of a model's answer.
+    """Check the answer of an embedding model, and return its vectors.
+
+    Args:
+        answer: The answer, which should be one vector for each text.
+        count: The number of texts.
+        dims: The expected vector length, or None if it is not known.
+        model: The name of the model, for error messages.
 
     Returns:
-        float32[count, dims], each row of length 1; a zero vector stays zero.
+        float32[count, dims], each row normalised to length 1. A zero vector stays zero.
 
     Raises:
-        EmbeddingFailed: The answer is not that; the message names what came.
+        EmbeddingFailed: The answer does not have this form. The message says what it is.
     """
     items = answer if isinstance(answer, list | tuple) else ()
     lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
@@ -106,7 +114,7 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         raise _build_answer_error(model, problem, "all of the same number of dimensions")
     try:
         rows = np.asarray(answer)
-    except Exception as exc:  # whatever the answer's own conversion raises
+    except Exception as exc:  # the answer's own conversion to an array may raise anything
         raise _build_answer_error(model, f"{answer!r:.80} ({exc})", "a list of vectors") from exc
     if rows.ndim and len(rows) != count:
         raise _build_answer_error(
@@ -120,22 +128,23 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         raise _build_answer_error(model, f"vectors of {rows.shape[1]} dimensions", f"{dims}")
     if not np.isfinite(rows).all():
         row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
-        problem = f"{rows[row, column]!s} in vector {row} at place {column}"
+        problem = f"{rows[row, column]!s} at position {column} of vector {row}"
         raise _build_answer_error(model, problem, "finite numbers")
     return normalize_rows(rows.astype(np.float64))
 
 
 def _build_answer_error(model: str, problem: str, expected: str) -> EmbeddingFailed:
+    """Build the error for an unusable answer of an embedding model."""
     return EmbeddingFailed(
-        f"the embedder {model!r} returned {problem}; expected {expected}. Mend the embedder, or give "
-        "the store another"
+        f"the embedder {model!r} returned {problem}; expected {expected}. Correct the embedder, "
+        "or open the store with another one"
     )
 
 
 def normalize_rows(rows: NDArray[np.float64]) -> Floats:
-    """Rows of length 1, zero ones left as they are.
+    """Return the rows scaled to length 1. Zero rows stay zero.
 
-    They are divided by their largest number first, so that no square is too large or too small.
+    Each row is divided by its largest number first, so that squares neither overflow nor underflow.
     """
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     scaled = rows / np.where(largest == 0, 1.0, largest)
@@ -144,7 +153,7 @@ def normalize_rows(rows: NDArray[np.float64]) -> Floats:
 
 
 def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
-    """Vectors `[n, dims]` as bytes; `int8` has a float32 scale before each row."""
+    """Encode vectors `[n, dims]` as bytes. With `int8`, a float32 scale precedes each row."""
     if kind == "int8":
         scale = np.abs(vectors).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
         whole = np.round(vectors / np.where(scale > 0, scale, 1)).astype(np.int8)
@@ -155,7 +164,13 @@ def encode_vectors(vectors: Floats, kind: Kind) -> bytes:
 def encode_groups(
     vectors: Floats, groups: Sequence[Sequence[str]], model: Model
 ) -> list[bytes | None]:
-    """The vectors of each group of pieces as they are stored; None for an empty group."""
+    """Encode the vectors of each group of text chunks as bytes. An empty group gives None.
+
+    Args:
+        vectors: The vectors of all chunks, in the order of the groups; float32[n, dims].
+        groups: The chunks of each item.
+        model: The model, which determines the encoding.
+    """
     body = encode_vectors(vectors, model.kind) if len(vectors) else b""
     width, begin = model.vector_bytes, 0
     encoded: list[bytes | None] = []
@@ -167,21 +182,21 @@ def encode_groups(
 
 
 def rescored_share(rows: int) -> float:
-    """The share of many rows that is scored exactly after the sketches."""
+    """Return the share of `rows` rows that is scored exactly after the comparison of sketches."""
     return max(_RESCORED_SHARE, min(1.0, _MIN_RESCORED_ROWS / max(rows, 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class VectorMatrix:
-    """Vectors, a row each."""
+    """Vectors in an array, one in each row."""
 
     rows: NDArray[Any]  # `[n, dims]`, normalised
-    scale: Floats | None = None  # by which `int8` rows are multiplied
-    sketch: NDArray[np.uint64] | None = None  # `[words, n]`, signs; None: too few rows
+    scale: Floats | None = None  # factor of each row, only for `int8`
+    sketch: NDArray[np.uint64] | None = None  # signs, `[words, n]`; None if there are few rows
 
     @classmethod
     def from_bytes(cls, body: bytes, dims: int, kind: Kind) -> VectorMatrix:
-        """A matrix from stored vectors, one after another."""
+        """Build a matrix from encoded vectors."""
         if kind == "int8":
             raw = np.frombuffer(body, np.int8).reshape(-1, dims + 4)
             scale = np.ascontiguousarray(raw[:, :4]).view(np.float32)[:, 0]
@@ -190,7 +205,7 @@ class VectorMatrix:
 
     @classmethod
     def concatenate(cls, parts: list[VectorMatrix]) -> VectorMatrix:
-        """The rows of several, one after another."""
+        """Return one matrix with the rows of all matrices, in order."""
         scale = None
         if parts[0].scale is not None:
             scale = np.concatenate([part.scale for part in parts if part.scale is not None])
@@ -201,12 +216,12 @@ class VectorMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays."""
+        """The number of bytes of the arrays."""
         parts = (self.rows, self.scale, self.sketch)
         return sum(part.nbytes for part in parts if part is not None)
 
     def take_rows(self, order: NDArray[Any]) -> VectorMatrix:
-        """Some rows, in an order."""
+        """Return a matrix with the rows of these indexes, in their order."""
         return VectorMatrix(self.rows[order], None if self.scale is None else self.scale[order])
 
     def to_float32(self) -> Floats:
@@ -215,12 +230,12 @@ class VectorMatrix:
         return rows if self.scale is None else rows * self.scale[:, None]
 
     def with_sketches(self) -> VectorMatrix:
-        """The same, ready for approximate scores; rows of float32 become float16."""
+        """Return the matrix with sketches for approximate scores. float32 rows become float16."""
         rows = self.rows.astype(np.float16) if self.rows.dtype == np.float32 else self.rows
         return VectorMatrix(rows, self.scale, _compute_sketches(self.rows))
 
     def score_rows(self, query: Floats, start: int, stop: int) -> Floats:
-        """Cosine similarity of rows `start` to `stop` with a normalised query, exactly."""
+        """Return the exact cosine similarities of rows `start` to `stop` with a unit vector."""
         rows = self.rows[start:stop]
         if rows.dtype == np.float32:
             return np.asarray(rows @ query)
@@ -234,7 +249,10 @@ class VectorMatrix:
         return out
 
     def estimate_scores(self, query: Floats, start: int, stop: int, share: float) -> Floats:
-        """Approximate cosine similarities; those of the most promising share of rows are exact."""
+        """Return approximate cosine similarities of the rows `start` to `stop`.
+
+        The similarities of the `share` of rows with the best sketches are exact.
+        """
         assert self.sketch is not None
         distance = self._hamming_distances(_compute_sketches(query[None, :])[:, 0], start, stop)
         bit_count = len(query)
@@ -242,7 +260,7 @@ class VectorMatrix:
         min_count = max(int(share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(min_count, len(distance))))
         table = np.cos(np.pi * np.arange(bit_count + 1) / bit_count).astype(np.float32)
-        table -= table[nearest]  # an estimate never stands before an exact score
+        table -= table[nearest]  # no estimate is higher than an exact score
         chosen = np.flatnonzero(distance <= nearest)
         exact = self.take_rows(chosen + start).score_rows(query, 0, len(chosen))
         out = np.minimum(table[distance], 0.0) + exact.min(initial=1.0)
@@ -252,7 +270,7 @@ class VectorMatrix:
     def _hamming_distances(
         self, query_sketch: NDArray[np.uint64], start: int, stop: int
     ) -> NDArray[np.uint16]:
-        """In how many bits each row's sketch differs."""
+        """Return the number of bits in which each row's sketch differs from the query's sketch."""
         assert self.sketch is not None
         out = np.zeros(stop - start, np.uint16)
         differ = np.empty(_SKETCH_BLOCK_ROWS, np.uint64)
@@ -268,7 +286,7 @@ class VectorMatrix:
 
 
 def _compute_sketches(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """`uint64[words, n]`: a bit for each dimension that is positive."""
+    """Return sketches as `uint64[words, n]`: one bit for each dimension, set if it is positive."""
     count, dims = rows.shape
     words = -(-dims // _WORD_BITS)
     packed = np.zeros((count, words * 8), np.uint8)

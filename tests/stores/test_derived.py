@@ -138,7 +138,7 @@ def test_limits_count_what_is_added(tmp_path: Path) -> None:
     with offline(tmp_path / "x.db", index=None) as store:
         scope = store.scoped(A, max_items=2)
         scope.put(("x",), "one", {})
-        with pytest.raises(Exception, match="would hold 3 items"):
+        with pytest.raises(Exception, match="would contain 3 items"):
             scope.batch([PutOp(("x",), key, {}) for key in ("one", "two", "three")])
         scope.batch([PutOp(("x",), key, {}) for key in ("one", "two")])
 

@@ -225,7 +225,7 @@ def test_messages_do_not_tell_the_prefix(store: SQLiteStore) -> None:
     assert not [text for text in told if "secret" in text or "tenant" in text]
     assert told[0].startswith("'k' in ('m',) is at version 1")
     assert told[1].startswith("'k' in () is not there")
-    assert "the scope would hold 2 items" in told[2]
+    assert "the scope would contain 2 items" in told[2]
     assert re.search(r"\d", told[3]) is None  # nor how much others hold
 
 

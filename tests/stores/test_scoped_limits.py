@@ -54,7 +54,7 @@ def test_items(store: SQLiteStore) -> None:
     scope.delete(M, "never there")
 
     assert {"k0", "past the scope"} == set(held(scope))
-    with pytest.raises(LimitExceeded, match=r"the scope would hold 3 items .* 2 items"):
+    with pytest.raises(LimitExceeded, match=r"the scope would contain 3 items .* 2 items"):
         scope.put(M, "k4", {})
 
 
