@@ -341,7 +341,7 @@ class TranscriptSearch:
         def flow() -> Flow[None]:
             done = yield from save_progress(self._sql, steps)
             if written := [*chain(*compress(puts, done))]:
-                yield from self._parts.writer.write(written, self._parts.now())
+                yield from self._parts.writer.write_puts(written, self._parts.now())
 
         # ids of a namespace grow: who adds to one waits for others
         names = {part.thread_id for part in some} | {repr(part.after.path) for part in some}

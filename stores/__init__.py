@@ -40,6 +40,7 @@ __all__ = [
     "Provenance",
     "PutItem",
     "QueryPlan",
+    "RankExplanation",
     "Receipt",
     "RemovableVersions",
     "SQLiteStore",
@@ -50,7 +51,6 @@ __all__ = [
     "TransferReport",
     "VersionRetention",
     "Weights",
-    "RankExplanation",
     "embedder_from",
     "open_store",
 ]

@@ -20,7 +20,7 @@ from perdure.stores.values import encode_value
 
 @dataclass(slots=True)
 class _AuthoredRows:
-    """What an author wrote: versions, and versions of others that keep one of the texts."""
+    """Versions by the author, and versions by others that contain an earlier text of the author."""
 
     own: list[Row] = field(default_factory=list)
     quoting: list[Row] = field(default_factory=list)
@@ -29,8 +29,8 @@ class _AuthoredRows:
 def forget_author(
     parts: StoreParts, prefix: Namespace, author: str, *, hand_over: bool, dry_run: bool
 ) -> Receipt:
-    """See `Store.forget_author`."""
-    check_user("author",author,"give the name of the author")
+    """Erase or hand over the versions of an author; see `Store.forget_author`."""
+    check_user("author", author, "give the name of the author")
     path = parts.resolve_prefix(prefix)
     if dry_run:
         found_rows = parts.database.read(lambda: _find_authored(parts, path, author))
@@ -44,6 +44,7 @@ def forget_author(
 
 
 def _find_authored(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
+    """Find the versions of an author, and those of others with an earlier text of the author."""
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("every_version", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
@@ -56,19 +57,20 @@ def _find_authored(parts: StoreParts, path: bytes, author: str) -> Flow[_Authore
 
 
 def _earlier_texts(value: Mapping[str, Any]) -> list[Any]:
-    """Return the earlier texts that a value keeps."""
+    """Return the entries with earlier texts in a value."""
     entries = value.get(PREVIOUS)
     return entries if isinstance(entries, list) else []
 
 
 def _is_by(entry: Any, author: str) -> bool:
+    """Return whether an entry with an earlier text is by the author."""
     return isinstance(entry, Mapping) and entry.get(AUTHOR) == author
 
 
 def _erase_author(
     parts: StoreParts, path: bytes, author: str, *, hand_over: bool
 ) -> Flow[_AuthoredRows]:
-    """Remove the versions of an author, or the name in them, in one transaction."""
+    """Remove the versions of an author, or the author's name from them, in one transaction."""
     sql = parts.sql
     found_rows = yield from _find_authored(parts, path, author)
     changed = [*found_rows.own, *found_rows.quoting]
@@ -95,7 +97,7 @@ def _erase_author(
 
 
 def _rewrite_version(parts: StoreParts, row: Row, author: str, *, hand_over: bool) -> Flow[None]:
-    """Store a version without what an author wrote into it, or without the author's name."""
+    """Store a version without the texts of an author, or without the author's name."""
     records, row_key = parts.records, tuple(row[1:4])
     provenance = records.decode_provenance(row[9], *row[1:4])
     if provenance.get(AUTHOR) == author:
@@ -128,6 +130,7 @@ def _rewrite_version(parts: StoreParts, row: Row, author: str, *, hand_over: boo
 def _build_receipt(
     parts: StoreParts, found_rows: _AuthoredRows, *, hand_over: bool, clean: bool
 ) -> Receipt:
+    """Build the receipt for the erased or handed-over versions."""
     rows = [] if hand_over else found_rows.own
     closed_count = sum(row[6] is not None for row in rows)
     keys = sorted({(row[1], row[2]) for row in rows})

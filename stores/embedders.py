@@ -299,7 +299,9 @@ class CheckedEmbedder:
         if self._in_process:
             return self._request_vectors(function, texts)
         with self._convert_errors():
-            return wait_for_outcome(self._submit_call(function, texts, awaited=False), self._timeout_s)
+            return wait_for_outcome(
+                self._submit_call(function, texts, awaited=False), self._timeout_s
+            )
 
     async def _acall_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
         with self._convert_errors():

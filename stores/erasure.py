@@ -1,4 +1,4 @@
-"""Erasure of items with all versions, words and vectors, and of the messages they rest on."""
+"""Erasure of items with all their versions, words and vectors, and of the messages behind them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,30 @@ from perdure.stores.values import WHOLE, extract_texts
 
 
 class ErasedMessages(Protocol):
-    @property
-    def items(self) -> int: ...
+    """The report of a checkpointer about erased messages."""
 
     @property
-    def scrubbed(self) -> bool: ...
+    def items(self) -> int:
+        """The number of erased messages and their copies."""
 
     @property
-    def cancelled(self) -> tuple[str, ...]: ...
+    def scrubbed(self) -> bool:
+        """Whether no byte of the messages is left in the file."""
+
+    @property
+    def cancelled(self) -> tuple[str, ...]:
+        """The tasks that were cancelled because they quoted a message."""
 
 
 class ErasesMessages(Protocol):
-    """The methods of a checkpointer that `forget` needs."""
+    """The method of a checkpointer that `forget` needs."""
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasedMessages:
-        """Take messages out of a thread for good; None: the whole thread."""
+        """Erase messages from a thread permanently. `message_ids=None` erases the whole thread."""
 
 
 class _Criteria(NamedTuple):
-    """The criteria of `forget`."""
+    """The criteria that select the items to forget."""
 
     selection: Selection
     key: str | None
@@ -47,7 +52,7 @@ class _Criteria(NamedTuple):
 
 @dataclass(slots=True)
 class _RowsToErase:
-    """All versions of the keys that are to go, and by thread the messages that they rest on."""
+    """All versions of the selected keys, and the messages that they come from, by thread."""
 
     rows: list[Row] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
@@ -65,21 +70,21 @@ def forget(
     checkpointer: ErasesMessages | None,
     threads: Collection[str],
 ) -> Receipt:
-    """See `Store.forget`."""
+    """Erase items; see `Store.forget`."""
     has_no_criterion = _check_has_no_criterion(
         prefix, key, filter=filter, provenance=provenance, query=query
     )
     if has_no_criterion and not threads:
         raise ConfigurationError(
-            "forget() was not told what; give a prefix (() for everything), filter=, "
+            "forget() has no criterion; pass a prefix (() for everything), filter=, "
             "provenance=, query= or threads="
         )
     if threads and checkpointer is None:
-        raise ConfigurationError("forget(threads=...) needs checkpointer=")
+        raise ConfigurationError("forget(threads=...) needs a checkpointer; pass checkpointer=")
     if parts.root and checkpointer is not None:
         raise ConfigurationError(
-            "a scoped store cannot erase threads, for its items may name any: call forget() of "
-            "the whole store, with the prefix"
+            "a scoped store cannot erase threads, because its items may name any thread: call "
+            "forget() of the whole store with the prefix"
         )
     criteria = _Criteria(
         Selection(
@@ -87,7 +92,7 @@ def forget(
             parts.now(),
             parse_filter(filter)
             if filter
-            else None,  # not `StoreParts.build_selection`, which keeps what it parsed
+            else None,  # not `StoreParts.build_selection`, which caches filters
             parse_filter(provenance, PROVENANCE) if provenance else None,
         ),
         None if key is None else check_key(key),
@@ -101,7 +106,7 @@ def forget(
     if dry_run:
         messages = sum(map(len, found_rows.messages.values()))
         return _build_receipt(parts, found_rows, threads, messages, clean=False)
-    # messages first: what is left of an item names what is left to do
+    # messages are erased first: if the process dies, the items still name the messages
     messages_before = {**found_rows.messages, **dict.fromkeys(threads)}
     reports = _erase_messages(checkpointer, messages_before)
     clean = True
@@ -113,7 +118,7 @@ def forget(
         reports += _erase_messages(
             checkpointer, {t: ids for t, ids in messages_after.items() if ids}
         )
-        # words and vectors leave this process now, others when they next search
+        # this process drops words and vectors now, other processes at their next search
         parts.database.read(parts.indexes.purge_erased)
         clean = parts.database.scrub()
     return _build_receipt(
@@ -131,6 +136,7 @@ def forget(
 def _erase_messages(
     checkpointer: ErasesMessages | None, messages: Mapping[str, set[str] | None]
 ) -> list[tuple[str, ErasedMessages]]:
+    """Erase messages from each thread, in the order of the thread ids, and return the reports."""
     if checkpointer is None:
         return []
     return [(thread, checkpointer.erase(thread, ids)) for thread, ids in sorted(messages.items())]
@@ -145,6 +151,7 @@ def _build_receipt(
     clean: bool,
     cancelled: tuple[str, ...] = (),
 ) -> Receipt:
+    """Build the receipt for the erased rows and messages."""
     closed_count = sum(row[6] is not None for row in erased.rows)
     keys = sorted({(row[1], row[2]) for row in erased.rows})
     parts_of_rows = (part for row in erased.rows for part in row[8:10] if part is not None)
@@ -165,6 +172,7 @@ def _build_receipt(
 
 
 def _find_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
+    """Find all versions of the keys that meet the criteria, and the messages behind them."""
     prefix, records = criteria.selection.prefix, parts.records
     if criteria.key is None:
         rows = yield parts.sql("every_version", *prefix_range(prefix))
@@ -187,6 +195,7 @@ def _find_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
 
 
 def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
+    """Erase all versions of the keys that meet the criteria, in one transaction."""
     sql = parts.sql
     found_rows = yield from _find_rows(parts, criteria)
     ids = [(row[0],) for row in found_rows.rows]
@@ -209,28 +218,37 @@ def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
 def _check_has_no_criterion(
     prefix: Namespace | None, key: str | None, **conditions: Mapping[str, Any] | str | None
 ) -> bool:
-    """Whether nothing says which items are meant.
+    """Return whether no criterion selects items.
 
     Raises:
-        ConfigurationError: A condition is empty, which would be all, or a key has no namespace.
+        ConfigurationError: A criterion is empty, which would select everything, or a key is given
+            without its namespace.
     """
     for name, condition in conditions.items():
         if condition is not None and not condition:
-            raise ConfigurationError(f"{name} is {condition!r}, which would forget all")
+            raise ConfigurationError(
+                f"{name} is {condition!r}, which would forget all items; use a non-empty criterion"
+            )
     if key is not None and prefix is None:
         raise ConfigurationError(
-            f"key is {key!r:.80}, and no namespace is given; give the one that it is in as prefix"
+            f"key is {key!r:.80}, but no namespace is given; pass its namespace as prefix"
         )
     return prefix is None and all(condition is None for condition in conditions.values())
 
 
 def _parse_query_words(query: str | None) -> frozenset[str]:
-    """The words that a text must hold; none if there is no query."""
+    """Return the words that a text must contain, or an empty set without a query.
+
+    Raises:
+        ConfigurationError: The query is not text, or has no words.
+    """
     if not query:
         return frozenset()
     if not isinstance(query, str):
         raise ConfigurationError(f"query is {query!r}; expected text")
     words = frozenset(tokenize_query(query))
     if not words:
-        raise ConfigurationError(f"query is {query!r}, which has no words to look for")
+        raise ConfigurationError(
+            f"query is {query!r}, which contains no words; expected at least one"
+        )
     return words

@@ -183,9 +183,9 @@ class MissingEmbeddings:
             partial(self._parts.writer.register_model, model, replace=True)
         )
         embedded_count = since = 0
-        total = (await self._runner.read(lambda: fetch_rows(self._sql["to_embed_count"], number)))[0][
+        total = (await self._runner.read(lambda: fetch_rows(self._sql["to_embed_count"], number)))[
             0
-        ]
+        ][0]
         while rows := (
             await self._runner.read(
                 partial(fetch_rows, self._sql["to_embed"], since, number, BATCH_SIZE)

@@ -1,13 +1,14 @@
-"""The options of a store, the parts that are made of them, and what these wait for.
+"""Components of an open store: its checked options, its parts, and the effects of its operations.
 
-Options are checked before any file is opened, and agreed upon with the file.
+Options are checked before any file is opened, and then compared with the settings of the file.
 
-A put is an operation of `perdure.effects`: it reads, writes and embeds by effects, so it holds no
-snapshot while a model is waited for. What only reads is a call, made in a reading thread if a
-coroutine asks.
+A put is an operation of `perdure.effects`. It reads, writes and embeds by effects, so it holds no
+snapshot of the database while it waits for a model. A read is a blocking call, which runs in a
+reading thread if a coroutine awaits it.
 
-What coroutines ask for in one turn of an event loop is done together: a hop to a thread and back
-costs more than a small read, and a transaction more than a small write.
+Requests that coroutines make in the same iteration of an event loop are executed as one batch,
+because a switch to a thread and back costs more than a small read, and a transaction costs more
+than a small write.
 """
 
 from __future__ import annotations
@@ -54,15 +55,15 @@ from perdure.stores.values import (
 from perdure.stores.vectors import Kind, Model
 
 T = TypeVar("T")
-_MAX_BATCH = 16  # calls in one hop: the first waits for the last
-_Request = tuple[Any, Promise[Any]]  # what a coroutine asks for, and its answer
+_MAX_BATCH = 16  # requests in one batch; the first waits for the last
+_Request = tuple[Any, Promise[Any]]  # a request of a coroutine, and the promise of its result
 TextIndex = Literal["sealed", "keyed"]
 TRANSCRIPT_PREFIX: Final = "transcript_"
-"""What the names of tables begin with that hold what was said in threads, instead of `store_`."""
-_WORDS_SETTING: Final = "words"  # the setting that says how words are kept
+"""Prefix of the names of tables with transcripts of threads, in place of `store_`."""
+_WORDS_SETTING: Final = "words"  # name of the setting that says how words are stored
 _WORD_STORAGE: Final = ("clear", "sealed", "keyed")
 
-_Number = int | InstanceOf[float]  # `float` alone takes fractions and decimals too
+_Number = int | InstanceOf[float]  # pydantic's `float` also accepts Fraction and Decimal
 _Minutes = Annotated[_Number, Field(gt=0, lt=math.inf)]
 _Natural = Annotated[int, Field(ge=0)]
 _Path = Annotated[str, Field(min_length=1)]
@@ -92,17 +93,17 @@ _EXPECTED: Final = {
 
 @with_config(_STRICT)
 class TTLOptions(TypedDict, total=False):
-    """Langgraph's `TTLConfig`."""
+    """The settings of langgraph's `TTLConfig`."""
 
     default_ttl: _Minutes | None
     refresh_on_read: bool
-    omit_expired: bool  # what has expired is never returned here
+    omit_expired: bool  # accepted, but perdure never returns expired items
     sweep_interval_minutes: _Minutes | None
 
 
 @with_config(_STRICT)
 class IndexOptions(TypedDict, total=False):
-    """Langgraph's `IndexConfig`, with what its SQLite store and `embedder_from` take."""
+    """The settings of langgraph's `IndexConfig`, its SQLite store and `embedder_from`."""
 
     embed: Required[Any]
     dims: Any
@@ -113,7 +114,7 @@ class IndexOptions(TypedDict, total=False):
 
 
 class Options(BaseModel):
-    """The options of a store, and those of its database that it needs to know."""
+    """The options of a store, and those options of its database that the store needs."""
 
     model_config = _STRICT
 
@@ -126,14 +127,14 @@ class Options(BaseModel):
     index_bytes: _Natural
     max_value_bytes: Annotated[int, Field(ge=1)]
     read_only: bool
-    timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]  # SQLite: milliseconds in 32 bits
+    timeout_s: Annotated[_Number, Field(ge=0, le=2_000_000)]  # SQLite takes milliseconds in 32 bits
 
 
 def check_options(**options: Any) -> Options:
-    """The options, checked.
+    """Check the options of a store.
 
     Raises:
-        ConfigurationError: One of them is wrong.
+        ConfigurationError: An option has a wrong value.
     """
     options = {name: dict(v) if isinstance(v, Mapping) else v for name, v in options.items()}
     try:
@@ -156,16 +157,25 @@ def check_options(**options: Any) -> Options:
     raise ConfigurationError(f"{name} is {description}; expected {expected}")
 
 
-# -- what a file records
+# -- recorded settings
 
 
 def agree_on_fields(
     sql: NamedSQL, chosen: Sequence[str] | None, word_storage: str, *, read_only: bool
 ) -> Flow[list[str]]:
-    """The paths that items of a file are searched by, unless a put names others.
+    """Return the paths by which the items of a file are searched, and record them in the file.
 
-    Those given count, else those recorded. If words were made in another way they are dropped, and
-    the next search makes them anew.
+    The paths of the caller are used, or else the recorded paths. If the words in the file's indexes
+    were made in another way, the indexes are dropped, and the next search builds them again.
+
+    Args:
+        sql: The statements of the store.
+        chosen: The paths of the caller, or None.
+        word_storage: How words are stored: "clear", "sealed" or "keyed".
+        read_only: Whether nothing is recorded.
+
+    Raises:
+        ConfigurationError: The file stores words in another way.
     """
     rows = yield sql("get_setting", _WORDS_SETTING)
     recorded_words = parse_setting(_WORDS_SETTING, rows[0][0], _is_words_setting) if rows else None
@@ -185,6 +195,7 @@ def agree_on_fields(
 
 
 def _is_words_setting(words: dict[str, Any]) -> bool:
+    """Return whether a setting says how words are stored, with valid values."""
     fields = words.get("fields")
     return (
         words.get("kept") in _WORD_STORAGE
@@ -198,13 +209,16 @@ def _is_words_setting(words: dict[str, Any]) -> bool:
 
 
 def with_transcript_tables(script: str) -> str:
-    """The tables of a store, and those of what was said, which no search of the store sees."""
+    """Return a schema script with the tables of a store, and then those of transcripts.
+
+    The tables of transcripts have the same columns. No search of the store reads them.
+    """
     return f"{script};\n{script.replace('store_', TRANSCRIPT_PREFIX)}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreParts:
-    """The parts of an open store, or of the part of it under a prefix."""
+    """The parts of an open store, or of the scope under a prefix."""
 
     database: Database
     sql: NamedSQL
@@ -214,8 +228,8 @@ class StoreParts:
     indexes: Indexes
     runner: OperationRunner
     ttl: TTLConfig | None
-    now: Callable[[], int]  # in microseconds
-    root: bytes = b""  # the path that all namespaces are under
+    now: Callable[[], int]  # the present time in microseconds
+    root: bytes = b""  # path of the scope that all namespaces are under
 
     @classmethod
     def build(
@@ -226,7 +240,16 @@ class StoreParts:
         open_database: Callable[[Callable[[], Flow[None]]], Database],
         values: JSONLocation,
     ) -> Self:
-        """Make the parts; `database_of` is given what to run whenever the database is opened."""
+        """Build the parts of a store.
+
+        Args:
+            sql: The statements of the store.
+            options: The checked options.
+            now: Returns the present time in microseconds.
+            open_database: Returns the database. Its argument must be run whenever the database is
+                opened.
+            values: The column of the values, for conditions on their JSON.
+        """
         seal = build_seal(options.key)
         word_storage = "clear" if isinstance(seal, ChecksumSeal) else options.text_index
         mask = _build_mask(seal.hash_key) if word_storage == "keyed" else None
@@ -236,19 +259,19 @@ class StoreParts:
         preparer = PutPreparer([], options.max_value_bytes, embeddings, mask)
 
         def prepare_database() -> Flow[None]:
+            """Compare the options with the file's settings when the database is opened."""
             read_only = options.read_only
             yield from bind_seal(seal, database.path, database.tenant, read_only=read_only)
             preparer.fields[:] = yield from agree_on_fields(
                 sql, fields, word_storage, read_only=read_only
             )
             rows = yield sql("get_setting", "model")
-            with suppress(CorruptRecord):  # what needs the model says so
+            with suppress(CorruptRecord):  # whatever needs the model raises the error later
                 for (model,) in rows:
                     embeddings.adopt_encoding(Model.from_setting(model))
 
-        def clear_caches() -> (
-            None
-        ):  # a vector tells of its text, a filter may hold what it looks for
+        def clear_caches() -> None:  # vectors and filters may reveal erased texts
+            """Drop cached vectors and filters, which may reveal erased texts."""
             _parse_json_filter.cache_clear()
             if embeddings.embedder is not None:
                 embeddings.embedder.clear_cache()
@@ -269,7 +292,18 @@ class StoreParts:
         return cls(database, sql, reader, writer, preparer, indexes, runner, ttl, now)
 
     def scope_to(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
-        """The same under a path: nothing outside it can be named, and messages leave it out."""
+        """Return the parts of the scope under a path.
+
+        The scope cannot name anything outside. Messages show namespaces without the prefix.
+
+        Args:
+            prefix: The path of the scope.
+            max_items: The maximum number of items in the scope, or None.
+            max_bytes: The maximum bytes of their JSON, or None.
+
+        Raises:
+            ConfigurationError: A limit is not a whole number.
+        """
         for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
             if limit is not None:
                 check_number(name, limit, "a whole number, or None", integer=True)
@@ -288,12 +322,12 @@ class StoreParts:
         )
 
     def for_other_tables(self, table_prefix: str, database: Database, seal: Seal) -> Self:
-        """Those of other tables, whose names begin with `tables`: of what is found by its words.
+        """Return parts for other tables of the same form, whose items are found by words only.
 
         Args:
-            tables: In place of `store_`.
-            database: That of these tables, or another component's in the same place.
-            seal: Seals what is put.
+            table_prefix: The prefix of the table names that replaces `store_`.
+            database: The database with these tables. It may belong to another component.
+            seal: Encrypts what is put.
         """
         sql = NamedSQL(
             {name: text.replace("store_", table_prefix) for name, text in self.sql.items()}
@@ -307,18 +341,18 @@ class StoreParts:
             self.indexes.budget,
             self.indexes.approximate_above,
             post=None if database.read_only else database.write_later,
-            erased=lambda: None,  # nothing else keeps parts of a text
+            erased=lambda: None,  # no other cache contains parts of a text
         )
         runner = OperationRunner(database, writer)
         return type(self)(database, sql, reader, writer, preparer, indexes, runner, None, self.now)
 
     @property
     def records(self) -> RecordCodec:
-        """The reader of rows."""
+        """The codec of rows."""
         return self.reader.records
 
     def resolve_prefix(self, prefix: Any) -> bytes:
-        """The path of a prefix that a caller names."""
+        """Return the path of a prefix that a caller names, with the prefix of the scope."""
         return self.root + check_prefix(prefix)
 
     def build_selection(
@@ -329,7 +363,15 @@ class StoreParts:
         as_of: Any = None,
         newest_first: bool = False,
     ) -> Selection:
-        """The items that a call selects."""
+        """Build the selection of items that a call reads.
+
+        Args:
+            prefix: The namespace prefix.
+            filter: A filter on values.
+            provenance: A filter on provenance.
+            as_of: A moment of the past, or None for the present.
+            newest_first: Whether items are ordered newest first within a namespace.
+        """
         return Selection(
             self.resolve_prefix(prefix),
             self.now(),
@@ -342,13 +384,19 @@ class StoreParts:
     def prepare_put(
         self, row_key: tuple[bytes, str], value: Any, index: IndexOption, ttl: TTL, *options: Any
     ) -> Put:
-        """A put or, with a value of None, a delete; see `Preparer.put`."""
+        """Check and encode a put or, if the value is None, a delete.
+
+        See `PutPreparer.prepare_put`.
+        """
         if isinstance(ttl, NotProvided):
             ttl = (self.ttl or {}).get("default_ttl")
         return self.preparer.prepare_put(row_key, value, index, ttl, *options)
 
     def prepare_batch(self, ops: Iterable[PutOp | PutItem]) -> list[Put]:
-        """Puts and deletes, checked; of one key, the last counts."""
+        """Check and encode puts and deletes.
+
+        Of several operations on one key, only the last is kept.
+        """
         last_op = {self.preparer.check_row_key(op.namespace, op.key): op for op in ops}
         return [
             self.prepare_put(
@@ -364,9 +412,9 @@ class StoreParts:
     def restart_ttl(
         self, items: Iterable[StoredItem | FoundItem], refresh_ttl: bool | None
     ) -> None:
-        """Restart the time to live of items that were read, unless that is turned off.
+        """Restart the time to live of items that were read, unless this is turned off.
 
-        The argument of the call decides, otherwise the configuration. The default is on, as in
+        The argument of the call decides, otherwise the configuration. It is on by default, as in
         langgraph's stores.
         """
         if refresh_ttl is None:
@@ -381,11 +429,12 @@ class StoreParts:
 
 
 def _parse_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
+    """Parse a filter of a caller, using a cache of filters that are JSON."""
     if filter is None or filter == {}:
         return None
     try:
         text = None if describe_invalid_part(filter) else orjson.dumps(filter)
-    except TypeError:  # no Unicode text, or a wide integer
+    except TypeError:  # text with lone surrogates, or a wide integer
         text = None
     fields = PROVENANCE if of_provenance else None
     return parse_filter(filter, fields) if text is None else _parse_json_filter(text, fields)
@@ -393,11 +442,12 @@ def _parse_cached(filter: Any, *, of_provenance: bool) -> Filter | None:
 
 @lru_cache(maxsize=256)
 def _parse_json_filter(text: bytes, fields: tuple[str, ...] | None) -> Filter:
-    """A filter of a form in JSON: agents ask with few forms."""
+    """Parse a filter from its JSON. The cache helps because agents use few different filters."""
     return parse_filter(orjson.loads(text), fields)
 
 
 def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmbedder:
+    """Build the embedder of a store from its options."""
     if index is None:
         return StoreEmbedder()
     embed = index["embed"]
@@ -412,7 +462,10 @@ def _build_embeddings(index: IndexOptions | None, kind: Kind | None) -> StoreEmb
 
 
 def _build_mask(key: bytes) -> Callable[[str], str]:
-    """Keyed hashes of words: equal for equal words, and nothing else without the key."""
+    """Return a function that hashes words with a key.
+
+    Equal words have equal hashes. Without the key, a hash reveals nothing else.
+    """
 
     def mask_word(word: str) -> str:
         return hashlib.blake2b(word.encode(), digest_size=9, key=key).hexdigest()
@@ -420,18 +473,18 @@ def _build_mask(key: bytes) -> Callable[[str], str]:
     return mask_word
 
 
-# -- what is waited for
+# -- running operations
 
 
 class ReadingThreadCaller(Protocol):
-    """Makes a call in a reading thread."""
+    """A function that runs a call in a reading thread."""
 
     def __call__(self, make: Callable[[], T], /) -> asyncio.Future[T]:
-        """What the call returns."""
+        """Return a future with the result of the call."""
 
 
 class _WriteRequest(NamedTuple):
-    """Puts and deletes, all or none."""
+    """Puts and deletes of one caller, which are written all or none."""
 
     puts: Sequence[Put]
     now: int
@@ -439,21 +492,28 @@ class _WriteRequest(NamedTuple):
 
 
 class OperationRunner:
-    """Runs a store's operations, and makes their effects."""
+    """Runs the operations of a store, and makes their effects."""
 
     def __init__(self, database: Database, writer: ItemWriter) -> None:
         self.database, self.writer = database, writer
-        self.call_reader: ReadingThreadCaller = CallBatcher(database.run_in_thread, _make_calls).submit
+        self.call_reader: ReadingThreadCaller = CallBatcher(
+            database.run_in_thread, _make_calls
+        ).submit
         self._puts = CallBatcher(call, self._write_batch)
 
     def run(self, operation: Operation[T]) -> T:
         """Run an operation in the calling thread."""
         with closing(operation):
-            self.database.connect()  # what is put depends on the fields that the file records
+            self.database.connect()  # puts depend on the fields recorded in the file
             return run(operation)
 
     async def arun(self, operation: Operation[T], *, computes_in_thread: bool = False) -> T:
-        """Run one from a coroutine; with `hops`, what it computes is computed in a thread."""
+        """Run an operation from a coroutine.
+
+        Args:
+            operation: The operation.
+            computes_in_thread: Whether the code between effects runs in a reading thread.
+        """
         try:
             await self.database.aconnect()
         except BaseException:
@@ -462,19 +522,27 @@ class OperationRunner:
         return await arun(operation, self.call_reader if computes_in_thread else None)
 
     def call_in_thread(self, make: Callable[[], T]) -> Effect[T]:
-        """What a call returns, which reads, or computes for long."""
+        """Return the effect of a call that reads or computes for long."""
         return Effect(make, lambda: self.call_reader(make))
 
     def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """The read of a flow, on one snapshot."""
+        """Return the effect of reading a flow on one snapshot."""
         return self.call_in_thread(lambda: self.database.read(make_flow))
 
     def write(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
-        """The write of a flow, in one transaction."""
-        return Effect(lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow))
+        """Return the effect of writing a flow in one transaction."""
+        return Effect(
+            lambda: self.database.write(make_flow), lambda: self.database.awrite(make_flow)
+        )
 
     def put(self, puts: Sequence[Put], now: int, model: Model | None) -> Effect[None]:
-        """Puts and deletes, all or none."""
+        """Return the effect of writing puts and deletes, all or none.
+
+        Args:
+            puts: The puts and deletes.
+            now: The present time, in microseconds.
+            model: The model of the vectors, or None if there are no vectors.
+        """
         request = _WriteRequest(puts, now, model)
         is_separate = not all(put.is_unconditional for put in puts)
         return Effect(
@@ -487,7 +555,10 @@ class OperationRunner:
         )
 
     def _write_puts(self, write: Callable[..., Any], request: _WriteRequest) -> Any:
-        """What a method that writes returns; no other may write to the same, or to their limits."""
+        """Write a request with a method of the database.
+
+        Other writers to the same namespaces, or to scopes with the same limits, wait meanwhile.
+        """
         puts = request.puts
         paths = {put.path for put in puts} | {limit.prefix for put in puts for limit in put.limits}
         return write(
@@ -497,9 +568,11 @@ class OperationRunner:
         )
 
     async def _write_batch(self, requests: list[_Request]) -> None:
-        """Write puts that nothing but the database can refuse, in one transaction.
+        """Write requests of several callers in one transaction.
 
-        Each by itself, in order, if that fails, for nobody fails for another, or two have one key.
+        The requests contain only puts that nothing but the database can refuse. If the transaction
+        fails or two requests have the same key, each request gets its own transaction, so that no
+        caller fails because of another.
         """
         batch: list[_WriteRequest] = [puts for puts, _ in requests]
         puts = [put for request in batch for put in request.puts]
@@ -520,20 +593,25 @@ class OperationRunner:
 
 
 class CallBatcher:
-    """What coroutines ask for in one turn of an event loop, done together at its end."""
+    """Collects requests of coroutines, and runs those of one event loop iteration as a batch.
+
+    Args:
+        start: Starts a call and returns an awaitable.
+        run: Runs a batch and sets the results of its promises.
+    """
 
     def __init__(
         self,
         start: Callable[[Callable[[], Any]], Awaitable[None]],
         run: Callable[[list[_Request]], Any],
     ) -> None:
-        self._start, self._run = start, run  # what calls the other, which keeps its promises
+        self._start, self._run = start, run
         self._open_batches: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Request]] = (
             WeakKeyDictionary()
         )
 
     def submit(self, request: Any) -> asyncio.Future[Any]:
-        """Ask for something."""
+        """Add a request to the present batch, and return a future with its result."""
         loop = asyncio.get_running_loop()
         batch = self._open_batches.get(loop)
         if batch is None or len(batch) == _MAX_BATCH:
@@ -544,6 +622,7 @@ class CallBatcher:
         return promise.future  # type: ignore[return-value]
 
     def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[_Request]) -> None:
+        """Run a batch at the end of the event loop iteration. Cancelled requests are left out."""
         if self._open_batches.get(loop) is batch:
             del self._open_batches[loop]
         batch = [request for request in batch if request[1].try_start()]
@@ -559,6 +638,7 @@ class CallBatcher:
 
 
 def _resolve_batch(batch: list[_Request], future: asyncio.Future[None]) -> None:
+    """Set the results of all promises of a batch that has run or failed."""
     error = asyncio.CancelledError() if future.cancelled() else future.exception()
     for _, promise in batch:
         promise.error = error or promise.error
@@ -566,7 +646,7 @@ def _resolve_batch(batch: list[_Request], future: asyncio.Future[None]) -> None:
 
 
 def _make_calls(batch: list[_Request]) -> None:
-    """Make calls; a cancelled one is not made."""
+    """Run the calls of a batch one after another. Cancelled calls are left out."""
     for make, promise in batch:
         try:
             promise.result = make() if promise.try_start() else None

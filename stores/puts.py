@@ -1,6 +1,6 @@
-"""Puts and deletes: checked, encoded, read for search, and the flows that write them.
+"""Puts and deletes: their checks, their encoding, and the flows that write them.
 
-A put keeps the version that it replaces.
+A put keeps the replaced version as a closed version.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from perdure.stores.values import check_number, decode_value, encode_value, extr
 from perdure.stores.vectors import Model
 
 IndexOption = Literal[False] | list[str] | None
-_MAX_BRIEF_VALUES = 16  # values that are checked in the event loop
-_BRIEF_COST = 20_000  # characters and parts: 0.2 ms
-_CONTAINER_COST = 100  # what a list or dict counts, beside one for each part
+_MAX_BRIEF_VALUES = 16  # values; more are checked in another thread
+_BRIEF_COST = 20_000  # characters and parts; values below this take at most 0.2 ms to check
+_CONTAINER_COST = 100  # cost of a list or dict, in addition to 1 for each part
 _CONTAINERS = (dict, list, tuple)
-_MINUTE = 60_000_000  # microseconds
-_MIN_TTL = 5e-324  # the number after zero
-_MAX_TTL = 1 << 56  # microseconds: 2,283 years, so that what expires then is still a date
+_MINUTE = 60_000_000  # microseconds in a minute
+_MIN_TTL = 5e-324  # minutes; the smallest positive float
+_MAX_TTL = 1 << 56  # microseconds, 2,283 years; the time of expiry remains a valid date
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limits of a prefix."""
+    """The limits of the scope under a prefix."""
 
     prefix: bytes
     items: int | None
@@ -43,50 +43,50 @@ class Limit:
 
 @dataclass(slots=True, eq=False)
 class Put:
-    """A checked put or delete, with everything computed that needs no database.
+    """A checked put or delete, with everything that can be computed without the database.
 
-    A searched version has a row in `store_index` only for what a search could not find out without
-    it: stored vectors, or paths of its own.
+    A version has a row in `store_index` only if a search could not compute what the row contains:
+    stored vectors, or paths of its own.
     """
 
-    path: bytes  # of the namespace
+    path: bytes  # path of the namespace
     key: str
-    text: str | None  # JSON; None: delete
-    ttl: int | None = None  # microseconds it lives after the last put or read; None: for ever
-    if_version: int | None = None  # the key must be at it (0: not there)
+    text: str | None  # the value as JSON; None for a delete
+    ttl: int | None = None  # microseconds from the last put or read; None means forever
+    if_version: int | None = None  # required present version; 0 means that the key must not exist
     provenance: Mapping[str, Any] | None = None
-    searched: bool = True  # whether search finds it
-    stored: bool = False  # whether its vectors are stored, if it has any text
-    pieces: Sequence[str] = ()  # what its vectors are to be made of
-    vectors: bytes | None = None  # one after another; None: none, or not yet
-    embedding_error: str | None = None  # why its vectors are still to be made
-    fields: list[str] | None = None  # paths it is searched by, if not the store's
-    limits: Sequence[Limit] = ()  # what must hold afterwards
+    searched: bool = True  # whether searches with a query find the item
+    stored: bool = False  # whether the vectors of its text are stored
+    pieces: Sequence[str] = ()  # the chunks of text to embed
+    vectors: bytes | None = None  # encoded vectors; None if there are none yet
+    embedding_error: str | None = None  # why the vectors could not be computed
+    fields: list[str] | None = None  # paths that are searched, if not those of the store
+    limits: Sequence[Limit] = ()  # limits that must be observed after the put
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether only the database itself can refuse it."""
+        """Whether nothing but the database itself can refuse the put."""
         return self.if_version is None and not self.limits
 
     @property
     def has_index_row(self) -> bool:
-        """Whether it has a row in `store_index`."""
+        """Whether the version has a row in `store_index`."""
         return self.searched and (self.stored or self.fields is not None)
 
 
 @dataclass(slots=True)
 class PutPreparer:
-    """Checks what is to be put, and computes what needs no database."""
+    """Checks puts, and computes everything that needs no database."""
 
-    fields: list[str]  # paths whose text is searched, unless a put names others
+    fields: list[str]  # default paths whose text is searched
     max_bytes: int
     embeddings: StoreEmbedder
-    mask_word: Callable[[str], str] | None = None  # of tokens, if the index has keyed hashes
-    root: bytes = b""  # the path that namespaces are under
-    limits: tuple[Limit, ...] = ()  # what must hold after a put
+    mask_word: Callable[[str], str] | None = None  # hashes a token, for keyed indexes
+    root: bytes = b""  # path of the scope
+    limits: tuple[Limit, ...] = ()  # limits that must be observed after a put
 
     def check_row_key(self, namespace: Any, key: Any) -> tuple[bytes, str]:
-        """The path and key at which an item may be put."""
+        """Check a namespace and a key, and return the path and the key as text."""
         return check_namespace(namespace, self.root), check_key(key)
 
     def prepare_put(
@@ -98,7 +98,20 @@ class PutPreparer:
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Put:
-        """A put or, with a value of None, a delete."""
+        """Check and encode a put or, if the value is None, a delete.
+
+        Args:
+            row_key: The path and the key, from `check_row_key`.
+            value: The value, or None for a delete.
+            index: The paths whose text is searched. None means those of the store, and False none.
+            ttl: The time to live in minutes, or None.
+            if_version: The required present version, or None. 0 means that the key must not exist.
+            provenance: The origin of the item.
+
+        Raises:
+            ConfigurationError: An option is wrong.
+            InvalidValue: The value cannot be stored.
+        """
         path, key = row_key
         if if_version is not None:
             expected = "a whole number, 0 (not there) or more"
@@ -119,7 +132,7 @@ class PutPreparer:
         return self.complete_put(put)
 
     def complete_put(self, put: Put) -> Put:
-        """A put whose value is encoded, with what its vectors are to be made of."""
+        """Add the limits and the chunks to embed to a put whose value is encoded."""
         put.limits, put.stored = self.limits, self.embeddings.stores_vectors
         if put.searched and put.stored:
             put.pieces = self.embeddings.split_texts(
@@ -128,7 +141,13 @@ class PutPreparer:
         return put
 
     def analyse_words(self, value: Mapping[str, Any], fields: str | None) -> tuple[list[str], bool]:
-        """The words of a value, none if it has no text, and whether it ends as a question does."""
+        """Return the tokens of a value, and whether its text ends with a question.
+
+        Args:
+            value: The value.
+            fields: The JSON list of paths that the item is searched by, or None for those of the
+                store.
+        """
         texts = extract_texts(value, self.parse_fields(fields))
         if not texts:
             return [], False
@@ -138,7 +157,10 @@ class PutPreparer:
         return words, ends_with_question(texts[-1])
 
     def describe_index_form(self, file_model: Model | None) -> list[Any]:
-        """How words and vectors are made in a file of a model; others cannot be compared."""
+        """Return a description of how words and vectors are computed.
+
+        Indexes with different descriptions cannot be compared.
+        """
         number = (
             file_model.number
             if file_model is not None and self.embeddings.derives_vectors(file_model)
@@ -147,21 +169,29 @@ class PutPreparer:
         return [ANALYZER, list(self.fields), self.mask_word is not None, number]
 
     def parse_fields(self, stored: str | None) -> Sequence[str]:
-        """The paths that an item is searched by."""
+        """Return the paths that an item is searched by, from their stored form."""
         return self.fields if stored is None else json.loads(stored)
 
     def derive_vectors(
         self, rows: Sequence[tuple[Mapping[str, Any], str | None]], file_model: Model | None
     ) -> list[bytes | None]:
-        """The vectors of values that have none stored, each with the paths it is searched by."""
+        """Compute the vectors of values for which none are stored.
+
+        Args:
+            rows: Each value, and the stored paths that it is searched by.
+            file_model: The model of the file.
+
+        Returns:
+            The encoded vectors of each value, or None if they cannot be derived.
+        """
         texts = [extract_texts(value, self.parse_fields(fields)) for value, fields in rows]
         return self.embeddings.derive_vectors(texts, file_model)
 
 
 def are_brief(values: Sequence[Any]) -> bool:
-    """Whether values are so few and small that checking them holds no event loop up."""
+    """Return whether values are so few and small that an event loop may check them."""
     remaining = _BRIEF_COST
-    parts = [value for value in values if value is not None]  # of deletes
+    parts = [value for value in values if value is not None]  # None stands for a delete
     if len(values) > _MAX_BRIEF_VALUES or not {dict}.issuperset(map(type, parts)):
         return False
     while parts and remaining >= 0:
@@ -176,12 +206,13 @@ def are_brief(values: Sequence[Any]) -> bool:
 
 
 def _convert_ttl(minutes: float) -> int:
-    """A time to live in microseconds."""
+    """Check a time to live in minutes, and convert it to microseconds."""
     check_number("ttl", minutes, "minutes, more than zero, or None", minimum=_MIN_TTL)
     return int(max(1, min(minutes * _MINUTE, _MAX_TTL)))
 
 
 def _check_fields(index: Literal[False] | list[str]) -> list[str]:
+    """Check the `index` option of a put, and return its paths. False gives an empty list."""
     if index is False:
         return []
     is_list = isinstance(index, list | tuple)
@@ -196,9 +227,10 @@ def _check_fields(index: Literal[False] | list[str]) -> list[str]:
 
 
 class VersionTimes(NamedTuple):
-    """When a key was first put, when this version was, and when it will expire; microseconds.
+    """The times of a version, in microseconds: first put of the key, put of the version, expiry.
 
-    `made` is the row of its first version, if that is another: what it is listed by.
+    `first_id` is the id of the key's first version. It is None if this is the first version. Lists
+    are ordered by it.
     """
 
     created: int
@@ -208,7 +240,7 @@ class VersionTimes(NamedTuple):
 
 
 class NewVersion(NamedTuple):
-    """A version to add: what it holds, its namespace (None: not there yet), number and times."""
+    """A version to add. `namespace_id` is None if the namespace does not exist yet."""
 
     put: Put
     namespace_id: int | None
@@ -218,18 +250,18 @@ class NewVersion(NamedTuple):
 
 @dataclass(slots=True)
 class WriteTotals:
-    """The statements for all puts together, at the end."""
+    """Sums over all puts of a transaction, which are written at its end."""
 
-    model: int | None = None  # number of what the vectors come from
-    # what has a row in `store_index`, and which
+    model: int | None = None  # number of the model of the vectors
+    # puts with a row in `store_index`, and the id of each row
     indexed: list[tuple[Put, int]] = field(default_factory=list)
-    items: Counter[int] = field(default_factory=Counter)  # by how much each namespace grew
+    items: Counter[int] = field(default_factory=Counter)  # growth of each namespace in items
     bytes: Counter[int] = field(default_factory=Counter)
-    item_growth: int = 0  # by how much what limits count did
+    item_growth: int = 0  # growth in items that limits count
     byte_growth: int = 0
 
     def add_growth(self, namespace_id: int, items: int, size: int) -> None:
-        """Count what was added to a namespace, or taken from it."""
+        """Count items and bytes that were added to a namespace, or removed if they are negative."""
         self.items[namespace_id] += items
         self.bytes[namespace_id] += size
         self.item_growth += items
@@ -238,16 +270,22 @@ class WriteTotals:
 
 @dataclass(slots=True)
 class ItemWriter:
-    """The flows that write."""
+    """The flows that write items."""
 
     sql: NamedSQL
     records: RecordCodec
 
     def write_puts(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
-        """Apply puts and deletes of different keys, all or none.
+        """Write puts and deletes of different keys, all or none.
 
-        What is there is asked in one request, and all is written in another. Postgres deletes by
-        one statement, which may be run again if nobody knows whether it was committed.
+        One request reads the present versions, and another writes all changes. On Postgres,
+        unconditional deletes are a single statement, which can be repeated if it is unknown whether
+        it was committed.
+
+        Args:
+            puts: The puts and deletes.
+            now: The present time, in microseconds.
+            model: The model of the vectors, or None if there are no vectors.
         """
         if "delete" in self.sql and all(put.text is None and put.is_unconditional for put in puts):
             keys = [(put.path, put.key) for put in puts]
@@ -264,9 +302,9 @@ class ItemWriter:
         now: int,
         statements: Sequence[Statement] = (),
     ) -> Flow[None]:
-        """Write what is written for all puts together, and check that the limits hold."""
+        """Write the sums over all puts, and check that the limits are observed."""
         statements_at_end = [*statements, *self._build_shared_statements(changes)]
-        # who holds too much may still delete, and put less
+        # a scope above its limit may still delete items and make them smaller
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
         if not limits:
             if statements_at_end:
@@ -282,6 +320,7 @@ class ItemWriter:
             yield from self._check_limit(grown_limit, now)
 
     def _build_shared_statements(self, changes: WriteTotals) -> list[Statement]:
+        """Build the statements that all puts share, for index rows, errors and namespace sizes."""
         statements, rows = [], []
         for put, row in changes.indexed:
             vectors = self.records.encode_vectors(put.vectors, row)
@@ -302,7 +341,7 @@ class ItemWriter:
     def _plan_puts(
         self, puts: Sequence[Put], now: int, changes: WriteTotals, model: Model | None
     ) -> Flow[list[Statement]]:
-        """The statements that put or delete different keys."""
+        """Read what the puts replace, and return the statements that write them."""
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
             self.new_ids(count),
@@ -330,10 +369,12 @@ class ItemWriter:
             self._check_version(put, version if is_alive else 0)
             since = now
             if row is not None:
-                end = max(now if is_alive else expires, valid_from + 1)  # clocks step back
+                end = max(
+                    now if is_alive else expires, valid_from + 1
+                )  # the clock may have stepped back
                 closings.append((end, row))
                 changes.add_growth(namespace_id, -1, -size)
-                if not is_alive:  # limits counted it no more
+                if not is_alive:  # limits do not count expired items
                     changes.item_growth += 1
                     changes.byte_growth += size
                 since = max(now, end)
@@ -350,11 +391,14 @@ class ItemWriter:
         return [*self.build_closings(closings), *rows]
 
     def read_present(self, put: Put) -> Flow[Row]:
-        """The present version of a key, as the columns of `locate`; all None if there is none."""
+        """Return the present version of a key, as the columns of `locate`.
+
+        All are None if there is none.
+        """
         return (yield self.sql("locate", put.path, put.key))[0]  # type: ignore[no-any-return]
 
     def build_closings(self, closings: Sequence[tuple[int, int]]) -> list[Statement]:
-        """Make present versions closed ones, each given as its end and its row."""
+        """Build the statements that close present versions, each given as its end and its id."""
         if not closings:
             return []
         rows = [(row,) for _, row in closings]
@@ -367,13 +411,21 @@ class ItemWriter:
     def build_additions(
         self, additions: Sequence[NewVersion], ids: Sequence[int], changes: WriteTotals
     ) -> Flow[list[Statement]]:
-        """The statements that add present versions, each under its id, of keys that have none."""
+        """Build the statements that add versions of keys without a present version.
+
+        Args:
+            additions: The versions.
+            ids: The id of each version.
+            changes: The sums, which are updated.
+        """
         new_paths = dict.fromkeys(
             put.path for put, namespace_id, *_ in additions if namespace_id is None
         )
         namespace_ids: dict[bytes, int] = {}
         if new_paths:
-            created = yield self.sql.build_statements("add_namespace", [(path,) for path in new_paths])
+            created = yield self.sql.build_statements(
+                "add_namespace", [(path,) for path in new_paths]
+            )
             namespace_ids = dict(chain.from_iterable(created))
         rows = []
         for row, (put, namespace_id, version, times) in zip(ids, additions, strict=True):
@@ -388,13 +440,13 @@ class ItemWriter:
         return [self.sql.build_batch("add_item", rows)] if rows else []
 
     def new_ids(self, count: int) -> Statement:
-        """Asks for ids that no version ever had, in a namespace in growing order."""
+        """Build the statement that returns ids which no version ever had, in ascending order."""
         return self.sql("new_ids", json.dumps([*range(count)]))
 
     def _encode_version(
         self, put: Put, version: int
     ) -> tuple[int, str | bytes, str | bytes | None]:
-        """The bytes of a value, and the value and the provenance as they are stored."""
+        """Return the bytes of a value, and the value and the provenance as they are stored."""
         text = put.text
         assert text is not None
         provenance = None
@@ -411,6 +463,7 @@ class ItemWriter:
         )
 
     def _check_version(self, put: Put, version: int) -> None:
+        """Raise `VersionConflict` if the key is not at the version that the put requires."""
         if put.if_version is not None and put.if_version != version:
             state = f"at version {version}" if version else "not there"
             raise VersionConflict(
@@ -420,6 +473,7 @@ class ItemWriter:
             )
 
     def _check_limit(self, limit: Limit, now: int) -> Flow[None]:
+        """Raise `LimitExceeded` if a scope has more items or bytes than allowed."""
         items, size = (yield self.sql("held", *prefix_range(limit.prefix)))[0]
         if _is_within_limit(limit, items, size):
             return
@@ -428,9 +482,11 @@ class ItemWriter:
         )[0]
         if _is_within_limit(limit, items - expired_items, size - expired_bytes):
             return
-        if len(limit.prefix) < self.records.root:  # what others hold there is not told
+        if (
+            len(limit.prefix) < self.records.root
+        ):  # the message must not reveal the size of the outer scope
             raise LimitExceeded(
-                "a scope that this one is within would hold more than it may: delete items there"
+                "the limit of an outer scope would be exceeded: delete items of that scope first"
             )
         item_limit, byte_limit = (
             "any number of" if limit_value is None else limit_value
@@ -445,11 +501,20 @@ class ItemWriter:
     # -- vectors
 
     def register_model(self, model: Model, *, replace: bool = False) -> Flow[int]:
-        """The number of the model that the store's vectors come from."""
+        """Return the number of the model of the store's vectors. A new model is recorded first.
+
+        Args:
+            model: The model.
+            replace: Whether the model may replace another one.
+
+        Raises:
+            EmbedderMismatch: The store's vectors come from another model.
+        """
         rows = yield self.sql("get_setting", "model")
         return (yield from self._register_in(model, rows, replace=replace))
 
     def _register_in(self, model: Model, rows: list[Row], *, replace: bool = False) -> Flow[int]:
+        """Register a model, given the rows of the setting with the present model."""
         stored_model = Model.from_setting(rows[0][0]) if rows else None
         if stored_model == model:
             return stored_model.number
@@ -463,7 +528,7 @@ class ItemWriter:
     def store_vectors(
         self, vectors_of_rows: Sequence[tuple[int, bytes | None]], model: Model
     ) -> Flow[None]:
-        """Add the vectors of versions that lacked them."""
+        """Store the vectors of versions that lacked them."""
         number = None
         if any(vectors is not None for _, vectors in vectors_of_rows):
             number = yield from self.register_model(model)
@@ -478,29 +543,30 @@ class ItemWriter:
         yield self.sql("bump_setting", "embedded")
 
     def record_failure(self, row: int, error: str) -> Flow[None]:
-        """Note that the vectors of a version could not be made once more."""
+        """Record that the vectors of a version could not be computed once more."""
         yield self._build_pending(row, error)
 
     def _build_pending(self, row: int, error: str) -> Statement:
+        """Build the statement that records why a version has no vectors."""
         return self.sql("add_pending", row, self.records.encode_text(error, ("pending", row)))
 
     def clear_errors(self) -> Flow[None]:
-        """Forget why vectors are missing: an error may quote other texts."""
+        """Clear the recorded errors of embeddings, because an error may quote an erased text."""
         rows = yield self.sql("pending_ids")
         parameters = [(self.records.encode_text("", ("pending", row)), row) for (row,) in rows]
         yield Statement(self.sql["hush_pending"], parameters, execute_many=True)
 
-    # -- time
+    # -- time to live
 
     def restart_ttls(
         self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]
     ) -> Flow[None]:
-        """Let items live on for their time from now."""
-        now = clock()  # in the transaction: one may have waited for it past an item's time
+        """Restart the time to live of items from now."""
+        now = clock()  # read in the transaction, because an item may expire while it waits
         yield Statement(self.sql["touch"], [(now, *key) for key in keys], execute_many=True)
 
     def close_expired(self, now: int, limit: int, paths: Container[bytes]) -> Flow[int]:
-        """Close some items in namespaces whose time is over. Returns how many."""
+        """Close expired items of some namespaces, at most `limit`, and return how many."""
         rows = [row for row in (yield self.sql("expired", now, limit)) if row[4] in paths]
         if rows:
             growth = [(-1, -size, namespace_id) for _, namespace_id, size, _, _ in rows]
@@ -514,6 +580,7 @@ class ItemWriter:
 
 
 def _is_within_limit(limit: Limit, items: int, size: int) -> bool:
+    """Return whether a number of items and bytes observes a limit."""
     return (limit.items is None or items <= limit.items) and (
         limit.bytes is None or size <= limit.bytes
     )

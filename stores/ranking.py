@@ -1,38 +1,39 @@
-"""The score of each row of a search: words, vectors, and context in its thread.
+"""Scores of the rows of a search, computed from words, vectors, and the context in the thread.
 
-Pure numpy over dense arrays of the n rows in scope. A score is a sum of parts:
+The module is pure numpy over dense arrays of the n rows in scope. A score is a sum of parts:
 
-    text         BM25 over the query's words, which count more if they are rare in the language too,
-                 as a share of the best row's
-    vector       the cosine, as a share of the best row's distance from the mean; how much this
-                 counts follows from how well vectors separate (`perdure.stores.separation`)
-    neighbours   what the rows just before and after in the thread lend of both
-    thread       how well the thread as a whole answers the words, and how near its vectors are
-    actor, date  the query names who said it, or is about the time at which it was said
-    recency      of the rows of a conversation the newest gain a share of the rest
-    question     a row that only asks is seldom the row that answers
+    text         BM25 over the query's words, as a share of the best row's; words that are rare in
+                 the language count more
+    vector       the cosine, as a share of the best row's distance from the mean; its weight depends
+                 on how well the vectors separate (`perdure.stores.separation`)
+    neighbours   word and vector scores lent by the rows just before and after in the thread
+    thread       how well the thread as a whole matches the words, and how near its vectors are
+    actor, date  the query names the speaker, or is about the time of the message
+    recency      the newest rows of a conversation gain a share of their other parts
+    question     a row that is only a question loses a share, as it seldom is an answer
 
-A word counts once: a row has it (full worth), or a neighbour has it (a share of it), never both. So
-a reply is found by the words of what it replies to, and a row does not rise for standing in a
-crowd. What a row takes from around it shrinks with its own length: a row of a few words means
-little alone, one of a page has its own words. All numbers were chosen with `benchmarks/recall.py`.
+A word counts once. A row has the word itself (full value) or takes it from a neighbour (a share of
+the value), never both. So a reply is found by the words of the message that it answers, and a row
+does not gain from many similar neighbours. The longer a row is, the less it takes from its
+neighbours, because a long row has enough words of its own. All numbers were chosen with
+`benchmarks/recall.py`.
 
-How high the best score is tells how much evidence its row gives, which means the same for one row
-and for 100,000, for short and long queries. Evidence is counted in nats:
+The level of the best score expresses the evidence of its row. It means the same for one row and for
+100,000 rows, and for short and long queries. Evidence is counted in nats:
 
-    words     the sum of -ln of the share of messages of the language that have a word of the query
-              which the row has (or a share of it: as above), times the share that this is in the
-              sum of all the query's words to the power of 0.35
-    vector    5 times how near the nearest comes, from what any of the scope has (0) to equal (1)
-    chance    less ln n: the more rows, the more the best of them has by chance
+    words     the sum of -ln of the share of messages in the language that contain a word of the
+              query which the row has, multiplied by the share of this sum in the sum over all the
+              query's words, to the power of 0.35
+    vector    5 times the nearness of the nearest vector, from 0 (as any vector of the scope) to 1
+    chance    minus ln n, because the best of many rows has more evidence by chance
 
-The last is the correction for the number of comparisons of Karlin and Altschul, PNAS 87 (1990). The
-numbers were chosen with `benchmarks/quiet.py`.
+The last term is the correction for the number of comparisons of Karlin and Altschul, PNAS 87
+(1990). The numbers were chosen with `benchmarks/quiet.py`.
 
-The score of each row is limited by its own evidence: by its words, by those that its neighbours
+The score of each row is limited by its own evidence: by its words, by the words that its neighbours
 lend it, and by its vector or that of a neighbour, less a share of ln n. A row without evidence
-therefore stays below the minimum score of a recall and behind the rows that have evidence, whether
-or not another row answers the query. Decision 0033 has the measurements.
+therefore stays below the minimum score of a recall and behind the rows with evidence, whether or
+not another row answers the query. Decision 0033 has the measurements.
 """
 
 from __future__ import annotations
@@ -52,55 +53,54 @@ Floats = NDArray[np.floating[Any]]
 Scores = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-# words up to which a row takes all that neighbours lend, all of its thread's worth, and up to which
-# a row that ends with a question is a question and nothing else
+# limits in words: up to the first, a row takes all that neighbours lend; up to the second, the
+# whole score of its thread; up to the third, a row that ends with a question mark is only a
+# question; longer rows take less
 MAX_WORDS_FULL_LOAN, MAX_WORDS_FULL_THREAD, MAX_WORDS_QUESTION = 50, 200, 25
-_RECENCY_HALF_LIFE: Final = 0.2  # share of the rows after which recency is half
-# imaginary unrelated rows that are included in the mean cosine of a scope, which may have one row
+_RECENCY_HALF_LIFE: Final = 0.2  # share of the rows after which recency is halved
+# imaginary unrelated rows in the mean cosine of a scope, since a scope may have only one row
 _PRIOR_ROWS: Final = 4
-_BLOCK_COUNTS: Final = 1 << 17  # counts computed at a time: 512 kB
-# of vectors, chosen with benchmarks/recall.py; decision 0037
-_GAIN_WEIGHT: Final = 0.6  # the share of its weight that is added to the vector at a gain of 1
-_THREAD_VECTOR_WEIGHT: Final = (
-    0.6  # the weight of the nearest thread, as a share of the vector's weight
-)
-_NEAREST_PER_THREAD: Final = 3  # rows of a thread, the nearest ones, that count for the thread
-_BELOW_ALL: Final = 2.0  # more than any score
-_MIN_PENALTY: Final = np.float32(1e-6)  # a penalty of 0 would be a division by it
-# of evidence, chosen with benchmarks/quiet.py
-_UNLISTED_FREQUENCY: Final = 2.4e-6  # the share of messages that have a word which no list has
-_PRIOR_MESSAGES: Final = (
-    30.0  # messages of the language that a message of the scope is weighed against
-)
-_COVERAGE_POWER: Final = 0.35  # the power of the share of the query that a row answers
-_NEARNESS_NATS: Final = 5.0  # what the nearest vector tells at most
-_NATS_PER_LOGIT: Final = 4.0  # nats that make odds of one to one those of e to one
-_MAX_LOGIT: Final = 80.0  # more is no number of 32 bits
-_RARITY_POWER: Final = 1.5  # the power of what a word tells in its weight
-_PERSON_NATS: Final = 2.25  # nats that are added if query and rows are about the same person
-_NEARLY_ALL: Final = 0.85  # share of the rows; a word in more rows is no evidence
-_MIN_ROWS_NEARLY_ALL: Final = 5  # rows; in a smaller scope, no word counts as being in nearly all
-_CHANCE_SHARE: Final = 0.25  # share of ln n that is subtracted from the evidence of each single row
-_SLIGHT_NATS: Final = 1.45  # nats; a row with less evidence of its own scores less than MIN_SCORE
-_LIMIT_SLOPE: Final = 15.0  # nats that each nat above `_SLIGHT` adds to the limit of a row's score
+_BLOCK_COUNTS: Final = 1 << 17  # word counts computed at a time, 512 kB
+# constants of vectors, chosen with benchmarks/recall.py; decision 0037
+_GAIN_WEIGHT: Final = 0.6  # share of its weight that the vector gains at a gain of 1
+# weight of the nearest thread, as a share of the vector's weight
+_THREAD_VECTOR_WEIGHT: Final = 0.6
+_NEAREST_PER_THREAD: Final = 3  # number of rows whose vectors count for their thread
+_BELOW_ALL: Final = 2.0  # subtracted to rank a row behind all others; more than any score
+_MIN_PENALTY: Final = np.float32(1e-6)  # avoids a division by zero
+# constants of evidence, chosen with benchmarks/quiet.py
+_UNLISTED_FREQUENCY: Final = 2.4e-6  # assumed share of messages with a word that is in no list
+# messages of the language that are assumed in addition to the messages of a scope
+_PRIOR_MESSAGES: Final = 30.0
+_COVERAGE_POWER: Final = 0.35  # exponent of the share of the query that a row answers
+_NEARNESS_NATS: Final = 5.0  # maximum evidence of a vector, in nats
+_NATS_PER_LOGIT: Final = 4.0  # nats that multiply the odds by e
+_MAX_LOGIT: Final = 80.0  # larger logits would exceed a 32-bit float
+_RARITY_POWER: Final = 1.5  # exponent of a word's information in its weight
+_PERSON_NATS: Final = 2.25  # nats, added if the query and the rows are about the same person
+_NEARLY_ALL: Final = 0.85  # share of the rows; a word in at least this share is no evidence
+_MIN_ROWS_NEARLY_ALL: Final = 5  # rows; in a smaller scope, no word is in nearly all
+_CHANCE_SHARE: Final = 0.25  # share of ln n, subtracted from the evidence of each row
+_SLIGHT_NATS: Final = 1.45  # nats; a row with less evidence scores below MIN_SCORE
+_LIMIT_SLOPE: Final = 15.0  # nats added to a row's limit for each nat above `_SLIGHT_NATS`
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How much each part counts.
+    """The weight of each part of a score.
 
     Args:
-        vector: Share of the vector in words plus vector, 0 to 1.
-        k1: How slowly a word's repetitions saturate.
-        b: How much a row's length lowers its score, 0 to 1.
-        neighbours: The share of a row's score that rows one, two and three steps away in its
-            thread get.
-        thread: Added for the best thread.
+        vector: The share of the vector in the sum of words and vector, 0 to 1.
+        k1: How slowly the repetitions of a word saturate, as in BM25.
+        b: How much the length of a row lowers its score, 0 to 1, as in BM25.
+        neighbours: The share of a row's score that is lent to the rows one, two and three steps
+            away in its thread.
+        thread: Added to the rows of the best thread.
         actor: Added if the query names the speaker.
-        date: Added if the row was said in the period that the query is about (`during=`).
-        question: Share of its score that a row loses for being a short question.
-        kin: The weight of a synonym, times its similarity.
-        recency: Share of its score that the newest row of a conversation gains; it halves with
+        date: Added if the message is from the period that the query is about (`during=`).
+        question: The share of its score that a short question loses.
+        kin: The weight of a synonym, multiplied by its similarity.
+        recency: The share of its score that the newest row of a conversation gains. It halves with
             each fifth of the rows that one goes back.
     """
 
@@ -120,50 +120,53 @@ DEFAULT: Final = Weights()
 
 
 class Term(NamedTuple):
-    """One word of the query in the rows of the scope."""
+    """One word of the query, and the rows of the scope that contain it."""
 
-    rows: Ints  # that have the word, each once
-    tf: Floats  # how often each has it
-    synonyms: Sequence[tuple[Ints, float]] = ()  # rows of its synonyms, and their similarity
+    rows: Ints  # rows that have the word, each once
+    tf: Floats  # number of occurrences in each of these rows
+    synonyms: Sequence[tuple[Ints, float]] = ()  # rows of each synonym, and its similarity
     message_frequency: float = (
-        0.0  # the share of messages of the language that have it; 0: not known
+        0.0  # share of messages in the language that contain the word; 0 if unknown
     )
-    names_actor: bool = False  # it names the actor of rows
-    names_subject: bool = False  # whether it names the person whom nearly all rows are about
+    names_actor: bool = False  # whether the word names the actor of rows
+    names_subject: bool = False  # whether it names the person of nearly all rows
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """Scores of the rows, higher is better, and the parts they are the sum of; float32[n] each."""
+    """Scores of the rows, higher is better, and the parts whose sum they are; float32[n] each."""
 
-    scores: Scores  # of `rank`, relative to the best row; `comparable`, 0 to 1
+    scores: Scores  # relative to the best row; after `to_comparable`, 0 to 1
     parts: Mapping[str, Scores] = field(default_factory=dict)
-    # what the best row tells, in nats, beyond what the best of so many rows tells by chance; or, of
-    # a search by vectors alone, how near the nearest is, 0 to 1
+    # evidence of the best row, in nats, beyond that of the best of n random rows; in a search by
+    # vectors alone, the nearness of the nearest vector, 0 to 1
     evidence: float = 0.0
-    odds: Scores | None = None  # of a search by words: each row's, as a share of the best row's
-    order: Floats | None = None  # rows are ranked by it, or by their scores if None
-    limits: Scores | None = None  # the most evidence that each row's score may express, in nats
+    odds: Scores | None = None  # each row's odds as a share of the best row's; None without words
+    order: Floats | None = None  # keys that rank the rows; None means the scores
+    limits: Scores | None = None  # maximum evidence of each row's score, in nats
 
     @classmethod
     def from_cosines(cls, cosines: Floats) -> Ranked:
-        """The rows by a vector alone; one that is missing, NaN, comes last, and scores 0."""
+        """Rank the rows by a vector alone. A row without a vector (NaN) comes last and scores 0."""
         scores = np.clip(np.nan_to_num(cosines, nan=0), 0, 1)
         return cls(scores, {"vector": scores}, order=np.nan_to_num(cosines, nan=-np.inf))
 
     def with_vectors_first(self, cosines: Floats) -> Ranked:
-        """The same with the rows that have no vector, NaN, after all others, and with score 0."""
+        """Return the ranking with all rows that have no vector (NaN) at the end, with score 0."""
         has_vector = np.isfinite(cosines)
         order = self.rank_keys - np.where(has_vector, np.float32(0), np.float32(_BELOW_ALL))
         return replace(self, scores=self.scores * has_vector, order=order)
 
     @property
     def rank_keys(self) -> Floats:
-        """What ranks the rows: the higher, the better; also where scores are equal."""
+        """The numbers by which the rows are ranked, the highest first.
+
+        They also order equal scores.
+        """
         return self.scores if self.order is None else self.order
 
     def explain_row(self, row: int) -> dict[str, float]:
-        """The parts of one row's score."""
+        """Return the parts of one row's score, by name."""
         total = sum(float(part[row]) for part in self.parts.values())
         scale = float(self.scores[row]) / total if total else 0.0
         return {name: float(part[row]) * scale for name, part in self.parts.items()}
@@ -171,15 +174,16 @@ class Ranked:
     def to_comparable(self) -> Ranked:
         """Return the rows with scores that mean the same in every search.
 
-        The odds of the best row are e to its evidence / `_SCALE`, so 0.5 is what the best of so
-        many rows has by chance. Those of another row are lower by the square root of its share in
-        the best score, and at most e to its limit / `_SCALE`. Rows that the limits lower are ranked
-        by what is left. In a search by vectors alone the best score is how near the vector is.
+        The odds of the best row are e to the power of its evidence / `_NATS_PER_LOGIT`. So 0.5 is
+        the score that the best of n rows has by chance. The odds of another row are lower by the
+        square root of its share in the best score, and at most e to the power of its limit /
+        `_NATS_PER_LOGIT`. Rows that are lowered by their limits are ranked by the lowered score. In
+        a search by vectors alone, the best score is the nearness of the vector.
         """
         if self.odds is None:
             scores = _divide_by_best(self.scores) * np.float32(self.evidence)
             return replace(self, scores=scores, order=self.scores)
-        with np.errstate(divide="ignore"):  # odds of 0 are -inf
+        with np.errstate(divide="ignore"):  # the logarithm of odds of 0 is -inf
             logits = np.log(self.odds, dtype=np.float64) + self.evidence / _NATS_PER_LOGIT
         if self.limits is not None:
             logits = np.minimum(logits, self.limits / _NATS_PER_LOGIT)
@@ -202,20 +206,20 @@ def rank_rows(
     """Score the n rows of a scope.
 
     Args:
-        lengths: Words in each row, float[n].
-        terms: The query's words, also those that no row has; none for a semantic search.
-        cosines: Similarity of each row's vector to the query's, NaN for a row without a vector,
-            float[n]; None for a search by text alone.
-        arrangement: Neighbours and threads; None switches context off.
-        actor: The rows said by somebody whom the query names; bool[n].
-        date: The rows of the period that the query is about; bool[n].
+        lengths: The number of words in each row, float[n].
+        terms: The query's words, including words that no row has. Empty for a semantic search.
+        cosines: The similarity of each row's vector to the query's, NaN for a row without a vector,
+            float[n]. None for a search by text alone.
+        arrangement: Neighbours and threads. None switches context off.
+        actor: Whether each row was said by somebody whom the query names; bool[n].
+        date: Whether each row is from the period that the query is about; bool[n].
         is_personal: Whether the query and the rows are about the same person.
-        weights: How much each part counts.
+        weights: The weight of each part.
         calibration: How well the vectors of the scope separate related rows from random ones.
     """
     n = len(lengths)
     parts: dict[str, Scores] = {}
-    calibration = calibration if terms else USUAL  # else there is nothing but the vectors
+    calibration = calibration if terms else USUAL  # without words, only vectors rank the rows
     nearness = _compute_nearness(cosines, n, calibration)
     nearest = evidence = float(nearness.max(initial=0))
     neighbour_scores = np.zeros(n, np.float32)
@@ -270,7 +274,7 @@ def rank_rows(
 
 
 def _divide_by_best(scores: Scores) -> Scores:
-    """The share of each row in the best score, 0 to 1."""
+    """Return the share of each row in the best score, 0 to 1."""
     best = max(float(scores.max(initial=0)), 1e-9)
     return np.asarray(np.maximum(scores, 0) / np.float32(best), np.float32)
 
@@ -281,10 +285,10 @@ def _divide_by_best(scores: Scores) -> Scores:
 def _compute_vector_share(
     cosines: Floats | None, terms: Sequence[Term], weights: Weights, calibration: Calibration
 ) -> float:
-    """Return the share of the vector in words plus vector.
+    """Return the share of the vector in the sum of words and vector.
 
     If no row has a word of the query, only vectors can rank the rows. They then have their usual
-    weight whatever the trust in them is.
+    weight, whatever the trust in them is.
     """
     if cosines is None or not terms:
         return float(cosines is not None)
@@ -296,10 +300,10 @@ def _compute_vector_share(
 def _score_threads_by_vectors(
     vector_scores: Scores, arrangement: Arrangement, weights: Weights, gain: float
 ) -> Scores:
-    """Return what is added to the score of each row for the vectors of its thread.
+    """Return the part that the vectors of its thread add to the score of each row.
 
-    The worth of a thread is the sum of the vector scores of its `_BEST_OF_THREAD` nearest rows. It
-    counts as a share of the worth of the best thread.
+    The value of a thread is the sum of the vector scores of its `_NEAREST_PER_THREAD` nearest rows.
+    It counts as a share of the value of the best thread.
     """
     starts, run_of_row, remaining = (
         arrangement.run_starts,
@@ -312,7 +316,7 @@ def _score_threads_by_vectors(
         worth += highest
         best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = (
-            0  # the first of each thread
+            0  # the first such row of each thread
         )
     shares = _divide_by_best(worth * arrangement.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * gain * weights.vector
@@ -321,10 +325,13 @@ def _score_threads_by_vectors(
 
 
 def scale_above_mean(cosines: Floats) -> Scores:
-    """How far each cosine stands above the mean, as a share of the highest; 0 below it and for NaN.
+    """Scale cosines so that the mean is 0 and the highest is 1.
 
-    The mean takes away what all rows of a scope share with the query, so the part means the same
-    for every embedder and scope. Where nothing stands out (one row, equal rows) it is the cosine.
+    Cosines below the mean and NaN give 0.
+
+    Subtracting the mean removes what all rows of a scope share with the query, so the result means
+    the same for every embedder and scope. If all cosines are about equal, they are returned
+    unscaled.
     """
     valid = np.isfinite(cosines)
     if not valid.any():
@@ -339,7 +346,7 @@ def scale_above_mean(cosines: Floats) -> Scores:
 def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Scores:
     """Return how near each vector is, from 0 (as any vector of the scope) to 1 (equal).
 
-    A row without a vector, NaN, has 0. All values are multiplied by the trust in the vectors.
+    A row without a vector (NaN) has 0. All values are multiplied by the trust in the vectors.
     """
     if cosines is None:
         return np.zeros(n, np.float32)
@@ -357,7 +364,7 @@ def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) 
 
 
 def idf(count: int, rows: int) -> float:
-    """Worth of a word that `found` of `rows` rows have, by Robertson and Spärck Jones; above 0.
+    """Return the inverse document frequency of a word that `count` of `rows` rows have; above 0.
 
     Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009),
     eq. 3.3, with the 1 inside the logarithm that Lucene's BM25Similarity adds.
@@ -366,10 +373,11 @@ def idf(count: int, rows: int) -> float:
 
 
 def word_information(term: Term, n: int) -> float:
-    """What a row tells by having a word: -ln of the share of other messages that have it, in nats.
+    """Return the information of a word, in nats: -ln of the share of messages with the word.
 
-    Of messages of the language; of a word whose share there is not known, and that is no name, of
-    those of the scope: a word that the conversation is full of tells little.
+    The share refers to messages of the language. If it is unknown there and the word is not a name,
+    the share among the other rows of the scope is used. A word that occurs in most rows has little
+    information.
     """
     share = term.message_frequency or _UNLISTED_FREQUENCY
     if not term.message_frequency and not term.names_actor:
@@ -384,10 +392,11 @@ def _compute_word_evidence(
 ) -> list[float]:
     """Return the evidence, in nats, that a row gives by having each of the words.
 
-    This is the information of the word, with two exceptions. A word that is judged by the rows of
-    the scope counts twice, because ln n is subtracted from the evidence: the word would otherwise
-    never tell anything beyond chance once two rows have it. Rows that only ask are not counted. A
-    word that nearly all rows have is no evidence, unless all words of the query are such words.
+    This is the information of the word, with two exceptions. The information of a word that is
+    judged by the rows of the scope counts twice, because ln n is subtracted from the evidence.
+    Otherwise such a word would never exceed chance once two rows have it. Rows that are only
+    questions are not counted. A word that nearly all rows have is no evidence, unless all words of
+    the query are such words.
     """
     is_only_question = np.zeros(n, bool) if arrangement is None else arrangement.is_only_question
     evidence, is_shared_list = list[float](), list[bool]()
@@ -406,31 +415,34 @@ def _compute_word_evidence(
 
 
 def is_in_nearly_all(count: int, n: int) -> bool:
-    """Return whether `found` of `n` rows are nearly all, so that their words are no evidence."""
+    """Return whether `count` of `n` rows are nearly all, so that their words are no evidence."""
     return n >= _MIN_ROWS_NEARLY_ALL and count >= _NEARLY_ALL * n
 
 
 def word_weight(term: Term, n: int) -> float:
-    """The weight of a word: more if it is rare, in the scope and in the language."""
+    """Return the weight of a word.
+
+    It is higher if the word is rare in the scope and in the language.
+    """
     rarity = -math.log(term.message_frequency or _UNLISTED_FREQUENCY)
     return idf(_count_rows_with_word(term, n), n) * math.pow(rarity, _RARITY_POWER)
 
 
 def _count_rows_with_word(term: Term, n: int) -> int:
-    """How many rows have a word; one with synonyms only is as rare as they are."""
+    """Return the number of rows that have a word, or else the number of rows with its synonyms."""
     return min(len(term.rows) or sum(len(rows) for rows, _ in term.synonyms), n)
 
 
 def iter_count_blocks(
     terms: Sequence[Term], n: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Sequence[Term], Scores]]:
-    """The words that any row has, and their counts in all n rows; float32[some, n].
+    """Yield blocks of words that any row has, with their counts in all n rows; float32[block, n].
 
-    So many at a time that what is computed of them stays in the cache. Okapi BM25 of a block is
-    `worths @ (counts / (counts + length_penalty(...)))`.
+    A block is small enough for the CPU cache. The Okapi BM25 score of a block is `weights @ (counts
+    / (counts + length_penalty(...)))`.
 
-    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as
-    Lucene does since version 8: it changes no order.
+    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as in
+    Lucene since version 8, because it changes no order.
     """
     block_size = max(1, _BLOCK_COUNTS // max(n, 1))
     matching = [term for term in terms if len(term.rows) or term.synonyms]
@@ -449,7 +461,7 @@ def iter_count_blocks(
 def length_penalty(
     lengths: Floats, weights: Weights = DEFAULT, mean: float | None = None
 ) -> Scores:
-    """k1 times how long each row is beside the mean, as far as b lets it count; float32[n]."""
+    """Return BM25's length normalisation of each row, k1 * (1 - b + b * length / mean); float32."""
     if mean is None:
         mean = float(np.mean(lengths)) if len(lengths) else 0.0
     relative = np.asarray(lengths, np.float32) / np.float32(mean if mean > 0 else 1)
@@ -466,7 +478,11 @@ def _score_words(
     actor: Bools | None,
     weights: Weights,
 ) -> tuple[Scores, Scores, Scores, Scores]:
-    """The word scores of each row, with its neighbours, and of its thread; what its words tell."""
+    """Score the rows by the words of the query.
+
+    Returns: Four arrays float32[n]: the score of the row's own words; the same with words that
+        neighbours lend; the score of its thread; and the evidence of its words in nats.
+    """
     n = len(lengths)
     own_scores, score_sums = np.zeros(n, np.float32), np.zeros((2, n), np.float32)
     shared_scores, evidence_of_rows = score_sums
@@ -492,11 +508,13 @@ def _score_words(
             thread_scores += worths @ (sums / (sums + thread_penalty) * arrangement.is_thread)
         score_sums += factors @ saturated
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
-            if term.names_actor and actor is not None:  # what somebody said is about them
+            if (
+                term.names_actor and actor is not None
+            ):  # rows of an actor count as containing the actor's name
                 evidence_of_rows += nats_of_word * np.maximum(
                     actor / (1 + penalty) - row_has_word, 0
                 )
-    evidence_of_rows *= 1 + penalty  # a word that a row has once counts as 1
+    evidence_of_rows *= 1 + penalty  # so that a word with one occurrence counts as 1
     if arrangement is None:
         return own_scores, shared_scores, np.zeros(n, np.float32), evidence_of_rows
     best_thread = max(float(thread_scores.max(initial=0.0)), 1e-9)
@@ -514,33 +532,36 @@ def _score_words(
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How the rows of a scope stand to each other. Make it with `arrange`; it serves many searches.
+    """How the rows of a scope are related in their threads.
 
-    `from_before[k - 1][i]` is how much of what row i lends row i + k takes, 0 if they are of
-    different threads; `from_after` the same of what row i + k lends and row i takes.
+    `build_arrangement` makes it for many searches.
+
+    `share_from_previous[k - 1][i]` is the share that row i + k takes of what row i lends. It is 0
+    if they belong to different threads. `share_from_next` is the share that row i takes of what row
+    i + k lends.
     """
 
-    run_starts: NDArray[np.intp]  # of each thread, and of each run of rows without one
-    run_of_row: NDArray[np.intp]  # the number of each row's run
+    run_starts: NDArray[np.intp]  # start of each run: a thread, or rows without a thread
+    run_of_row: NDArray[np.intp]  # index of the run that each row belongs to
     is_thread: Bools  # whether a run is a thread
     share_from_previous: tuple[Scores, ...]
     share_from_next: tuple[Scores, ...]
-    thread_share: Scores  # how much of its thread's worth each row has
-    is_only_question: Bools  # whether a row is a question and nothing else
-    recency: Scores  # how new each row is among them, 1 to 0
+    thread_share: Scores  # share of its thread's score that each row takes
+    is_only_question: Bools  # whether the row is only a question
+    recency: Scores  # how new each row is: 1 for the newest, towards 0
 
 
 def build_arrangement(
     thread: Ints, lengths: Floats, ends_with_question: Bools, said_at: Floats
 ) -> Arrangement:
-    """Precompute who is next to whom.
+    """Compute which rows are neighbours, and how much each row takes from its context.
 
     Args:
-        thread: A code for each row's thread, negative for none; int[n]. The rows of a thread lie
-            side by side, in its order.
-        lengths: Words in each row; float[n].
-        asks: Whether a row ends with a question; bool[n].
-        at: When each row was said, NaN for unknown; float[n].
+        thread: A code for each row's thread, negative for none; int[n]. The rows of a thread are
+            adjacent, in its order.
+        lengths: The number of words in each row; float[n].
+        ends_with_question: Whether a row ends with a question; bool[n].
+        said_at: The time of each row's message, NaN if unknown; float[n].
     """
     n, has_thread = len(thread), thread >= 0
     begins = np.ones(n, bool)
@@ -570,7 +591,7 @@ def build_arrangement(
 
 
 def _lend_to_neighbours(scores: Scores, arrangement: Arrangement, weights: Weights) -> Scores:
-    """The higher of each row's score and what its neighbours lend it; float32[..., n]."""
+    """Return the higher of each row's score and what its neighbours lend it; float32[..., n]."""
     best = scores.copy()
     steps: Sequence[tuple[float, Scores, Scores]] = list(
         zip(

@@ -1,4 +1,4 @@
-"""Rows of items and how they are read: get, list, and search without a query."""
+"""Encoding and decoding of item rows, and the flows that read items without a query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from langgraph.store.base import MatchCondition
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import AssociatedData, ChecksumSeal, Seal
 from perdure.storage.flow import (
-    NO_LIMIT, Flow, NamedSQL, Row, Statement,
+    NO_LIMIT,
+    Flow,
+    NamedSQL,
+    Row,
+    Statement,
     TextOrBytes,
     decode_text_or_bytes,
 )
@@ -35,16 +39,20 @@ from perdure.stores.values import decode_value
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_PAGE_ROWS = 256  # namespaces, or closed versions, read at a time
-_MAX_INDEX_ROWS = 2_000  # an index that finds more rows than this loses to reading in order
-_INDEX_PREFIX = "store_path:"  # what names of path indexes begin with
+_PAGE_ROWS = 256  # namespaces or closed versions that are read at a time
+_MAX_INDEX_ROWS = 2_000  # rows; an index that finds more is slower than reading in order
+_INDEX_PREFIX = "store_path:"  # prefix of the names of path indexes
 
 
 # -- rows
 
 
 def to_microseconds(moment: datetime) -> int:
-    """A moment in microseconds since 1970."""
+    """Return a moment in microseconds since 1970.
+
+    Raises:
+        ConfigurationError: It is not a datetime with a time zone.
+    """
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise ConfigurationError(
             f"the time is {moment!r}; expected a datetime with a time zone, like datetime.now(UTC)"
@@ -53,12 +61,18 @@ def to_microseconds(moment: datetime) -> int:
 
 
 def from_microseconds(microseconds: int) -> datetime:
-    """The moment that many microseconds after 1970 (UTC)."""
+    """Return the moment that is this many microseconds after 1970 (UTC)."""
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
 def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
-    """Provenance as JSON, without what was not said: what is stored, and what filters see."""
+    """Check provenance, and return it as a JSON object without empty fields.
+
+    The object is stored, and filters are applied to it.
+
+    Raises:
+        ConfigurationError: A field has a wrong type.
+    """
     if not isinstance(provenance, Provenance):
         raise ConfigurationError(
             f"provenance is {provenance!r}; expected Provenance(thread_id=…, actor=…)"
@@ -80,7 +94,7 @@ def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
 
 
 def provenance_from_json(fields: Mapping[str, Any]) -> Provenance:
-    """Provenance from its JSON."""
+    """Return the provenance of a JSON object."""
     values: dict[str, Any] = {name: fields[name] for name in PROVENANCE if name in fields}
     if "at" in values:
         values["at"] = datetime.fromisoformat(values["at"])
@@ -90,10 +104,10 @@ def provenance_from_json(fields: Mapping[str, Any]) -> Provenance:
 
 @dataclass(slots=True)
 class RecordCodec:
-    """Seals what goes into rows, and makes items of them."""
+    """Encodes and encrypts the parts of rows, and decodes rows as items."""
 
     seal: Seal
-    root: int = 0  # bytes of a path that are not shown
+    root: int = 0  # length of the scope's path, which namespaces leave out
 
     @property
     def is_encrypted(self) -> bool:
@@ -103,11 +117,15 @@ class RecordCodec:
     # -- parts of a row
 
     def encode_text(self, text: str, place: AssociatedData) -> str | bytes:
-        """Text as it is stored."""
+        """Return text as it is stored in the row that `place` names."""
         return self.seal.seal(text.encode(), place) if self.is_encrypted else TextOrBytes(text)
 
     def decode_text(self, stored: str | bytes, place: AssociatedData) -> str:
-        """Text from how it is stored, unless it was damaged, or moved from another row."""
+        """Return a stored text.
+
+        Raises:
+            CorruptRecord: The text is damaged, or belongs to another row.
+        """
         if isinstance(stored, bytes) and self.is_encrypted:
             return self.seal.unseal(stored, place).decode()
         stored = stored if self.is_encrypted else decode_text_or_bytes(stored)
@@ -116,23 +134,23 @@ class RecordCodec:
         raise CorruptRecord(f"the row {place!r} holds a {type(stored).__name__}: it was damaged")
 
     def encode_vectors(self, vectors: bytes | None, row: int) -> bytes | None:
-        """Vectors, one after another, as they are stored."""
+        """Return vectors, one after another, as they are stored."""
         if vectors is None or not self.is_encrypted:
             return vectors
         return self.seal.seal(vectors, ("vectors", row))
 
     def decode_vectors(self, stored: bytes, row: int) -> bytes:
-        """Vectors as bytes, from how they are stored."""
+        """Return stored vectors as bytes."""
         return self.seal.unseal(stored, ("vectors", row)) if self.is_encrypted else stored
 
     # -- whole rows
 
     def decode_row_text(self, row: Row) -> str:
-        """The JSON in a row of an item."""
+        """Return the JSON text of the value in a row."""
         return self.decode_text(row[8], value_place(row[1], row[2], row[3]))
 
     def decode_row_value(self, row: Row) -> dict[str, Any]:
-        """The value in a row of an item."""
+        """Return the value in a row."""
         try:
             return decode_value(self.decode_row_text(row))
         except ValueError as exc:
@@ -142,7 +160,7 @@ class RecordCodec:
             ) from exc
 
     def decode_provenance(self, stored: Any, path: bytes, key: str, version: int) -> dict[str, Any]:
-        """The provenance fields in a row; empty if there are none."""
+        """Return the provenance fields of a row, or an empty dict if it has none."""
         if stored is None:
             return {}
         try:
@@ -154,7 +172,7 @@ class RecordCodec:
             ) from exc
 
     def decode_item(self, row: Row, value: dict[str, Any] | None = None) -> StoredItem:
-        """The item in a row."""
+        """Return the item of a row."""
         _, path, key, version, created, valid_from, valid_to, expires, _, provenance = row[:10]
         fields = self.decode_provenance(provenance, path, key, version)
         return StoredItem(
@@ -171,12 +189,12 @@ class RecordCodec:
 
 
 def value_place(path: bytes, key: str, version: int) -> AssociatedData:
-    """The data that binds a value to its row."""
+    """Return the place of a value, which binds the encrypted value to its row."""
     return ("value", path.decode(), key, version)
 
 
 def provenance_place(path: bytes, key: str, version: int) -> AssociatedData:
-    """The data that binds provenance to its row."""
+    """Return the place of provenance, which binds the encrypted provenance to its row."""
     return ("provenance", path.decode(), key, version)
 
 
@@ -185,48 +203,51 @@ def provenance_place(path: bytes, key: str, version: int) -> AssociatedData:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The items that a search selects."""
+    """The criteria by which a call selects items."""
 
-    prefix: bytes  # a path
-    now: int  # they must be alive then
+    prefix: bytes  # path of the namespace prefix
+    now: int  # items must be alive at this time, in microseconds
     filter: Filter | None = None
     provenance: Filter | None = None
-    as_of: int | None = None  # look at that moment of the past instead
-    newest_first: bool = False  # within a namespace
+    as_of: int | None = None  # moment of the past to read, in microseconds
+    newest_first: bool = False  # order within a namespace
 
     @property
     def sql_order(self) -> str:
-        """Of creation, in SQL."""
+        """The SQL keyword for the order of creation."""
         return "DESC" if self.newest_first else ""
 
 
 @dataclass(slots=True)
 class ItemReader:
-    """The flows that read."""
+    """The flows that read items."""
 
     sql: NamedSQL
     records: RecordCodec
-    values: JSONLocation  # for conditions on their JSON
+    values: JSONLocation  # the column of the values, for conditions on their JSON
 
     # -- one key
 
     def read_row(self, path: bytes, key: str, now: int, as_of: int | None) -> Flow[Row | None]:
-        """The row of a key, at present or at a moment."""
+        """Return the row of a key at present or at a moment of the past, or None."""
         name, moment = ("get", now) if as_of is None else ("get_as_of", as_of)
         rows = yield self.sql(name, path, key, moment)
         return rows[0] if rows else None
 
     def read_history(self, path: bytes, key: str, now: int) -> Flow[list[StoredItem]]:
-        """Every version of a key, oldest first."""
+        """Return every version of a key, oldest first."""
         rows = yield self.sql("history", path, key)
         return [self.records.decode_item(with_expiry(row, now)) for row in rows]
 
-    # -- many
+    # -- many keys
 
     def read_page(
         self, selection: Selection, limit: int, offset: int
     ) -> Flow[list[tuple[Row, StoredItem]]]:
-        """A page of the items under a prefix: by namespace, in each in the order of creation."""
+        """Return one page of the items under a prefix with their rows.
+
+        The items are ordered by namespace, and then by creation.
+        """
         if selection.as_of is None:
             sql, params = yield from self._build_page_statement(selection)
         else:
@@ -248,7 +269,7 @@ class ItemReader:
             limit_rows *= 8
 
     def match_row(self, row: Row, selection: Selection) -> tuple[Row, StoredItem] | None:
-        """The row's item, if it is what is wanted."""
+        """Return a row with its item if the item matches the filters of a selection, else None."""
         value = None
         if selection.filter is not None:
             value = self.records.decode_row_value(row)
@@ -262,7 +283,7 @@ class ItemReader:
         return row, self.records.decode_item(row, value)
 
     def read_matching_ids(self, selection: Selection) -> Flow[list[int]]:
-        """The ids of all present items that meet the filters."""
+        """Return the ids of all present items that match the filters."""
         if (
             selection.filter is None
             or selection.provenance is not None
@@ -275,7 +296,10 @@ class ItemReader:
         return [row for row, value in rows if matches(decode_value(decode_text_or_bytes(value)))]
 
     def read_closed(self, selection: Selection) -> Flow[list[Row]]:
-        """The path and id of each version wanted that was closed after the moment looked at."""
+        """Read the matching versions that were valid at the selected moment and were closed later.
+
+        Returns the path and the id of each version.
+        """
         closed: list[Row] = yield self.sql(
             "closed_as_of", *prefix_range(selection.prefix), selection.as_of
         )
@@ -291,12 +315,15 @@ class ItemReader:
     # -- conditions and indexes
 
     def read_path_indexes(self) -> Flow[list[str]]:
-        """The paths that have an index."""
+        """Return the paths that have an index, sorted."""
         rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX_PREFIX).replace("^", "") for (name,) in rows)
 
     def _choose_condition(self, selection: Selection) -> Flow[tuple[Condition, str]]:
-        """The part of a filter that SQL can decide, and the index to use."""
+        """Return the SQL condition of a selection's filter, and an `INDEXED BY` clause.
+
+        The clause is empty if no index is selective enough.
+        """
         if selection.filter is None or self.records.is_encrypted:
             return Condition("TRUE"), ""
         indexed_paths = (
@@ -315,6 +342,7 @@ class ItemReader:
     def _build_matching(
         self, selection: Selection, condition: Condition, index_hint: str, columns: str, limit: int
     ) -> Statement:
+        """Build the statement that selects present items which may match a condition."""
         sql = self.sql["matching"].format(
             columns=columns, condition=condition.with_numbered_parameters(5), indexed=index_hint
         )
@@ -323,7 +351,7 @@ class ItemReader:
         )
 
     def _build_page_statement(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
-        """The statement of a search at present, and the parameters of its condition."""
+        """Return the statement that reads a page of present items, and the filter's parameters."""
         condition, index_hint = yield from self._choose_condition(selection)
         sql = self.sql["under"].format(
             condition=condition.with_numbered_parameters(6),
@@ -333,7 +361,7 @@ class ItemReader:
         return sql, condition.params
 
     def read_plan(self, selection: Selection) -> Flow[QueryPlan]:
-        """The plan of a search without a query."""
+        """Return the database's plan for a search without a query."""
         sql, params = yield from self._build_page_statement(selection)
         bound = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
         plan_rows = yield Statement(self.sql["explain"].format(query=sql), bound)
@@ -358,13 +386,21 @@ class ItemReader:
         as_of: int | None,
         hides_notes: bool = False,
     ) -> Flow[list[Namespace]]:
-        """Return namespaces under a root that are not empty, in order, cut to a depth, each once.
+        """Return non-empty namespaces under a root, in order and without duplicates.
 
-        With `hides_notes`, namespaces of notes on memories are left out.
+        Args:
+            root: The path of the scope.
+            conditions: Conditions that the namespaces must meet.
+            max_depth: The maximum number of labels; longer namespaces are cut.
+            limit: The maximum number of namespaces.
+            offset: The number of namespaces to skip.
+            now: The present time, in microseconds.
+            as_of: A moment of the past, or None.
+            hides_notes: Whether namespaces with notes about memories are left out.
         """
         low, high = prefix_range(root + literal_prefix(conditions))
         namespaces: list[Namespace] = []
-        handled_prefix = b""  # all that begins with it is answered
+        handled_prefix = b""  # all paths with this prefix are handled
         while len(namespaces) < offset + limit:
             rows = yield self.sql("paths", low, high, now, as_of, _PAGE_ROWS)
             for (path,) in rows:
@@ -391,7 +427,7 @@ class ItemReader:
         return namespaces[offset : offset + limit]
 
     def read_sizes(self, paths: Sequence[bytes]) -> Flow[list[Row]]:
-        """What is under each path: namespaces, items, bytes."""
+        """Return the number of namespaces, items and bytes under each path."""
         sizes: list[Row] = []
         for path in paths:
             sizes += yield self.sql("size_under", *prefix_range(path))
@@ -399,15 +435,15 @@ class ItemReader:
 
 
 def path_index_name(path: str) -> str:
-    """The name of the index on a path; SQLite takes names that differ in case for the same.
+    """Return the name of the index on a path. Capitals are marked, as SQLite's names ignore case.
 
-    >>> index_name("user.firstName")
+    >>> path_index_name("user.firstName")
     'store_path:user.first^Name'
     """
     return _INDEX_PREFIX + re.sub("([A-Z])", r"^\1", path)
 
 
 def with_expiry(row: Row, now: int) -> Row:
-    """A row whose version ended by expiring, if it has, though nobody swept it yet."""
+    """Return a row with its expiry as the end of its version if the item has expired."""
     is_alive = row[7] is None or row[7] > now
     return row if is_alive else (*row[:6], row[7], *row[7:])

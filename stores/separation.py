@@ -39,7 +39,7 @@ MAX_WORDED: Final = 256  # rows among which pairs that share a word are searched
 _MIN_ROWS: Final = 16  # with fewer rows nothing is measured
 _MAX_PAIRS: Final = 512  # pairs of each sample
 _MAX_PAIRS_PER_WORD: Final = 4  # the most pairs that are taken from the rows of one word
-_RARE_DIVISOR: Final = 8  # a word is rare if at most one of so many rows has it
+_RARE_DIVISOR: Final = 8  # a word is rare if at most one in this many rows has it
 # the distances between the two rows of random pairs, as shares of all measured rows
 _STRIDES: Final = (0.382, 0.236)
 # a separation is averaged with that of so many imaginary pairs, so that chance changes little in
@@ -186,13 +186,15 @@ def measure_separation(
     lengths: Floats,
     sharing: Callable[[], Ints],
 ) -> Separation:
-    """Measure the first rows of a namespace, in the order of their ids.
+    """Measure how well vectors separate related rows of a namespace.
+
+    All arrays contain the first rows of the namespace, in the order of their ids.
 
     Args:
-        vectors: A vector of each row, of length 1; float[n, dims].
+        vectors: One vector of length 1 for each row; float[n, dims].
         thread: A code for each row's thread, negative for none; int[n].
-        position: The place of each row in its thread; float[n].
-        lengths: Words in each row; float[n].
+        position: The position of each row in its thread; float[n].
+        lengths: The number of words in each row; float[n].
         sharing: Returns pairs of rows that share a rare word, from `pairs_sharing_words`. It is
             called only if neighbours do not show that the vectors are useful.
     """
@@ -237,7 +239,7 @@ def _measure_pairs(vectors: Floats, pairs: Ints) -> Moments:
 
 
 def _select_evenly(pairs: Ints) -> Ints:
-    """Return at most `_MAX_PAIRS` of the pairs, at equal distances in their order."""
+    """Return at most `_MAX_PAIRS` of the pairs, evenly spaced in their order."""
     if len(pairs) <= _MAX_PAIRS:
         return pairs
     return pairs[np.linspace(0, len(pairs) - 1, _MAX_PAIRS).astype(np.intp)]

@@ -1,13 +1,15 @@
-"""The tokens of texts and queries, words that stand for a query's, and pieces of long texts.
+"""Analysis of texts and queries for search: tokens, language, synonyms, typing errors, and chunks.
 
-A token is a stem ("running" and "runs" are "run"), a number, a word of another script, or, where a
-script sets no spaces between words, a pair of neighbouring characters. Emoji, currency signs and
-other symbols are tokens as well, and so is a word with its signs ("c#" beside "c"). Stop words stay
-in documents and are dropped from queries, so a query of stop words alone still finds them.
+A token is a stem ("running" and "runs" become "run"), a number, or a word of another script. In
+scripts without spaces between words, a token is a pair of neighbouring characters. Emoji, currency
+signs and other symbols are tokens as well. A word with signs is a token beside the word without
+them ("c#" beside "c"). Stop words stay in the tokens of documents and are dropped from queries. A
+query that consists of stop words only keeps them.
 
-Synonyms are a table inside the package, made from the static embedder's by `benchmarks/kinship.py`:
-for each English stem its nearest, with the cosine. How common a word is in a language tells
-another, made by `benchmarks/commonness.py`. Pieces overlap, so that an embedder gets all of a text.
+Synonyms come from a table inside the package. It lists for each English stem the nearest stems with
+their cosines, computed from the static embedder by `benchmarks/kinship.py`. A second table says how
+frequent words are in each language. It is made by `benchmarks/commonness.py`. Long texts are split
+into overlapping chunks, so that an embedder receives all of the text.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from perdure.errors import ConfigurationError
 
 SYNONYM_FILE: Final = "kin-en.npz"
 STOP_WORD_FILE: Final = "stop-words.vocab"
-ANALYZER = "en-3"  # stored with the tokens; if the stored name differs, they are made again
+ANALYZER = "en-3"  # stored with the tokens; tokens of another analyzer are computed again
 
-_MEMO_SIZE = 1 << 16  # 8 MB at most; a new word costs 1 µs, a known one 0.1 µs
-_MAX_STEMMED_LENGTH = 32  # longer runs of letters are no English words
+_MEMO_SIZE = 1 << 16  # words, at most 8 MB; a new word costs 1 µs, a known word 0.1 µs
+_MAX_STEMMED_LENGTH = 32  # letters; longer runs are not English words and are not stemmed
 
-ENGLISH: Final = "english"  # languages have the names of their stemmers
-NON_LATIN: Final = "other"  # all of other scripts than the Latin one
+ENGLISH: Final = "english"  # each language has the name of its Snowball stemmer
+NON_LATIN: Final = "other"  # stands for all languages of other scripts than Latin
 
-# scripts without spaces between words, and Hangul, whose words carry their particles
+# scripts without spaces between words, and Hangul, whose particles are attached to words
 _UNSPACED_RANGES = (
     "\u0e01-\u0e4e\u0e81-\u0edf"  # Thai, Lao
     "\u1000-\u103f\u1050-\u109f\u1780-\u17d3"  # Myanmar, Khmer
@@ -49,53 +51,54 @@ _UNSPACED_RANGES = (
     "\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff"
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
-# vowel signs and the like, which the regular expressions take for ends of words
+# combining vowel signs and similar, which are not word characters for regular expressions
 _COMBINING_SIGNS = "".join(
     chr(code) for code in range(0x0483, 0x1D00) if unicodedata.category(chr(code)) in ("Mn", "Mc")
 )
 _WORD_PATTERN = rf"[^\W_](?:[^\W_]|[{_COMBINING_SIGNS}])*"
-_THOUSANDS_PATTERN = r"(?<=\d),\d{3}(?![^\W_])"  # the digits of 1,000 are one number
+_THOUSANDS_PATTERN = r"(?<=\d),\d{3}(?![^\W_])"  # "1,000" is one number
 _WORDS = re.compile(rf"{_WORD_PATTERN}(?:'{_WORD_PATTERN}|{_THOUSANDS_PATTERN})*")
 _ASCII_WORDS = re.compile(rf"[a-z0-9]++(?:(?=[',])(?:'[a-z0-9]++|{_THOUSANDS_PATTERN}))*+")
-# words with signs that are a part of them: c#, c++, .net, @ann, #tea, a*; and $ and %
+# words of which a sign is a part: c#, c++, .net, @ann, #tea, a*; also $ and %
 _SIGNED_WORDS = re.compile(
     r"(?<![\w#+])[a-z0-9]+(?:#|\+{1,2})(?![\w#+])|(?<![\w.])\.[a-z][a-z0-9]*"
     r"|(?<![\w@#])[@#][a-z]\w*|(?<![\w*])[a-z0-9]\*(?![\w*])|[$%]"
 )
-_SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")  # one is in a text with such words
-_SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")  # a flag has two characters
+_SIGN_HINTS = ("#", "+", "@", "$", "%", "*", " .", "(.")  # every text with such words contains one
+_SYMBOLS = re.compile("[\U0001f1e6-\U0001f1ff]{2}|[^\\w\\s\x00-\x7f]")  # a flag is two characters
+# Unicode categories of other, currency and mathematical symbols
 _SYMBOL_CATEGORIES = (
     "So",
     "Sc",
     "Sm",
-)  # categories of Unicode: other, currency, mathematical symbols
+)
 _LETTERS_ONLY = re.compile(r"[^\W\d_]+")
 _SCRIPT_RUNS = re.compile(rf"[{_UNSPACED_RANGES}]+|[^{_UNSPACED_RANGES}]+")
 _UNSPACED_CHAR = re.compile(f"[{_UNSPACED_RANGES}]")
-# й stays a letter of its own, by which Russian endings are known
+# й remains a letter of its own, because the Russian stemmer needs it
 _ACCENTS = re.compile("(?!(?<=\u0438)\u0306)[\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670]")
 _ELISION = re.compile(r"(?:[cdjlmnst]|qu)'(?=[^\W\d_]{2})")
 _CONTRACTED_ENDING = re.compile(r"(?:n't|'(?:s|d|m|t|ll|re|ve))$")
-_NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}  # won't, can't, shan't
+_NEGATED_VERBS = {"wo": "will", "ca": "can", "sha": "shall"}  # of won't, can't, shan't
 _LETTER_VARIANTS = str.maketrans(
     dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
     | {"ø": "o", "ł": "l", "đ": "d", "\u0131": "i", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th"}
-    | dict.fromkeys("\u0640\u00ad\u200c\u200d")  # tatweel, soft hyphen, joiners: nothing
+    | dict.fromkeys("\u0640\u00ad\u200c\u200d")  # tatweel, soft hyphen and joiners are removed
     | {"\u200b": " "}
 )
-_STEMMER_BY_SCRIPT = {0x04: "russian", 0x06: "arabic"}  # by the first byte of their letters
-# what tells in Japanese: katakana, long runs of hiragana, and anything else without its endings
+_STEMMER_BY_SCRIPT = {0x04: "russian", 0x06: "arabic"}  # by the upper byte of their code points
+# content words in Japanese: katakana, long runs of hiragana, and kanji without endings
 _CONTENT_RUNS = re.compile(r"[\u30a1-\u30ff]+|[\u3041-\u309f]{3,}|[^\s\u3041-\u30ff]+")
 _QUESTION_END = re.compile("[?\uff1f\u061f\u2047\u055e][\\s\"'\u201d\u2019)\\]]*$")
 
-_local = threading.local()  # a stemmer object carries the word it works on
+_local = threading.local()  # a stemmer keeps state, so each OS thread has its own
 
 
 def tokenize(text: str) -> list[str]:
-    """Every token of a document, in order, with repetitions.
+    """Return all tokens of a document, in order and with repetitions.
 
-    Of a script without spaces come each pair of neighbouring characters and each single one, so
-    that a query of one character finds it.
+    In a script without spaces, the tokens are each pair of neighbouring characters and each single
+    character, so that a query of one character finds the document.
 
     >>> tokenize("The runners' café isn't open: 1,000 visitors")
     ['the', 'runner', 'cafe', 'is', 'open', '1000', 'visitor']
@@ -127,9 +130,10 @@ def tokenize(text: str) -> list[str]:
 
 
 def tokenize_query(text: str) -> list[str]:
-    """The tokens that a search looks for: each once, without stop words unless they are all.
+    """Return the tokens that a search looks for, each once.
 
-    Of a script without spaces only the pairs count, and the character of a run of one.
+    Stop words are left out unless the query consists of stop words only. In a script without
+    spaces, the tokens are pairs of characters, or the single character of a run of one.
 
     >>> tokenize_query("What did the runners run?")
     ['runner', 'run']
@@ -153,10 +157,11 @@ def tokenize_query(text: str) -> list[str]:
 
 
 def extract_query_words(text: str) -> dict[str, str]:
-    """The words that rank the answers to a query, each with its stem in the query's language.
+    """Return the words that rank the results of a query, each with its stem.
 
-    They are `query_tokens` without stop words of that language; of Chinese and Japanese what stands
-    between function words, of Japanese without endings.
+    The words are those of `tokenize_query` without the stop words of the query's language, and the
+    stems are of that language. In Chinese and Japanese they are the parts between function words,
+    in Japanese also without endings.
 
     >>> extract_query_words("Wo sind die Häuser?"), extract_query_words("我的狗叫什么名字")
     ({'hauser': 'haus'}, {'狗叫': '狗叫', '名字': '名字'})
@@ -177,7 +182,7 @@ def extract_query_words(text: str) -> dict[str, str]:
 
 
 def ends_with_question(text: str) -> bool:
-    """Whether a text ends as a question does.
+    """Return whether a text ends with a question mark, which quotes or brackets may follow.
 
     >>> ends_with_question("How was Rome?"), ends_with_question("Rome was warm.")
     (True, False)
@@ -186,7 +191,10 @@ def ends_with_question(text: str) -> bool:
 
 
 def detect_language(text: str) -> str:
-    """The language whose stop words a text has most of, by its stemmer's name; without any English.
+    """Return the language whose stop words are the most frequent in a text.
+
+    Returns: The name of the language's Snowball stemmer, `ENGLISH` if the text has no stop words of
+        other languages, or `NON_LATIN` if most letters are of another script.
 
     >>> texts = ["Wie heißt mein Hund?", "The man died in the war", "犬"]
     >>> [detect_language(text) for text in texts]
@@ -209,24 +217,30 @@ def detect_language(text: str) -> str:
 
 
 def split_words(text: str) -> list[str]:
-    """The runs of letters of a text, folded: `isn't` is two."""
+    """Return the runs of letters of a text, with unified letters.
+
+    The text `isn't` gives two runs.
+    """
     return _LETTERS_ONLY.findall(text.lower() if text.isascii() else _fold_letters(text))
 
 
 def stop_words(language: str) -> frozenset[str]:
-    """The stop words of a language, folded as words of texts are."""
+    """Return the stop words of a language, with unified letters."""
     return _load_stop_words()[language][1]
 
 
 @cache
 def foreign_stop_words() -> frozenset[str]:
-    """The stop words that tell other languages of Latin script from English."""
+    """Return the stop words that occur in other languages of Latin script and not in English."""
     return frozenset().union(*(telling for telling, _ in _load_stop_words().values()))
 
 
 @cache
 def _load_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
-    """For each language the stop words that tell it from English, and all: 1 ms."""
+    """Load for each language the stop words that English does not have, and all stop words.
+
+    Takes 1 ms.
+    """
     lines = (files("perdure.stores") / "weights" / STOP_WORD_FILE).read_text("utf-8").splitlines()
     parts = [[part.split() for part in line.split("|")] for line in lines]
     return {name: (frozenset(some), frozenset(some + rest)) for (name,), some, rest in parts}
@@ -237,18 +251,21 @@ STOP_WORDS: Final = stop_words(ENGLISH)
 
 @cache
 def _function_word_pattern() -> re.Pattern[str]:
-    """The function words of Chinese and Japanese, the longest first."""
+    """Return a pattern of the function words of Chinese and Japanese, the longest first."""
     words = filter(_is_unspaced, stop_words(NON_LATIN))
     return re.compile("|".join(sorted(words, key=len, reverse=True)))
 
 
 def is_misspellable(token: str) -> bool:
-    """Whether a token may be a slip of another: four letters or more of a spaced script."""
+    """Return whether a token may be a typing error.
+
+    It must have at least four letters and be of a script with spaces between words.
+    """
     return 4 <= len(token) <= _MAX_STEMMED_LENGTH and token.isalpha() and not _is_unspaced(token)
 
 
 def _iter_words(text: str) -> Iterator[str]:
-    """The words of a text, folded: lower case, no accents, no endings that contractions leave."""
+    """Yield the words of a text in lower case, without accents and contracted endings."""
     if text.isascii():
         yield from map(_strip_contraction, _ASCII_WORDS.findall(text.lower()))
         return
@@ -261,7 +278,7 @@ def _iter_words(text: str) -> Iterator[str]:
 
 
 def _find_signs(text: str) -> list[str]:
-    """Return the symbols of a text, and its words that have signs, in this order of kinds.
+    """Return the words of a text that have signs, and then its symbols.
 
     >>> _find_signs("C++ and .NET, $5"), _find_signs("👩🏽‍💻 ate 🍕 in 🇳🇴, 20 °C → 5 €")
     (['c++', '.net', '$'], ['👩', '💻', '🍕', '🇳🇴', '°', '→', '€'])
@@ -278,17 +295,20 @@ def _find_signs(text: str) -> list[str]:
 
 
 def _fold_letters(text: str) -> str:
-    """One form for all ways to write a letter; accents that only modify a letter go."""
+    """Return the text in lower case with one form of each letter.
+
+    Accents that only modify a letter are removed.
+    """
     return unicodedata.normalize("NFC", _ACCENTS.sub("", _decompose(text)))
 
 
 def _decompose(text: str) -> str:
-    """The same with accents, each behind its letter."""
+    """Return the text in lower case, with each accent as a separate character after its letter."""
     return unicodedata.normalize("NFKD", text).casefold().translate(_LETTER_VARIANTS)
 
 
 def _strip_contraction(word: str) -> str:
-    """A word without what is elided or contracted, a number without commas."""
+    """Remove elided articles and contracted endings from a word, and commas from a number."""
     if word.isalnum():
         return word
     word = _ELISION.sub("", word, count=1) if _ELISION.match(word) else word
@@ -299,7 +319,10 @@ def _strip_contraction(word: str) -> str:
 
 
 def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
-    """The telling words of a text with their stems, if its language is another of Latin script."""
+    """Yield each word of a text that is not a stop word, with its stem in the given language.
+
+    Nothing is yielded for English and for scripts other than Latin.
+    """
     if language in (ENGLISH, NON_LATIN):
         return
     for word in map(
@@ -311,12 +334,15 @@ def iter_stems(text: str, language: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_unspaced(word: str) -> bool:
-    """Whether a run of `_words` is of a script without spaces between words."""
+    """Return whether a run of `_iter_words` is of a script without spaces between words."""
     return not word.isascii() and _UNSPACED_CHAR.match(word) is not None
 
 
 class _TokenMemo(dict[str, str]):
-    """The tokens of words: stems of English, Russian and Arabic ones, any other as it is, plain."""
+    """The token of each word that was seen. The memo is emptied when it is full.
+
+    The token of an English, Russian or Arabic word is its stem. Any other word is its own token.
+    """
 
     def __missing__(self, word: str) -> str:
         plain = _strip_contraction(word)
@@ -332,9 +358,9 @@ _TOKEN_OF_WORD = _TokenMemo()
 
 
 def _stem_word(word: str, language: str) -> str:
-    """The stem of a word in a language.
+    """Return the stem of a word in a language.
 
-    Source: https://snowballstem.org/algorithms; of English Porter's second ("Porter2")
+    Source: https://snowballstem.org/algorithms; for English, Porter's second algorithm ("Porter2")
     """
     if len(word) > _MAX_STEMMED_LENGTH:
         return word
@@ -344,16 +370,15 @@ def _stem_word(word: str, language: str) -> str:
     return stem
 
 
-# -- words near a word
+# -- synonyms and corrections
 
-_MIN_TWO_EDIT_LENGTH: Final = (
-    6  # letters; from here two slips are forgiven, and one in the first letter
-)
-_MIN_EDIT_SIMILARITY: Final = 0.7  # 1 less slips per letter of the longer word
+# letters; from this length on, two edits are allowed, also in the first letter
+_MIN_TWO_EDIT_LENGTH: Final = 6
+_MIN_EDIT_SIMILARITY: Final = 0.7  # 1 minus the edits per letter of the longer word
 
 
 def find_synonyms(token: str) -> list[tuple[str, float]]:
-    """The stems nearest in meaning to a token, nearest first, with similarity 0 to 1.
+    """Return the stems nearest in meaning to a token, nearest first, with similarity 0 to 1.
 
     >>> [stem for stem, _ in find_synonyms("buy")[:2]]
     ['purchas', 'bought']
@@ -373,7 +398,11 @@ def find_synonyms(token: str) -> list[tuple[str, float]]:
 def _load_synonyms() -> tuple[
     list[str], dict[str, int], NDArray[np.uint32], NDArray[np.uint16], NDArray[np.uint8]
 ]:
-    """Stems, their numbers, and for each a run of others with their nearness in 255ths: 10 ms."""
+    """Load the table of synonyms. Takes 10 ms.
+
+    Returns: The stems; the number of each stem; the start of each stem's section in the two arrays
+        that follow; the numbers of its synonyms; and their similarities in units of 1/255.
+    """
     raw = (files("perdure.stores") / "weights" / SYNONYM_FILE).read_bytes()
     with np.load(io.BytesIO(raw)) as arrays:
         stems = arrays["stems"].tobytes().decode("ascii").split("\n")
@@ -381,16 +410,18 @@ def _load_synonyms() -> tuple[
         return stems, numbers, arrays["starts"], arrays["kin"], arrays["near"]
 
 
-# -- how common a word is
+# -- frequency of words
 
 FREQUENCY_FILE: Final = "common.npz"
-STEPS_PER_NAT: Final = 16  # of the table's numbers, to one of a logarithm to base e
-_WORDS_PER_MESSAGE: Final = 15  # words of a message
+STEPS_PER_NAT: Final = 16  # steps of the stored numbers per unit of the natural logarithm
+_WORDS_PER_MESSAGE: Final = 15  # words of an average message
 
 
 @lru_cache(_MEMO_SIZE >> 2)
 def message_frequency(token: str, language: str = ENGLISH) -> float:
-    """The share of ordinary messages, of 15 words, in a language that have a token; 0: hardly any.
+    """Return the share of messages in a language that contain a token, for messages of 15 words.
+
+    The share is 0 for a token that is in no list.
 
     Source: Speer, wordfreq (2022), https://doi.org/10.5281/zenodo.7199437, its small lists.
 
@@ -399,7 +430,7 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
     """
     words, rarity = _load_frequencies(language)
     word = ("0" * len(token) if token.isdigit() and len(token) > 1 else token).encode()
-    if len(word) > words.itemsize:  # numpy would make all words as long
+    if len(word) > words.itemsize:  # numpy would widen the whole array
         return 0.0
     position = int(np.searchsorted(words, word))
     if position == len(words) or words[position] != word:
@@ -409,7 +440,10 @@ def message_frequency(token: str, language: str = ENGLISH) -> float:
 
 @cache
 def _load_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uint8]]:
-    """The tokens in order, and the logarithms of their shares in all words, times -16: 2 ms."""
+    """Load the sorted tokens of a language, and -16 times the logarithms of their shares.
+
+    Takes 2 ms.
+    """
     raw = (files("perdure.stores") / "weights" / FREQUENCY_FILE).read_bytes()
     with np.load(io.BytesIO(raw)) as arrays:
         words = arrays[f"{language} tokens"].tobytes().split(b"\n")
@@ -417,12 +451,17 @@ def _load_frequencies(language: str) -> tuple[NDArray[np.bytes_], NDArray[np.uin
 
 
 class Vocabulary(dict[str, int]):
-    """Words with their numbers; a word that is looked up and not there gets the next number."""
+    """Words with their numbers.
+
+    A word that is looked up for the first time gets the next number.
+    """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__(zip(words, count()))
-        self._by_letters: dict[str, list[str]] = defaultdict(list)  # first one, last two
-        self._indexed_count = 0  # how many words are in there
+        self._by_letters: dict[str, list[str]] = defaultdict(
+            list
+        )  # words by first letter, and by last two letters
+        self._indexed_count = 0  # number of words in `_by_letters`
         self._lock_index = threading.Lock()
 
     def __missing__(self, word: str) -> int:
@@ -430,7 +469,10 @@ class Vocabulary(dict[str, int]):
         return number
 
     def similar_words(self, word: str) -> list[str]:
-        """All words that `nearest` may answer: they begin or end like a word."""
+        """Return all words that have the first letter or the last two letters of a word.
+
+        These are the only words that `find_nearest_words` can return.
+        """
         with self._lock_index:
             for other in (
                 list(self)[self._indexed_count :] if self._indexed_count < len(self) else ()
@@ -442,11 +484,12 @@ class Vocabulary(dict[str, int]):
 
 
 def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> list[str]:
-    """The words that one may have been meant to be, nearest first, ties by the alphabet.
+    """Return the words that a misspelt word may stand for, nearest first.
 
-    One slip is forgiven, from six letters on two; the first letter must be right, or from six
-    letters on the last two. Of two words of ordinary English neither is a slip of the other, but
-    for an ending.
+    Words at the same distance are in alphabetical order. One edit is allowed, and two edits from
+    six letters on. The first letter must be equal. From six letters on, equal last two letters are
+    enough. Two frequent English words are not taken for each other, unless one is the beginning of
+    the other.
 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
@@ -474,7 +517,9 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
 
 
 def edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
-    """For each of some words: letters inserted, dropped, changed or swapped with the next.
+    """Return the edit distance of a word from each of the other words.
+
+    An edit inserts, drops or changes a letter, or swaps two neighbouring letters.
 
     Source: optimal string alignment distance, Boytsov (2011), "Indexing methods for approximate
     dictionary searching", section 2.2; computed for all words at once.
@@ -502,21 +547,21 @@ def edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
     return last_row[sizes, np.arange(len(others))].astype(np.int64)
 
 
-# -- pieces
+# -- chunks
 
 MAX_CHUNK_WORDS = 200
 OVERLAP_WORDS = 20
 
-# A unit is what counts as one word. Scripts without spaces count by characters, as do Hangul and
-# kana, and a run without a space (an address, Thai) by 32.
+# A unit counts as one word. In scripts without spaces, in Hangul and in kana, each character is
+# a unit. Any other run without a space (a URL, Thai) is cut into units of 32 characters.
 _UNSEGMENTED_RANGES = (
     "\u1100-\u11ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 )
 _UNSEGMENTED_RANGES += "\U00020000-\U0003ffff"
 _MAX_UNIT_LENGTH = 32
 _UNIT = re.compile(rf"[{_UNSEGMENTED_RANGES}]|[^\s{_UNSEGMENTED_RANGES}]{{1,{_MAX_UNIT_LENGTH}}}")
-# between two units: the end of a sentence, or of a line
-# (the wide marks are \u3002 \uff01 \uff1f, what may close after them \u300d \u300f \uff09)
+# matches the end of a sentence or of a line between two units
+# (full-width stops are \u3002 \uff01 \uff1f, closing brackets after them \u300d \u300f \uff09)
 _SENTENCE_END = re.compile(
     "[.!?\u2026][\"'\u201d\u2019)\\]]*\\s"
     "|[\u3002\uff01\uff1f][\u300d\u300f\u201d\u2019\uff09]*\\s*$|\\n"
@@ -528,23 +573,29 @@ _AT_SENTENCE_END, _AT_SPACE, _INSIDE_RUN = 2, 1, 0
 def split_into_chunks(
     text: str, limit_words: int = MAX_CHUNK_WORDS, overlap_words: int = OVERLAP_WORDS
 ) -> list[str]:
-    """Pieces of a text, in order; every character but white space is in one of them.
+    """Split a text into overlapping chunks, in order. Only white space may be in no chunk.
 
-    They end where a sentence does, else at a space, else (no space near) anywhere, and begin in the
-    end of the one before, so that what stands across a border is in one piece too.
+    A chunk ends at the end of a sentence if possible, otherwise at a space, otherwise anywhere.
+    Each chunk begins within the end of the chunk before, so that a passage across the border is
+    whole in one of them.
 
     Args:
-        text: A text that fits into one chunk comes back as it is; one without words as none.
-        limit_words: The most words of a chunk. A Chinese, Japanese or Korean character counts as a
-            word, and so do 32 characters without a space.
-        overlap_words: How many words two neighbours share, about; at most a quarter of the limit.
+        text: The text. A short text is returned unchanged as the only chunk. A text without words
+            has no chunks.
+        limit_words: The maximum number of words in a chunk. A Chinese, Japanese or Korean character
+            counts as a word, and so do 32 characters without a space.
+        overlap_words: The approximate number of words that two neighbouring chunks share; at most a
+            quarter of the limit.
+
+    Raises:
+        ConfigurationError: A limit is out of range.
     """
     if limit_words < 1 or overlap_words < 0:
         raise ConfigurationError(
             f"chunks of {limit_words!r} words with {overlap_words!r} shared: expected at least 1 "
             "and at least 0"
         )
-    if len(text) <= limit_words:  # no need to count
+    if len(text) <= limit_words:  # cannot have more words than characters
         return [text] if text.strip() else []
     words = text.split() if text.isascii() else ()
     if words and len(words) <= limit_words and max(map(len, words)) <= _MAX_UNIT_LENGTH:
@@ -556,8 +607,17 @@ def split_into_chunks(
 
 
 def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:
+    """Split a text of too many units into chunks of about equal size.
+
+    Args:
+        text: The text.
+        units: The start and end of each unit in the text.
+        limit: The maximum number of units in a chunk.
+        overlap: The number of units that two chunks share.
+    """
+
     def grade_cut(at: int) -> int:
-        """The quality of a cut before a unit."""
+        """Return how suitable a cut before a unit is, the higher the better."""
         end, begin = units[at - 1][1], units[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _AT_SENTENCE_END
@@ -573,7 +633,7 @@ def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: 
         count = -(-(remaining - overlap) // (limit - overlap))
         size = -(
             -(remaining + (count - 1) * overlap) // count
-        )  # alike, so that no last one is tiny
+        )  # equal sizes, so that the last chunk is not tiny
         last = start + size
         end = max(range(last - size // 4, last + 1), key=lambda at: (grade_cut(at), at))
         chunks.append(text[units[start][0] : units[end - 1][1]])

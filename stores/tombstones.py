@@ -169,7 +169,11 @@ class TombstoneReader:
         parameters = [
             (note_path,) for note_path in dict.fromkeys(chain.from_iterable(new.values()))
         ]
-        rows = (yield self.sql.build_statements("filled_namespace", parameters)) if parameters else []
+        rows = (
+            (yield self.sql.build_statements("filled_namespace", parameters))
+            if parameters
+            else []
+        )
         filled = {path for (path,) in chain.from_iterable(rows)}
         for path, note_paths in new.items():
             self._note_paths[path] = [note_path for note_path in note_paths if note_path in filled]

@@ -333,7 +333,7 @@ def test_items_are_added_found_and_deleted(tab: Page, store: SQLiteStore) -> Non
     tab.goto(f"/ui/store/items?{filtered}")
     assert tab.locator("tbody tr").count() == 1
     wrong = tab.request.get(f"/ui/store/items?{place('notes', filter='{}x')}")
-    assert (wrong.status, "is no JSON" in wrong.text()) == (422, True)
+    assert (wrong.status, "is not JSON" in wrong.text()) == (422, True)
     unknown = place("notes", filter='{"n": {"$many": 2}}')
     assert "$many" in tab.request.get(f"/ui/store/items?{unknown}").text()
 

@@ -43,7 +43,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def analysed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that were analysed."""
     texts = []
-    plain = PutPreparer.analysed
+    plain = PutPreparer.analyse_words
 
     def noted(self: PutPreparer, value: Any, fields: str | None) -> Any:
         texts.append(value["text"])
@@ -97,7 +97,7 @@ steps = st.lists(
 
 def seen(found: NamespaceIndex, now: int) -> list[Any]:
     """All that a view tells, by item."""
-    view = found.view(now)
+    view = found.get_view(now)
     rows = view.candidates.rows
     cosines = np.nan_to_num(view.compute_cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
     words: list[dict[str, float]] = [{} for _ in range(len(rows))]
@@ -125,17 +125,17 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
                 found.compact()
             elif isinstance(step, set):
                 left = {at: entry for at, entry in left.items() if at not in step}
-                found.drop(np.setdiff1d(found.rows["id"], list(left)))
+                found.remove_items(np.setdiff1d(found.rows["id"], list(left)))
             else:
                 new = [entry._replace(id=number + n) for n, entry in enumerate(step, 1)]
                 number += len(new)
                 left |= {entry.id: entry for entry in new}
-                found.add(new)
-            found.view(now)
+                found.add_items(new)
+            found.get_view(now)
     fresh = NamespaceIndex(MODEL, 1 << 30)
-    fresh.add(list(left.values()))
+    fresh.add_items(list(left.values()))
     alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
-    codes = found.view(now).candidates.rows["thread"]
+    codes = found.get_view(now).candidates.rows["thread"]
 
     assert seen(fresh, now) == seen(found, now)
     assert sorted(entry.id for entry in alive) == [row[0] for row in seen(found, now)]
@@ -145,19 +145,19 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
 def test_a_view_stays_as_it_is() -> None:
     """What a search looks at does not change with the index."""
     found = NamespaceIndex(MODEL, 1 << 30)
-    found.add(
+    found.add_items(
         [IndexedItem(n, ["a"], False, b"", None, n, None, 0.0, FOREVER, 0) for n in range(1, 90)]
     )
-    view = found.view(0)
+    view = found.get_view(0)
     before = view.find_word("a"), view.candidates.rows["id"].copy()
-    found.add([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
-    found.drop(np.setdiff1d(found.rows["id"], [5, 90]))
+    found.add_items([IndexedItem(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER, 0)])
+    found.remove_items(np.setdiff1d(found.rows["id"], [5, 90]))
     found.compact()
 
     assert np.array_equal(before[0], view.find_word("a"))
     assert np.array_equal(before[1], view.candidates.rows["id"])
     assert len(view.find_word("b")[0]) == 0
-    assert found.view(0).candidates.rows["id"].tolist() == [5, 90]
+    assert found.get_view(0).candidates.rows["id"].tolist() == [5, 90]
 
 
 # -- kept in step
@@ -524,7 +524,7 @@ def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed:
     """Here at once, elsewhere with the next search of anything; nothing else is analysed anew."""
 
     def known(store: SQLiteStore) -> set[str]:
-        every = store._parts.indexes._held.values()
+        every = store._parts.indexes._cached.values()
         return {word for held in every if held.index for word in held.index.vocabulary}
 
     with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
@@ -605,7 +605,7 @@ def test_what_was_not_searched_for_longest_is_dropped(tmp_path: Path, analysed: 
     with opened(tmp_path, index_bytes=alone * 5 // 2) as store:
         of = store._parts.indexes
         before = {n: store.search((f"n{n}",), query=f"word{n} number7") for n in range(4)}
-        held, taken = list(of._held), of._nbytes
+        held, taken = list(of._cached), of._nbytes
         del analysed[:]
         again = {n: store.search((f"n{n}",), query=f"word{n} number7") for n in (3, 2, 0)}
         read = len(analysed)
@@ -629,7 +629,7 @@ def test_a_search_of_all_stays_within_the_budget(tmp_path: Path) -> None:
             fill(store, (f"n{n}",), 100)
         found = store.search((), query="tea", limit=3_000)
         indexes = store._parts.indexes
-        held, taken = len(indexes._held), indexes._nbytes
+        held, taken = len(indexes._cached), indexes._nbytes
 
     assert len(found) == 2_000
     assert 0 < held < 20

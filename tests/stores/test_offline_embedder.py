@@ -118,8 +118,8 @@ def test_tokens_are_those_of_the_original(text: str, ids: list[int]) -> None:
     """Case, accents, CJK, punctuation, controls, long words and emoji: token for token."""
     tokeniser = pieces()
 
-    assert ids == tokeniser.ids(text)
-    assert ids == tokeniser.ids(text), "and again, now that the words are remembered"
+    assert ids == tokeniser.token_ids(text)
+    assert ids == tokeniser.token_ids(text), "and again, now that the words are remembered"
 
 
 @given(TEXTS)
@@ -132,24 +132,24 @@ def test_tokens_against_the_tokenizers_package(text: str) -> None:
     reference.normalizer = tokenizers.normalizers.BertNormalizer()
     reference.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
 
-    assert reference.encode(text).ids == pieces().ids(text)
+    assert reference.encode(text).ids == pieces().token_ids(text)
 
 
 @given(TEXTS)
 def test_words_have_the_tokens_they_have_alone(text: str) -> None:
     """What is remembered of a word changes nothing: a used tokeniser answers as a new one."""
     used = pieces()
-    used.ids(text)
+    used.token_ids(text)
 
-    assert pieces().ids(text) == used.ids(text)
+    assert pieces().token_ids(text) == used.token_ids(text)
 
 
 def test_the_words_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of new words does not grow the memo for good, and unlikely ones do not enter it."""
     monkeypatch.setattr(offline, "_MEMO_WORDS", 10)
     tokeniser = pieces()
-    tokeniser.ids(" ".join(f"word{i}" for i in range(101)))
-    tokeniser.ids("a" * 50)
+    tokeniser.token_ids(" ".join(f"word{i}" for i in range(101)))
+    tokeniser.token_ids("a" * 50)
 
     assert len(tokeniser._memo) == 1
 

@@ -96,7 +96,7 @@ def test_what_is_not_searched_is_asked_for_once(
 ) -> None:
     """Closed versions with `index=False` are never found, and not read in each past search."""
     asked: list[list[int]] = []
-    versions = Indexes._versions
+    versions = Indexes._load_versions
 
     def counted(self: Indexes, ids: Sequence[int], state: Any) -> Flow[Any]:
         asked.append(list(ids))

@@ -124,9 +124,9 @@ def test_arrangement_of_threads() -> None:
     """Neighbours are rows of one thread; rows without thread have none."""
     made = arrange(np.array([-1, -1, 7, 7, 7, 2]), np.ones(6))
 
-    assert made.run.tolist() == [0, 0, 1, 1, 1, 2]
-    assert made.starts.tolist() == [0, 2, 5]
-    assert made.threads.tolist() == [False, True, True]
+    assert made.run_of_row.tolist() == [0, 0, 1, 1, 1, 2]
+    assert made.run_starts.tolist() == [0, 2, 5]
+    assert made.is_thread.tolist() == [False, True, True]
     for taken in (made.share_from_previous, made.share_from_next):
         assert [each.tolist() for each in taken] == [[0, 0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0]]
 
@@ -144,7 +144,7 @@ def test_a_long_row_that_ends_with_a_question_says_something_too() -> None:
     """Only a row of at most 25 words is taken for a question and nothing else."""
     made = arrange(np.zeros(3, np.int64), floats(25, 26, 3), np.array([True, True, False]))
 
-    assert made.asks.tolist() == [True, False, False]
+    assert made.is_only_question.tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("codes", [[], [-1], [3], [3, 3]])
@@ -256,12 +256,18 @@ def test_what_a_word_tells() -> None:
     """
     scarce, frequent = term([3]), term(list(range(11)))
 
-    assert word_information(scarce._replace(common=0.01), 71) == pytest.approx(math.log(100))
-    assert word_information(scarce._replace(common=0), 71) == pytest.approx(
+    assert word_information(scarce._replace(message_frequency=0.01), 71) == pytest.approx(
+        math.log(100)
+    )
+    assert word_information(scarce._replace(message_frequency=0), 71) == pytest.approx(
         -math.log(30 * 2.4e-6 / 100)
     )
-    assert word_information(frequent._replace(common=0), 71) == pytest.approx(-math.log(0.10000072))
-    assert word_information(frequent._replace(common=0, named=True), 71) == -math.log(2.4e-6)
+    assert word_information(frequent._replace(message_frequency=0), 71) == pytest.approx(
+        -math.log(0.10000072)
+    )
+    assert word_information(
+        frequent._replace(message_frequency=0, names_actor=True), 71
+    ) == -math.log(2.4e-6)
 
 
 def test_a_word_that_several_rows_have_and_no_list() -> None:
@@ -271,7 +277,7 @@ def test_a_word_that_several_rows_have_and_no_list() -> None:
     def best(rows: list[int], asks: list[int] | None = None) -> float:
         asking = np.isin(np.arange(40), asks or [])
         made = arrange(np.arange(40), lengths, asking)
-        words = [term(rows)._replace(common=0)]
+        words = [term(rows)._replace(message_frequency=0)]
         return float(rank_rows(lengths, terms=words, arrangement=made).to_comparable().scores[0])
 
     assert best([0, 1]) >= MIN_SCORE
@@ -283,8 +289,10 @@ def test_a_word_that_several_rows_have_and_no_list() -> None:
 def test_a_word_that_nearly_all_rows_have_tells_nothing() -> None:
     """The name of a person, over facts about this person; by itself it finds them all."""
     lengths = np.ones(20)
-    name = term(list(range(19)))._replace(common=math.exp(-8))
-    other, absent = (term(rows)._replace(common=math.exp(-9)) for rows in ([3], list[int]()))
+    name = term(list(range(19)))._replace(message_frequency=math.exp(-8))
+    other, absent = (
+        term(rows)._replace(message_frequency=math.exp(-9)) for rows in ([3], list[int]())
+    )
 
     def passing(*terms: Term) -> list[int]:
         scores = rank_rows(lengths, terms=terms).to_comparable().scores
@@ -301,8 +309,8 @@ def test_scores_that_mean_the_same_in_every_search() -> None:
     A row with all words has their sum for evidence, less ln 3; one with half of what the query
     tells has half of it, times 0.5 ** 0.35. The odds are e to a quarter of that.
     """
-    lengths, nowhere = np.ones(3), term([])._replace(common=math.exp(-8))
-    one, other = (term([row])._replace(common=math.exp(-8)) for row in (1, 0))
+    lengths, nowhere = np.ones(3), term([])._replace(message_frequency=math.exp(-8))
+    one, other = (term([row])._replace(message_frequency=math.exp(-8)) for row in (1, 0))
 
     def best(*terms: Term, **options: Any) -> float:
         return float(rank_rows(lengths, terms=terms, **options).to_comparable().scores.max())
@@ -348,7 +356,7 @@ def test_an_answer_lifts_no_row_without_evidence(n: int, answered: bool) -> None
     """Vectors a little above the mean stay below the minimum score beside a row that answers."""
     cosines = np.full(n, 0.1, np.float32)
     cosines[1] = 0.3
-    words = [term([0] if answered else [])._replace(common=math.exp(-12))]
+    words = [term([0] if answered else [])._replace(message_frequency=math.exp(-12))]
     cosines[0] = 0.9 if answered else 0.1
     found = rank_rows(np.ones(n), terms=words, cosines=cosines).to_comparable()
 
@@ -359,7 +367,7 @@ def test_an_answer_lifts_no_row_without_evidence(n: int, answered: bool) -> None
 def test_a_neighbour_lends_its_evidence() -> None:
     """The rows beside a match pass the minimum score; the same rows of another thread do not."""
     made = arrange(np.array([0] * 5 + [1] * 5), np.ones(10))
-    words = [term([2])._replace(common=math.exp(-12))]
+    words = [term([2])._replace(message_frequency=math.exp(-12))]
     cosines = np.full(10, 0.1, np.float32)
     found = rank_rows(np.ones(10), terms=words, cosines=cosines, arrangement=made).to_comparable()
 
@@ -368,7 +376,10 @@ def test_a_neighbour_lends_its_evidence() -> None:
 
 def test_a_row_with_evidence_ranks_before_one_without() -> None:
     """A row that only gains by its speaker, period or nearness comes after one with a word."""
-    words = [term([0])._replace(common=math.exp(-12)), term([1])._replace(common=math.exp(-6))]
+    words = [
+        term([0])._replace(message_frequency=math.exp(-12)),
+        term([1])._replace(message_frequency=math.exp(-6)),
+    ]
     cosines = floats(0.9, -0.5, 0.2, *[-0.5] * 37)
     bonus = np.arange(40) == 2
     weights = Weights(actor=0.5, date=0.5)
@@ -377,14 +388,16 @@ def test_a_row_with_evidence_ranks_before_one_without() -> None:
     after = found.to_comparable()
 
     assert found.scores[2] > found.scores[1]
-    assert np.argsort(-after.places, kind="stable")[:3].tolist() == [0, 1, 2]
+    assert np.argsort(-after.rank_keys, kind="stable")[:3].tolist() == [0, 1, 2]
     assert after.scores[1] >= MIN_SCORE > after.scores[2]
 
 
 @pytest.mark.parametrize("n", [2, 30, 5_000])
 def test_what_comes_by_chance_is_no_evidence(n: int) -> None:
     """A word that one in n messages has, in one of n rows, has even odds: 0.5, for every n."""
-    found = rank_rows(np.ones(n), terms=[term([0])._replace(common=1 / n)]).to_comparable()
+    found = rank_rows(
+        np.ones(n), terms=[term([0])._replace(message_frequency=1 / n)]
+    ).to_comparable()
 
     assert found.scores.max() == pytest.approx(0.5, abs=1e-5)
 
@@ -442,7 +455,7 @@ def test_scores_of_a_search_lie_between_0_and_1(
             arrangement=made,
         ).to_comparable()
         found = found.with_vectors_first(near) if mode == "semantic" else found
-    in_order = np.argsort(-found.places, kind="stable")
+    in_order = np.argsort(-found.rank_keys, kind="stable")
     lacking = np.isnan(cosines)
 
     assert ((found.scores >= 0) & (found.scores <= 1)).all()

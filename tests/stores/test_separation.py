@@ -271,12 +271,12 @@ def test_an_index_measures_its_first_rows() -> None:
 def test_a_loaded_index_measures_the_same() -> None:
     """Whether rows came at once or one by one, and whether they were compacted."""
     whole, slow = NamespaceIndex(MODEL, 1 << 30), NamespaceIndex(MODEL, 1 << 30)
-    whole.add(entries(1, 100, of_topic))
+    whole.add_items(entries(1, 100, of_topic))
     for entry in entries(1, 100, of_topic):
-        slow.add([entry])
-        slow.view(0)
+        slow.add_items([entry])
+        slow.get_view(0)
     slow.compact()
-    assert whole.view(0).separation == slow.view(0).separation
+    assert whole.get_view(0).separation == slow.get_view(0).separation
 
 
 def test_a_changed_index_measures_the_same_as_a_new_one() -> None:
@@ -284,12 +284,12 @@ def test_a_changed_index_measures_the_same_as_a_new_one() -> None:
     changed, new = NamespaceIndex(MODEL, 1 << 30), NamespaceIndex(MODEL, 1 << 30)
     rows = entries(1, 64, of_topic)
     late = [row._replace(thread="talk-0") for row in entries(65, 2, of_topic)]
-    changed.add(rows)
-    before = changed.view(0).separation
-    changed.drop(np.arange(1, 8))  # all of the first thread
-    changed.add(late)
-    new.add([*rows[7:], *late])
-    assert changed.view(0).separation == new.view(0).separation != before
+    changed.add_items(rows)
+    before = changed.get_view(0).separation
+    changed.remove_items(np.arange(1, 8))  # all of the first thread
+    changed.add_items(late)
+    new.add_items([*rows[7:], *late])
+    assert changed.get_view(0).separation == new.get_view(0).separation != before
 
 
 def test_sample_sizes_grow_in_steps() -> None:
@@ -303,12 +303,12 @@ def test_sample_sizes_grow_in_steps() -> None:
 
 def test_moments_of_parts_are_those_of_all() -> None:
     values = np.random.default_rng(1).standard_normal(50)
-    joined = Moments.from_values(values[:20]).joined(Moments.from_values(values[20:]))
+    joined = Moments.from_values(values[:20]).merge(Moments.from_values(values[20:]))
     assert joined.size == 50
     assert joined.mean == pytest.approx(values.mean())
     assert joined.variance == pytest.approx(values.var())
     assert Moments().mean == Moments().variance == 0
-    assert Separation().joined(Separation()) == Separation()
+    assert Separation().merge(Separation()) == Separation()
 
 
 def test_pairs_share_a_word_that_is_rare() -> None:

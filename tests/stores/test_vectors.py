@@ -191,7 +191,7 @@ def test_sketches_find_the_nearest(kind: Any) -> None:
     rows = centres[random.integers(0, 600, 60_000)]
     rows += 0.5 * random.standard_normal(rows.shape, np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    matrix = VectorMatrix.from_bytes(encode_vectors(rows, kind), 128, kind).sketched()
+    matrix = VectorMatrix.from_bytes(encode_vectors(rows, kind), 128, kind).with_sketches()
     right = 0
     for centre in centres[:20]:
         query = centre + 0.5 * random.standard_normal(128, np.float32)
@@ -216,13 +216,13 @@ def test_what_a_filter_leaves_is_compared_exactly() -> None:
         ]
     )
     ids = np.sort(random.choice(len(rows), 60, replace=False))
-    left = index.get_view(0).narrowed(ids)
+    left = index.get_view(0).select_ids(ids)
     for _ in range(5):
         query = random.standard_normal(DIMS).astype(np.float32)
         query /= np.linalg.norm(query)
         exact = ids[np.argsort(-(rows[ids] @ query))[:10]]
 
-        assert exact.tolist() == ids[np.argsort(-left.cosines(query, 1000))[:10]].tolist()
+        assert exact.tolist() == ids[np.argsort(-left.compute_cosines(query, 1000))[:10]].tolist()
 
 
 @pytest.mark.parametrize(("kind", "error"), [("float32", 1e-6), ("float16", 2e-3), ("int8", 2e-2)])
@@ -238,7 +238,7 @@ def test_scores_of_a_matrix(kind: Any, error: float) -> None:
     for start, stop in ((0, 5000), (4095, 4098), (17, 18), (5, 5)):
         assert np.allclose(exact[start:stop], matrix.score_rows(query, start, stop), atol=error)
     taken = matrix.take_rows(np.array([3, 3, 4999]))
-    assert np.allclose(exact[[3, 3, 4999]], taken.scores(query, 0, 3), atol=error)
+    assert np.allclose(exact[[3, 3, 4999]], taken.score_rows(query, 0, 3), atol=error)
 
 
 def test_a_zero_vector_is_no_answer(tmp_path: Path) -> None:
