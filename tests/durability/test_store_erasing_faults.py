@@ -84,7 +84,7 @@ WORKS = {
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few items in one transaction."""
     monkeypatch.setattr(transfer, "PAGE", PAGE)
-    monkeypatch.setattr(perdure.stores.missing, "BATCH", PAGE)
+    monkeypatch.setattr(perdure.stores.missing, "BATCH_SIZE", PAGE)
 
 
 def opened(path: Path, embedder: Words, **options: Any) -> SQLiteStore:

@@ -353,7 +353,7 @@ GO: dict[str, Callable[[Opened], object]] = {
 def test_it_goes_with_the_thread(
     go: Callable[[Opened], object], both: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: fresh > 0)
+    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
     talk(both.saver, "t", said=[f"the {SECRET} horse"], user_id="ann")
     assert both.search("horse", user="ann") == ["t"]
     assert len(both.kept("transcript_items")) == 1
@@ -371,7 +371,7 @@ def test_no_byte_is_left(
 
     The compact index has been written. What was said beside it is found.
     """
-    monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: fresh > 0)
+    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
     place = Place(tmp_path / "x.db")
     with closing(Opened(place, key=key)) as both:
         said = [f"the {SECRET} horse", "the other horse"]

@@ -321,7 +321,7 @@ class Counted(sqlite3.Connection):
 
 def test_searching_while_others_embed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search takes in the vectors made meanwhile with a few statements, however many lack."""
-    monkeypatch.setattr("perdure.stores.indexes._READ", 100)  # so that there are several pages
+    monkeypatch.setattr("perdure.stores.indexes._PAGE_ROWS", 100)  # so that there are several pages
     store, words = with_words("file", tmp_path)
     with store:
         write(store, A, first="milk")

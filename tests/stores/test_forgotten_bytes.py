@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index of a namespace is written whenever a search found something new."""
-    monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: fresh > 0)
+    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
 
 
 @pytest.mark.usefixtures("eager")

@@ -36,7 +36,7 @@ MODEL = Model("made", 8, "float32", 1)
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index of a namespace is written whenever a search found something new."""
-    monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: fresh > 0)
+    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: unsaved > 0)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def analysed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         texts.append(value["text"])
         return plain(self, value, fields)
 
-    monkeypatch.setattr(PutPreparer, "analysed", noted)
+    monkeypatch.setattr(PutPreparer, "analyse_words", noted)
     return texts
 
 
@@ -74,7 +74,7 @@ entries = st.builds(
     IndexedItem,
     id=st.just(0),
     words=st.lists(st.sampled_from("abcdefgh"), max_size=6),
-    asks=st.booleans(),
+    ends_with_question=st.booleans(),
     vectors=st.integers(0, 2).map(
         lambda n: encode_vectors(
             np.random.default_rng(n).integers(0, 9, (n, 8)).astype(np.float32), "float32"
@@ -83,9 +83,9 @@ entries = st.builds(
     thread=st.none() | st.sampled_from(["t", "u"]),
     position=st.integers(0, 3).map(float),
     actor=st.none() | st.sampled_from(["Ann", "Bo"]),
-    at=st.just(0.0),
+    said_at=st.just(0.0),
     expires=st.sampled_from([FOREVER, 5, 10]),
-    since=st.just(0),
+    put_at=st.just(0),
 )
 steps = st.lists(
     st.lists(entries, max_size=4)  # put
@@ -119,7 +119,7 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
     """After any course it is like one of what is left; threads lie together, in their order."""
     found, left, number = NamespaceIndex(MODEL, 1 << 30), dict[int, IndexedItem](), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, "_SHORT", 6)
+        patch.setattr(index, "_MIN_RECENT", 6)
         for step in course:
             if step is None:
                 found.compact()
@@ -490,7 +490,7 @@ def test_what_was_closed_is_all_that_is_read_of_what_went(
     kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By an index that is in memory, and by one from the file, whoever wrote meanwhile."""
-    monkeypatch.setattr(indexes, "_is_worth_keeping", lambda fresh, items: kept and fresh > 0)
+    monkeypatch.setattr(indexes, "_is_worth_saving", lambda unsaved, items: kept and unsaved > 0)
     with opened(tmp_path) as store, opened(tmp_path) as other:
         fill(store, A, 20)
         store.search((), query="tea")

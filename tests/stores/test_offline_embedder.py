@@ -146,7 +146,7 @@ def test_words_have_the_tokens_they_have_alone(text: str) -> None:
 
 def test_the_words_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream of new words does not grow the memo for good, and unlikely ones do not enter it."""
-    monkeypatch.setattr(offline, "_MEMO_WORDS", 10)
+    monkeypatch.setattr(offline, "_MEMO_SIZE", 10)
     tokeniser = pieces()
     tokeniser.token_ids(" ".join(f"word{i}" for i in range(101)))
     tokeniser.token_ids("a" * 50)
@@ -243,8 +243,8 @@ def test_threads_load_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
         reads.append(1)
         return read()
 
-    monkeypatch.setattr(offline, "_loaded", None)
-    monkeypatch.setattr(offline, "_read", counted)
+    monkeypatch.setattr(offline, "_cached_weights", None)
+    monkeypatch.setattr(offline, "_read_weights", counted)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(StaticEmbedder().embed, [SENTENCES] * 32))
 
@@ -284,7 +284,7 @@ def test_damaged_weights_are_an_error(
         (folder / TABLE.name).write_bytes(whole[:1000] if damage == "cut short" else whole)
     if damage in ("cut short", "other shape"):
         (folder / VOCABULARY.name).write_text("a\nb", "utf-8")
-    monkeypatch.setattr(offline, "_loaded", None)
+    monkeypatch.setattr(offline, "_cached_weights", None)
     monkeypatch.setattr(offline, "files", lambda _: tmp_path)
 
     with pytest.raises(ConfigurationError, match="install perdure again"):

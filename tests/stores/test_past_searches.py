@@ -102,7 +102,7 @@ def test_what_is_not_searched_is_asked_for_once(
         asked.append(list(ids))
         return (yield from versions(self, ids, state))
 
-    monkeypatch.setattr(Indexes, "_versions", counted)
+    monkeypatch.setattr(Indexes, "_load_versions", counted)
     store.put(("a",), "searched", {"text": "my car"})
     store.put(("a",), "not", {"text": "my car"}, index=False)
     past = clock.at()

@@ -87,7 +87,7 @@ def test_the_vectors_used_last_are_kept(calls: list[list[int]], most: int) -> No
     model, used = Counting(), list[str]()
     embedder = embedder_from(model, dims=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perdure.stores.embedders.CACHED", most)
+        patch.setattr("perdure.stores.embedders.CACHE_SIZE", most)
         for numbers in calls:
             texts = ["x" * number for number in numbers]
             kept, model.batches = used[-most:] if most else [], []
