@@ -1,6 +1,7 @@
-"""Memory of agents: what to show the model, what to keep in the state, what to know next time.
+"""Memory of agents, for one conversation (trimming, summaries) and for later ones (memories).
 
-Each name is imported when it is first asked for: `trim` loads neither a store nor a queue.
+Each public name is imported when it is first used, so that `trim` loads neither a store nor a
+queue.
 """
 
 import sys
@@ -82,25 +83,30 @@ _MODULES = {
     "update_profile": "update_profile",
     "views": "VIEWS_NAMESPACE ModelView aviews record_views views",
 }
-_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
-_NEEDED = {"background": "dbos", "middleware": "langchain"}  # by a module, of an extra
-_MISSING = {module for module, package in _NEEDED.items() if find_spec(package) is None}
-__all__ = sorted(name for name, module in _PLACES.items() if module not in _MISSING)
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+_REQUIRED_PACKAGES = {"background": "dbos", "middleware": "langchain"}  # packages of extras
+_UNAVAILABLE = {
+    module for module, package in _REQUIRED_PACKAGES.items() if find_spec(package) is None
+}
+__all__ = sorted(name for name, module in _MODULE_OF.items() if module not in _UNAVAILABLE)
 
 
 class _Package(ModuleType):
-    """A package in which `recall` is the function, although a module of it has that name."""
+    """The type of this package.
+
+    `perdure.memory.recall` is the function, although a module of the package has the same name.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _PLACES:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'perdure.memory' has no attribute {name!r}")
-        value = getattr(import_module(f"perdure.memory.{_PLACES[name]}"), name)
+        value = getattr(import_module(f"perdure.memory.{_MODULE_OF[name]}"), name)
         super().__setattr__(name, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # the import system sets each module that is imported
-        if not (name in _PLACES and isinstance(value, ModuleType)):
+        # the import system sets each imported module as an attribute, which would hide the function
+        if not (name in _MODULE_OF and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:

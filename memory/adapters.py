@@ -36,7 +36,7 @@ from langgraph.store.base import BaseStore, PutOp
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError
 from perdure.memory.chat_history import (
-    Change,
+    MessagesChange,
     ThreadMessageHistory,
     check_stored_messages,
     select_for_provider,
@@ -101,7 +101,7 @@ class _StoredMessages:
     """Messages by id: a store for LangChain4j, a repository for Spring AI."""
 
     get_messages: Callable[[Any], list[BaseMessage]]
-    change_messages: Callable[[Any, Change], None]
+    change_messages: Callable[[Any, MessagesChange], None]
     delete_messages: Callable[[Any], None]
 
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
@@ -132,7 +132,7 @@ class InMemoryChatMemoryStore(_StoredMessages):
         """All messages of a memory, oldest first."""
         return list(self._messages.get(memory_id, ()))
 
-    def change_messages(self, memory_id: Any, change: Change) -> None:
+    def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
         """Replace the messages by what `change` returns, in one step."""
         with self._lock:
             self._messages[memory_id] = check_stored_messages(change(self.get_messages(memory_id)))
@@ -155,9 +155,9 @@ class CheckpointerChatMemoryStore(_StoredMessages):
         """All messages of a memory, oldest first."""
         return self._open_thread(memory_id).messages
 
-    def change_messages(self, memory_id: Any, change: Change) -> None:
+    def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
         """Replace the messages by what `change` returns, in one step."""
-        self._open_thread(memory_id).change(change)
+        self._open_thread(memory_id).replace_messages(change)
 
     def delete_messages(self, memory_id: Any) -> None:
         """Delete all messages of a memory; see `keep_history`."""

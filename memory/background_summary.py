@@ -91,15 +91,17 @@ async def read_head(thread: SavedThread, messages_key: str) -> Head | None:
     """
     from perdure.checkpointers.checkpointer import Checkpointer  # imported only if it is needed
 
-    found: CheckpointTuple | None = await call_method(thread.saver, "get_tuple", thread.config)
-    if found is None:
+    head: CheckpointTuple | None = await call_method(thread.saver, "get_tuple", thread.config)
+    if head is None:
         return None
-    values = found.checkpoint["channel_values"]
+    values = head.checkpoint["channel_values"]
     if isinstance(thread.saver, Checkpointer) and not isinstance(values.get(messages_key), list):
-        at = {"checkpoint_id": found.checkpoint["id"]}
-        deltas = await call_method(thread.saver, "delta_values", thread.thread_id, **at)
+        checkpoint_id = head.checkpoint["id"]
+        deltas = await call_method(
+            thread.saver, "delta_values", thread.thread_id, checkpoint_id=checkpoint_id
+        )
         values = {**values, **deltas}
-    return Head(found, values)
+    return Head(head, values)
 
 
 def can_store_summary(head: CheckpointTuple) -> bool:

@@ -1,4 +1,4 @@
-"""LangChain's chat message history, for `RunnableWithMessageHistory`, over threads."""
+"""`ThreadMessageHistory` is a chat message history of LangChain that is stored in a thread."""
 
 from __future__ import annotations
 
@@ -27,19 +27,24 @@ from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import check_messages
 from perdure.memory.options import check_instance
 from perdure.memory.thread_messages import read_channel_values
-from perdure.memory.tool_calls import REQUEST_ONLY, call_ids
+from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids
 
-Change = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
+MessagesChange = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
+# stands for the messages before a window, so that the window may begin in the middle of a turn
 _EVICTED: Final = HumanMessage("evicted")
 
 
 class ThreadMessageHistory(BaseChatMessageHistory):
     """The messages of one thread, in the channel `messages` of its root graph.
 
-    Any chat graph with the same checkpointer continues the thread. perdure's checkpointers lock the
-    thread for each write; with langgraph's own the last write wins. A `thread_id` of None is a new
-    thread. With `keep_history`, `clear` leaves the messages in perdure's `history(thread_id)` and
-    in the file.
+    Any chat graph with the same checkpointer can continue the thread. A perdure checkpointer locks
+    the thread for each write. With a checkpointer of langgraph, the last write wins.
+
+    Args:
+        checkpointer: The checkpointer that stores the thread.
+        thread_id: The id of the thread, or None for a new thread.
+        keep_history: Whether `clear` keeps the messages in the history of the thread. Otherwise
+            `clear` deletes the thread.
     """
 
     def __init__(
@@ -49,7 +54,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         *,
         keep_history: bool = False,
     ) -> None:
-        expected = "a langgraph checkpointer, say SQLiteCheckpointer.open('agent.db')"
+        expected = "a langgraph checkpointer, such as SQLiteCheckpointer.open('agent.db')"
         self.checkpointer = check_instance(
             "checkpointer", checkpointer, BaseCheckpointSaver, expected
         )
@@ -60,71 +65,79 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """The messages that providers take, oldest first; assigning replaces all."""
-        return select_for_provider(self._stored(self.checkpointer.get_tuple(self._config)))
+        """The messages in a form that providers accept, oldest first.
+
+        An assignment replaces all messages of the thread.
+        """
+        return select_for_provider(self._read_messages(self.checkpointer.get_tuple(self._config)))
 
     @messages.setter
     def messages(self, messages: list[BaseMessage]) -> None:
-        self.change(lambda _: messages)
+        self.replace_messages(lambda _: messages)
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Add messages at the end, in one write; a second message of one id gets a new id."""
-        self.change(lambda stored: [*stored, *messages])
+        """Append messages in one write. A message whose id is already used gets a new id."""
+        self.replace_messages(lambda stored: [*stored, *messages])
 
-    def change(self, change: Change) -> None:
-        """Replace the messages by what a function makes of them, in one step."""
-        with self._locked():
+    def replace_messages(self, change: MessagesChange) -> None:
+        """Replace the messages by the result of a function of them, under the thread's lock."""
+        with self._lock_thread():
             head = self.checkpointer.get_tuple(self._config)
-            stored = self._stored(head)
-            now = _with_ids(check_stored_messages(change(list(stored))))
-            if now == stored:
+            stored = self._read_messages(head)
+            changed = _add_missing_ids(check_stored_messages(change(list(stored))))
+            if changed == stored:
                 return
             fresh = empty_checkpoint()
-            before = head.checkpoint if head else fresh
-            versions = before["channel_versions"]
+            previous = head.checkpoint if head else fresh
+            versions = previous["channel_versions"]
             version = self.checkpointer.get_next_version(max(versions.values(), default=None), None)
-            after: Checkpoint = {
-                **before,  # its other channels, too, and which nodes are next
+            checkpoint: Checkpoint = {
+                **previous,  # with the other channels and the state of the next nodes
                 "id": fresh["id"],
                 "ts": fresh["ts"],
-                "channel_values": {**before["channel_values"], "messages": now},
+                "channel_values": {**previous["channel_values"], "messages": changed},
                 "channel_versions": {**versions, "messages": version},
-                "updated_channels": None,  # or langgraph looks for the next nodes among these alone
+                # with a list, langgraph would look for the next nodes among these channels alone
+                "updated_channels": None,
             }
             step = head.metadata.get("step", -1) + 1 if head else 0
             metadata: CheckpointMetadata = {"source": "update", "step": step, "parents": {}}
             counters = {**(head.metadata.get(COUNTERS) or {})} if head else {}
             counters.pop("messages", None)
-            if counters:  # of other `DeltaChannel`s, whose ancestors a prune leaves
+            if counters:  # they protect the ancestors of other `DeltaChannel`s from a prune
                 metadata["counters_since_delta_snapshot"] = counters
             config = head.config if head else self._config
-            self.checkpointer.put(config, after, metadata, {"messages": version})
+            self.checkpointer.put(config, checkpoint, metadata, {"messages": version})
 
     def clear(self) -> None:
-        """Delete the thread, out of history and file; with `keep_history`, empty its state."""
+        """Delete the thread with its history, or only empty its state with `keep_history`."""
         if self.keep_history:
-            self.change(lambda _: [])
+            self.replace_messages(lambda _: [])
             return
-        with self._locked():
+        with self._lock_thread():
             erase = getattr(self.checkpointer, "erase", self.checkpointer.delete_thread)
             erase(self.thread_id)
 
-    def _stored(self, head: CheckpointTuple | None) -> list[BaseMessage]:
+    def _read_messages(self, head: CheckpointTuple | None) -> list[BaseMessage]:
+        """Return the messages in the state of a head, or an empty list without a head."""
         stored = run(read_channel_values(self.checkpointer, head)).get("messages") if head else None
         return check_stored_messages(
             stored or [], f"channel 'messages' of thread {self.thread_id!r}"
         )
 
-    def _locked(self) -> ExitStack:
-        held = ExitStack()
-        lock = getattr(self.checkpointer, "lock", None)  # langgraph's, if any, is a lock itself
+    def _lock_thread(self) -> ExitStack:
+        """Lock the thread, if the checkpointer supports it, until the returned context ends."""
+        context = ExitStack()
+        # `lock` of a langgraph checkpointer is not callable, because it is a lock itself
+        lock = getattr(self.checkpointer, "lock", None)
         if callable(lock):
-            with suppress(AlreadyLocked):  # by this run, which may write
-                held.enter_context(lock(self.thread_id))
-        return held
+            with suppress(AlreadyLocked):  # the current run has the lock and may write
+                context.enter_context(lock(self.thread_id))
+        return context
 
 
-def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
+def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
+    """Return the messages, with new ids for those without an id or with the id of another."""
     by_id: dict[str | None, BaseMessage] = {}
     for message in messages:
         if not message.id or message.id in by_id:
@@ -136,30 +149,31 @@ def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
 def check_stored_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
     """Return the messages, without those that perdure has added to a request.
 
+    `what` names the messages in the error.
+
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.
     """
     if any(isinstance(message, RemoveMessage) for message in check_messages(messages, what)):
-        raise InvalidMessages(f"{what}: one is a RemoveMessage; expected messages to keep")
+        raise InvalidMessages(f"{what} contain a RemoveMessage; expected the messages to store")
     return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 
 
 def select_for_provider(messages: Messages) -> list[BaseMessage]:
-    """Return the messages of a window in a form that providers accept.
+    """Return the messages of a window, such as the newest ten, in a form that providers accept.
 
     Blank messages and results without their call are removed. For each call without a result, a
     message is added that says so. Calls at the end are kept, because their results may follow. A
     system message between a call and its results is moved before the call.
     """
-    # a window may begin in the middle of a turn
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
-    places = {id(message): place for place, message in enumerate(messages)}
+    positions = {id(message): position for position, message in enumerate(messages)}
     systems = [m for m in messages if role(m) == "system" and says_something(m)]
-    kept: list[BaseMessage] = []
+    accepted: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
-        waits = isinstance(unit[0], AIMessage) and len(call_ids(unit[0])) >= len(unit)
-        end = max((places[id(message)] for message in unit if id(message) in places), default=-1)
-        while systems and (waits or places[id(systems[0])] < end):
-            kept.append(systems.pop(0))
-        kept += unit
-    return [*kept, *systems]
+        waits = isinstance(unit[0], AIMessage) and len(list_call_ids(unit[0])) >= len(unit)
+        end = max((positions[id(m)] for m in unit if id(m) in positions), default=-1)
+        while systems and (waits or positions[id(systems[0])] < end):
+            accepted.append(systems.pop(0))
+        accepted += unit
+    return [*accepted, *systems]

@@ -110,7 +110,7 @@ class Assemble(MessagesNode):
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
             contents["summary"] = read_channel(state, SUMMARY)
-            model_input = SummarizedMessages.of_state(state).hide(model_input)
+            model_input = SummarizedMessages.of_state(state).remove_from(model_input)
         if not self.counter.is_additive:
             return self._pack_whole(model_input, contents)
         counter = self.counter

@@ -47,7 +47,7 @@ class CountingFunction:
         self._fixed: float | None = 0 if self.is_additive else None
 
     @property
-    def fixed_part(self) -> float:
+    def fixed_tokens(self) -> float:
         """The number of tokens that the function adds to every request."""
         if self._fixed is None:
             self._fixed = self._measure_fixed_part()
@@ -57,7 +57,7 @@ class CountingFunction:
         """Return the tokens that a message adds to a request."""
         if self.is_additive:
             return _to_number(self._function(message))
-        return max(0, self.count_request([message]) - self.fixed_part)
+        return max(0, self.count_request([message]) - self.fixed_tokens)
 
     def count_request(self, messages: Sequence[BaseMessage]) -> float:
         """Return the tokens of a request with these messages, including the fixed part."""
@@ -108,24 +108,24 @@ def find_largest(
     Raises:
         BudgetExceeded: No selection fits.
     """
-    found: list[T] = []
+    largest: list[T] = []
     refused: BudgetExceeded | None = None
     low, reserve, high = -fixed_part, 0.0, size
     for _ in range(_SEARCH_STEPS):
         try:
-            made = pack(reserve)
+            selection = pack(reserve)
         except BudgetExceeded as exc:
             refused, high = exc, reserve
         else:
-            if excess(made) > 0:
+            if excess(selection) > 0:
                 low = reserve
             elif reserve == 0:
-                return made
+                return selection
             else:
-                found, high = [made], reserve
+                largest, high = [selection], reserve
         reserve = (low + high) / 2
-    if found:
-        return found[0]
+    if largest:
+        return largest[0]
     raise refused or BudgetExceeded(
         f"the required messages take more tokens than max_tokens={size}, as token_counter= counts "
         "them; raise max_tokens, or bind fewer tools"
@@ -180,5 +180,5 @@ def _to_number(value: Any) -> float:
     if isinstance(value, Coroutine):
         value.close()
     raise ConfigurationError(
-        f"what the token counter returned is {value!r:.80}; expected a number of tokens, 0 or more"
+        f"the token counter returned {value!r:.80}; expected a number of tokens of at least 0"
     )

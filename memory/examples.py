@@ -1,6 +1,6 @@
-"""Few-shot examples: earlier cases, selected by how like the present one they are.
+"""Few-shot examples: store earlier cases, and select those that are most similar to a new case.
 
-The input and its context are searched, so that the outcome of a case does not matter.
+A search compares the input and the context of cases, and not their outcome.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from perdure.memory.tokens import token_counter
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 
-_OTHERS: Final = 2  # memories read for one example: some of the namespace may be none
-_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
+_READ_PER_EXAMPLE: Final = 2  # memories read per example, as some of them may not be examples
+# the fields of an example by their keys in langchain's prompts
+_FIELD_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
 _Text = Annotated[str, Field(pattern=r"\S")]
 
 
 class ExampleFields(BaseModel):
-    """The value of an example; `text`, which is searched, is made of two other fields."""
+    """The fields of an example. `text`, which searches compare, is the input with its context."""
 
     text: str = ""
     input: _Text
@@ -43,23 +44,28 @@ class ExampleFields(BaseModel):
     score: float | None = None
 
     @model_validator(mode="after")
-    def _searched(self) -> ExampleFields:
+    def _set_searched_text(self) -> ExampleFields:
         self.text = "\n\n".join(filter(None, (self.input, self.context)))
         return self
 
 
 class ExampleSelector(BaseExampleSelector):
-    """Keeps examples and selects those most like a situation, within a budget of tokens.
+    """Stores examples, and selects those that are most similar to a situation.
 
     It is a selector for langchain's `FewShotPromptTemplate` and `FewShotChatMessagePromptTemplate`,
-    whose examples are dicts of `input`, `output`, `context` and `why`; `add` and `select` are for
-    your own prompts. `memories` is the same as a `Collection`, with `update` and `forget`.
+    whose examples are dicts with `input`, `output`, `context` and `why`. Use `add` and `select` for
+    prompts of your own. `memories` is a `Collection` of the same examples, with `update` and
+    `forget`.
 
     Args:
-        store, namespace, gate: See `Collection`.
-        limit: How many examples are selected at most.
-        max_tokens: Tokens that they may take as a section; None: any number.
-        config: Of the run, for calls without one; None: within a node, the config of its run.
+        store: The store of the examples, see `Collection`.
+        namespace: The labels of the namespace, see `Collection`.
+        gate: The checks of new examples, see `Collection`.
+        limit: The maximum number of examples that are selected.
+        max_tokens: The maximum number of tokens of the selected examples as a section of a prompt,
+            or None for no limit.
+        config: The config for calls without one. With None, the config of the run is used within a
+            node.
     """
 
     def __init__(
@@ -80,7 +86,7 @@ class ExampleSelector(BaseExampleSelector):
         self.config = config
         self._counter = token_counter(None)
 
-    async def _add(
+    async def _store_example(
         self,
         input: str,
         outcome: str,
@@ -91,7 +97,20 @@ class ExampleSelector(BaseExampleSelector):
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Keep an example; added again, with another reason or score, it is updated."""
+        """Store an example. An example with the same input, context and outcome is updated.
+
+        Args:
+            input: The situation.
+            outcome: What was done, or the answer that was given.
+            context: Further facts about the situation.
+            why: The reason for the outcome.
+            score: A rating of the outcome.
+            provenance: The origin of the example. With None, it is the run of `config`.
+            config: The config of the run.
+
+        Returns:
+            Whether the example was added, updated, quarantined or refused.
+        """
         config = config or self.config
         parts = {
             "input": input, "outcome": outcome, "context": context, "why": why, "score": score
@@ -99,61 +118,79 @@ class ExampleSelector(BaseExampleSelector):
         fields = {name: part for name, part in parts.items() if part is not None}
         writer = self.memories.build_writer(config)
         value = writer.build_value(fields)
-        same = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
-        digest = blake2b(same.encode("utf-8", "surrogatepass"), digest_size=10)
+        identity = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
+        digest = blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=10)
         source = complete_provenance(config, provenance)
         return await writer.insert(fields, source, f"episode-{digest.hexdigest()}", "updated")
 
-    async def _select(
+    async def _find_examples(
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> list[Memory]:
-        """The examples most like a situation, best first; now, or at a moment of the past."""
+        """Return the examples that are most similar to a situation, best first.
+
+        Args:
+            query: The situation.
+            as_of: The time whose examples are searched, or None for now.
+            config: The config of the run.
+        """
         if not check_instance("query", query, str, "text").strip():
             return []
-        # not in context: two examples of one thread are no neighbours in a conversation
+        # without row context, because examples of one thread are not neighbours in a conversation
         options = {"query": query, "as_of": as_of, "context": False}
-        limit, config = self.limit * _OTHERS, config or self.config
+        limit, config = self.limit * _READ_PER_EXAMPLE, config or self.config
         memories = await self.memories.search_namespace(options, limit, config=config)
         examples = [memory for memory in memories if _is_example(memory)][: self.limit]
         lines = [render_memory_line(memory) for memory in examples]
-        taken, _ = fit_section("examples", lines, self.max_tokens, self._counter)
-        return [examples[n] for n in taken]
+        positions, _ = fit_section("examples", lines, self.max_tokens, self._counter)
+        return [examples[position] for position in positions]
 
     async def _add_example(self, example: dict[str, str]) -> Outcome:
-        """Keep the example of a prompt: `input` and `output`, at most `context` and `why`."""
+        """Store an example in the form of langchain's prompts.
+
+        `example` has the keys `input` and `output`, and optionally `context` and `why`.
+
+        Raises:
+            InvalidValue: The example has other keys.
+        """
         names = set(example) if isinstance(example, Mapping) else set()
-        if not {"input", "output"} <= names <= set(_NAMES):
+        if not {"input", "output"} <= names <= set(_FIELD_NAMES):
             raise InvalidValue(
-                f"the example is {example!r:.80}; expected a dict with 'input' and 'output', at "
-                "most 'context' and 'why' besides"
+                f"the example is {example!r:.80}; expected a dict with 'input' and 'output', and "
+                "optionally 'context' and 'why'"
             )
-        parts: dict[str, Any] = {_NAMES[key]: part for key, part in example.items()}
-        return await self._add(**parts)
+        parts: dict[str, Any] = {_FIELD_NAMES[key]: part for key, part in example.items()}
+        return await self._store_example(**parts)
 
     async def _select_examples(self, input_variables: dict[str, str]) -> list[dict[str, Any]]:
-        """The examples for `input` and `context` of a prompt, or without them for all variables."""
-        named = [input_variables.get(key) for key in ("input", "context")]
-        parts = named if named[0] else list(input_variables.values())
-        memories = await self._select("\n\n".join(str(part) for part in parts if part))
-        return [{key: m.value.get(name) or "" for key, name in _NAMES.items()} for m in memories]
+        """Return the examples for the variables of a prompt, in the form of langchain's prompts.
+
+        The variables `input` and `context` are searched for, or all variables if there is no
+        `input`.
+        """
+        preferred = [input_variables.get(key) for key in ("input", "context")]
+        parts = preferred if preferred[0] else list(input_variables.values())
+        memories = await self._find_examples("\n\n".join(str(part) for part in parts if part))
+        return [
+            {key: m.value.get(name) or "" for key, name in _FIELD_NAMES.items()} for m in memories
+        ]
 
     @staticmethod
     def section(examples: Sequence[Memory]) -> str:
-        """Examples as a section of a prompt, quoted; "" for none."""
+        """Return examples as a section of a prompt, quoted as data, or "" if there are none."""
         return (
-            render_section("examples", [render_memory_line(each) for each in examples])
+            render_section("examples", [render_memory_line(case) for case in examples])
             if examples
             else ""
         )
 
-    add, aadd = blocking(_add), awaiting(_add)
-    select, aselect = blocking(_select), awaiting(_select)
-    # mypy takes `self` to be the base class
+    add, aadd = blocking(_store_example), awaiting(_store_example)
+    select, aselect = blocking(_find_examples), awaiting(_find_examples)
+    # mypy infers the base class as the type of `self` here
     add_example, aadd_example = blocking(_add_example), awaiting(_add_example)  # type: ignore[arg-type]
     select_examples, aselect_examples = blocking(_select_examples), awaiting(_select_examples)  # type: ignore[arg-type]
 
 
 def _is_example(memory: Memory) -> bool:
-    """Whether it is an example; the namespace may have other memories, also other episodes."""
+    """Return whether a memory is an example. The namespace may contain other memories, too."""
     parts = memory.value.get("input"), memory.value.get("outcome")
     return memory.kind == EPISODE and all(isinstance(part, str) for part in parts)

@@ -27,9 +27,9 @@ from perdure.memory.tool_calls import (
     Call,
     build_call_id,
     build_missing_result,
-    call_ids,
     find_calls,
     find_result_ids,
+    list_call_ids,
     remove_result_blocks,
     rewrite_calls,
 )
@@ -79,8 +79,10 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
 
 def has_all_results(unit: Unit) -> bool:
     """Return whether each call in a unit that needs a message with its result has one."""
-    answered = {uid for message in unit for uid in find_result_ids(message)}
-    calls = [call for each in unit if isinstance(each, AIMessage) for call in find_calls(each)]
+    answered = {call_id for message in unit for call_id in find_result_ids(message)}
+    calls = [
+        call for message in unit if isinstance(message, AIMessage) for call in find_calls(message)
+    ]
     return all(call.id in answered for call in calls if call.kind in ANSWERED_BY_MESSAGE)
 
 
@@ -89,12 +91,12 @@ def find_late_results(old: Messages, rest: Messages) -> list[BaseMessage]:
 
     A summary that replaces a call also has to replace the call's result.
     """
-    missing = {uid for m in old if isinstance(m, AIMessage) for uid in call_ids(m)}
+    missing = {call_id for m in old if isinstance(m, AIMessage) for call_id in list_call_ids(m)}
     missing -= {m.tool_call_id for m in old if isinstance(m, ToolMessage)}
     late: list[BaseMessage] = []
     for message in rest if missing else ():
         if isinstance(message, AIMessage):
-            missing.difference_update(call_ids(message))  # results belong to the newer call
+            missing.difference_update(list_call_ids(message))  # results belong to the newer call
         elif isinstance(message, ToolMessage) and message.tool_call_id in missing:
             missing.discard(message.tool_call_id)
             late.append(message)
@@ -144,27 +146,27 @@ def _group_regular_turn(turn: Messages) -> list[Unit] | None:
     units: list[Unit] = []
     exchange: list[BaseMessage] = []
     waiting = set[str]()
-    each: Any
-    for each in turn:
-        kind = role(each)
+    message: Any
+    for message in turn:
+        kind = role(message)
         if kind == "system":
             continue
         if kind == "tool":
-            if each.tool_call_id not in waiting:
+            if message.tool_call_id not in waiting:
                 return None
-            waiting.discard(each.tool_call_id)
-            exchange.append(each)
+            waiting.discard(message.tool_call_id)
+            exchange.append(message)
             if not waiting:
                 units.append(tuple(exchange))
-        elif waiting or (units and kind == "human") or not _is_regular_message(each, kind):
+        elif waiting or (units and kind == "human") or not _is_regular_message(message, kind):
             return None
-        elif kind == "ai" and each.tool_calls:
-            waiting = {call["id"] for call in each.tool_calls if call["id"]}
-            if len(waiting) < len(each.tool_calls):
+        elif kind == "ai" and message.tool_calls:
+            waiting = {call["id"] for call in message.tool_calls if call["id"]}
+            if len(waiting) < len(message.tool_calls):
                 return None
-            exchange = [each]
+            exchange = [message]
         else:
-            units.append((each,))
+            units.append((message,))
     return None if waiting else units
 
 
@@ -197,7 +199,7 @@ class _Step:
     def add_result(self, position: int, message: BaseMessage) -> None:
         """Record `message` as the result of the call at `position`."""
         self.results[position] = message
-        is_recorded = any(message is each for each in self.result_messages)
+        is_recorded = any(message is result for result in self.result_messages)
         if not isinstance(message, AIMessage) and not is_recorded:
             self.result_messages.append(message)
 
@@ -246,12 +248,12 @@ class _Step:
                 ):
                     removed.add(n)
                     continue
-            uid = call.id
-            if uid in seen and call.kind in ("tool", "custom", "unparsed"):
-                new_ids[n] = uid = build_call_id(message, call, n)
-            seen.add(uid)
+            call_id = call.id
+            if call_id in seen and call.kind in ("tool", "custom", "unparsed"):
+                new_ids[n] = call_id = build_call_id(message, call, n)
+            seen.add(call_id)
             if n in missing:
-                missing_results.append(build_missing_result(call, uid or ""))
+                missing_results.append(build_missing_result(call, call_id or ""))
         changed = rewrite_calls(
             message, calls, removed=removed, new_ids=new_ids, stray_ids=self.stray_ids
         )
@@ -266,12 +268,14 @@ class _Step:
         """
         if not new_ids:
             return self.result_messages
-        new_id_of = {id(self.results[n]): uid for n, uid in new_ids.items() if n in self.results}
+        new_id_of = {
+            id(self.results[n]): call_id for n, call_id in new_ids.items() if n in self.results
+        }
         return [
-            each.model_copy(update={"tool_call_id": new_id_of[id(each)]})
-            if isinstance(each, ToolMessage) and id(each) in new_id_of
-            else each
-            for each in self.result_messages
+            result.model_copy(update={"tool_call_id": new_id_of[id(result)]})
+            if isinstance(result, ToolMessage) and id(result) in new_id_of
+            else result
+            for result in self.result_messages
         ]
 
 
@@ -334,14 +338,14 @@ class _TurnReader:
         """
         group: list[_Step] | None = None
         stray_ids: list[str] = []
-        for uid in result_ids:
-            if self._pending.get(uid):
-                group, step, position = self._pending[uid].pop(0)
+        for call_id in result_ids:
+            if self._pending.get(call_id):
+                group, step, position = self._pending[call_id].pop(0)
                 step.add_result(position, message)
-            elif isinstance(message, ToolMessage) and uid not in self._pending:
+            elif isinstance(message, ToolMessage) and call_id not in self._pending:
                 self._strays.append(message)
             else:
-                stray_ids.append(uid)
+                stray_ids.append(call_id)
         return group, stray_ids
 
     def move_late_results(self, late: dict[str, BaseMessage]) -> None:
@@ -349,10 +353,10 @@ class _TurnReader:
 
         Then add this turn's results without a call to `late`.
         """
-        for uid in self._pending.keys() & late.keys():
-            result = late.pop(uid)
-            if self._pending[uid]:
-                _, step, position = self._pending[uid].pop(0)
+        for call_id in self._pending.keys() & late.keys():
+            result = late.pop(call_id)
+            if self._pending[call_id]:
+                _, step, position = self._pending[call_id].pop(0)
                 step.add_result(position, result)
         for stray in reversed(self._strays):
             late[stray.tool_call_id] = stray  # of several results with one id, keep the first

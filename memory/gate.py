@@ -338,7 +338,7 @@ async def _is_repeated_later(
         if not set(source.message_ids).isdisjoint(map(str, ids)):
             return False
         moments.append(moment)
-    return await thread.is_said_after(source.message_ids, max(moments))
+    return await thread.is_added_after(source.message_ids, max(moments))
 
 
 async def _refuse_stored(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> None:

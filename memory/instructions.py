@@ -1,4 +1,7 @@
-"""Instructions that an agent can learn: versions in a store, and the node that shows them."""
+"""Versioned instructions of an agent: their store, the node that sends them, and the learner.
+
+`update_instructions(…)` lets a model rewrite the instructions after a conversation.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from perdure.memory.model_call import (
 )
 from perdure.memory.nodes import Learner, MessagesNode, ModelInput, check_messages, read_channel
 from perdure.memory.options import check_choice, check_instance, check_text, check_whole_number
-from perdure.memory.quotation import fence_text, keep_newest_units, render_units
+from perdure.memory.quotation import fence_text, keep_newest_units
 from perdure.memory.records import (
     INSTRUCTIONS,
     ChangePlan,
@@ -50,31 +53,44 @@ from perdure.memory.summary import ON_FAILURE, OnFailure, add_summary, remove_su
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
-LONGEST: Final = 20_000  # characters up to which a model may extend instructions
+MAX_LEARNED_CHARS: Final = 20_000  # maximum characters of instructions that a model has written
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionsVersion:
-    """A version of the instructions, with the thread whose run made it."""
+    """A version of the instructions, with the thread whose run wrote it.
+
+    Attributes:
+        text: The instructions.
+        version: The number of the version, from 1 on. 0 is the default, which is not stored.
+        diff: A unified diff from the previous text to this text.
+        change: The kind of change that created this version, or None for the default.
+        valid_from: The time from which this version was current.
+        valid_to: The time until which it was current, or None if it is current.
+        thread_id: The thread whose run wrote it, or None.
+        checkpoint_id: The checkpoint from which that run continued, or None.
+    """
 
     text: str
-    version: int = 0  # from 1 on; 0 is the default, which no store holds
-    diff: str = ""  # a unified diff to the previous text
+    version: int = 0
+    diff: str = ""
     change: Change | None = None
     valid_from: datetime | None = None
-    valid_to: datetime | None = None  # None while it holds
+    valid_to: datetime | None = None
     thread_id: str | None = None
     checkpoint_id: str | None = None
 
 
 class Instructions:
-    """The instructions of an agent: an item of a store, of which each change is a new version.
+    """The instructions of an agent, as an item of a store. Each change writes a new version.
 
     Args:
-        store: A store with versions, such as `SQLiteStore`; None: that of the graph.
-        namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
-        key: The item's key, a template as well.
-        default: The text while nothing is stored.
+        store: A store that keeps versions, such as `SQLiteStore`. With None, the store of the graph
+            is used.
+        namespace: The labels of the namespace. If they contain `"{user_id}"`, each user has
+            instructions of their own.
+        key: The key of the item. It may contain a placeholder, too.
+        default: The text that is used until a version is stored.
     """
 
     def __init__(
@@ -85,103 +101,126 @@ class Instructions:
         default: str = "You are a helpful assistant.",
     ) -> None:
         self.namespace, self.key = Template(namespace), Template((key,))
-        self._adapter = None if store is None else _versioned(store, self.namespace)
+        self._adapter = None if store is None else _wrap_store(store, self.namespace)
         self.default = check_text("default", default)
 
-    async def _current(
+    async def _get_current(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
     ) -> InstructionsVersion:
-        """What holds now, or held at a moment."""
-        return await self.reading(self.place(config), as_of)
+        """Return the current version, or the version that was current at the time `as_of`."""
+        return await self.read_version(self.get_handle(config), as_of)
 
-    async def _history(self, config: RunnableConfig | None = None) -> list[InstructionsVersion]:
-        """All versions, oldest first, with the threads that caused them."""
-        place = self.place(config)
-        return [_version(item) for item in await place.list_versions()]
+    async def _list_versions(
+        self, config: RunnableConfig | None = None
+    ) -> list[InstructionsVersion]:
+        """Return all stored versions, oldest first."""
+        handle = self.get_handle(config)
+        return [_read_item(item) for item in await handle.list_versions()]
 
-    async def _set(self, text: str, config: RunnableConfig | None = None) -> InstructionsVersion:
-        """Write a text as the new version; one that holds already is not written again."""
-        return await self._replaced(check_text("text", text), "set", config)
+    async def _set_text(
+        self, text: str, config: RunnableConfig | None = None
+    ) -> InstructionsVersion:
+        """Write a text as the new version, and return it.
 
-    async def _rollback(
+        No version is written if the current version has the same text.
+        """
+        return await self._write_text(check_text("text", text), "set", config)
+
+    async def _roll_back(
         self, version: int, config: RunnableConfig | None = None
     ) -> InstructionsVersion:
-        """Write the text of an earlier version as the new version; 0 is the default."""
-        texts = {old.version: old.text for old in (await self._history(config))}
+        """Write the text of an earlier version as the new version, and return it.
+
+        Version 0 is the default text.
+        """
+        texts = {old.version: old.text for old in (await self._list_versions(config))}
         texts[0] = self.default
         check_choice(
             "version", str(check_whole_number("version", version, 0)), list(map(str, sorted(texts)))
         )
-        return await self._replaced(texts[version], "rollback", config)
+        return await self._write_text(texts[version], "rollback", config)
 
-    current, acurrent = blocking(_current), awaiting(_current)
-    history, ahistory = blocking(_history), awaiting(_history)
-    set, aset = blocking(_set), awaiting(_set)
-    rollback, arollback = blocking(_rollback), awaiting(_rollback)
+    current, acurrent = blocking(_get_current), awaiting(_get_current)
+    history, ahistory = blocking(_list_versions), awaiting(_list_versions)
+    set, aset = blocking(_set_text), awaiting(_set_text)
+    rollback, arollback = blocking(_roll_back), awaiting(_roll_back)
 
-    def place(self, config: RunnableConfig | None) -> ItemHandle:
-        """Where the instructions of a run are."""
-        adapter = self._adapter or _versioned(get_graph_store("the instructions"), self.namespace)
+    def get_handle(self, config: RunnableConfig | None) -> ItemHandle:
+        """Return the handle of the item with the instructions for a run."""
+        adapter = self._adapter or _wrap_store(get_graph_store("the instructions"), self.namespace)
         thread_id, checkpoint_id = read_run_source(config)
-        made_by = None if thread_id is None else Provenance(thread_id, checkpoint_id)
+        provenance = None if thread_id is None else Provenance(thread_id, checkpoint_id)
         [key] = self.key.fill(config)
-        return ItemHandle(adapter, fill_namespace(self.namespace, config), key, made_by)
+        return ItemHandle(adapter, fill_namespace(self.namespace, config), key, provenance)
 
-    async def reading(
-        self, place: ItemHandle, as_of: datetime | None = None
+    async def read_version(
+        self, handle: ItemHandle, as_of: datetime | None = None
     ) -> InstructionsVersion:
-        """Read what holds now, or held at a moment."""
-        item = await place.read(as_of)
-        return InstructionsVersion(self.default) if item is None else _version(item)
+        """Return the current version of an item, or the version at the time `as_of`."""
+        item = await handle.read(as_of)
+        return InstructionsVersion(self.default) if item is None else _read_item(item)
 
-    async def rewriting(
+    async def replace_text(
         self,
-        place: ItemHandle,
-        rewritten: Callable[[str], Operation[str]],
+        handle: ItemHandle,
+        rewrite: Callable[[str], Operation[str]],
         change: Change,
         tries: int = MAX_TRIES,
     ) -> InstructionsVersion:
-        """Write what is made of the present text, anew if another was written meanwhile."""
+        """Write a new version, and return the version that is current afterwards.
 
-        async def plan() -> ChangePlan:
-            previous = await self.reading(place)
-            text = await rewritten(previous.text)
+        Args:
+            handle: The item with the instructions.
+            rewrite: The function that returns the new text for the current text. If another
+                version is written meanwhile, it is called again with the text of that version.
+            change: The kind of change that is stored with the version.
+            tries: The maximum number of attempts.
+
+        Raises:
+            VersionConflict: Other versions were written during each attempt.
+        """
+
+        async def plan_write() -> ChangePlan:
+            previous = await self.read_version(handle)
+            text = await rewrite(previous.text)
             same = text == previous.text
-            return ChangePlan([] if same else [replacing(place, previous, text, change)])
+            return ChangePlan([] if same else [build_replacement(handle, previous, text, change)])
 
-        await plan_and_write(place.adapter, plan, tries)
-        return await self.reading(place)  # another may hold by now
+        await plan_and_write(handle.adapter, plan_write, tries)
+        return await self.read_version(handle)  # another run may have written a version since
 
-    async def _replaced(
+    async def _write_text(
         self, text: str, change: Change, config: RunnableConfig | None
     ) -> InstructionsVersion:
-        async def rewritten(previous: str) -> str:
+        async def return_text(previous: str) -> str:
             return text
 
-        return await self.rewriting(self.place(config), rewritten, change)
+        return await self.replace_text(self.get_handle(config), return_text, change)
 
 
-def replacing(
-    place: ItemHandle, previous: InstructionsVersion, text: str, change: Change
+def build_replacement(
+    handle: ItemHandle, previous: InstructionsVersion, text: str, change: Change
 ) -> PutItem:
-    """The operation that writes a text in place of the previous one, with the diff between them."""
+    """Return the put that replaces the previous version by a text, with the diff between both."""
     lines = difflib.unified_diff(previous.text.splitlines(), text.splitlines(), n=1, lineterm="")
-    diff = "\n".join(list(lines)[2:])  # without the names of files
-    # the diff is not searched
+    diff = "\n".join(list(lines)[2:])  # without the two header lines
+    # only the text is indexed for searches, not the diff
     value = {INSTRUCTIONS: text, "diff": diff, "change": change}
-    return place.build_put(value, INSTRUCTIONS, previous.version)
+    return handle.build_put(value, INSTRUCTIONS, previous.version)
 
 
-def _versioned(store: Any, *templates: Template) -> StoreAdapter:
-    expected = "a store that keeps versions, like perdure.stores.SQLiteStore.open(path)"
+def _wrap_store(store: Any, *templates: Template) -> StoreAdapter:
+    """Return an adapter for the store, or raise ConfigurationError if it keeps no versions."""
+    expected = "a store that keeps versions, such as perdure.stores.SQLiteStore.open(path)"
     store = check_instance("the store of instructions", store, Versioned, expected)
     return StoreAdapter(store, *templates)
 
 
-def _version(item: Memory) -> InstructionsVersion:
+def _read_item(item: Memory) -> InstructionsVersion:
+    """Return the version of the instructions that an item contains."""
     field = f"the field {INSTRUCTIONS!r} of the item {item.key!r} in {item.namespace!r}"
-    expected = "text; name another key or namespace for the instructions"
-    made_by = item.provenance or Provenance()
+    expected = "text; pass another key or namespace for the instructions"
+    provenance = item.provenance or Provenance()
     return InstructionsVersion(
         check_instance(field, item.value.get(INSTRUCTIONS), str, expected),
         item.version or 0,
@@ -189,17 +228,22 @@ def _version(item: Memory) -> InstructionsVersion:
         item.value.get("change"),
         item.valid_from,
         item.valid_to,
-        made_by.thread_id,
-        made_by.checkpoint_id,
+        provenance.thread_id,
+        provenance.checkpoint_id,
     )
 
 
 class UseInstructions(MessagesNode):
-    """A node that shows the current instructions as the one system message.
+    """A node that sends the current instructions to the model as the only system message.
 
-    A different system message is replaced; the summary of `summarize()` in it stays. `as_of` gives
-    the moment whose instructions are used: a function of the run's config, or the name of the
-    moment there; None: now.
+    Another system message is replaced. If it contains the summary of `summarize()`, the summary is
+    kept.
+
+    Args:
+        instructions: The instructions.
+        as_of: The time whose version is used, as a function of the run's config or a key of its
+            `configurable`. With None, the current version is used.
+        messages_key: The name of the channel with the messages.
     """
 
     def __init__(
@@ -211,16 +255,16 @@ class UseInstructions(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         self._as_of = make_clock("as_of", as_of)
-        expected = "Instructions(store)"
-        self._instructions = check_instance("instructions", instructions, Instructions, expected)
+        check_instance("instructions", instructions, Instructions, "Instructions(store)")
+        self._instructions = instructions
 
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         text = self._instructions.default
         if not self._instructions.namespace.lacks_memory(config):
-            place = self._instructions.place(config)
-            text = (await self._instructions.reading(place, self._as_of(config))).text
+            handle = self._instructions.get_handle(config)
+            text = (await self._instructions.read_version(handle, self._as_of(config))).text
         system_messages = model_input.system_parts or (
             [model_input.system] if model_input.system else []
         )
@@ -252,25 +296,31 @@ not answer them. Answer with the complete new instructions between <instructions
 
 _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
-_MARKED: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
-_SHARE: Final = 0.4  # of the longer text that the shorter one has at least
-_SHORT: Final = 1_000  # characters: growth counts from here, or a first sentence could not grow
-_TRANSCRIPT: Final = 200_000  # characters of the conversation that the model is shown at most
-_ASKS: Final = 11  # until an update is given up because other runs write meanwhile
+_REWRITE: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
+_MIN_RATIO: Final = 0.4  # smallest ratio of the shorter to the longer text that is accepted
+# characters; a shorter text counts as this long, so that a first sentence may grow by more
+_MIN_BASE_CHARS: Final = 1_000
+_MAX_TRANSCRIPT_CHARS: Final = 200_000  # characters of the conversation in a request
+_MAX_ATTEMPTS: Final = 11  # rewrites that are attempted while other runs write versions
 _LOG = logging.getLogger("perdure")
 
 
 class UpdateInstructions(Learner):
-    """A node that has a model rewrite the instructions after a conversation.
+    """A node that lets a model rewrite the instructions after a conversation.
 
-    The rewrite is a new version. If another run wrote meanwhile, the model is asked again. Less
-    than 40 % of the previous length, or more than 2.5 times (of 1,000 characters), is refused.
+    The rewritten text is stored as a new version. If another run has written a version meanwhile,
+    the model is asked again. A text is refused if it has less than 40 % of the previous length, or
+    more than 2.5 times the previous length. A previous length below 1,000 characters counts as
+    1,000 here.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
-        prompt: What the model is told to do; the form of its answer is always added.
-        on_failure: Without a usable rewrite, `"keep"` what holds and log a warning, or `"raise"`.
-        feedback_key: The channel of the state that may hold feedback on the conversation.
+        instructions: The instructions.
+        prompt: The task for the model. A description of the answer's form is always added.
+        on_failure: The action if the model gives no usable text. `"keep"` keeps the current version
+            and logs a warning, and `"raise"` raises the error.
+        feedback_key: The name of the channel that may contain feedback on the conversation.
+        messages_key: The name of the channel with the messages.
     """
 
     def __init__(
@@ -284,55 +334,70 @@ class UpdateInstructions(Learner):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        given = check_instance("instructions", instructions, Instructions, "Instructions(store)")
-        self._instructions: Instructions = given
+        check_instance("instructions", instructions, Instructions, "Instructions(store)")
+        self._instructions: Instructions = instructions
         self._model, self._prompt = make_model_call(model), check_text("prompt", prompt)
         self._keeps = check_choice("on_failure", on_failure, ON_FAILURE) == "keep"
-        self._feedback_key = check_text("feedback_key", feedback_key, "a channel's name")
+        self._feedback_key = check_text("feedback_key", feedback_key, "the name of a channel")
 
     async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> InstructionsVersion:
-        """See `rewrite`; the state has the feedback."""
+        """Rewrite the instructions, with the feedback in the state if it contains any."""
         feedback = None if state is None else read_channel(state, self._feedback_key)
-        return await self._rewrite(messages, config, feedback=feedback)
+        return await self._rewrite_instructions(messages, config, feedback=feedback)
 
-    async def _rewrite(
+    async def _rewrite_instructions(
         self, messages: Messages, config: RunnableConfig | None = None, *, feedback: Any = None
     ) -> InstructionsVersion:
-        """Learn from messages. Returns what holds then."""
+        """Rewrite the instructions after a conversation.
+
+        Args:
+            messages: The messages of the conversation.
+            config: The config of the run.
+            feedback: Feedback on the conversation as text, a message or JSON, or None.
+
+        Returns:
+            The version that is current afterwards.
+
+        Raises:
+            ModelFailed: The model gave no usable text, and `on_failure` is `"raise"`.
+            VersionConflict: Other runs wrote versions during all attempts, and `on_failure` is
+                `"raise"`.
+        """
         if self._instructions.namespace.lacks_memory(config):
             return InstructionsVersion(self._instructions.default)
         loaded = find_run_thread(config)
         messages = await remove_erased(loaded, check_messages(messages, "the messages"))
         units = render_units(messages)
-        place = self._instructions.place(config)
+        handle = self._instructions.get_handle(config)
         if not units and not feedback:
-            return await self._instructions.reading(place)
+            return await self._instructions.read_version(handle)
 
-        async def rewritten(previous: str) -> str:
-            made = await self._rewritten(config, units, feedback, previous)
-            # drop the rewrite if one of its source messages was erased meanwhile
-            return previous if await is_any_erased(loaded, messages) else made
+        async def rewrite(previous: str) -> str:
+            text = await self._request_rewrite(config, units, feedback, previous)
+            # drop the rewritten text if one of its source messages was erased meanwhile
+            return previous if await is_any_erased(loaded, messages) else text
 
         try:
-            return await self._instructions.rewriting(place, rewritten, "update", _ASKS)
+            return await self._instructions.replace_text(handle, rewrite, "update", _MAX_ATTEMPTS)
         except (ModelFailed, VersionConflict) as exc:
             if not self._keeps:
                 raise
-            _LOG.warning("the instructions stay as they are: %s", exc)
-            return await self._instructions.reading(place)
+            _LOG.warning("the instructions were not updated: %s", exc)
+            return await self._instructions.read_version(handle)
 
-    rewrite, arewrite = blocking(_rewrite), awaiting(_rewrite)
+    rewrite, arewrite = blocking(_rewrite_instructions), awaiting(_rewrite_instructions)
 
-    async def _rewritten(
+    async def _request_rewrite(
         self, config: RunnableConfig | None, units: list[str], feedback: Any, previous: str
     ) -> str:
+        """Return the text that the model proposes for the instructions."""
         comment = feedback.text if isinstance(feedback, BaseMessage) else feedback or ""
         comment = comment if isinstance(comment, str) else json.dumps(comment, default=str)
         system = SystemMessage(f"{self._prompt}\n\n{_FORM}")
 
-        def request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
+        def build_request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             parts = [
                 fence_text("current_instructions", previous),
                 fence_text("conversation", keep_newest_units(units, room)),
@@ -340,38 +405,53 @@ class UpdateInstructions(Learner):
             ]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 
-        room = min(_TRANSCRIPT, sum(len(unit) + 1 for unit in units))
+        room = min(_MAX_TRANSCRIPT_CHARS, sum(len(unit) + 1 for unit in units))
         call = replace(self._model, config=config)
-        return await call.request_usable_answer(request, partial(_taken, previous), room=room)
+        return await call.request_usable_answer(
+            build_request, partial(_read_rewrite, previous), room=room
+        )
 
 
 update_instructions = UpdateInstructions
 
 
-def _taken(previous: str, answer: Any) -> str:
+def _read_rewrite(previous: str, answer: Any) -> str:
+    """Return the new instructions in an answer of the model.
+
+    Raises:
+        InvalidPatch: The call failed.
+        InstructionsRefused: The answer has no usable instructions.
+    """
     fault = find_answer_fault(answer)
     if isinstance(answer, Exception):
         raise InvalidPatch(fault or "")
-    answered = "" if fault else read_answer_text(answer)
-    marked = _MARKED.findall(answered)
-    if not fault and (not marked or answered.count(_BEGIN) != answered.count(_END)):
-        fault = f"the answer {answered!r:.80} has no text between {_BEGIN} and {_END}"
-    # a model may name the marks before it uses them
-    rewritten = max(marked, key=len, default="").strip()
+    text = "" if fault else read_answer_text(answer)
+    candidates = _REWRITE.findall(text)
+    if not fault and (not candidates or text.count(_BEGIN) != text.count(_END)):
+        fault = f"the answer {text!r:.80} has no text between {_BEGIN} and {_END}"
+    # a model may mention the tags before it uses them, so the longest text between tags is taken
+    rewritten = max(candidates, key=len, default="").strip()
     if not fault and rewritten == previous.strip():
         return previous
-    if fault := fault or _fault(previous, rewritten):
-        what = "the model's new instructions are not usable"
-        raise InstructionsRefused(f"{what}: {fault}; nothing was written")
+    if fault := fault or _find_length_fault(previous, rewritten):
+        raise InstructionsRefused(
+            f"the model's new instructions are not usable: {fault}; nothing was written"
+        )
     return rewritten
 
 
-def _fault(previous: str, rewritten: str) -> str | None:
-    length, most = len(rewritten), min(LONGEST, int(max(len(previous), _SHORT) / _SHARE))
+def _find_length_fault(previous: str, rewritten: str) -> str | None:
+    """Return why a text is too short or too long to replace the previous text, or None."""
+    length, maximum = (
+        len(rewritten),
+        min(MAX_LEARNED_CHARS, int(max(len(previous), _MIN_BASE_CHARS) / _MIN_RATIO)),
+    )
     if not any(map(str.isalnum, rewritten)):
-        return "they have no letters"
-    if length < _SHARE * len(previous):
-        return f"they have {length} characters of {len(previous)}: most of them is lost"
-    if length > most:
-        return f"they have {length} characters instead of {len(previous)}: {most} are allowed"
+        return "they contain no letter and no digit"
+    if length < _MIN_RATIO * len(previous):
+        return f"they have {length} characters, less than 40 % of the current {len(previous)}"
+    if length > maximum:
+        return (
+            f"they have {length} characters instead of {len(previous)}; at most {maximum} allowed"
+        )
     return None

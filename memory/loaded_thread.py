@@ -40,18 +40,18 @@ class LoadedThread(NamedTuple):
         erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
         return erased
 
-    async def is_said_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
-        """Return whether runs that began here after a moment have brought all of the messages.
+    async def is_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
+        """Return whether all of the messages were added by runs that began after a moment.
 
-        See `Checkpointer.said_after`.
+        Only runs of this database count, see `Checkpointer.said_after`.
         """
         options = {
             "channel": self.channel,
             "config": None if isinstance(self.since, int) else self.since,
         }
         arguments = self.thread_id, message_ids, moment
-        said: list[bool] = await call_method(self.saver, "said_after", *arguments, **options)
-        return bool(said) and all(said)
+        are_later: list[bool] = await call_method(self.saver, "said_after", *arguments, **options)
+        return bool(are_later) and all(are_later)
 
 
 async def remove_erased(

@@ -49,8 +49,8 @@ def build_messages_update(
     check_message_ids(current, key)
     if not _has_unique_ids(current):
         return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *target]
-    kept = {message.id for message in target}
-    removed = [RemoveMessage(id=str(m.id)) for m in current if m.id not in kept]
+    target_ids = {message.id for message in target}
+    removed = [RemoveMessage(id=str(m.id)) for m in current if m.id not in target_ids]
     return [*removed, *changed]
 
 
@@ -73,8 +73,8 @@ def _has_unique_ids(messages: Messages) -> bool:
     """Return whether no two messages have the same id, and none is a `RemoveMessage`."""
     ids = {message.id for message in messages}
     if None in ids:
-        named = [message.id for message in messages if message.id is not None]
-        return len(named) == len(set(named)) and not _has_removal(messages)
+        known_ids = [message.id for message in messages if message.id is not None]
+        return len(known_ids) == len(set(known_ids)) and not _has_removal(messages)
     return len(ids) == len(messages) and not _has_removal(messages)
 
 

@@ -1,4 +1,4 @@
-"""Memory for langchain's agents: the parts of a view as one middleware of `create_agent`."""
+"""`MemoryMiddleware` adds memory nodes to an agent of langchain's `create_agent`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.memory.reducers import append_new
 from perdure.memory.summary import Summarize
 from perdure.memory.summary_state import SUMMARIZED, SUMMARY, Summary, latest_summary
 from perdure.memory.tokens import name_of_model
-from perdure.memory.usage import model_of
+from perdure.memory.usage import read_model_name
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
@@ -32,7 +32,7 @@ except ImportError as exc:
     ) from exc
 try:
     from langchain.agents.middleware import ExtendedModelResponse
-except ImportError:  # of an older langchain
+except ImportError:  # an older version of langchain
     ExtendedModelResponse = None  # type: ignore[assignment, misc]
 
 _MAX_NOTES: Final = 256  # maximum number of agents, and of models, that a middleware remembers
@@ -43,7 +43,7 @@ class MemoryState(AgentState[Any]):
 
     summary: NotRequired[Annotated[Summary | None, latest_summary]]
     summarized: NotRequired[Annotated[list[str], append_new]]
-    feedback: NotRequired[Annotated[Any, UntrackedValue]]  # on this run only
+    feedback: NotRequired[Annotated[Any, UntrackedValue]]  # applies only to the current run
 
 
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -69,10 +69,11 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         for part in parts:
             check_instance("a part of the memory", part, (MessagesNode, Learner), expected)
         self._learners = [part for part in parts if isinstance(part, Learner)]
-        shown = [part for part in parts if isinstance(part, MessagesNode)]
-        self._view = view(*shown) if shown else None
-        parts_shown = self._view.parts if self._view else ()
-        self._summaries = [part for part in parts_shown if isinstance(part, Summarize)]
+        nodes = [part for part in parts if isinstance(part, MessagesNode)]
+        self._view = view(*nodes) if nodes else None
+        view_parts = self._view.parts if self._view else ()
+        self._summaries = [part for part in view_parts if isinstance(part, Summarize)]
+        # the tools and the model of the last request, and the view adjusted to them
         self._cached: tuple[list[Any], str | None, View | None] = ([], None, self._view)
         # the summarising parts, adjusted to the last request of each agent
         self._agents: dict[Any, list[Summarize]] = {}
@@ -80,13 +81,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._reported_names: dict[str, str] = {}
 
     async def _before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """Summarise the state if a summary is due by what is known of the agent's requests."""
+        """Summarise the state if a summary is due, as the agent's last request suggests."""
         if not self._summaries:
             return None
         config = get_config()
-        return await self._summarize(self._summaries_for(config), state, config)
+        return await self._summarize_if_due(self._summaries_for(config), state, config)
 
-    async def _summarize(
+    async def _summarize_if_due(
         self, summaries: list[Summarize], state: Any, config: RunnableConfig
     ) -> dict[str, Any] | None:
         """Summarise the state if a summary is due, after learners have read what it removes.
@@ -110,35 +111,44 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     async def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
     ) -> Any:
-        named = name_of_model(request.model)
-        shows = self._adjust_view(request.tools, self._reported_names.get(named or "", named))
+        """Call the model with the messages of the view.
+
+        Before the first request of an agent, the size of its tools and system prompt is unknown.
+        The request is therefore built first, and a summary that is then due is applied to it.
+        """
+        name = name_of_model(request.model)
+        adjusted = self._adjust_view(request.tools, self._reported_names.get(name or "", name))
         update: dict[str, Any] | None = None
-        if shows is not None:
+        if adjusted is not None:
             config = get_config()
-            changed = await self._show(shows, request, config)
-            is_first = self._note_request(config, shows, changed.system_message)
+            changed = await self._apply_view(adjusted, request, config)
+            is_first = self._note_request(config, adjusted, changed.system_message)
             if is_first and ExtendedModelResponse is not None:
-                update = await self._summarize(self._summaries_for(config), request.state, config)
+                update = await self._summarize_if_due(
+                    self._summaries_for(config), request.state, config
+                )
             if update and not _replaces_all(update):
                 shortened = _apply_update(request, update)
-                changed = await self._show(shows, shortened, config)
+                changed = await self._apply_view(adjusted, shortened, config)
             request = changed
         response = await Effect(lambda: handler(request), lambda: handler(request))
-        if named is not None:
-            self._note_name(named, response)
+        if name is not None:
+            self._note_name(name, response)
         if update and not _replaces_all(update):
             return ExtendedModelResponse(response, Command(update=update))
         return response
 
-    async def _show(
-        self, shows: View, request: ModelRequest[Any], config: RunnableConfig
+    async def _apply_view(
+        self, adjusted: View, request: ModelRequest[Any], config: RunnableConfig
     ) -> ModelRequest[Any]:
-        """Return the request with the messages that the view shows."""
+        """Return the request with the messages that the view selects."""
         system = [request.system_message] if request.system_message is not None else []
-        given = [*system, *request.messages], request.state, config
-        shown: list[Any] = await call_method(shows, "select_messages", *given)
-        first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
-        rest = shown[1:] if first is not None else shown
+        messages = [*system, *request.messages]
+        selected: list[Any] = await call_method(
+            adjusted, "select_messages", messages, request.state, config
+        )
+        first = selected[0] if selected and isinstance(selected[0], SystemMessage) else None
+        rest = selected[1:] if first is not None else selected
         return request.override(system_message=first, messages=rest)
 
     def _summaries_for(self, config: RunnableConfig) -> list[Summarize]:
@@ -146,7 +156,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         agent, name = _find_agent(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
-    def _note_request(self, config: Any, shows: View, system: SystemMessage | None) -> bool:
+    def _note_request(self, config: Any, adjusted: View, system: SystemMessage | None) -> bool:
         """Store the size of the tools and system message of a request for the next trigger.
 
         Return True if this is the first request of the agent that is stored.
@@ -155,18 +165,19 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             return False
         agent, name = _find_agent(config)
         is_first = agent not in self._agents
-        summaries = (part for part in shows.parts if isinstance(part, Summarize))
+        summaries = (part for part in adjusted.parts if isinstance(part, Summarize))
         _add_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
         return is_first
 
-    def _note_name(self, named: str, response: Any) -> None:
+    def _note_name(self, name: str, response: Any) -> None:
         """Store the model name in a response, which may differ from the name in the request."""
         answers = getattr(response, "result", None) or ()
-        reported = next(filter(None, map(model_of, reversed(answers))), None)
-        if reported is not None and self._reported_names.get(named) != reported:
-            _add_note(self._reported_names, named, reported)
+        reported = next(filter(None, map(read_model_name, reversed(answers))), None)
+        if reported is not None and self._reported_names.get(name) != reported:
+            _add_note(self._reported_names, name, reported)
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
+        """Run the learners, and schedule summaries that are written after the run."""
         for learner in self._learners:
             await call_method(learner, "invoke", state, get_config())
         if self._summaries:
@@ -181,12 +192,16 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_after_agent)
 
     def _adjust_view(self, tools: list[Any], model: str | None) -> View | None:
-        before, name, shows = self._cached
-        same_tools = len(before) == len(tools) and all(map(operator.is_, before, tools))
-        if self._view is not None and not (same_tools and name == model):
-            shows = self._view.with_tools(tools).for_model(model)
-            self._cached = list(tools), model, shows
-        return shows
+        """Return the view for requests with these tools and this model, or None if there is none.
+
+        The adjusted view of the last request is cached.
+        """
+        last_tools, last_model, adjusted = self._cached
+        same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
+        if self._view is not None and not (same_tools and last_model == model):
+            adjusted = self._view.with_tools(tools).for_model(model)
+            self._cached = list(tools), model, adjusted
+        return adjusted
 
 
 def _find_agent(config: RunnableConfig) -> tuple[Any, str | None]:
@@ -209,10 +224,10 @@ def _apply_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRe
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     removed = {part.id for part in parts if isinstance(part, RemoveMessage)}
     messages = [message for message in request.messages if message.id not in removed]
-    known = request.state.get(SUMMARIZED) or []
-    now: Any = {**request.state, SUMMARY: update[SUMMARY]}
-    now[SUMMARIZED] = append_new(known, update[SUMMARIZED])
-    return request.override(messages=messages, state=now)
+    summarized = request.state.get(SUMMARIZED) or []
+    state: Any = {**request.state, SUMMARY: update[SUMMARY]}
+    state[SUMMARIZED] = append_new(summarized, update[SUMMARIZED])
+    return request.override(messages=messages, state=state)
 
 
 def _add_note(notes: dict[Any, Any], key: Any, value: Any) -> None:

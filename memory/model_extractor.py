@@ -25,7 +25,7 @@ from perdure.memory.extractors import (
     Usage,
 )
 from perdure.memory.gate import Gate
-from perdure.memory.instructions import LONGEST, Instructions, replacing
+from perdure.memory.instructions import MAX_LEARNED_CHARS, Instructions, build_replacement
 from perdure.memory.model_call import (
     InvalidAnswer,
     RefusedAnswer,
@@ -295,8 +295,8 @@ def build_instructions_plan(
             )
 
     async def plan(gate: Gate) -> ChangePlan:
-        place = instructions.place(scope.config)
-        previous = await instructions.reading(place)
+        place = instructions.get_handle(scope.config)
+        previous = await instructions.read_version(place)
         verdicts = await gate.judge(candidates, scope.adapter, scope.namespace)
         text, source, outcomes = previous.text.rstrip(), None, [*refused]
         for wish, verdict in zip(candidates, verdicts, strict=True):
@@ -306,12 +306,12 @@ def build_instructions_plan(
             # an instruction may repeat a memory
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
-            elif len(text) + len(line) > LONGEST:
+            elif len(text) + len(line) > MAX_LEARNED_CHARS:
                 outcomes.append(_build_refusal("would make the instructions too long"))
             else:
                 text, source = f"{text}\n- {line}", wish.provenance
                 outcomes.append(Outcome("updated", place.key))
-        put = replacing(place._replace(provenance=source), previous, text, "update")
+        put = build_replacement(place._replace(provenance=source), previous, text, "update")
         return ChangePlan([put] if source else [], outcomes)
 
     return plan
@@ -453,9 +453,9 @@ class ModelExtractor:
             _check_same_store(place.adapter.store, scope, "the profile")
             profiles.append(await profile.read_state(place))
         if self.learn is not None:
-            at = self.learn.place(scope.config)
+            at = self.learn.get_handle(scope.config)
             _check_same_store(at.adapter.store, scope, "the instructions")
-            instructions = (await self.learn.reading(at)).text
+            instructions = (await self.learn.read_version(at)).text
         return _PromptContext(
             {f"m{i}": each for i, each in enumerate(near, 1)}, profiles, instructions
         )

@@ -80,7 +80,7 @@ def read_tool_output(
         start=(int, Field(0, ge=0, description=_START)),
     )
 
-    async def read(values: Mapping[str, Any], attribution: Attribution) -> Any:
+    async def read_result(values: Mapping[str, Any], attribution: Attribution) -> Any:
         call_id = values["tool_call_id"].strip()
         config = ensure_config(attribution.config)
         saver = checkpointer or _find_checkpointer(config)
@@ -92,7 +92,7 @@ def read_tool_output(
             )
         return _select_page(result, values.get("start") or 0, limit, name)
 
-    return build_tool(read, name, description, arguments, channel, tool_class=_ReadTool)
+    return build_tool(read_result, name, description, arguments, channel, tool_class=_ReadTool)
 
 
 def _find_checkpointer(config: RunnableConfig) -> Any:
@@ -169,9 +169,9 @@ class _ThreadHistory:
             configurable.get("checkpoint_ns") or "": configurable.get("checkpoint_id")
         }
         for namespace in sorted(checkpoints, key=len, reverse=True):
-            found = await self._find_in_namespace(namespace, checkpoints[namespace], None)
-            if found is not None:
-                return found
+            result = await self._find_in_namespace(namespace, checkpoints[namespace], None)
+            if result is not None:
+                return result
         return None
 
     async def find_elsewhere(self, message_ids: Set[str | None]) -> ToolMessage | None:
@@ -181,9 +181,9 @@ class _ThreadHistory:
         except UnknownThread:
             return None
         for namespace in {*thread.namespaces} - self.searched - {VIEWS_NAMESPACE}:
-            found = await self._find_in_namespace(namespace, None, message_ids)
-            if found is not None:
-                return found
+            result = await self._find_in_namespace(namespace, None, message_ids)
+            if result is not None:
+                return result
         return None
 
     async def _find_in_namespace(
@@ -194,9 +194,9 @@ class _ThreadHistory:
         The whole branch up to the head is searched if the checkpoint is not stored yet.
         """
         self.searched.add(namespace)
-        for uid in dict.fromkeys((checkpoint_id, None)):
+        for end_id in dict.fromkeys((checkpoint_id, None)):
             try:
-                return await self._find_newest(namespace, uid, message_ids)
+                return await self._find_newest(namespace, end_id, message_ids)
             except UnknownCheckpoint:
                 continue
             except UnknownThread:

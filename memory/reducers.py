@@ -14,7 +14,7 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 
 from perdure.errors import InvalidUpdate
 from perdure.memory.message_updates import merge_duplicates
-from perdure.memory.tool_calls import call_ids
+from perdure.memory.tool_calls import list_call_ids
 
 Reducer = Callable[[Any, Any], Any]
 
@@ -175,7 +175,7 @@ def _keep_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[Ba
     call_positions: dict[str | None, int] = {}
     for index, message in enumerate(value):
         if isinstance(message, AIMessage):
-            call_positions |= dict.fromkeys(filter(None, call_ids(message)), index)
+            call_positions |= dict.fromkeys(filter(None, list_call_ids(message)), index)
         elif isinstance(message, ToolMessage) and message.tool_call_id in call_positions:
             call = call_positions[message.tool_call_id]
             if (start <= call < stop) != (start <= index < stop):

@@ -1,4 +1,4 @@
-"""Ranking of turns that repeat the question of a query instead of answering it.
+"""Rank turns that repeat the question of a query behind the turns that answer it.
 
 A question shares all its words with a query that asks the same, so a search ranks it above the
 statement that answers. This module judges each turn by the words that it shares with the query and
@@ -6,15 +6,15 @@ by the words that remain. A remaining word is information if it is rare in its l
 number. Each turn has one of four roles:
 
     ANSWERS   an informative word remains, or it shares too few words with the query to repeat it
-    SAYS      only ordinary words remain, in a statement: "My father built it"
-    REPEATS   hardly any word remains: "Tell me who built it", or a reply like "I do not know"
-    ASKS      it is a question without information: "Do you remember who built it?"
+    SAYS      only ordinary words remain, in a statement such as "My father built it"
+    REPEATS   hardly any word remains, as in "Tell me who built it" or the reply "I do not know"
+    ASKS      it is a question without information, such as "Do you remember who built it?"
 
-Only turns that share words with the query count here. `rank_answers_first` moves turns with the
+Only turns that share words with the query are considered. `rank_answers_first` moves turns with the
 role ASKS to the end, REPEATS behind all turns with a better role, and SAYS behind the first turn
 that answers. The order stays as it is if no turn has the role ANSWERS or SAYS, so that a reply that
 shares no words with the query still follows its question. It also stays as it is if neither the
-query nor a turn asks, so for a search by keywords.
+query nor a turn is a question, as in a search by keywords.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _RARE: Final = 9.0  # nats from which on a word is rare
 _NAME: Final = 6.0  # nats from which on a capitalized word within a sentence is a name
 _ORDINARY: Final = 5.3  # nats; a word with fewer, like "name", adds nothing
 _MUCH: Final = 15.0  # nats of all remaining words from which on a turn is informative
-_UNLISTED: Final = 13.0  # nats of a word that is in no list of frequencies
-_FOREIGN: Final = 7.0  # the same for queries that are not English, whose lists lack many forms
+_UNLISTED: Final = 13.0  # nats of a word that is in no list of word frequencies
+# nats of such a word if the query is not English, because those lists lack many word forms
+_FOREIGN: Final = 7.0
 _SHARE: Final = 0.25  # share of the query's nats from which on a turn may repeat the query
 # share of a turn's shared nats that a better turn must have to be moved before it
 _BEFORE: Final = {SAYS: 0.4, REPEATS: 0.25}
@@ -54,7 +55,7 @@ _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
 _CAPITALIZED: Final = re.compile(r"(?<=[^\s.!?\"'(\u201c] )[^\W\d_]\w*")
 
 
-class _Reading(NamedTuple):
+class _TurnRole(NamedTuple):
     """The role of a turn for a query."""
 
     role: int
@@ -71,60 +72,64 @@ def rank_answers_first(
         query: The text that the memories were searched with.
 
     Returns:
-        The ranks, ascending, with the memories in their new order, and how many memories answer.
+        The ranks in ascending order, each with a memory in the new order of the memories, and the
+        number of memories with the role ANSWERS.
     """
-    reader = _Reader(query)
-    readings = [reader.read(memory) for _, memory in ranking]
-    asked: set[tuple[str | None, int | None]] = {
+    finder = _RoleFinder(query)
+    roles = [finder.assign_role(memory) for _, memory in ranking]
+    unanswered: set[tuple[str | None, int | None]] = {
         (memory.provenance.thread_id, memory.provenance.position)
-        for (_, memory), reading in zip(ranking, readings, strict=True)
-        if reading.role != ANSWERS and memory.provenance and memory.provenance.thread_id
+        for (_, memory), turn in zip(ranking, roles, strict=True)
+        if turn.role != ANSWERS and memory.provenance and memory.provenance.thread_id
     }
-    readings = [
-        reader.read(memory, is_reply=_is_reply(memory, asked)) if asked else reading
-        for (_, memory), reading in zip(ranking, readings, strict=True)
+    roles = [
+        finder.assign_role(memory, is_reply=_is_reply(memory, unanswered)) if unanswered else turn
+        for (_, memory), turn in zip(ranking, roles, strict=True)
     ]
-    answering = sum(reading.role == ANSWERS for reading in readings)
-    least = _SHARE * reader.told
-    is_answered = any(reading.role <= SAYS and reading.shared >= least for reading in readings)
-    is_asked = ends_with_question(query) or any(reading.role == ASKS for reading in readings)
-    if answering == len(readings) or not (is_answered and is_asked):
+    answering = sum(turn.role == ANSWERS for turn in roles)
+    minimum = _SHARE * finder.query_nats
+    is_answered = any(turn.role <= SAYS and turn.shared >= minimum for turn in roles)
+    is_asked = ends_with_question(query) or any(turn.role == ASKS for turn in roles)
+    if answering == len(roles) or not (is_answered and is_asked):
         return list(ranking), answering
-    order = sorted(range(len(readings)), key=lambda number: _sort_key(number, readings, reader))
+    order = sorted(range(len(roles)), key=lambda number: _sort_key(number, roles, finder))
     ranks = sorted(rank for rank, _ in ranking)
     moved = [(rank, ranking[number][1]) for rank, number in zip(ranks, order, strict=True)]
     return moved, answering
 
 
 def _sort_key(
-    number: int, readings: Sequence[_Reading], reader: _Reader
+    number: int, roles: Sequence[_TurnRole], finder: _RoleFinder
 ) -> tuple[bool, int, bool, int]:
-    """Return the sort key of a memory: its own place, or a place behind a better memory."""
-    role, shared = readings[number]
+    """Return the sort key of a memory, for its own position or one behind a better memory."""
+    role, shared = roles[number]
     if role == ASKS:
         return True, number, False, number
     if role == ANSWERS:
         return False, number, False, number
-    least = max(shared * _BEFORE[role], _SHARE * reader.told)
+    minimum = max(shared * _BEFORE[role], _SHARE * finder.query_nats)
     better = [
         other
-        for other in range(number + 1, len(readings))
-        if readings[other].role < role and readings[other].shared >= least
+        for other in range(number + 1, len(roles))
+        if roles[other].role < role and roles[other].shared >= minimum
     ]
     if not better:
         return False, number, False, number
     return False, better[0] if role == SAYS else better[-1], True, number
 
 
-def _is_reply(memory: Memory, asked: set[tuple[str | None, int | None]]) -> bool:
-    """Return whether the message of a memory directly follows one of `asked` in its thread."""
+def _is_reply(memory: Memory, unanswered: set[tuple[str | None, int | None]]) -> bool:
+    """Return whether the message of a memory directly follows an unanswered one in its thread.
+
+    `unanswered` has pairs of a thread id and the position of a message in the thread.
+    """
     source = memory.provenance
     if source is None or source.position is None:
         return False
-    return (source.thread_id, source.position - 1) in asked
+    return (source.thread_id, source.position - 1) in unanswered
 
 
-class _Reader:
+class _RoleFinder:
     """Assigns roles to turns for one query."""
 
     def __init__(self, query: str) -> None:
@@ -135,32 +140,37 @@ class _Reader:
         self._languages = dict.fromkeys((detect_language(query), ENGLISH))
         is_foreign = detect_language(query) not in (ENGLISH, NON_LATIN)
         self._unlisted = _FOREIGN if is_foreign else _UNLISTED
-        self.told = sum(map(self._nats_of_word, words))
+        self.query_nats = sum(map(self._nats_of_word, words))
 
-    def read(self, memory: Memory, *, is_reply: bool = False) -> _Reading:
-        """Return the role of a memory; `is_reply` if it follows a turn without an answer."""
+    def assign_role(self, memory: Memory, *, is_reply: bool = False) -> _TurnRole:
+        """Return the role of a memory.
+
+        `is_reply` says that the memory directly follows a turn that does not answer the query.
+        """
         text = _text_without_speaker(memory)
         if memory.kind != TURN or not self._words or len(text) > _MAX_LENGTH:
-            return _Reading(ANSWERS, self._shared_nats(text))
+            return _TurnRole(ANSWERS, self._shared_nats(text))
         shared = self._shared_nats(text)
         sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
         is_question = any(map(ends_with_question, sentences))
-        repeats = shared >= _SHARE * self.told or (is_question and shared > 0)
+        repeats = shared >= _SHARE * self.query_nats or (is_question and shared > 0)
         if not (repeats or is_reply) or self._has_more_information(text):
-            return _Reading(ANSWERS, shared)
+            return _TurnRole(ANSWERS, shared)
         if repeats and any(map(self._adds_a_word, _split_statements(sentences))):
             # a statement in ordinary words; if it has all words of the query, it only repeats it
             if is_question:
-                return _Reading(ANSWERS, shared)
+                return _TurnRole(ANSWERS, shared)
             is_copy = len(self._every) > 1 and self._every <= set(split_words(text))
-            return _Reading(REPEATS if is_copy else SAYS, shared)
-        return _Reading(ASKS if is_question and repeats else REPEATS, shared)
+            return _TurnRole(REPEATS if is_copy else SAYS, shared)
+        return _TurnRole(ASKS if is_question and repeats else REPEATS, shared)
 
     def _shared_nats(self, text: str) -> float:
         """Return the sum of the nats of those words of the query that a text has."""
-        found = {*tokenize(text[:_MAX_LENGTH])}
+        text_words = {*tokenize(text[:_MAX_LENGTH])}
         words = extract_query_words(self._query)
-        return sum(self._nats_of_word(word) for word, stem in words.items() if found & {word, stem})
+        return sum(
+            self._nats_of_word(word) for word, stem in words.items() if text_words & {word, stem}
+        )
 
     def _remaining_words(self, text: str) -> list[str]:
         """Return the words of a text that are neither words of the query nor stop words."""
@@ -176,6 +186,7 @@ class _Reader:
         return -math.log(common) if common else self._unlisted
 
     def _has_more_information(self, text: str) -> bool:
+        """Return whether the words that a text does not share with the query are information."""
         rest = self._remaining_words(text)
         if sum(map(self._nats_of_word, rest)) >= _MUCH:
             return True

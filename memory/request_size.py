@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from perdure.memory.conversation import Messages, role
 from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
-from perdure.memory.usage import is_same_model, model_of, request_tokens
+from perdure.memory.usage import is_same_model, read_model_name, request_tokens
 
 _ANY_AGENT: Final = object()  # the value of `RequestParts.agent` that matches every agent
 _MIN_SHARE: Final = 0.25  # share of a trigger that the messages may always take
@@ -38,7 +38,7 @@ class RequestParts:
     model: str | None = None
     agent: Any = _ANY_AGENT
 
-    def total(self, system_messages: int, fixed_tokens: float) -> int:
+    def count_tokens(self, system_messages: int, fixed_tokens: float) -> int:
         """Return the tokens of these parts and of the system messages in the state.
 
         `fixed_tokens` is the number of tokens that a counting function adds to each request. It is
@@ -52,7 +52,7 @@ class RequestParts:
         if not isinstance(message, AIMessage):
             return False
         by_agent = self.agent is _ANY_AGENT or message.name == self.agent
-        return by_agent and is_same_model(model_of(message), self.model)
+        return by_agent and is_same_model(read_model_name(message), self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RequestSize:
     has_summary: bool = False
     scale: float = 1.0
 
-    def reaches(self, trigger: float) -> bool:
+    def reaches_trigger(self, trigger: float) -> bool:
         """Return whether the request reaches a trigger, and a summary would make it smaller.
 
         If the tools and the system prompt alone reach the trigger, the next summary is written only
@@ -97,9 +97,9 @@ class RequestSize:
         """
         messages, other = self.scale * self.messages, self.scale * (self.other - self.summary)
         unexplained = max(0.0, self.total - self.scale * (self.messages + self.other))
-        least = _MIN_SHARE * trigger
-        in_messages = max(trigger - other, least) * messages / (messages + unexplained or 1)
-        in_rest = max(trigger - other - unexplained, least)
+        minimum = _MIN_SHARE * trigger
+        in_messages = max(trigger - other, minimum) * messages / (messages + unexplained or 1)
+        in_rest = max(trigger - other - unexplained, minimum)
         return (min(in_messages, in_rest) if unexplained else in_rest) / self.scale
 
     def with_messages(self, messages: int) -> RequestSize:
@@ -127,7 +127,7 @@ def measure_request(
     if counter.counts_messages:
         return RequestSize(estimated, estimated)
     summary_tokens = counter.count_text(section) if section else 0
-    other = parts.total(system, counter.fixed_tokens) + summary_tokens
+    other = parts.count_tokens(system, counter.fixed_tokens) + summary_tokens
     scale = counter.scale_to_usage(messages).scale
     total, recent = ceil(scale * (estimated + other)), ceil(scale * estimated)
     start = _find_first_after_summary(messages, summary)

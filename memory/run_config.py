@@ -219,7 +219,7 @@ class Template:
 
         If the template is for teams, the run must have exactly one team.
 
-        >>> Template(["notes", "{user_id}"]).filled({"configurable": {"user_id": "a.b"}})
+        >>> Template(["notes", "{user_id}"]).fill({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
         """
         if self.is_team:

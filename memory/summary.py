@@ -216,13 +216,14 @@ class Summarize(MessagesNode):
         return self._with_parts(replace(self._parts, agent=agent, other=other))
 
     def _with_parts(self, parts: RequestParts) -> Self:
-        made = copy(self)
-        made._parts = parts
-        return made
+        node = copy(self)
+        node._parts = parts
+        return node
 
     async def _call_with_messages(
         self, messages: Messages, config: RunnableConfig | None
     ) -> list[BaseMessage]:
+        """Return the summary and the messages after it, and write a new summary if it is due."""
         previous, rest = remove_summary(messages)
         selection = (
             _NOTHING
@@ -241,7 +242,7 @@ class Summarize(MessagesNode):
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         """Return `model_input` with the state's summary instead of the summarised messages."""
-        model_input = SummarizedMessages.of_state(state).hide(model_input)
+        model_input = SummarizedMessages.of_state(state).remove_from(model_input)
         return add_summary(model_input, read_summary(read_channel(state, SUMMARY)))
 
     def is_due(self, state: Any) -> bool:
@@ -274,7 +275,7 @@ class Summarize(MessagesNode):
                 thread, self.messages_key, newest, self._summarize_saved_thread
             )
 
-    async def _flush(self, timeout_s: float | None = None) -> bool:
+    async def _wait_for_background(self, timeout_s: float | None = None) -> bool:
         """Wait for the summaries that are being written in the background.
 
         Returns False if some are still being written after `timeout_s` seconds. Summaries that are
@@ -282,7 +283,7 @@ class Summarize(MessagesNode):
         """
         return self._background is None or await self._background.flush(timeout_s)
 
-    flush, aflush = blocking(_flush), awaiting(_flush)
+    flush, aflush = blocking(_wait_for_background), awaiting(_wait_for_background)
 
     async def _summarize_thread(self, saver: BaseCheckpointSaver[Any], thread_id: str) -> bool:
         """Write the summary of an idle thread that has reached three quarters of the trigger.
@@ -303,7 +304,7 @@ class Summarize(MessagesNode):
         except errors.SummaryFailed as exc:
             if self.on_failure == "raise":
                 raise
-            _LOG.warning("%s; it is tried again the next time", exc)
+            _LOG.warning("%s; the next call tries again", exc)
             return False
 
     summarize_thread, asummarize_thread = blocking(_summarize_thread), awaiting(_summarize_thread)
@@ -312,6 +313,7 @@ class Summarize(MessagesNode):
         run(self._write_summary(thread))
 
     async def _write_summary(self, thread: SavedThread) -> bool:
+        """Write the summary of an idle thread if it is due. Return whether it was stored."""
         head = await read_head(thread, self.messages_key)
         if head is None:
             raise errors.UnknownThread(f"there is no thread {thread.thread_id!r}")
@@ -365,6 +367,11 @@ class Summarize(MessagesNode):
         self._failed.note_failure(read_messages(state, self.messages_key))
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        """Return the update with a new summary, without the summarised messages.
+
+        The update is empty if nothing is due. It also removes messages that a stored summary covers
+        already.
+        """
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             self._check_channels(state)
         messages, thread = read_messages(state, self.messages_key), self._find_saved_thread()
@@ -385,7 +392,7 @@ class Summarize(MessagesNode):
             gone = [*selection.messages, *self._find_summarized(state)]
         if gone:
             removed = {message.id for message in gone}
-            rest = [each for each in merge_duplicates(messages) if each.id not in removed]
+            rest = [m for m in merge_duplicates(messages) if m.id not in removed]
             update[self.messages_key] = build_messages_update(rest, messages, self.messages_key)
         return update
 
@@ -425,7 +432,7 @@ class Summarize(MessagesNode):
         except errors.SummaryFailed as exc:
             if self.on_failure == "raise":
                 raise
-            _LOG.warning("%s; it is tried again the next time", exc)
+            _LOG.warning("%s; the next turn tries again", exc)
             self._failed.note_failure(messages)
             return None
 
@@ -451,7 +458,7 @@ class Summarize(MessagesNode):
             question = cut_middle(render_message(selection.question), _QUESTION_CHARS)
             units = [*turns, question, *steps]
         loaded = find_run_thread(config)
-        text = await request.summary(previous["text"] if previous else "", units)
+        text = await request.write_summary(previous["text"] if previous else "", units)
         if await is_any_erased(loaded, selection.messages):
             self._failed.note_failure(messages)  # the next turn summarises the remaining messages
             return None
@@ -494,12 +501,12 @@ class Summarize(MessagesNode):
         this turn are selected too.
         """
         if self.trigger[1] == inf and len(messages) < self.trigger[0]:
-            return _NOTHING  # without a look at the messages
+            return _NOTHING  # the usual case, decided without a look at the messages
         messages = merge_duplicates(messages)
         messages = [m for m in messages if REQUEST_ONLY not in m.additional_kwargs]
         if summarized:
             messages = [message for message in messages if message not in summarized]
-        size = self._measure(messages, summary)
+        size = self._measure_request(messages, summary)
         if not self._is_reached(_without_system(messages), size):
             return _NOTHING
         limit = self._max_kept_tokens(size)
@@ -536,7 +543,7 @@ class Summarize(MessagesNode):
         steps = [m for unit in units[begin:start] if has_all_results(unit) for m in unit]
         return steps, units[0][0] if steps and begin else None
 
-    def _measure(self, messages: Messages, summary: Summary | None) -> RequestSize | None:
+    def _measure_request(self, messages: Messages, summary: Summary | None) -> RequestSize | None:
         """Return the size of the next request, or None if no trigger is in tokens."""
         if self.trigger[1] == inf:
             return None
@@ -546,7 +553,9 @@ class Summarize(MessagesNode):
     def _is_reached(self, messages: Sequence[BaseMessage], size: RequestSize | None) -> bool:
         """Return whether the number of messages or the size of the request reaches a trigger."""
         message_limit, token_limit = self.trigger
-        return len(messages) >= message_limit or (size is not None and size.reaches(token_limit))
+        return len(messages) >= message_limit or (
+            size is not None and size.reaches_trigger(token_limit)
+        )
 
     def _newest_turn_reaches(self, rest: Messages, size: RequestSize | None) -> bool:
         """Return whether the messages of the newest turn alone reach a trigger."""

@@ -48,7 +48,7 @@ class SummaryRequest:
     Attributes:
         call: The model and the limits of a call.
         prompt: The instructions to the model.
-        tokens: The function that returns the number of tokens of a text.
+        count_tokens: The function that returns the number of tokens of a text.
         max_input: The maximum number of tokens of a request.
         note: An instruction that follows the conversation in the request, or "".
 
@@ -58,34 +58,49 @@ class SummaryRequest:
 
     call: ModelCall
     prompt: str
-    tokens: Callable[[str], int]
+    count_tokens: Callable[[str], int]
     max_input: int
     note: str = ""
 
     def __post_init__(self) -> None:
-        what = "summary_prompt leaves too few tokens for the conversation: what it leaves"
-        check_whole_number(what, self._room, _MIN_ROOM)
+        check_whole_number(
+            "the number of tokens that summary_prompt leaves for the conversation",
+            self._room,
+            _MIN_ROOM,
+        )
 
     @property
     def _room(self) -> int:
-        return self.max_input - self.tokens(self.prompt) - self._cost(self.note) - _FRAME
+        """The number of tokens in a request for the conversation and the previous summary."""
+        return (
+            self.max_input
+            - self.count_tokens(self.prompt)
+            - self._count_with_break(self.note)
+            - _FRAME
+        )
 
-    async def summary(self, previous: str, texts: list[str]) -> str:
+    async def write_summary(self, previous: str, texts: list[str]) -> str:
         """Return a summary of the previous summary and of the rendered messages after it.
 
         `previous` is "" if there is no previous summary.
         """
         room = self._room
         while texts:
-            if self._cost(previous) > room // 2:
+            if self._count_with_break(previous) > room // 2:
                 texts, previous = [escape_delimiters(previous), *texts], ""
-            part, rest = self._split_texts(texts, room - self._cost(previous))
+            part, rest = self._split_texts(texts, room - self._count_with_break(previous))
             try:
                 previous = await self._ask_model(previous, part, room if rest else None)
                 texts = rest
             except errors.ModelFailed as exc:
                 # the provider counts more tokens, or the window is smaller than the profile says
-                room = min(room, self._cost(previous) + sum(map(self._cost, part))) // 2
+                room = (
+                    min(
+                        room,
+                        self._count_with_break(previous) + sum(map(self._count_with_break, part)),
+                    )
+                    // 2
+                )
                 if not is_context_overflow(exc.__cause__):
                     raise errors.SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
                 if room < _MIN_ROOM:
@@ -101,40 +116,41 @@ class SummaryRequest:
         """
         words = WORDS if room is None else max(1, min(WORDS, room // (4 * _TOKENS_PER_WORD)))
         max_tokens = _MAX_TOKENS if room is None else min(_MAX_TOKENS, room // 2)
-        known = f"<summary>\n{escape_delimiters(previous)}\n</summary>" if previous else ""
+        summary = f"<summary>\n{escape_delimiters(previous)}\n</summary>" if previous else ""
         conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
         system = SystemMessage(self.prompt.replace("{max_words}", str(words)))
 
         def build_request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             again = f", in {words // 2} words at most ({refused.fault})" if refused else ""
-            parts = [known, conversation, self.note, f"Write the summary now{again}."]
+            parts = [summary, conversation, self.note, f"Write the summary now{again}."]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 
         def check_answer(answer: Any) -> str:
             fault = find_answer_fault(answer)
-            length = 0 if fault else self.tokens(read_answer_text(answer))
+            length = 0 if fault else self.count_tokens(read_answer_text(answer))
             if length > max_tokens:
-                fault = f"the answer has {length} tokens, {words} words were asked for"
+                fault = f"the answer has {length} tokens; expected at most {words} words"
             if fault is not None:
                 raise errors.InvalidPatch(fault)
             return read_answer_text(answer)
 
         return await self.call.request_usable_answer(build_request, check_answer)
 
-    def _cost(self, text: str) -> int:
-        return self.tokens(text) + 1 if text else 0  # 1 for the line break
+    def _count_with_break(self, text: str) -> int:
+        """Return the tokens of a text and of the line break after it, or 0 for an empty text."""
+        return self.count_tokens(text) + 1 if text else 0
 
     def _split_texts(self, texts: Sequence[str], room: int) -> tuple[list[str], list[str]]:
         """Return the texts that fit into `room` tokens, and the texts after them.
 
         If the first text does not fit, it is split.
         """
-        costs = list(map(self._cost, texts))
+        costs = list(map(self._count_with_break, texts))
         fitting = sum(1 for total in accumulate(costs) if total <= room)
         if fitting:
             return list(texts[:fitting]), list(texts[fitting:])
         text = texts[0]
         size = max(1, len(text) * room // costs[0])
-        while size > 1 and self._cost(text[:size]) > room:
+        while size > 1 and self._count_with_break(text[:size]) > room:
             size = size * 9 // 10
         return [text[:size]], [text[size:], *texts[1:]]

@@ -23,7 +23,7 @@ SUMMARIZED: Final = "summarized"
 """The names of the channels of the summary and of the ids of the summarised messages."""
 _MAX_DIGESTS: Final = 256  # newest messages of a summary whose content hash is stored
 _DIGEST_BYTES: Final = 4  # length of the hash of an id, and of the hash of a content
-_EXPECTED: Final = "what summarize() writes, or text"
+_EXPECTED: Final = "a summary that summarize() has written, or text"
 
 
 class Summary(TypedDict):
@@ -56,17 +56,17 @@ def latest_summary(left: Any, right: Any) -> Any:
         return right
     if theirs[-1] in ours:
         return left
-    known = set(ours)
-    added = [digest for digest in theirs if digest not in known]
-    joined = Summary(
+    our_digests = set(ours)
+    added = [digest for digest in theirs if digest not in our_digests]
+    summary = Summary(
         text=f"{left['text']}\n\n{right['text']}",
         last=right["last"],
         count=left["count"] + len(added),
         digests=[*ours, *added][-_MAX_DIGESTS:],
     )
     if right.get("answered") is not None:
-        joined["answered"] = right["answered"]
-    return joined
+        summary["answered"] = right["answered"]
+    return summary
 
 
 class SummaryState(ChatState, total=False):
@@ -155,26 +155,26 @@ class SummarizedMessages:
             return False
         return message.id in self._ids and not self._is_changed(message)
 
-    def hide(self, model_input: ModelInput) -> ModelInput:
+    def remove_from(self, model_input: ModelInput) -> ModelInput:
         """Return `model_input` without the summarised messages.
 
         The question of a turn is kept if any other message of the turn is kept. Calls and their
         results are kept or removed together.
         """
         return (
-            replace(model_input, turns=self._remove_from(model_input.turns))
+            replace(model_input, turns=self._iter_remaining_turns(model_input.turns))
             if self._ids
             else model_input
         )
 
-    def _remove_from(self, turns: Iterator[Turn]) -> Iterator[Turn]:
+    def _iter_remaining_turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         for turn in turns:
             question, *rest = turn.units
-            units = [unit for unit in rest if not self._covers(unit)]
-            if units or not self._covers(question):
+            units = [unit for unit in rest if not self._covers_unit(unit)]
+            if units or not self._covers_unit(question):
                 yield turn._replace(units=[question, *units])
 
-    def _covers(self, unit: Unit) -> bool:
+    def _covers_unit(self, unit: Unit) -> bool:
         """Return whether all messages of a unit are summarised.
 
         Messages that perdure added to the request are ignored.

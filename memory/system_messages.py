@@ -32,11 +32,11 @@ def find_system_messages(messages: Messages) -> list[BaseMessage]:
     kinds = {kind for kind in set(map(type, messages)) if issubclass(kind, SystemMessage)}
     if not kinds:
         return []
-    found: dict[Hashable, BaseMessage] = {}
+    distinct: dict[Hashable, BaseMessage] = {}
     for message in messages:
         if type(message) in kinds and says_something(message):
-            found.setdefault(_comparison_key(message.content), message)
-    return list(found.values())
+            distinct.setdefault(_comparison_key(message.content), message)
+    return list(distinct.values())
 
 
 def join_system_messages(messages: Messages) -> BaseMessage | None:
@@ -53,7 +53,7 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
     marked = [m for m in messages if m.additional_kwargs.get(SUMMARY_MARK) is not None]
     if marked:
         plain = [_content_without_summary(message) for message in messages]
-        instructions = join_contents([each for each in plain if each is not None])
+        instructions = join_contents([content for content in plain if content is not None])
         mark = marked[-1].additional_kwargs[SUMMARY_MARK]
         kwargs[SUMMARY_MARK] = {**mark, INSTRUCTIONS: instructions}
     return messages[0].model_copy(update={"content": content, "additional_kwargs": kwargs})
@@ -89,12 +89,13 @@ def _content_without_summary(message: BaseMessage) -> Any:
 
 
 def _as_blocks(content: Any) -> list[Any]:
+    """Return content as a list of blocks."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _comparison_key(content: Any) -> Hashable:
     """Return a hashable value that is equal for contents with the same text or the same blocks."""
     blocks = _as_blocks(content)
-    texts = [each if isinstance(each, str) else each.get("text") for each in blocks]
+    texts = [block if isinstance(block, str) else block.get("text") for block in blocks]
     is_text = all(isinstance(b, str) or b.get("type") == "text" for b in blocks)
     return "\n\n".join(str(text or "").strip() for text in texts) if is_text else repr(content)

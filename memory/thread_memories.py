@@ -1,4 +1,4 @@
-"""Erasure of the memories that were made of threads, for those who delete a thread."""
+"""Erase the memories that were extracted from deleted threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.memory.run_config import Versioned
 from perdure.stores.base import Namespace, Receipt
 
 PLACES: Final[tuple[Namespace, ...]] = (("memories",), ("examples",))
-"""Prefixes of the namespaces in which memories of threads are kept."""
+"""The default prefixes of the namespaces that contain memories of threads."""
 
 
 async def _forget_thread_memories(
@@ -31,23 +31,27 @@ async def _forget_thread_memories(
     imported again is therefore extracted from its beginning.
 
     Args:
-        store: A store of perdure.
-        thread_ids: The threads. They need not exist any more.
+        store: A perdure store.
+        thread_ids: The ids of the threads, which may be deleted already.
         places: Prefixes of the namespaces that are searched. The default covers all users.
         dry_run: Whether to return the receipt without erasing.
     """
-    check_instance("store", store, Versioned, "one of perdure's, which erases what matches")
+    check_instance(
+        "store", store, Versioned, "a perdure store, which can erase items by their origin"
+    )
     adapter, ids = StoreAdapter(store), [*thread_ids]
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
     if not ids:
         return receipt
     if not dry_run:
-        read = {"thread_id": {"$in": ids}}
-        for place in places:
-            await adapter.call("forget", build_notes_namespace(WATERMARKS, place), filter=read)
-    what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
-    for place in (*places, *(build_notes_namespace(QUARANTINE, place) for place in places)):
-        receipt += await adapter.call("forget", place, **what)
+        of_threads = {"thread_id": {"$in": ids}}
+        for prefix in places:
+            await adapter.call(
+                "forget", build_notes_namespace(WATERMARKS, prefix), filter=of_threads
+            )
+    options: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
+    for prefix in (*places, *(build_notes_namespace(QUARANTINE, prefix) for prefix in places)):
+        receipt += await adapter.call("forget", prefix, **options)
     return receipt
 
 

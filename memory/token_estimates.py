@@ -218,7 +218,7 @@ def _count_media(kind: str, block: Mapping[str, Any], count_text: CountText) -> 
     parts: list[Mapping[str, Any]] = [block]
     for part in parts:  # the list grows during the search, because Bedrock nests the data twice
         nested = (part.get(key) for key in _NESTED_KEYS) if len(parts) < _MAX_NESTED else ()
-        parts += [each for each in nested if isinstance(each, Mapping)]
+        parts += [value for value in nested if isinstance(value, Mapping)]
     mime, data = _find_data(parts)
     prefix = mime.partition("/")[0]
     kind = prefix if prefix in ("image", "audio", "video") else kind

@@ -28,7 +28,7 @@ from perdure.memory.token_estimates import (
     count_voice_tokens,
     estimate_text_tokens,
 )
-from perdure.memory.usage import answer_tokens, is_same_model, model_of
+from perdure.memory.usage import answer_tokens, is_same_model, read_model_name
 
 if TYPE_CHECKING:  # importing them takes a second, and estimating texts does not need them
     from langchain_core.messages import MessageLikeRepresentation
@@ -85,13 +85,13 @@ class TokenCounter:
         numbers is returned.
         """
         if self._function is not None:
-            return max(self._function.fixed_part, tools)
+            return max(self._function.fixed_tokens, tools)
         return (0 if self.counts_messages else _REPLY) + self.bound_tool_tokens + tools
 
     @property
     def fixed_tokens(self) -> float:
         """The number of tokens that a counting function adds to every request, or 0."""
-        return 0 if self._function is None else self._function.fixed_part
+        return 0 if self._function is None else self._function.fixed_tokens
 
     @property
     def is_additive(self) -> bool:
@@ -180,9 +180,9 @@ class TokenCounter:
         answers = [m for m in messages if role(m) == "ai" and answer_tokens(m)]
         if not answers and self.scale == 1.0:
             return self
-        model = self.model or next(filter(None, map(model_of, reversed(answers))), None)
+        model = self.model or next(filter(None, map(read_model_name, reversed(answers))), None)
         plain = TokenCounter()
-        same = (message for message in answers if is_same_model(model_of(message), model))
+        same = (message for message in answers if is_same_model(read_model_name(message), model))
         scale = min(_MAX_SCALE, max(map(plain._usage_ratio, same), default=1.0))
         if scale == self.scale:
             return self
@@ -284,17 +284,17 @@ def context_window(model: str | Runnable[Any, Any]) -> int:
     from langchain_core.language_models import BaseChatModel
 
     expected = "a chat model, or the name of an OpenAI model whose context window is known"
-    named: Any = _unwrap_model(model)[0]
-    check_instance("the model", named, (str, BaseChatModel), expected)
-    chat_model = named
-    if isinstance(named, str) and _find_encoding_name(named) is not None:
+    unwrapped: Any = _unwrap_model(model)[0]
+    check_instance("the model", unwrapped, (str, BaseChatModel), expected)
+    chat_model = unwrapped
+    if isinstance(unwrapped, str) and _find_encoding_name(unwrapped) is not None:
         from langchain_openai import ChatOpenAI  # takes a second, so imported only here
 
-        chat_model = ChatOpenAI(model=_PROVIDER.sub("", named), api_key=lambda: "none")
+        chat_model = ChatOpenAI(model=_PROVIDER.sub("", unwrapped), api_key=lambda: "none")
     tokens = (getattr(chat_model, "profile", None) or {}).get("max_input_tokens")
     if not isinstance(tokens, int) or tokens < 1:
         raise UnknownModel(
-            f"the context window of the model {_describe_model(named)!r} is not known; pass a "
+            f"the context window of the model {_describe_model(unwrapped)!r} is not known; pass a "
             "number of tokens, or a chat model with profile={'max_input_tokens': ...}"
         )
     return tokens
@@ -371,7 +371,7 @@ def _load_encoding(encoding: str) -> Callable[[str], int] | None:
         encode = bpe.get_encoding(encoding).encode_ordinary
     counts: dict[int, int] = {}  # token count by the hash of a text; texts are not kept in memory
 
-    def count(text: str) -> int:
+    def count_text(text: str) -> int:
         key = hash(text)
         if key not in counts:
             if len(counts) >= _MAX_CACHED_COUNTS:
@@ -382,4 +382,4 @@ def _load_encoding(encoding: str) -> Callable[[str], int] | None:
             )
         return counts[key]
 
-    return count
+    return count_text

@@ -113,13 +113,13 @@ def find_calls(message: AIMessage) -> list[Call]:
         Call(call["id"], call["name"], "custom" if call["id"] in custom else "tool", index)
         for index, call in enumerate(tool_calls)
     ]
-    for index, bad in enumerate(unparsed):
-        calls.append(Call(bad["id"], bad["name"] or "", "unparsed", index))
-    listed = {call.id for call in calls}
+    for index, entry in enumerate(unparsed):
+        calls.append(Call(entry["id"], entry["name"] or "", "unparsed", index))
+    listed_ids = {call.id for call in calls}
     for block in blocks:
         call = _read_call_block(block)
         # a block that repeats an entry of `tool_calls` may lack the id
-        if call is None or call.id in listed or (listed and not call.id):
+        if call is None or call.id in listed_ids or (listed_ids and not call.id):
             continue
         calls.append(call)
     function = kwargs.get("function_call")
@@ -129,7 +129,7 @@ def find_calls(message: AIMessage) -> list[Call]:
     return calls
 
 
-def call_ids(message: AIMessage) -> list[str | None]:
+def list_call_ids(message: AIMessage) -> list[str | None]:
     """Return the ids of all calls in a message, including calls that could not be parsed."""
     return [call.id for call in find_calls(message)]
 
@@ -142,7 +142,9 @@ def find_result_ids(message: BaseMessage) -> list[str]:
         return [_function_call_id(message.name)]
     if isinstance(message.content, str) and not message.additional_kwargs:
         return []
-    return [uid for block in iter_blocks(message) if (uid := _result_id(block)) is not None]
+    return [
+        call_id for block in iter_blocks(message) if (call_id := _find_result_id(block)) is not None
+    ]
 
 
 def requires_result_block(message: BaseMessage) -> bool:
@@ -203,7 +205,7 @@ def rewrite_calls(
     new_ids = new_ids or {}
     entries: dict[bool, list[Any]] = {False: [], True: []}  # by whether the call is unparsed
     for position, call in enumerate(calls):
-        entry = None if position in removed else _call_entry(message, call)
+        entry = None if position in removed else _build_call_entry(message, call)
         if entry is not None:
             entry = {**entry, "id": new_ids[position]} if position in new_ids else entry
             entries[call.kind == "unparsed"].append(entry)
@@ -247,7 +249,7 @@ def _build_block_test(
         if not isinstance(block, dict):
             return False
         inner = unwrap_block(block)
-        if id(inner) in own or _result_id(inner) in stray_ids:
+        if id(inner) in own or _find_result_id(inner) in stray_ids:
             return True
         call = _read_call_block(inner)
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:
@@ -258,16 +260,19 @@ def _build_block_test(
     return is_removed
 
 
-def build_missing_result(call: Call, uid: str) -> BaseMessage:
-    """Return a result message for a call, with the id `uid`, that says that no result is stored."""
+def build_missing_result(call: Call, call_id: str) -> BaseMessage:
+    """Return a message in place of the result of a call, which says that no result is stored.
+
+    The message refers to the call by `call_id`.
+    """
     mark = {REQUEST_ONLY: True}
     if call.kind == "function":
         return FunctionMessage(name=call.name, content=NO_RESULT, additional_kwargs=mark)
     content: Any = NO_RESULT
     if call.kind == "custom":  # OpenAI accepts only this block as the result of a custom call
         content = [{"type": "custom_tool_call_output", "output": NO_RESULT}]
-    named: dict[str, Any] = {"tool_call_id": uid, "name": call.name or None}
-    return ToolMessage(content, **named, status="error", additional_kwargs=mark)
+    call_fields: dict[str, Any] = {"tool_call_id": call_id, "name": call.name or None}
+    return ToolMessage(content, **call_fields, status="error", additional_kwargs=mark)
 
 
 def build_call_id(message: BaseMessage, call: Call, position: int) -> str:
@@ -284,12 +289,12 @@ def remove_result_blocks(message: BaseMessage, stray_ids: Collection[str]) -> Ba
     content = [
         block
         for block in message.content
-        if not isinstance(block, dict) or _result_id(unwrap_block(block)) not in stray_ids
+        if not isinstance(block, dict) or _find_result_id(unwrap_block(block)) not in stray_ids
     ]
     return message.model_copy(update={"content": content})
 
 
-def _call_entry(message: AIMessage, call: Call) -> Any:
+def _build_call_entry(message: AIMessage, call: Call) -> Any:
     """Return the entry of a call for `tool_calls` or `invalid_tool_calls`.
 
     None is returned for a call that cannot be an entry of either list.
@@ -314,23 +319,23 @@ def _read_call_block(block: Mapping[str, Any]) -> Call | None:
     kind = str(block.get("type"))
     if kind in _CLIENT_CALLS:
         # OpenAI's clients have used both keys for the id of a call
-        uid = block.get(_CLIENT_CALLS[kind]) or block.get("id")
+        call_id = block.get(_CLIENT_CALLS[kind]) or block.get("id")
         name = str(block.get("name") or ("" if kind in CALL_BLOCKS else kind))
-        answered: CallKind = "tool" if kind in CALL_BLOCKS else "client"
+        call_kind: CallKind = "tool" if kind in CALL_BLOCKS else "client"
         return Call(
-            uid if isinstance(uid, str) else None,
+            call_id if isinstance(call_id, str) else None,
             name,
-            "custom" if kind == "custom_tool_call" else answered,
+            "custom" if kind == "custom_tool_call" else call_kind,
             block=block,
         )
     if kind in _SERVER_CALLS:
-        uid = block.get(_SERVER_CALLS[kind]) or block.get("id")
+        call_id = block.get(_SERVER_CALLS[kind]) or block.get("id")
         name = str(block.get("name") or kind)
-        return Call(uid if isinstance(uid, str) else None, name, "server", block=block)
+        return Call(call_id if isinstance(call_id, str) else None, name, "server", block=block)
     return None
 
 
-def _result_id(block: Mapping[str, Any]) -> str | None:
+def _find_result_id(block: Mapping[str, Any]) -> str | None:
     """Return the id of the call that a result block answers, or None for any other block."""
     kind = block.get("type")
     if not isinstance(kind, str):
@@ -338,8 +343,8 @@ def _result_id(block: Mapping[str, Any]) -> str | None:
     key = _RESULTS.get(kind)
     if key is None and kind.endswith(_ANTHROPIC_RESULT):
         key = "tool_use_id"
-    uid = None if key is None else block.get(key)
-    return uid if isinstance(uid, str) else None
+    call_id = None if key is None else block.get(key)
+    return call_id if isinstance(call_id, str) else None
 
 
 def _function_call_id(name: str | None) -> str:

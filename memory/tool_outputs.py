@@ -27,7 +27,7 @@ from perdure.memory.options import check_instance, check_text, check_whole_numbe
 from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.tool_calls import REQUEST_ONLY, call_ids, requires_result_block
+from perdure.memory.tool_calls import REQUEST_ONLY, list_call_ids, requires_result_block
 
 _CLEARED: Final = "[The result of {name} was cleared ({tokens} tokens). {hint}]"
 _CALL_AGAIN: Final = "Call it again if need be."
@@ -173,7 +173,7 @@ def _lacks_results(unit: Unit) -> bool:
     """Return whether an exchange has calls without a stored result."""
     call, *results = unit
     stored = [result for result in results if REQUEST_ONLY not in result.additional_kwargs]
-    return isinstance(call, AIMessage) and len(call_ids(call)) > len(stored)
+    return isinstance(call, AIMessage) and len(list_call_ids(call)) > len(stored)
 
 
 async def _expand(

@@ -1,4 +1,4 @@
-"""Updating a profile: a node that has a model patch it after a conversation."""
+"""A node that lets a model update the profile of a user after a conversation."""
 
 from __future__ import annotations
 
@@ -33,30 +33,39 @@ from perdure.memory.run_config import read_run_source
 from perdure.memory.summary import ON_FAILURE
 from perdure.memory.thread_messages import build_history_from_state
 
-_TRIES: Final = 11  # times that the model is asked while other runs write
+_MAX_ATTEMPTS: Final = 11  # updates that are attempted while other runs write the profile
 _LOG: Final = logging.getLogger("perdure")
 
 
 class ProfileUpdate(NamedTuple):
-    """The result of an update."""
+    """The result of an update.
 
-    outcomes: tuple[Outcome, ...] = ()  # of each profile that the model changed
+    Attributes:
+        outcomes: The outcome for each profile that the model changed.
+        usage: The calls and tokens of the model.
+        fault: The reason why the update failed, or "".
+    """
+
+    outcomes: tuple[Outcome, ...] = ()
     usage: Usage = Usage()
-    fault: str = ""  # why the update failed, if it did
+    fault: str = ""
 
 
 class UpdateProfile(Learner):
-    """A node that has a model patch a profile after a conversation.
+    """A node that lets a model update a profile after a conversation.
 
-    The model is asked as by `ModelExtractor`, for the profile alone. If another run changed the
-    profile meanwhile, the patch is applied to the changed profile, or made anew if both concern
-    the same fields.
+    The model is asked for a patch of the profile. If another run has changed the profile meanwhile,
+    the patch is applied to the changed profile. If both changes concern the same fields, the model
+    is asked again.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
-        profile: The profile, or several of one user in one store.
-        prompt, strict: As of `ModelExtractor`.
-        on_failure: Without a usable patch, `"keep"` the profile and log a warning, or `"raise"`.
+        profile: The profile, or several profiles of one user in one store.
+        prompt: The task for the model, see `ModelExtractor`.
+        strict: Whether the provider is asked to enforce the schema, see `ModelExtractor`.
+        on_failure: The action if the model gives no usable patch. `"keep"` keeps the profile and
+            logs a warning, and `"raise"` raises the error.
+        messages_key: The name of the channel with the messages.
     """
 
     def __init__(
@@ -75,79 +84,98 @@ class UpdateProfile(Learner):
         )
         self._keeps = check_choice("on_failure", on_failure, ON_FAILURE) == "keep"
 
-    async def _learn(
+    async def _learn_from(
         self, messages: Messages, config: RunnableConfig | None = None
     ) -> ProfileUpdate:
-        """Update the profile from messages."""
+        """Update the profile from the messages of a conversation.
+
+        Args:
+            messages: The messages.
+            config: The config of the run.
+
+        Raises:
+            ModelFailed: The model gave no usable patch, and `on_failure` is `"raise"`.
+            VersionConflict: Other runs changed the profile during all attempts, and `on_failure`
+                is `"raise"`.
+        """
         messages = check_messages(messages, "the messages")
         if self._extractor.profiles[0].namespace.lacks_memory(config):
             return ProfileUpdate()
-        place = self._extractor.profiles[0].get_handle(config)
+        handle = self._extractor.profiles[0].get_handle(config)
         thread_id, checkpoint_id = read_run_source(config)
         history = build_history_from_state(thread_id or "", checkpoint_id, messages).messages
         newest = history[len(history) - self._extractor.count_batch_messages(history[::-1]) :]
         batch = Batch(thread_id or "", checkpoint_id, newest)
         try:
-            return await self._written(batch, Scope(place.adapter, place.namespace, config))
+            return await self._write_update(batch, Scope(handle.adapter, handle.namespace, config))
         except (ModelFailed, VersionConflict) as exc:
             if not self._keeps:
                 raise
-            _LOG.warning("the profile stays as it is: %s", exc)
+            _LOG.warning("the profile was not updated: %s", exc)
             return ProfileUpdate(fault=str(exc))
 
-    learn, alearn = blocking(_learn), awaiting(_learn)
+    learn, alearn = blocking(_learn_from), awaiting(_learn_from)
 
     async def learn_from_messages(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> ProfileUpdate:
-        """See `learn`."""
-        return await self._learn(messages, config)
+        """Update the profile from the messages of a run."""
+        return await self._learn_from(messages, config)
 
-    async def _written(self, batch: Batch, scope: Scope) -> ProfileUpdate:
+    async def _write_update(self, batch: Batch, scope: Scope) -> ProfileUpdate:
+        """Ask the model for a patch and write it, until no other run changes the same fields."""
         usage, gate = Usage(), self._extractor.profiles[0].gate
         loaded = find_run_thread(scope.config)
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             proposal = await self._extractor.propose_changes(batch, scope)
             usage += proposal.usage
-            apply = partial(_applied, proposal, gate, scope, batch, loaded)
-            made = await plan_and_write(scope.adapter, apply)
-            if not made.puts and await is_any_erased(loaded, _messages_in(batch)):
-                present = {*map(id, await remove_erased(loaded, _messages_in(batch)))}
-                messages = [each for each in batch.messages if id(each.message) in present]
+            plan_update = partial(_plan_update, proposal, gate, scope, batch, loaded)
+            plan = await plan_and_write(scope.adapter, plan_update)
+            if not plan.puts and await is_any_erased(loaded, _list_messages(batch)):
+                present = {*map(id, await remove_erased(loaded, _list_messages(batch)))}
+                messages = [part for part in batch.messages if id(part.message) in present]
                 batch = replace(batch, messages=messages)
                 if not messages:
                     return ProfileUpdate((), usage)
-            elif not _is_overtaken(made):
-                return ProfileUpdate(tuple(made.outcomes), usage)
-        raise VersionConflict("other runs changed the profile, again and again")
+            elif not _has_conflict(plan):
+                return ProfileUpdate(tuple(plan.outcomes), usage)
+        raise VersionConflict(
+            f"other runs changed the profile during each of {_MAX_ATTEMPTS} attempts; retry later"
+        )
 
 
-def _messages_in(batch: Batch) -> list[BaseMessage]:
-    return [each.message for each in batch.messages]
+def _list_messages(batch: Batch) -> list[BaseMessage]:
+    return [part.message for part in batch.messages]
 
 
-async def _applied(
+async def _plan_update(
     proposal: Proposal, gate: Gate, scope: Scope, batch: Batch, loaded: LoadedThread | None
 ) -> ChangePlan:
     """Return the planned changes of all patches.
 
-    Nothing is to be written if the profile was changed by another run meanwhile, or if one of the
-    batch's messages was erased meanwhile.
+    The plan has no puts if another run has changed the same fields, or if one of the batch's
+    messages was erased meanwhile.
+
+    Raises:
+        ModelFailed: A patch cannot be applied.
     """
-    made = await plan_proposal(proposal, gate, scope)
-    if await is_any_erased(loaded, _messages_in(batch)):
-        return made._replace(puts=())
-    if _is_overtaken(made):  # the model has to see the profile as it is now
-        return made._replace(puts=())
-    if refused := [outcome for outcome in made.outcomes if outcome.change == "refused"]:
-        times_asked = f"asked {format_count(proposal.usage.calls)} (this error's cause says why)"
-        fault = f"the model gave no patch that can be applied, {times_asked}"
-        raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
-    return made
+    plan = await plan_proposal(proposal, gate, scope)
+    if await is_any_erased(loaded, _list_messages(batch)):
+        return plan._replace(puts=())
+    if _has_conflict(plan):  # the model must be asked again, with the changed profile
+        return plan._replace(puts=())
+    if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:
+        asked = format_count(proposal.usage.calls)
+        raise ModelFailed(
+            f"the model was asked {asked} and gave no patch that can be applied (see the cause of "
+            "this error)"
+        ) from InvalidPatch(refused[0].reason)
+    return plan
 
 
-def _is_overtaken(made: ChangePlan) -> bool:
-    return any(outcome.check == CONFLICT_CHECK for outcome in made.outcomes)
+def _has_conflict(plan: ChangePlan) -> bool:
+    """Return whether another run has changed fields that the plan changes."""
+    return any(outcome.check == CONFLICT_CHECK for outcome in plan.outcomes)
 
 
 update_profile = UpdateProfile

@@ -53,7 +53,7 @@ def answer_tokens(message: BaseMessage) -> int:
     return max(0, _to_count(usage.get("output_tokens")) - reasoning)
 
 
-def model_of(message: BaseMessage) -> str | None:
+def read_model_name(message: BaseMessage) -> str | None:
     """Return the name of the model that gave an answer, or None if the answer has no model name."""
     metadata = message.response_metadata
     names = (metadata.get(key) for key in _MODEL_KEYS) if metadata else ()

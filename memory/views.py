@@ -1,7 +1,8 @@
-"""Views: what a model was shown in each call, recorded with the thread, and its tokens by part.
+"""Record the messages that models receive in each call, with the tokens of each part.
 
-A view is a checkpoint in a namespace of its own, so a checkpointer of perdure stores a message that
-the thread has as a reference, and copies, prunes and encrypts views as it does checkpoints.
+The messages of one call are a view. A view is stored as a checkpoint of the thread, in a namespace
+of its own. A perdure checkpointer therefore stores a message that is also in the thread as a
+reference, and copies, prunes and encrypts views like other checkpoints.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from perdure.memory.options import check_instance, check_text
 from perdure.memory.summary import HEADING
 from perdure.memory.tokens import TokenCounter, token_counter
 
-_DATA: Final = {"base64", "data", "file_data", "image_url", "url"}  # keys of content blocks
-_LONGEST: Final = 1_000  # characters of their values; longer ones are left out
+# keys in content blocks whose values may be the data of an image or a file
+_DATA_KEYS: Final = {"base64", "data", "file_data", "image_url", "url"}
+_MAX_DATA_CHARS: Final = 1_000  # characters; longer values of these keys are not recorded
+# the sections that perdure adds to a system message
 _SECTION: Final = re.compile(
     rf"^<(memories|summary|profile|examples)>\n.*?^</\1>$|^{re.escape(HEADING)}:\n"
     r".*?(?=\n\n<(?:memories|profile|examples)>\n|\Z)",
@@ -43,82 +46,91 @@ _SECTION: Final = re.compile(
 
 
 class RecordViews(BaseCallbackHandler):
-    """A callback that records what chat models are shown in a graph: `record_views(saver)`.
+    """A callback that records the messages that chat models receive in a graph.
 
-    `graph.invoke(question, {**config, "callbacks": [record_views(saver)]})`, or for each run
-    `graph.with_config(callbacks=[record_views(saver)])`. Each call of a model then costs a put.
-    The data of images and files is left out. If a view cannot be stored, langchain logs it, and the
-    run goes on. Outside of a run with a thread and a checkpointer nothing is recorded.
+    Pass it for one run, with `graph.invoke(question, {**config, "callbacks":
+    [record_views(saver)]})`, or for all runs, with `graph.with_config(callbacks=
+    [record_views(saver)])`. Each call of a model then costs one put. The data of images and files
+    is not recorded. If a view cannot be stored, langchain logs the error, and the run continues.
+    Nothing is recorded outside of a run with a thread and a checkpointer.
 
     Args:
-        saver: The graph's checkpointer. Only one of perdure stores each message once.
-        messages_key: The channel of the state that holds the messages.
+        saver: The graph's checkpointer. A checkpointer of another library stores all messages again
+            in each view.
+        messages_key: The name of the channel with the messages.
     """
 
     ignore_llm = ignore_chain = ignore_agent = ignore_retriever = True
     ignore_retry = ignore_custom_event = True
 
     def __init__(self, saver: BaseCheckpointSaver[Any], *, messages_key: str = "messages") -> None:
-        self._saver = _checked(saver)
+        self._saver = _check_saver(saver)
         self._key = check_text("messages_key", messages_key)
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **about: Any
     ) -> None:
-        """Store what the model is shown now."""
-        if (view := self._view(messages[0], **about)) is not None:
+        """Store the messages that the model receives now."""
+        if (view := self._build_checkpoint(messages[0], **about)) is not None:
             self._saver.put(*view)
 
-    def _view(
+    def _build_checkpoint(
         self,
-        shown: list[BaseMessage],
+        messages: list[BaseMessage],
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> tuple[RunnableConfig, Checkpoint, CheckpointMetadata, ChannelVersions] | None:
-        """What is put; None: it is no call of a graph on a thread."""
-        place = _place()
-        if place is None:
+        """Return the arguments of the put that stores a view.
+
+        None is returned if the call does not belong to a graph's run on a thread.
+        """
+        position = _find_run_position()
+        if position is None:
             return None
-        thread_id, ns, checkpoint_id, runtime = place
+        thread_id, namespace, checkpoint_id, runtime = position
         about, params = metadata or {}, kwargs.get("invocation_params") or {}
         model = about.get("ls_model_name") or params.get("model") or params.get("model_name")
         tools = params.get("tools")
-        known: Any = {
+        view_metadata: Any = {
             "source": "loop",
-            "parents": {ns: checkpoint_id},
-            "graph_ns": ns,  # at the top, by which it is found
+            "parents": {namespace: checkpoint_id},
+            "graph_ns": namespace,  # at the top level, because lists filter by this key
             "view": {
                 "node": about.get("langgraph_node"),
                 "model": model,
-                "tools": _counter(model).count_tools(tools) if tools else 0,
+                "tools": _create_counter(model).count_tools(tools) if tools else 0,
                 "run_id": str(run_id),
                 "key": self._key,
             },
         }
-        if "run_id" in about:  # of the graph's run: they are deleted together
-            known["run_id"] = about["run_id"]
+        if "run_id" in about:  # the graph's run; its checkpoints and views are deleted together
+            view_metadata["run_id"] = about["run_id"]
         checkpoint = empty_checkpoint()
         versions: Any = {self._key: checkpoint["id"]}
-        checkpoint["channel_values"] = {self._key: [_without_data(each) for each in shown]}
+        checkpoint["channel_values"] = {self._key: [_remove_data(message) for message in messages]}
         checkpoint["channel_versions"] = versions
-        config = _config(thread_id)
-        # from these the checkpointer learns which erasures happened after the run began
-        config["configurable"] |= {"checkpoint_map": {ns: checkpoint_id}, "__runtime": runtime}
-        return config, checkpoint, known, versions
+        config = _build_config(thread_id)
+        # with these values the checkpointer finds erasures that happened after the run began
+        parents = {namespace: checkpoint_id}
+        config["configurable"] |= {"checkpoint_map": parents, "__runtime": runtime}
+        return config, checkpoint, view_metadata, versions
 
 
 class AwaitedViews(RecordViews):
-    """The same for graphs that are awaited: a model's tokens take no task of their own for it."""
+    """A callback like `RecordViews` for graphs that are awaited.
+
+    langchain starts no task for each streamed token, because the callback runs inline.
+    """
 
     run_inline = True
 
     async def on_chat_model_start(  # type: ignore[override]
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **about: Any
     ) -> None:
-        """Store what the model is shown now."""
-        if (view := self._view(messages[0], **about)) is not None:
+        """Store the messages that the model receives now, without blocking the event loop."""
+        if (view := self._build_checkpoint(messages[0], **about)) is not None:
             await self._saver.aput(*view)
 
 
@@ -127,18 +139,18 @@ record_views = RecordViews
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """What a model was shown in one call.
+    """The messages that a model received in one call.
 
     Attributes:
-        id: Of the view.
+        id: The id of the view.
         checkpoint_id: The checkpoint from which the step of the call ran.
-        checkpoint_ns: The namespace of the graph; `""` is the root graph.
+        checkpoint_ns: The namespace of the graph. `""` is the root graph.
         run_id: The id of the call.
-        at: When it was made (UTC).
-        node: The node that made it.
-        model: The name of the model, if it is known.
-        messages: What it was shown.
-        tools: Tokens of the schemas of its tools.
+        at: The time of the call (UTC).
+        node: The node that called the model.
+        model: The name of the model, or None if it is unknown.
+        messages: The messages that the model received.
+        tools: The number of tokens of the schemas of its tools.
     """
 
     id: str
@@ -153,19 +165,20 @@ class ModelView:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Tokens by part, counted anew at each call; parts without tokens are left out.
+        """The number of tokens of each part that has any.
 
         The parts of system messages are `"summary"`, `"memories"`, `"profile"`, `"examples"`, and
-        `"instructions"` for the rest; the others are `"messages"`, `"tool results"`, `"tools"`.
+        `"instructions"` for the rest. The other parts are `"messages"`, `"tool results"` and
+        `"tools"`. The tokens are counted again each time this property is read.
         """
         totals: dict[str, int] = {}
-        counter = _counter(self.model).scale_to_usage(self.messages)
-        for part, tokens in (*_parts(self.messages, counter), ("tools", self.tools)):
+        counter = _create_counter(self.model).scale_to_usage(self.messages)
+        for part, tokens in (*_count_parts(self.messages, counter), ("tools", self.tools)):
             totals[part] = totals.get(part, 0) + tokens
         return {part: tokens for part, tokens in totals.items() if tokens}
 
 
-async def _views(
+async def _list_views(
     saver: BaseCheckpointSaver[Any],
     thread_id: str,
     *,
@@ -173,49 +186,51 @@ async def _views(
     limit: int = 20,
     before: str | None = None,
 ) -> list[ModelView]:
-    """What models were shown on a thread, as `record_views` recorded it, the newest last.
+    """Return the views that `record_views` recorded for a thread, newest last.
 
     Args:
         saver: The checkpointer.
-        thread_id: The thread.
-        checkpoint_ns: The namespace of the graph; `""` is the root graph, None means all.
-        limit: How many at most; the newest are returned.
-        before: The id of a view; only older ones are returned.
+        thread_id: The id of the thread.
+        checkpoint_ns: The namespace of the graph. `""` is the root graph, and None means all
+            graphs.
+        limit: The maximum number of views. The newest are returned.
+        before: The id of a view. Only older views are returned.
     """
-    saver, config = _checked(saver), _config(thread_id)
+    saver, config = _check_saver(saver), _build_config(thread_id)
     options: dict[str, Any] = {
         "filter": None if checkpoint_ns is None else {"graph_ns": checkpoint_ns},
         "limit": limit,
-        "before": None if before is None else _config(thread_id, checkpoint_id=before),
+        "before": None if before is None else _build_config(thread_id, checkpoint_id=before),
     }
 
-    async def listed() -> list[CheckpointTuple]:
+    async def list_checkpoints() -> list[CheckpointTuple]:
         return [checkpoint async for checkpoint in saver.alist(config, **options)]
 
-    checkpoints = await Effect(lambda: list(saver.list(config, **options)), listed)
-    return [_view(checkpoint) for checkpoint in reversed(checkpoints)]
+    checkpoints = await Effect(lambda: list(saver.list(config, **options)), list_checkpoints)
+    return [_read_view(checkpoint) for checkpoint in reversed(checkpoints)]
 
 
-views, aviews = blocking(_views), awaiting(_views)
+views, aviews = blocking(_list_views), awaiting(_list_views)
 
 
-def _checked(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:
-    expected = "a checkpointer, like SQLiteCheckpointer.open('agent.db')"
+def _check_saver(saver: BaseCheckpointSaver[Any]) -> BaseCheckpointSaver[Any]:
+    expected = "a checkpointer, such as SQLiteCheckpointer.open('agent.db')"
     return check_instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
 
 
-def _config(thread_id: str, **more: str) -> RunnableConfig:
+def _build_config(thread_id: str, **more: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread_id, "checkpoint_ns": VIEWS_NAMESPACE, **more}}
 
 
-def _view(head: CheckpointTuple) -> ModelView:
-    checkpoint, metadata = head.checkpoint, head.metadata
+def _read_view(stored: CheckpointTuple) -> ModelView:
+    """Return the view that a checkpoint stores."""
+    checkpoint, metadata = stored.checkpoint, stored.metadata
     about: Any = metadata["view"]  # type: ignore[typeddict-item]
-    [(ns, checkpoint_id)] = metadata["parents"].items()
+    [(namespace, checkpoint_id)] = metadata["parents"].items()
     return ModelView(
         checkpoint["id"],
         checkpoint_id,
-        ns,
+        namespace,
         about["run_id"],
         datetime.fromisoformat(checkpoint["ts"]),
         about["node"],
@@ -225,7 +240,7 @@ def _view(head: CheckpointTuple) -> ModelView:
     )
 
 
-def _place() -> tuple[str, str, str, object] | None:
+def _find_run_position() -> tuple[str, str, str, object] | None:
     """Return the thread id, namespace, checkpoint id and runtime of the node that is running.
 
     None is returned if the run has no checkpointer.
@@ -242,31 +257,38 @@ def _place() -> tuple[str, str, str, object] | None:
     return info.thread_id, info.checkpoint_ns.rpartition("|")[0], info.checkpoint_id, runtime
 
 
-def _without_data(message: BaseMessage) -> BaseMessage:
-    """A message without the data of its images and files."""
+def _remove_data(message: BaseMessage) -> BaseMessage:
+    """Return a message without the data of its images and files."""
     if isinstance(message.content, str):
         return message
-    light = _light(message.content)
-    return message if light == message.content else message.model_copy(update={"content": light})
+    content = _shorten_data(message.content)
+    if content == message.content:
+        return message
+    return message.model_copy(update={"content": content})
 
 
-def _light(value: Any, key: Any = None) -> Any:
+def _shorten_data(value: Any, key: Any = None) -> Any:
+    """Return content, or the value of `key` in it, with a note in place of long data."""
     if isinstance(value, dict):
-        return {name: _light(part, name) for name, part in value.items()}
+        return {name: _shorten_data(part, name) for name, part in value.items()}
     if isinstance(value, list):
-        return [_light(part) for part in value]
-    long = isinstance(value, str) and len(value) > _LONGEST and key in _DATA
-    return f"[{len(value):,} characters left out]" if long else value
+        return [_shorten_data(part) for part in value]
+    is_long = isinstance(value, str) and len(value) > _MAX_DATA_CHARS and key in _DATA_KEYS
+    return f"[{len(value):,} characters left out]" if is_long else value
 
 
-def _counter(model: str | None) -> TokenCounter:
+def _create_counter(model: str | None) -> TokenCounter:
+    """Return the token counter for a model, which estimates if the encoding is not known."""
     try:
         return token_counter(model)
     except UnknownModel:
         return token_counter().for_model(model)
 
 
-def _parts(messages: Sequence[BaseMessage], counter: TokenCounter) -> Iterator[tuple[str, int]]:
+def _count_parts(
+    messages: Sequence[BaseMessage], counter: TokenCounter
+) -> Iterator[tuple[str, int]]:
+    """Yield a part's name and number of tokens, for each part of each message."""
     for message in messages:
         tokens, kind = counter.count_message(message), role(message)
         if kind != "system":
@@ -274,7 +296,7 @@ def _parts(messages: Sequence[BaseMessage], counter: TokenCounter) -> Iterator[t
             continue
         blocks = message.content if isinstance(message.content, list) else [message.content]
         texts = (block if isinstance(block, str) else block.get("text") or "" for block in blocks)
-        for match in (each for text in texts for each in _SECTION.finditer(text)):
+        for match in (found for text in texts for found in _SECTION.finditer(text)):
             section = counter.count_text(match[0])
             tokens -= section
             yield match[1] or "summary", section

@@ -264,7 +264,7 @@ def test_a_text_that_says_nothing_is_refused(store: SQLiteStore, text: Any) -> N
 def test_an_item_of_somebody_else_is_not_taken_for_instructions(store: SQLiteStore) -> None:
     store.put(("instructions",), "agent", {"text": "a note"})
 
-    with pytest.raises(ConfigurationError, match="name another key or namespace"):
+    with pytest.raises(ConfigurationError, match="pass another key or namespace"):
         Instructions(store).current()
 
 

@@ -31,7 +31,7 @@ from perdure.memory.adapters import (
     TokenWindowChatMemory,
 )
 from perdure.memory.chat_history import select_for_provider
-from perdure.memory.tool_calls import NO_RESULT, call_ids
+from perdure.memory.tool_calls import NO_RESULT, list_call_ids
 from tests.memory.conversations import conversations
 from tests.memory.providers import refusals
 
@@ -318,7 +318,7 @@ def pending(said: list[BaseMessage]) -> list[BaseMessage]:
     """A call at the end with fewer results than it waits for."""
     results = list(takewhile(lambda m: isinstance(m, ToolMessage), reversed(said)))
     caller = said[-len(results) - 1 :][:1]
-    called = sum(len(call_ids(m)) for m in caller if isinstance(m, AIMessage))
+    called = sum(len(list_call_ids(m)) for m in caller if isinstance(m, AIMessage))
     return [*caller, *results] if called > len(results) else []
 
 

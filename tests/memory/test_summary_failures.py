@@ -51,7 +51,7 @@ from tests.openai_server import Failure, Held
         ([BLANK] * 3, "the answer has no text", 3),
         ([CALLS] * 3, "the answer has no text", 3),
         ([CUT_OFF] * 3, "cut off at the model's limit", 3),
-        (["They spoke of trains. " * 1_000] * 3, "tokens, 400 words were asked for", 3),
+        (["They spoke of trains. " * 1_000] * 3, "tokens; expected at most 400 words", 3),
         ([Failure(500, "no luck")] * 3, "Error code: 500 - no luck", 3),
         ([Failure(400, "no such thing")], "no such thing", 1),
         ([Failure(401, "who are you?")], "who are you?", 1),
@@ -155,11 +155,11 @@ def test_keep_shows_the_whole_conversation_over_a_list() -> None:
         ({"keep": ("messages", True)}, "keep messages is True"),
         ({"keep": ("turns", 3)}, "keep is ('turns', 3)"),
         ({"keep": [("messages", 3)]}, "keep is [('messages', 3)]"),
-        ({"keep": ("fraction", 0.5)}, "expected a chat model or the name of an OpenAI model"),
+        ({"keep": ("fraction", 0.5)}, "expected a chat model, or the name of an OpenAI model"),
         ({"token_counter": 7}, "token_counter is 7"),
         ({"summary_prompt": " "}, "summary_prompt is ' '"),
         ({"summary_prompt": 7}, "summary_prompt is 7"),
-        ({"summary_prompt": "word " * 20_000}, "too few tokens for the conversation"),
+        ({"summary_prompt": "word " * 20_000}, "that summary_prompt leaves for the conversation"),
         ({"on_failure": "ignore"}, "on_failure is 'ignore'"),
         ({"messages_key": ""}, "messages_key is ''"),
     ],
@@ -184,7 +184,7 @@ def test_a_failure_is_tried_again_in_the_next_turn(
         failed = graph.invoke({"messages": turns(4)}, THREAD)
         out = graph.invoke({"messages": [HumanMessage("q5", id="q5")]}, THREAD)
 
-    assert "it is tried again the next time" in caplog.text
+    assert "the next turn tries again" in caplog.text
     assert texts(failed["messages"]) == [*texts(turns(4)), "one"]
     assert failed.get("summary") is None
     summary = without_digests(out["summary"])

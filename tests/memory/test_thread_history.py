@@ -142,7 +142,7 @@ def test_who_writes_waits_for_a_change(file_saver: SQLiteCheckpointer) -> None:
             wait(others, timeout=0.2)
             return [AIMessage(f"after {len(found)}")]
 
-        thread.change(change)
+        thread.replace_messages(change)
         others[0].result()
 
     assert texts(thread.messages) == ["after 1", "two"]
@@ -194,7 +194,7 @@ def test_ids_are_given_and_the_callers_messages_left_alone(file_saver: SQLiteChe
 def test_what_is_no_message_is_refused(wrong: Any, file_saver: SQLiteCheckpointer) -> None:
     """Nothing is written, and the error says what was expected."""
     thread = ThreadMessageHistory(file_saver, "t")
-    for write in (thread.add_messages, lambda bad: thread.change(lambda _: bad)):
+    for write in (thread.add_messages, lambda bad: thread.replace_messages(lambda _: bad)):
         with pytest.raises(InvalidMessages, match="expected"):
             write(wrong)
     with pytest.raises(InvalidMessages, match="RemoveMessage"):

@@ -48,5 +48,5 @@ def test_memories_of_a_thread_go_with_their_marks(
 
 
 def test_no_threads_and_no_store_of_perdure() -> None:
-    with pytest.raises(ConfigurationError, match="one of perdure's"):
+    with pytest.raises(ConfigurationError, match="expected a perdure store"):
         forget_thread_memories(InMemoryStore(), ["t"])

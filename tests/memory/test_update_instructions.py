@@ -418,14 +418,14 @@ LONG = "Rule. " * 500  # 3,000 characters
 REFUSED: dict[str, tuple[str, str]] = {
     "empty": ("", "has no text"),
     "blank": (" \n\t", "has no text"),
-    "nothing between the marks": (marked(""), "no letters"),
+    "nothing between the marks": (marked(""), "no letter and no digit"),
     "no marks": ("Be brief, always.", "has no text between <instructions> and"),
     "no end mark": ("<instructions>Be brief, always, and", "has no text between"),
     "end before beginning": ("</instructions><instructions>Be brief", "has no text between"),
-    "runaway": (marked(LONG), "2500 are allowed"),
-    "most is lost": (marked("Be brief, be."), "most of them is lost"),
-    "no letters": (marked(". . . . . . . . . ."), "no letters"),
-    "nothing to see": (marked("\u200b" * 40), "no letters"),
+    "runaway": (marked(LONG), "at most 2500 allowed"),
+    "most is lost": (marked("Be brief, be."), "less than 40 %"),
+    "no letters": (marked(". . . . . . . . . ."), "no letter and no digit"),
+    "nothing to see": (marked("\u200b" * 40), "no letter and no digit"),
     "marks that do not match": (marked("Keep <instructions> short."), "has no text between"),
 }
 
@@ -488,7 +488,7 @@ def test_what_growth_allows_is_said(instructions: Instructions) -> None:
     """Of instructions of 28 characters, as of ones of 1,000; of longer ones 2.5 times as much."""
     for length, text, allowed in ((28, "Rule. " * 500, 2500), (1800, "Rule. " * 800, 4500)):
         with OpenAIServer([marked(text)]) as server:
-            expected = rf"instead of {length}: {allowed} are allowed"
+            expected = rf"instead of {length}; at most {allowed} allowed"
             with pytest.raises(InstructionsRefused, match=expected):
                 node_of(client(server), instructions, on_failure="raise").invoke(STATE)
         instructions.set("Rule. " * 300)
@@ -518,7 +518,7 @@ def test_a_model_that_fails_changes_nothing(
         node = node_of(client(server), instructions, on_failure=on_failure)
         if on_failure == "keep":
             assert asyncio.run(node.ainvoke(STATE)) == {}
-            assert "the instructions stay as they are" in caplog.text
+            assert "the instructions were not updated" in caplog.text
         else:
             with pytest.raises(ModelFailed, match="nothing was written") as caught:
                 node.invoke(STATE)

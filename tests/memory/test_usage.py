@@ -13,7 +13,7 @@ from langchain_openai import ChatOpenAI
 from perdure.memory import assemble, trim
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.tokens import token_counter
-from perdure.memory.usage import answer_tokens, is_same_model, model_of, request_tokens
+from perdure.memory.usage import answer_tokens, is_same_model, read_model_name, request_tokens
 
 ESTIMATE = token_counter("approximate")
 LONG = "word " * 100
@@ -104,8 +104,8 @@ def test_names_of_models(first: str | None, second: str, same: bool) -> None:
 @pytest.mark.parametrize("key", ["model_name", "model", "model_id"])
 def test_the_model_of_an_answer(key: str) -> None:
     """Integrations name it by one of three keys."""
-    assert model_of(AIMessage("a", response_metadata={key: "m"})) == "m"
-    assert model_of(AIMessage("a")) is None
+    assert read_model_name(AIMessage("a", response_metadata={key: "m"})) == "m"
+    assert read_model_name(AIMessage("a")) is None
 
 
 # -- calibration
