@@ -32,7 +32,7 @@ from perdure.memory.model_call import (
 )
 from perdure.memory.nodes import Learner, MessagesNode, ModelInput, check_messages, read_channel
 from perdure.memory.options import check_choice, check_instance, check_text, check_whole_number
-from perdure.memory.quotation import fence_text, keep_newest_units
+from perdure.memory.quotation import fence_text, keep_newest_units, render_units
 from perdure.memory.records import (
     INSTRUCTIONS,
     ChangePlan,
