@@ -194,8 +194,8 @@ class WindowChatMemory(ABC):
             atomic(self.id, change)
             return
         stored = list(self.store.get_messages(self.id))
-        if (now := change(stored)) != stored:
-            self.store.update_messages(self.id, now)
+        if (changed := change(stored)) != stored:
+            self.store.update_messages(self.id, changed)
 
     def messages(self) -> list[BaseMessage]:
         """The messages to show to the model: those of the window that providers take."""
@@ -214,28 +214,33 @@ class WindowChatMemory(ABC):
         never evicted; else the oldest message goes first, a tool call with its results. A message
         that alone does not fit is evicted with all before it.
         """
-        kept = list(messages)
+        window = list(messages)
         for message in new:
-            front = False
+            at_front = False
             if isinstance(message, SystemMessage):
-                held = [other.content for other in kept if isinstance(other, SystemMessage)]
-                if not says_something(message) or message.content in held:
+                system_contents = [
+                    other.content for other in window if isinstance(other, SystemMessage)
+                ]
+                if not says_something(message) or message.content in system_contents:
                     continue
-                kept, front = _remove_system_messages(kept), self.always_keep_system_message_first
-            kept.insert(0 if front else len(kept), message)
+                window, at_front = (
+                    _remove_system_messages(window),
+                    self.always_keep_system_message_first,
+                )
+            window.insert(0 if at_front else len(window), message)
 
-        def after(cut: int) -> list[BaseMessage]:
-            return [*(m for m in kept[:cut] if isinstance(m, SystemMessage)), *kept[cut:]]
+        def cut_window(cut: int) -> list[BaseMessage]:
+            return [*(m for m in window[:cut] if isinstance(m, SystemMessage)), *window[cut:]]
 
         # no cut between a call and its results
-        inner = (i for i, m in enumerate(kept) if i and not isinstance(m, ToolMessage))
-        cuts = [0, *inner, len(kept)]
-        cut = cuts[bisect_left(cuts[:-1], True, key=lambda at: self.fits(after(at)))]
-        if kept and cut == len(kept) and not isinstance(kept[-1], SystemMessage):
+        inner_cuts = (i for i, m in enumerate(window) if i and not isinstance(m, ToolMessage))
+        cuts = [0, *inner_cuts, len(window)]
+        cut = cuts[bisect_left(cuts[:-1], True, key=lambda at: self.fits(cut_window(at)))]
+        if window and cut == len(window) and not isinstance(window[-1], SystemMessage):
             _LOG.warning(
                 "the newest message does not fit into the window of a chat memory: evicted"
             )
-        return after(cut)
+        return cut_window(cut)
 
 
 @dataclass(eq=False)
@@ -323,11 +328,11 @@ class MessageChatMemory:
         """The newest `last_n` messages of the window, oldest first, the system message included."""
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
         stored = self._load_oldest_first(conversation_id)
-        shown = select_for_provider(MessageWindowChatMemory(size).apply_window((), stored))
+        window = select_for_provider(MessageWindowChatMemory(size).apply_window((), stored))
         if size == ALL:
-            return shown
-        first = next((index for index, m in enumerate(shown) if role(m) == "human"), ALL)
-        return [m for index, m in enumerate(shown) if index >= first or role(m) == "system"]
+            return window
+        first = next((index for index, m in enumerate(window) if role(m) == "human"), ALL)
+        return [m for index, m in enumerate(window) if index >= first or role(m) == "system"]
 
     def clear(self, conversation_id: str) -> None:
         """Delete a conversation."""
@@ -339,10 +344,10 @@ class MessageChatMemory:
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
             return stored
         fewer = self.repository.load(conversation_id, len(stored) - 1)
-        got, older, newer = (
+        newest_texts, older, newer = (
             [(m.type, m.text) for m in s] for s in (fewer, stored[:-1], stored[1:])
         )
-        return stored[::-1] if got == older != newer else stored
+        return stored[::-1] if newest_texts == older != newer else stored
 
 
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
@@ -397,19 +402,23 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
     def _wrap_model(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
         [id], request = _CONVERSATION.fill(config), _convert_input(input)
-        shown, others = self.build_messages(id, request), _remove_system_messages(request)
-        new = others[next(iter_turn_ranges(others), range(len(others))).start :]
+        model_messages, others = self.build_messages(id, request), _remove_system_messages(request)
+        new_messages = others[next(iter_turn_ranges(others), range(len(others))).start :]
 
         author = read_run_user(config)
 
-        def keep(answer: Any) -> None:
-            self.remember(id, [*new, _convert_answer(answer)], author)
+        def remember_answer(answer: Any) -> None:
+            self.remember(id, [*new_messages, _convert_answer(answer)], author)
 
-        async def akeep(answer: Any) -> None:
-            await asyncio.to_thread(keep, answer)
+        async def aremember_answer(answer: Any) -> None:
+            await asyncio.to_thread(remember_answer, answer)
 
-        before: Runnable[Any, Any] = RunnableLambda(lambda _: shown)
-        return before | self.model.bind(**kwargs) | RunnablePassthrough(keep, akeep)
+        show_messages: Runnable[Any, Any] = RunnableLambda(lambda _: model_messages)
+        return (
+            show_messages
+            | self.model.bind(**kwargs)
+            | RunnablePassthrough(remember_answer, aremember_answer)
+        )
 
     def _order_for_provider(self, text: str, messages: list[BaseMessage]) -> list[BaseMessage]:
         """A system message and others, as providers take them."""
@@ -478,14 +487,14 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         """A system message with what was recalled, and the request."""
         question = next((m.text for m in reversed(request) if isinstance(m, HumanMessage)), "")
         options = {"query": question, "limit": self.top_k, **self._options}
-        place = (_NAMESPACE, conversation_id)
-        items = self.store.search(place, **options) if question.strip() else []
+        namespace = (_NAMESPACE, conversation_id)
+        items = self.store.search(namespace, **options) if question.strip() else []
         if any(item.score is None for item in items):
             raise ConfigurationError(
                 "the store has no index, so it cannot tell what is similar; open it with one"
             )
-        near = [item.value for item in items if item.score > 0 and item.score >= self.threshold]
-        lines = [f"{_ROLES[value['kind']]}: {to_prompt_json(value['text'])}" for value in near]
+        similar = [item.value for item in items if item.score > 0 and item.score >= self.threshold]
+        lines = [f"{_ROLES[value['kind']]}: {to_prompt_json(value['text'])}" for value in similar]
         quotes = "\n".join([_QUOTES_HEADING, "<memory>", *lines, "</memory>"]) if lines else ""
         return self._order_for_provider(
             "\n\n".join(filter(None, [_join_system_texts(*request), quotes])), request
@@ -495,12 +504,12 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
         """Keep each message with a text as an item, in perdure's stores with its author."""
-        place = (_NAMESPACE, conversation_id)
+        namespace = (_NAMESPACE, conversation_id)
         put: Callable[..., Any] = partial(PutOp, index=["text"])
         if self._records_authors and author is not None:
             put = partial(PutItem, index=["text"], provenance=Provenance(author=author))
         self.store.batch(
-            put(place, m.id or str(uuid4()), {"text": m.text, "kind": m.type})
+            put(namespace, m.id or str(uuid4()), {"text": m.text, "kind": m.type})
             for m in messages
             if m.type in _ROLES and m.text.strip()
         )

@@ -191,9 +191,9 @@ class Background:
         if state is not None:
             check_choice("state", state, get_args(State))
         queue = self._get_queue()
-        live = queue.read_live_jobs()
+        running_by_key = queue.read_live_jobs()
         due = {
-            job.key: replace(job, state="running") if live.get(job.key) else job
+            job.key: replace(job, state="running") if running_by_key.get(job.key) else job
             for job in self._due.list_jobs(exclude_read=True)
         }
         jobs = {
@@ -229,26 +229,28 @@ class Background:
     def _run_ticks(self) -> None:
         shortest, longest = _TICK_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
-        pause, forgotten = min(longest, max(shortest, delay_s / 4)), 0.0
+        pause, deleted_at = min(longest, max(shortest, delay_s / 4)), 0.0
         while not self._stop.wait(pause):
             try:
                 self._put_due()
                 self._warn_of_unassigned(self._due.list_unassigned(self.pace.delay_s or 0))
-                if time.monotonic() - forgotten > _FORGET_S:
+                if time.monotonic() - deleted_at > _FORGET_S:
                     self._get_queue().delete_old_jobs()
-                    forgotten = time.monotonic()
+                    deleted_at = time.monotonic()
             except Exception as exc:  # the threads stay due: the next tick finds them
                 logger.error("background extraction is held up: %s: %s", type(exc).__name__, exc)
 
     def _put_due(self) -> None:
         queue = self._get_queue()
-        live = queue.read_live_jobs()
+        running_by_key = queue.read_live_jobs()
         # asked last: what another worker has done meanwhile is in neither
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
-        if any(live.get(job.key) for job in due):
+        if any(running_by_key.get(job.key) for job in due):
             for job in queue.take_lost(self.pace.limit_s + _LATE_S):
                 self._record_failure(job, _LOST)
-        for job in [job for job in due if job.key not in live][: max(0, _QUEUED - len(live))]:
+        for job in [job for job in due if job.key not in running_by_key][
+            : max(0, _QUEUED - len(running_by_key))
+        ]:
             queue.put(job)
 
     def _warn_of_unassigned(self, unassigned: list[str]) -> None:
@@ -335,13 +337,17 @@ class Background:
 def run_worker(background: Background) -> None:
     """Work until SIGINT or SIGTERM, in the main thread; then wait for running extractions."""
     check_instance("background", background.work and background, Background, "one that works")
-    ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in signals}
+    stop_requested, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
+    previous_handlers = {
+        number: signal.signal(number, lambda *_: stop_requested.set()) for number in signals
+    }
     with ExitStack() as stack:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             stack.callback(signal.signal, number, handler)
         with background:
-            while not ended.wait(1.0):  # a wait without an end cannot be interrupted everywhere
+            while not stop_requested.wait(
+                1.0
+            ):  # a wait without an end cannot be interrupted everywhere
                 pass
             stack.close()  # a second signal ends the process at once
             background.stop()
@@ -393,27 +399,27 @@ class JobQueue:
         for row in self._list_workflows("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
             if isinstance(row.output, dict) and "report" in row.output and row.completed_at:
                 result = {**row.output, "namespace": tuple(row.output["namespace"])}
-                at = datetime.fromtimestamp(row.completed_at / 1e3, UTC)
-                jobs.append(ExtractionJob(**result, state="done", at=at))
+                completed_at = datetime.fromtimestamp(row.completed_at / 1e3, UTC)
+                jobs.append(ExtractionJob(**result, state="done", at=completed_at))
         return jobs[::-1]
 
     def take_lost(self, limit_s: float) -> list[ExtractionJob]:
         """Take the jobs from the queue that a worker has had for longer than the limit."""
-        before = (time.time() - limit_s) * 1e3
-        taken = self._list_workflows("PENDING")
+        oldest_ms = (time.time() - limit_s) * 1e3
+        pending = self._list_workflows("PENDING")
         return self._cancel_workflows(
-            [row for row in taken if (row.dequeued_at or before) < before]
+            [row for row in pending if (row.dequeued_at or oldest_ms) < oldest_ms]
         )
 
     def delete_old_jobs(self) -> None:
         """Delete jobs that ended more than a day ago."""
-        before = (datetime.now(UTC) - timedelta(days=1)).isoformat()
-        ended = ["SUCCESS", "ERROR", "CANCELLED"]
-        old = self._list_workflows(
-            ended, completed_before=before, load_input=False, load_output=False
+        day_ago = (datetime.now(UTC) - timedelta(days=1)).isoformat()
+        final_states = ["SUCCESS", "ERROR", "CANCELLED"]
+        old_workflows = self._list_workflows(
+            final_states, completed_before=day_ago, load_input=False, load_output=False
         )
         with _translate_errors("written"):
-            self._client.delete_workflows([row.workflow_id for row in old])
+            self._client.delete_workflows([row.workflow_id for row in old_workflows])
 
     def schedule_extract_all(self, cron: str | None, timezone: str | None) -> None:
         """Call `extract_all` on a schedule; None: end the schedule."""
@@ -519,15 +525,18 @@ def _build_job(thread_id: str, namespace: list[str], configurable: dict[str, str
 
 def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
     """The given file or URL, else the place that the store's database has for it; and a schema."""
-    place, schema = getattr(getattr(store, "database", None), "queue_location", None) or (None, "")
+    store_location, schema = getattr(getattr(store, "database", None), "queue_location", None) or (
+        None,
+        "",
+    )
     schema = schema or _SCHEMA
-    if database is None and place == "":
+    if database is None and store_location == "":
         raise ConfigurationError(
             "Background needs a fixed DSN for its queue, but dsn= of the store is a function or a "
             "pool; pass Background(database=…) with a file or 'postgresql://user@host/name'"
         )
     if database is None:
-        return place, schema
+        return store_location, schema
     path = os.fsdecode(database) if isinstance(database, str | os.PathLike) else ""
     if path.startswith(("postgresql://", "postgres://")):
         return _POSTGRES + path.split("://", 1)[1], schema
@@ -550,12 +559,12 @@ def _check_sessions(url: str) -> None:
     session = text("SELECT pg_backend_pid()")
     try:
         with engine.connect() as one, engine.connect() as other:
-            before = one.scalar(session)
+            first_pid = one.scalar(session)
             one.commit()
-            taken, after = other.scalar(session), one.scalar(session)
+            other_pid, last_pid = other.scalar(session), one.scalar(session)
     finally:
         engine.dispose()
-    if before != after or taken == before:
+    if first_pid != last_pid or other_pid == first_pid:
         raise ConfigurationError(
             f"{engine.url!r} leads to a pooler that gives each transaction another session, and "
             "the queue needs sessions: give the DSN of the server itself, as Background(database=…)"
@@ -574,8 +583,8 @@ def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[
 
 
 @contextmanager
-def _translate_errors(done: str) -> Iterator[None]:
+def _translate_errors(action: str) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, dbos_errors.DBOSException) as exc:
-        raise StorageUnavailable(f"the queue's database cannot be {done}: {exc!s:.300}") from exc
+        raise StorageUnavailable(f"the queue's database cannot be {action}: {exc!s:.300}") from exc

@@ -104,10 +104,14 @@ async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace)
     """The puts with which a write is a `VersionConflict` if another came after this call."""
     if not adapter.versioned:
         return []
-    place = build_notes_namespace(CHANGE_COUNTERS, namespace)
-    note = await adapter.get(place, _CHANGE_COUNTER_KEY)
-    number, version = (0, 0) if note is None else (note.value["number"], note.version)
-    return [build_note_put(place, _CHANGE_COUNTER_KEY, {"number": number + 1}, if_version=version)]
+    notes_namespace = build_notes_namespace(CHANGE_COUNTERS, namespace)
+    counter = await adapter.get(notes_namespace, _CHANGE_COUNTER_KEY)
+    number, version = (0, 0) if counter is None else (counter.value["number"], counter.version)
+    return [
+        build_note_put(
+            notes_namespace, _CHANGE_COUNTER_KEY, {"number": number + 1}, if_version=version
+        )
+    ]
 
 
 async def plan_and_write(
@@ -115,15 +119,15 @@ async def plan_and_write(
 ) -> ChangePlan:
     """Plan a change and write it; it is planned again if another was written meanwhile."""
     while True:
-        made = await plan()
+        change_plan = await plan()
         tries -= 1
         try:
-            await adapter.write(made.puts)
+            await adapter.write(change_plan.puts)
         except VersionConflict:
             if not tries:
                 raise
         else:
-            return made
+            return change_plan
 
 
 async def plan_and_write_exclusively(
@@ -136,17 +140,17 @@ async def plan_and_write_exclusively(
     """
     # stores on one file share its database; a forked process has locks of its own
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
-    locks, turn = _get_locks(os.getpid()), None
+    locks, lock = _get_locks(os.getpid()), None
     with suppress(AlreadyLocked, StorageUnavailable):  # not free in time, or held by the caller
-        turn = await Effect(
+        lock = await Effect(
             lambda: locks.acquire(name, 0.0 if is_in_event_loop() else _LOCK_WAIT_S),
             lambda: locks.aacquire(name, _LOCK_WAIT_S),
         )
     try:
         return await plan_and_write(adapter, plan)
     finally:
-        if turn is not None:
-            locks.release(turn)
+        if lock is not None:
+            locks.release(lock)
 
 
 @cache
@@ -158,25 +162,29 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     """The puts and outcomes of a proposal."""
     additions, unchanged = await _separate_known_episodes(proposal.additions, scope)
     changes: list[Change] = [*additions, *proposal.revisions]
-    note = (await build_change_counter_puts(scope.adapter, scope.namespace)) if changes else []
-    present = (await _read_current_memories(scope, changes)) if changes else {}
-    deleted = _plan_deletions(proposal.revisions, present)
-    written = [
+    counter_puts = (
+        (await build_change_counter_puts(scope.adapter, scope.namespace)) if changes else []
+    )
+    current = (await _read_current_memories(scope, changes)) if changes else {}
+    deletions = _plan_deletions(proposal.revisions, current)
+    permitted = [
         change
         for change in changes
-        if not isinstance(change, Revision) or _is_permitted_replacement(change, present)
+        if not isinstance(change, Revision) or _is_permitted_replacement(change, current)
     ]
-    has_facts = not note or bool(note[0].if_version)  # a store without versions has no note
-    ends = (await _find_end_dates(written, present, scope)) if has_facts else {}
-    if deleted.puts:
-        deleted = deleted._replace(puts=await add_former_ids(scope.adapter, deleted.puts))
-    kept = await plan_admitted_changes(written, present, ends, gate, scope)
-    parts = [ChangePlan(outcomes=proposal.outcomes), unchanged, deleted, kept]
+    has_facts = not counter_puts or bool(
+        counter_puts[0].if_version
+    )  # a store without versions has no note
+    end_dates = (await _find_end_dates(permitted, current, scope)) if has_facts else {}
+    if deletions.puts:
+        deletions = deletions._replace(puts=await add_former_ids(scope.adapter, deletions.puts))
+    admitted = await plan_admitted_changes(permitted, current, end_dates, gate, scope)
+    parts = [ChangePlan(outcomes=proposal.outcomes), unchanged, deletions, admitted]
     for plan in proposal.plan_functions:
         parts.append(await plan(gate))
-    events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
-    if (deleted.puts or kept.puts) and not (events and not proposal.revisions):
-        parts.append(ChangePlan(note))  # new turns and episodes conflict with no fact
+    adds_events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
+    if (deletions.puts or admitted.puts) and not (adds_events and not proposal.revisions):
+        parts.append(ChangePlan(counter_puts))  # new turns and episodes conflict with no fact
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
         puts.setdefault((put.namespace, put.key), put)  # two facts may mark one turn as past
@@ -195,9 +203,9 @@ async def _separate_known_episodes(
     outcomes: list[Outcome] = []
     for addition in additions:
         keys_known = [
-            by_source[mark]
-            for mark in hash_source_messages(addition.candidate.provenance)
-            if mark in by_source
+            by_source[source]
+            for source in hash_source_messages(addition.candidate.provenance)
+            if source in by_source
         ]
         if keys_known and addition.candidate.kind == EPISODE:
             outcomes.append(Outcome("unchanged", keys_known[-1]))
@@ -217,28 +225,28 @@ def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
     """Why a memory may not be changed; "": it may."""
     if memory is None:
         return "the memory does not exist any more"
-    whose = (memory.provenance.trust if memory.provenance else None) or "user"
+    trust = (memory.provenance.trust if memory.provenance else None) or "user"
     role = revision.candidate.role
-    if _TRUST_RANKS.get(whose, 3) <= _TRUST_RANKS[role]:
+    if _TRUST_RANKS.get(trust, 3) <= _TRUST_RANKS[role]:
         return ""
-    return f"it rests on the words of the {whose}, the change only on those of the {role}"
+    return f"it rests on the words of the {trust}, the change only on those of the {role}"
 
 
-def _is_permitted_replacement(revision: Revision, present: CurrentMemories) -> bool:
+def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> bool:
     return revision.change != "deleted" and not _find_refusal_reason(
-        revision, present.get(revision.key)
+        revision, current.get(revision.key)
     )
 
 
-def _plan_deletions(revisions: Sequence[Revision], present: CurrentMemories) -> ChangePlan:
+def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
-        memory = present.get(revision.key)
-        why = _find_refusal_reason(revision, memory)
-        if memory is None or why:
+        memory = current.get(revision.key)
+        reason = _find_refusal_reason(revision, memory)
+        if memory is None or reason:
             check = "model" if memory is None else "role"
-            outcomes.append(Outcome("refused", revision.key, why, check))
+            outcomes.append(Outcome("refused", revision.key, reason, check))
         elif revision.change == "deleted":
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
             if memory.kind != TURN:  # an edited message may get its previous text again
@@ -248,10 +256,10 @@ def _plan_deletions(revisions: Sequence[Revision], present: CurrentMemories) -> 
 
 
 async def _find_end_dates(
-    changes: Sequence[Change], present: CurrentMemories, scope: Scope
+    changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
     """The dates at which facts were superseded that rest on messages whose turns are new."""
-    new = [change.candidate for change in changes if change.key not in present]
+    new = [change.candidate for change in changes if change.key not in current]
     turns = [change.provenance for change in new if change.kind == TURN and change.provenance]
     ids = [id for source in turns for id in source.message_ids]
     return (await find_end_dates(scope, turns[0].thread_id, ids)) if turns else {}
@@ -259,53 +267,62 @@ async def _find_end_dates(
 
 async def plan_admitted_changes(
     changes: Sequence[Change],
-    present: CurrentMemories,
-    ends: dict[str, str],
+    current: CurrentMemories,
+    end_dates: dict[str, str],
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
     """What the gate admits; each replaces the memory under its key, if there is one."""
-    candidates = [_build_candidate(proposed, present) for proposed in changes]
+    candidates = [_build_candidate(proposed, current) for proposed in changes]
     keys = [proposed.key for proposed in changes]
-    made = [each.key for each in changes if each.candidate.explicit and each.key not in present]
+    generated_keys = [
+        change.key for change in changes if change.candidate.explicit and change.key not in current
+    ]
     admitted = await plan_admission(
-        gate, scope.adapter, scope.namespace, candidates, keys, made, scope.thread
+        gate, scope.adapter, scope.namespace, candidates, keys, generated_keys, scope.thread
     )
-    own = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
+    memory_puts = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
     puts = [put for put in admitted.puts if put.namespace != scope.namespace]  # quarantine
-    past: list[PutItem] = []
+    turn_puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for proposed, outcome in zip(changes, admitted.outcomes, strict=True):
-        memory = present.get(proposed.key)
-        extracted = isinstance(proposed, Revision) and not proposed.candidate.explicit
+        memory = current.get(proposed.key)
+        is_extracted = isinstance(proposed, Revision) and not proposed.candidate.explicit
         if outcome.change == "added" and memory is None:
-            new = 0 if scope.adapter.versioned else None
-            puts.append(replace(own[proposed.key], if_version=new))
+            new_version = 0 if scope.adapter.versioned else None
+            puts.append(replace(memory_puts[proposed.key], if_version=new_version))
         elif outcome.change == "added" and memory is not None:
             until = _choose_end_date(proposed, memory)
-            changed, outcome = _plan_replacement(
-                proposed, own[proposed.key], memory, until, outcome
+            replacement, outcome = _plan_replacement(
+                proposed, memory_puts[proposed.key], memory, until, outcome
             )
-            puts += changed
+            puts += replacement
             if outcome.change == "superseded":
                 source = proposed.candidate.provenance
-                past += await build_superseded_turn_puts(scope.adapter, memory, until, source)
+                turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    ended = find_dropped_messages(
+                    dropped_ids = find_dropped_messages(
                         memory.provenance, source
                     )  # their turns may be new too
-                    ends |= dict.fromkeys(ended, until.isoformat())
-        elif extracted and outcome.change == "unchanged" and memory and outcome.key != proposed.key:
+                    end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
+        elif (
+            is_extracted
+            and outcome.change == "unchanged"
+            and memory
+            and outcome.key != proposed.key
+        ):
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", proposed.key, "another memory says the same")
         outcomes.append(outcome)
-    return ChangePlan([*(_add_end_date(put, present, ends) for put in puts), *past], outcomes)
+    return ChangePlan(
+        [*(_add_end_date(put, current, end_dates) for put in puts), *turn_puts], outcomes
+    )
 
 
-def _build_candidate(proposed: Change, present: CurrentMemories) -> Candidate:
+def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
     if isinstance(proposed, Addition):
         return proposed.candidate
-    return replace(proposed.candidate, kind=present[proposed.key].kind)
+    return replace(proposed.candidate, kind=current[proposed.key].kind)
 
 
 def _plan_replacement(
@@ -314,35 +331,41 @@ def _plan_replacement(
     """The put of an admitted memory, if the stored one is still the version that was read."""
     value = put.value or {}
     # what was made before may have been changed since
-    stays = isinstance(proposed, Addition) and (memory.kind != TURN or memory.text == value["text"])
-    if stays or get_content_fields(value) == get_content_fields(memory.value):
+    is_unchanged = isinstance(proposed, Addition) and (
+        memory.kind != TURN or memory.text == value["text"]
+    )
+    if is_unchanged or get_content_fields(value) == get_content_fields(memory.value):
         return [], Outcome("unchanged", proposed.key, UNCHANGED_REASON)
     change: Alteration = proposed.change if isinstance(proposed, Revision) else "updated"
-    kept = {
+    remaining_fields = {
         name: part
         for name, part in memory.value.items()
         if name not in (REDACTED_FIELD, UNTIL_FIELD)
     }
-    ended = until if change == "superseded" else None
-    value = build_next_value(memory, {**kept, **value}, change, ended)
+    ended_at = until if change == "superseded" else None
+    value = build_next_value(memory, {**remaining_fields, **value}, change, ended_at)
     put = replace(put, value=value, if_version=memory.version)
     return [put], replace(admitted, change=change)
 
 
-def _add_end_date(put: PutItem, present: CurrentMemories, ends: Mapping[str, str]) -> PutItem:
+def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
-    if value.get("kind") != TURN or put.key in present or ends.keys().isdisjoint(ids):
+    if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
         return put
-    return replace(put, value={**value, UNTIL_FIELD: ends[ids[0]]})
+    return replace(put, value={**value, UNTIL_FIELD: end_dates[ids[0]]})
 
 
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
     """When a memory stopped being true: at the time of the new text, if that is known and later."""
     if isinstance(proposed, Revision) and proposed.until:
         return proposed.until
-    at = proposed.candidate.provenance.at if proposed.candidate.provenance else None
-    since = memory.provenance.at if memory.provenance else None
-    return at if at and (since is None or since < at) else datetime.now(UTC)
+    said_at = proposed.candidate.provenance.at if proposed.candidate.provenance else None
+    previous_said_at = memory.provenance.at if memory.provenance else None
+    return (
+        said_at
+        if said_at and (previous_said_at is None or previous_said_at < said_at)
+        else datetime.now(UTC)
+    )
 
 
 def get_content_fields(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,23 +394,25 @@ class MemoryWriter:
     ) -> Outcome:
         """Add a memory; a different one with the key is changed `instead`, or is an error."""
         value = self.build_value(memory)
-        made = "".join(secrets.choice(_KEY_LETTERS) for _ in range(_KEY_LENGTH))
-        place = made if key is None else check_key(key)
+        generated_key = "".join(secrets.choice(_KEY_LETTERS) for _ in range(_KEY_LENGTH))
+        memory_key = generated_key if key is None else check_key(key)
 
         async def plan() -> ChangePlan:
-            note = await build_change_counter_puts(self.adapter, self.namespace)
-            there = await self.adapter.get(self.namespace, place)
-            if there is None:
-                addition = Addition(place, self._build_candidate(value, self.kind, provenance))
-                return await self._plan_change(addition, None, note)
-            if get_content_fields(there.value) == value:
-                return ChangePlan(outcomes=[Outcome("unchanged", place, UNCHANGED_REASON)])
+            counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
+            existing = await self.adapter.get(self.namespace, memory_key)
+            if existing is None:
+                addition = Addition(memory_key, self._build_candidate(value, self.kind, provenance))
+                return await self._plan_change(addition, None, counter_puts)
+            if get_content_fields(existing.value) == value:
+                return ChangePlan(outcomes=[Outcome("unchanged", memory_key, UNCHANGED_REASON)])
             if on_conflict is None:
                 raise ConfigurationError(
                     f"the key {key!r} is that of another memory in {self.namespace!r}; supersede "
                     "that"
                 )
-            return await self._plan_revision(there, memory, provenance, on_conflict, None, note)
+            return await self._plan_revision(
+                existing, memory, provenance, on_conflict, None, counter_puts
+            )
 
         return await self._write_change(plan)
 
@@ -397,34 +422,38 @@ class MemoryWriter:
         memory: MemoryInput,
         provenance: Provenance,
         change: Replacement,
-        at: datetime | None = None,
+        ended_at: datetime | None = None,
         if_version: int | None = None,
     ) -> Outcome:
         """Update or supersede a memory."""
 
         async def plan() -> ChangePlan:
-            note = await build_change_counter_puts(self.adapter, self.namespace)
+            counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
             previous = await self._get_existing(key)
             if if_version not in (None, previous.version):
                 raise VersionConflict(
                     f"the memory {key!r} is at version {previous.version}, not {if_version!r}; "
                     "read it again before you change it"
                 )
-            return await self._plan_revision(previous, memory, provenance, change, at, note)
+            return await self._plan_revision(
+                previous, memory, provenance, change, ended_at, counter_puts
+            )
 
         return await self._write_change(plan)
 
     async def delete(self, key: str) -> Outcome:
         """Delete a memory, with tombstones of all its texts."""
 
-        async def plan(*, marked: bool = True) -> ChangePlan:
+        async def plan(*, with_tombstones: bool = True) -> ChangePlan:
             memory = await self._get_existing(key)
             puts = [build_removal(self.namespace, key, memory.version)]
-            if not marked:
+            if not with_tombstones:
                 return ChangePlan(puts, [Outcome("deleted", key, NO_TOMBSTONE_REASON)])
-            past = await self.adapter.list_versions(self.namespace, key)
+            versions = await self.adapter.list_versions(self.namespace, key)
             puts += [
-                put for version in (*past, memory) for put in build_tombstones(version, "deleted")
+                put
+                for version in (*versions, memory)
+                for put in build_tombstones(version, "deleted")
             ]
             puts = await add_former_ids(self.adapter, puts)
             return ChangePlan(puts, [Outcome("deleted", key)])
@@ -432,16 +461,20 @@ class MemoryWriter:
         try:
             return await self._write_change(plan)
         except LimitExceeded:  # without room for tombstones it is deleted all the same
-            return await self._write_change(partial(plan, marked=False))
+            return await self._write_change(partial(plan, with_tombstones=False))
 
     def build_value(
         self, memory: MemoryInput, previous: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """The text and fields of a memory, as JSON; those of the previous value stay."""
-        kept, fields = get_content_fields(previous or {}), _read_fields(memory)
+        previous_fields, fields = get_content_fields(previous or {}), _read_fields(memory)
         value = {
-            **kept,
-            **(fields if self.schema is None else _validate_fields(self.schema, kept, fields)),
+            **previous_fields,
+            **(
+                fields
+                if self.schema is None
+                else _validate_fields(self.schema, previous_fields, fields)
+            ),
         }
         text = value.get(TEXT)
         if not isinstance(text, str) or not text.strip() or _SURROGATE.search(text):
@@ -456,24 +489,24 @@ class MemoryWriter:
         memory: MemoryInput,
         provenance: Provenance,
         change: Replacement,
-        at: datetime | None,
-        note: Sequence[PutItem],
+        ended_at: datetime | None,
+        counter_puts: Sequence[PutItem],
     ) -> ChangePlan:
         value = self.build_value(memory, previous.value)
         if value == get_content_fields(previous.value):
             return ChangePlan(outcomes=[Outcome("unchanged", previous.key, UNCHANGED_REASON)])
         candidate = self._build_candidate(value, previous.kind, provenance)
         return await self._plan_change(
-            Revision(previous.key, change, candidate, at), previous, note
+            Revision(previous.key, change, candidate, ended_at), previous, counter_puts
         )
 
     async def _plan_change(
-        self, change: Change, previous: Memory | None, note: Sequence[PutItem]
+        self, change: Change, previous: Memory | None, counter_puts: Sequence[PutItem]
     ) -> ChangePlan:
         scope = Scope(self.adapter, self.namespace)
-        present = {} if previous is None else {change.key: previous}
-        plan = await plan_admitted_changes([change], present, {}, self.gate, scope)
-        return plan._replace(puts=[*plan.puts, *note]) if plan.puts else plan
+        current = {} if previous is None else {change.key: previous}
+        plan = await plan_admitted_changes([change], current, {}, self.gate, scope)
+        return plan._replace(puts=[*plan.puts, *counter_puts]) if plan.puts else plan
 
     async def _write_change(self, plan: Callable[[], Operation[ChangePlan]]) -> Outcome:
         return (await plan_and_write_exclusively(self.adapter, self.namespace, plan)).outcomes[0]
@@ -513,8 +546,8 @@ def build_unknown_memory_error(namespace: Namespace, key: str) -> UnknownMemory:
 def check_schema(schema: Any) -> None:
     """Refuse a schema that is no model with a text, or has fields that perdure sets."""
     fields = getattr(schema, "model_fields", {})
-    taken = [name for name in PERDURE_FIELDS if name in fields]
-    if taken or TEXT not in fields or fields[TEXT].annotation is not str:
+    reserved = [name for name in PERDURE_FIELDS if name in fields]
+    if reserved or TEXT not in fields or fields[TEXT].annotation is not str:
         raise ConfigurationError(
             f"schema is {schema!r:.80}; expected the class of a pydantic model with a field "
             f"'text: str', which is searched, and no field {', '.join(PERDURE_FIELDS)}, which "
@@ -538,10 +571,10 @@ def _read_fields(memory: MemoryInput) -> dict[str, Any]:
 
 
 def _validate_fields(
-    schema: type[BaseModel], kept: Mapping[str, Any], fields: Mapping[str, Any]
+    schema: type[BaseModel], previous_fields: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Fields that a schema accepts, by their names, as JSON: so they are read back."""
-    others = {name: part for name, part in kept.items() if name in schema.model_fields}
+    others = {name: part for name, part in previous_fields.items() if name in schema.model_fields}
     try:
         document = to_json({**others, **fields})
         memory = schema.model_validate_json(document, by_alias=True, by_name=True)

@@ -139,9 +139,9 @@ class Collection:
 
         The turns on which the previous text rests are marked as past in the same transaction.
         """
-        until, source = at and check_datetime("at", at), complete_provenance(config, provenance)
+        until, complete = at and check_datetime("at", at), complete_provenance(config, provenance)
         return await self.build_writer(config).replace(
-            key, memory, source, "superseded", until, if_version
+            key, memory, complete, "superseded", until, if_version
         )
 
     async def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Outcome:
@@ -169,8 +169,8 @@ class Collection:
         thread. Its entries in quarantine go as well. Only of a store of perdure's.
         """
         adapter, namespace = self._get_adapter_and_namespace(config)
-        what: dict[str, Any] = {"query": query, "thread_id": thread_id}
-        return await forget_matching_memories(adapter, namespace, **what, dry_run=dry_run)
+        conditions: dict[str, Any] = {"query": query, "thread_id": thread_id}
+        return await forget_matching_memories(adapter, namespace, **conditions, dry_run=dry_run)
 
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase all memories of the namespace, its quarantine, and all notes.
@@ -248,13 +248,13 @@ class Collection:
             config: Of the run.
             answers_first: Whether turns that only ask what the query asks come last.
         """
-        most = check_whole_number("limit", limit, 1) + check_whole_number("offset", offset, 0)
+        end = check_whole_number("limit", limit, 1) + check_whole_number("offset", offset, 0)
         if self.namespace.lacks_memory(config) or not self.namespace.fill_for_teams(config):
             return []
         adapter, namespace = self._get_adapter_and_namespace(config)
         memories: Memories = []
-        seen, size = 0, max(most, _ANSWERS_FIRST_PAGE_SIZE if answers_first else _PAGE_SIZE)
-        while len(memories) < most:
+        seen, size = 0, max(end, _ANSWERS_FIRST_PAGE_SIZE if answers_first else _PAGE_SIZE)
+        while len(memories) < end:
             page = await adapter.search(namespace, limit=size, offset=seen, **options)
             memories += [memory for memory in page if memory.namespace == namespace]
             if len(page) < size:
@@ -263,7 +263,7 @@ class Collection:
         if answers_first:
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], options["query"])
             memories = [memory for _, memory in ordered]
-        memories = memories[offset:most]
+        memories = memories[offset:end]
         if options.get("as_of") is None:
             await adapter.keep_alive(memories)
         return memories
@@ -383,14 +383,14 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
     if not versions:
         raise build_unknown_memory_error(namespace, key)
     tombstones = _build_distinct_tombstones(versions)
-    written = await _write_tombstones(adapter, tombstones)
+    are_written = await _write_tombstones(adapter, tombstones)
     receipt = await erase_items(adapter, namespace, key)
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
     receipt += await _erase_quarantine_entries(
         adapter, build_notes_namespace(QUARANTINE, namespace), key, texts
     )
-    if not written and not (await _write_tombstones(adapter, tombstones)):
+    if not are_written and not (await _write_tombstones(adapter, tombstones)):
         _LOG.warning("%r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE_REASON)
     return receipt
 
@@ -398,8 +398,11 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
     """Erase the notes on a namespace, then its memories; namespaces below it stay."""
     receipt = _build_empty_receipt(clean=True)
-    for place in (*(build_notes_namespace(kind, namespace) for kind in NOTE_KINDS), namespace):
-        receipt += await _erase_namespace(adapter, place)
+    for namespace_to_erase in (
+        *(build_notes_namespace(kind, namespace) for kind in NOTE_KINDS),
+        namespace,
+    ):
+        receipt += await _erase_namespace(adapter, namespace_to_erase)
     return receipt
 
 
@@ -415,21 +418,21 @@ async def forget_matching_memories(
     check_text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
     check_instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
     source = None if thread_id is None else {"thread_id": thread_id}
-    what: dict[str, Any] = {"query": query, "provenance": source}
-    places = (namespace, build_notes_namespace(QUARANTINE, namespace))
-    plan = _build_empty_receipt(clean=False)
-    for place in places:
-        plan += await adapter.call("forget", place, **what, dry_run=True)
+    conditions: dict[str, Any] = {"query": query, "provenance": source}
+    namespaces = (namespace, build_notes_namespace(QUARANTINE, namespace))
+    preview = _build_empty_receipt(clean=False)
+    for searched_namespace in namespaces:
+        preview += await adapter.call("forget", searched_namespace, **conditions, dry_run=True)
     if dry_run:
-        return plan
+        return preview
     versions: list[Memory] = []
-    for namespace, key in plan.keys:
+    for namespace, key in preview.keys:
         if namespace[0] != RESERVED_LABEL:  # an entry in quarantine is no memory yet
             versions += await adapter.list_versions(namespace, key)
     await adapter.write(await add_former_ids(adapter, _build_distinct_tombstones(versions)))
     receipt = _build_empty_receipt(clean=True)
-    for place in places:
-        receipt += await adapter.call("forget", place, **what)
+    for searched_namespace in namespaces:
+        receipt += await adapter.call("forget", searched_namespace, **conditions)
     return receipt
 
 
@@ -437,37 +440,37 @@ async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -
     """Erase items with their versions."""
     if not adapter.versioned:
         await adapter.write([build_removal(namespace, key) for key in keys])
-        deleted = tuple((namespace, key) for key in keys)
-        return replace(_build_empty_receipt(clean=False), items=len(keys), keys=deleted)
+        deleted_keys = tuple((namespace, key) for key in keys)
+        return replace(_build_empty_receipt(clean=False), items=len(keys), keys=deleted_keys)
     receipt = _build_empty_receipt(clean=True)
     for key in keys:
         receipt += await adapter.call("forget", namespace, key=key)
     return receipt
 
 
-async def _erase_namespace(adapter: StoreAdapter, place: Namespace) -> Receipt:
+async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
     if not adapter.versioned:
-        memories = await adapter.list_memories(place)
-        return await erase_items(adapter, place, *(memory.key for memory in memories))
-    plan: Receipt = await adapter.call("forget", place, dry_run=True)
-    own = [key for where, key in plan.keys if where == place]
-    if own and len(own) == len(plan.keys):
-        receipt: Receipt = await adapter.call("forget", place)
+        memories = await adapter.list_memories(namespace)
+        return await erase_items(adapter, namespace, *(memory.key for memory in memories))
+    preview: Receipt = await adapter.call("forget", namespace, dry_run=True)
+    keys = [key for item_namespace, key in preview.keys if item_namespace == namespace]
+    if keys and len(keys) == len(preview.keys):
+        receipt: Receipt = await adapter.call("forget", namespace)
         return receipt
-    return await erase_items(adapter, place, *own)  # namespaces below this one stay
+    return await erase_items(adapter, namespace, *keys)  # namespaces below this one stay
 
 
 async def _erase_quarantine_entries(
-    adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
+    adapter: StoreAdapter, namespace: Namespace, key: str, texts: set[str]
 ) -> Receipt:
     if adapter.versioned:
-        meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
-        plan: Receipt = await adapter.call("forget", place, filter=meant, dry_run=True)
-        own = [entry for where, entry in plan.keys if where == place]
+        matching = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
+        preview: Receipt = await adapter.call("forget", namespace, filter=matching, dry_run=True)
+        keys = [entry for item_namespace, entry in preview.keys if item_namespace == namespace]
     else:
-        entries = await adapter.list_memories(place)
-        own = [e.key for e in entries if e.value.get("key") == key or e.text in texts]
-    return await erase_items(adapter, place, *own)
+        entries = await adapter.list_memories(namespace)
+        keys = [e.key for e in entries if e.value.get("key") == key or e.text in texts]
+    return await erase_items(adapter, namespace, *keys)
 
 
 def _build_distinct_tombstones(versions: Iterable[Memory]) -> list[PutItem]:
@@ -512,7 +515,9 @@ class QuarantineEntry:
 
     def to_redacted_dict(self) -> dict[str, Any]:
         """The fields but `text` and `fields`, which may hold secrets."""
-        return {name: of for name, of in asdict(self).items() if name not in ("text", "fields")}
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("text", "fields")
+        }
 
 
 Entries = list[QuarantineEntry]  # within the class `list` is a method
@@ -535,8 +540,8 @@ class Quarantine:
 
     async def _list(self, config: RunnableConfig | None = None) -> Entries:
         """The entries, oldest first."""
-        adapter, _, place = self._get_adapter_and_namespaces(config)
-        memories = await adapter.list_memories(place)
+        adapter, _, entries_namespace = self._get_adapter_and_namespaces(config)
+        memories = await adapter.list_memories(entries_namespace)
         return sorted(map(_build_entry, memories), key=lambda entry: entry.at)
 
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
@@ -545,27 +550,29 @@ class Quarantine:
         A memory of that key is updated. If it, or the entry, was changed meanwhile, this is a
         `VersionConflict`, and nothing is written.
         """
-        adapter, namespace, place = self._get_adapter_and_namespaces(config)
-        stored = await _get_stored_entry(adapter, place, key)
+        adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
+        stored = await _get_stored_entry(adapter, entries_namespace, key)
         entry = _build_entry(stored)
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
-        before = await adapter.get(namespace, entry.memory_key)
-        if before is not None:
-            value = build_next_value(before, value, "updated")
+        existing = await adapter.get(namespace, entry.memory_key)
+        if existing is not None:
+            value = build_next_value(existing, value, "updated")
         put = build_put(namespace, entry.memory_key, value, provenance=entry.provenance)
-        put = replace(put, if_version=0 if before is None else before.version)
-        await adapter.write([put, build_removal(place, key, stored.version)])
-        await erase_items(adapter, place, key)  # the versions of the entry have the text too
-        return Outcome("added" if before is None else "updated", entry.memory_key)
+        put = replace(put, if_version=0 if existing is None else existing.version)
+        await adapter.write([put, build_removal(entries_namespace, key, stored.version)])
+        await erase_items(
+            adapter, entries_namespace, key
+        )  # the versions of the entry have the text too
+        return Outcome("added" if existing is None else "updated", entry.memory_key)
 
     async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
         """Erase an entry; a tombstone keeps it from being extracted again."""
-        adapter, namespace, place = self._get_adapter_and_namespaces(config)
-        stored = await _get_stored_entry(adapter, place, key)
+        adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
+        stored = await _get_stored_entry(adapter, entries_namespace, key)
         ids = stored.provenance.message_ids if stored.provenance else ()
         tombstone = build_tombstone(namespace, hash_normal_form(stored.text), "forgotten", ids)
         await adapter.write(await add_former_ids(adapter, [tombstone]))
-        await erase_items(adapter, place, key)
+        await erase_items(adapter, entries_namespace, key)
         return Outcome("deleted", key)
 
     list, alist = blocking(_list), awaiting(_list)
@@ -579,10 +586,10 @@ class Quarantine:
         return get_adapter(self.store), namespace, build_notes_namespace(QUARANTINE, namespace)
 
 
-async def _get_stored_entry(adapter: StoreAdapter, place: Namespace, key: str) -> Memory:
-    memory = await adapter.get(place, key)
+async def _get_stored_entry(adapter: StoreAdapter, namespace: Namespace, key: str) -> Memory:
+    memory = await adapter.get(namespace, key)
     if memory is None:
-        raise UnknownMemory(f"there is no entry {key!r:.80} in {place!r}; list() shows all")
+        raise UnknownMemory(f"there is no entry {key!r:.80} in {namespace!r}; list() shows all")
     return memory
 
 

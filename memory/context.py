@@ -90,17 +90,17 @@ class Assemble(MessagesNode):
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
         """Return a copy of this node for requests with these tools and this system prompt."""
-        made = copy(self)
-        made.tools, made.system_prompt = tools, system_prompt
-        return made
+        copied = copy(self)
+        copied.tools, copied.system_prompt = tools, system_prompt
+        return copied
 
     def for_model(self, model: str | None) -> Self:
         """Return this node, or a copy of it, for requests to this model."""
         if self.counter.model is not None or model is None:
             return self
-        made = copy(self)
-        made.counter = self.counter.for_model(model)
-        return made
+        copied = copy(self)
+        copied.counter = self.counter.for_model(model)
+        return copied
 
     def transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
@@ -130,15 +130,17 @@ class Assemble(MessagesNode):
             counter.count_system_prompt(self.system_prompt),
         )
 
-        def pack(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
+        def pack_with_reserve(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
             whole = replace(model_input, turns=iter(all_turns))
             return self._pack_context(whole, contents, counter, reserve)
 
-        def excess(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
+        def count_excess_tokens(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
             messages = ModelInput(packed[0], iter(packed[1])).to_messages()
             return counter.count_request(messages, tools) + prompt - self.max_tokens
 
-        system, turns = find_largest(pack, excess, counter.fixed_tokens, self.max_tokens)
+        system, turns = find_largest(
+            pack_with_reserve, count_excess_tokens, counter.fixed_tokens, self.max_tokens
+        )
         return ModelInput(system, iter(turns))
 
     def _pack_context(
@@ -159,39 +161,44 @@ class Assemble(MessagesNode):
         prompt = counter.count_system_prompt(self.system_prompt)
         newest = list(islice(model_input.turns, 1))
         fixed = counter.count_fixed_tokens(tools) + prompt + reserve
-        left = self.max_tokens - fixed
+        tokens_left = self.max_tokens - fixed
         window = select_turns(
-            ModelInput(None, iter(newest)), left - system, counter.message_counter
+            ModelInput(None, iter(newest)), tokens_left - system, counter.message_counter
         )
-        must = sum(counter.message_counter(message) for unit in window.needed for message in unit)
+        needed_tokens = sum(
+            counter.message_counter(message) for unit in window.needed for message in unit
+        )
         if window.over > 0:
-            named: list[tuple[str, float]] = [("instructions", system)]
+            costs: list[tuple[str, float]] = [("instructions", system)]
             if contents["instructions"] is None and model_input.system_parts:
-                named = list(iter_system_costs(model_input, counter.message_counter))
-            named += [("tools", tools), ("the newest messages", must)]
-            named.append(("the request itself", fixed - tools))
-            raise build_budget_error(self.max_tokens, named, "shorten the instructions")
+                costs = list(iter_system_costs(model_input, counter.message_counter))
+            costs += [("tools", tools), ("the newest messages", needed_tokens)]
+            costs.append(("the request itself", fixed - tools))
+            raise build_budget_error(self.max_tokens, costs, "shorten the instructions")
         for name, entries in _iter_sections(contents):
-            text = self._with_section(text, name, entries, left - must, counter)
-        left -= _count_system_tokens(text, counter)
+            text = self._with_section(text, name, entries, tokens_left - needed_tokens, counter)
+        tokens_left -= _count_system_tokens(text, counter)
         turns = select_turns(
-            ModelInput(None, chain(newest, model_input.turns)), left, counter.message_counter
+            ModelInput(None, chain(newest, model_input.turns)), tokens_left, counter.message_counter
         ).turns
         return SystemMessage(text) if text else None, turns
 
     def _with_section(
-        self, text: str, name: str, entries: list[str], left: float, counter: TokenCounter
+        self, text: str, name: str, entries: list[str], tokens_left: float, counter: TokenCounter
     ) -> str:
         share = min(
-            int(self.max_tokens * BUDGET_SHARES[name]), left - _count_system_tokens(text, counter)
+            int(self.max_tokens * BUDGET_SHARES[name]),
+            tokens_left - _count_system_tokens(text, counter),
         )
-        taken = [entries[number] for number in fit_section(name, entries, share, counter)[0]]
-        while taken:
-            added = render_section(name, taken)
-            joined = f"{text}\n\n{added}" if text else added
-            if _count_system_tokens(joined, counter) <= left:
-                return joined
-            taken.pop()  # the parts of a text may count less than the whole
+        section_entries = [
+            entries[number] for number in fit_section(name, entries, share, counter)[0]
+        ]
+        while section_entries:
+            added = render_section(name, section_entries)
+            longer_text = f"{text}\n\n{added}" if text else added
+            if _count_system_tokens(longer_text, counter) <= tokens_left:
+                return longer_text
+            section_entries.pop()  # the parts of a text may count less than the whole
         return text
 
 
@@ -268,34 +275,34 @@ class UseMemories(MessagesNode):
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
         """The same before these parts of a view."""
-        made = copy(self)
-        made._following = [part for part in parts if not isinstance(part, UseMemories)]
-        return made
+        copied = copy(self)
+        copied._following = [part for part in parts if not isinstance(part, UseMemories)]
+        return copied
 
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         """Return `model_input` with a section of recalled memories."""
         newest, turns = tee(model_input.turns)
-        query, room = build_query(list(islice(newest, 2))), self._search.max_tokens or 0
+        query, max_tokens = build_query(list(islice(newest, 2))), self._search.max_tokens or 0
         lines: tuple[str, ...] = ()
-        while query and room:
+        while query and max_tokens:
             possible, turns = tee(turns)
-            filled = self._add(replace(model_input, turns=possible), _ONE_TOKEN * room)
+            filled_input = self._add(replace(model_input, turns=possible), _ONE_TOKEN * max_tokens)
             try:
-                left = await self._find_shown_ids(filled, state, config)
+                shown_ids = await self._find_shown_ids(filled_input, state, config)
             except BudgetExceeded:  # of a part that follows
-                room //= 2
+                max_tokens //= 2
                 continue
-            lines = await self._recall_lines(query, room, left, config)
+            lines = await self._recall_lines(query, max_tokens, shown_ids, config)
             break
         while lines:
             possible, turns = tee(turns)
-            filled = self._add(
+            filled_input = self._add(
                 replace(model_input, turns=possible), render_section("memories", lines)
             )
             try:
-                await self._find_shown_ids(filled, state, config)
+                await self._find_shown_ids(filled_input, state, config)
                 break
             except BudgetExceeded:  # its counter counts them dearer than the estimate does
                 lines = lines[:-1]
@@ -312,24 +319,28 @@ class UseMemories(MessagesNode):
         return frozenset(message.id for message in model_input.to_messages())
 
     async def _recall_lines(
-        self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
+        self,
+        query: str,
+        max_tokens: int,
+        shown_ids: frozenset[str | None],
+        config: RunnableConfig | None,
     ) -> tuple[str, ...]:
         thread_id, _ = read_run_source(config)
 
-        def accepts(memory: Memory) -> bool:
+        def is_not_shown(memory: Memory) -> bool:
             origin = memory.provenance
             if origin is None or not origin.message_ids:
                 return True
             elsewhere = thread_id is not None and origin.thread_id not in (None, thread_id)
-            return elsewhere or not left.issuperset(origin.message_ids)
+            return elsewhere or not shown_ids.issuperset(origin.message_ids)
 
         try:
-            options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": room}
-            options |= {"accepts": accepts, "rejected": len(left)}
+            options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": max_tokens}
+            options |= {"accepts": is_not_shown, "expected_rejections": len(shown_ids)}
             return (await self._search.find_memories(query, self._store, config, **options)).lines
         except Exception as exc:  # also of the driver of another store
-            passing = StorageError | EmbeddingFailed
-            if isinstance(exc, PerdureError) and not isinstance(exc, passing):
+            temporary_errors = StorageError | EmbeddingFailed
+            if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):
                 raise  # a mistake, which every turn would meet
             _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
             return ()
@@ -340,14 +351,14 @@ use_memories = UseMemories
 
 def build_query(turns: Sequence[Turn]) -> str:
     """The query for the newest turns, newest first; "" if there is no text."""
-    asked = (turn.messages[0] for turn in turns[:2])
-    texts = [message.text.strip() for message in asked if role(message) == "human"]
+    questions = (turn.messages[0] for turn in turns[:2])
+    texts = [message.text.strip() for message in questions if role(message) == "human"]
     if not texts or not texts[0]:
         return ""
-    telling = [word for word in tokenize_query(texts[0]) if word not in STOP_WORDS]
+    significant_words = [word for word in tokenize_query(texts[0]) if word not in STOP_WORDS]
     # as "and then?", "Bruges?"
-    is_elliptic = not telling or (
-        len(telling) == 1 and len(texts[0].split()) <= _MAX_ELLIPTIC_WORDS
+    is_elliptic = not significant_words or (
+        len(significant_words) == 1 and len(texts[0].split()) <= _MAX_ELLIPTIC_WORDS
     )
     text = "\n".join(reversed(texts)) if is_elliptic else texts[0]
     half = _MAX_QUERY_CHARS // 2

@@ -96,41 +96,41 @@ def secrets(text: str) -> Iterator[Finding]:
         for match in pattern.finditer(text):
             yield "secret", *match.span("value")
     end = 0
-    for named in _LABELLED_SECRET.finditer(text) if _SECRET_LABEL.search(text) else ():
-        start, value = named.start("value"), named["value"]
+    for match_of_label in _LABELLED_SECRET.finditer(text) if _SECRET_LABEL.search(text) else ():
+        start, value = match_of_label.start("value"), match_of_label["value"]
         if text[start - 1] not in "\"'`":
             value = value.rstrip(_TRAILING_PUNCTUATION)
-        if named.start() >= end and _is_secret(named, value):
+        if match_of_label.start() >= end and _is_secret(match_of_label, value):
             end = start + len(value)
             yield "secret", start, end
 
 
-def _is_secret(named: re.Match[str], value: str) -> bool:
+def _is_secret(match: re.Match[str], value: str) -> bool:
     if _PLACEHOLDER.fullmatch(value):
         return False
-    if named["pin"]:
+    if match["pin"]:
         return value.replace("-", "").isdecimal() and 3 <= len(value) <= 9
-    if named["password"] and named["sign"]:
+    if match["password"] and match["sign"]:
         return len(value) >= 3
     has_digit = any(map(str.isdigit, value))
-    if named["password"] and named["told"] and (value.isdecimal() or not has_digit):
-        return len(value) >= 4 and _is_password(named, value)
-    least = 4 if named["password"] else 6 if named["sign"] else 12
-    return len(value) >= least and has_digit and not value.isdecimal()
+    if match["password"] and match["told"] and (value.isdecimal() or not has_digit):
+        return len(value) >= 4 and _is_password(match, value)
+    min_length = 4 if match["password"] else 6 if match["sign"] else 12
+    return len(value) >= min_length and has_digit and not value.isdecimal()
 
 
-def _is_password(named: re.Match[str], value: str) -> bool:
+def _is_password(match: re.Match[str], value: str) -> bool:
     """Whether a word, or a number, is a password by what is said of it."""
-    start = named.start("value")
-    is_quoted = named.string[start - 1] in "\"'`"
-    is_signed = bool(named["mark"] or (named["is"] and named["colon"]))
-    if not is_quoted and _CLAUSE_END.match(named.string, start + len(value)) is None:
+    start = match.start("value")
+    is_quoted = match.string[start - 1] in "\"'`"
+    has_sign = bool(match["mark"] or (match["is"] and match["colon"]))
+    if not is_quoted and _CLAUSE_END.match(match.string, start + len(value)) is None:
         return False
-    if is_signed or not named["is"]:
-        return is_signed
+    if has_sign or not match["is"]:
+        return has_sign
     if value.isalpha() and not is_quoted:  # "the password for wifi is unknown"
-        return not named["words"]
-    return (not named["words"] or named["of"] is not None) and (is_quoted or value.isdecimal())
+        return not match["words"]
+    return (not match["words"] or match["of"] is not None) and (is_quoted or value.isdecimal())
 
 
 def cards(text: str) -> Iterator[Finding]:
@@ -178,8 +178,10 @@ def _service_patterns() -> tuple[re.Pattern[str], ...]:
     plugins = import_module("detect_secrets.core.plugins.util")
     classes = plugins.get_mapping_from_secret_type_to_class().values()
     # a host's address is no secret, and of an address with a password only the password is
-    chosen = (each for each in classes if not each.__name__.startswith(("IPPublic", "BasicAuth")))
-    return tuple(pattern for each in chosen for pattern in getattr(each, "denylist", ()))
+    plugins_used = (
+        plugin for plugin in classes if not plugin.__name__.startswith(("IPPublic", "BasicAuth"))
+    )
+    return tuple(pattern for plugin in plugins_used for pattern in getattr(plugin, "denylist", ()))
 
 
 DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, service_keys)
@@ -190,15 +192,15 @@ def find_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
     """What detectors find in a text, in ASCII's forms; findings that overlap become one."""
     forms = [text] if text.isascii() else [_normalize_char(char) for char in text]
     plain = "".join(forms)
-    places = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
+    positions = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
     merged: list[Finding] = []
-    findings = (finding for each in detectors for finding in each(plain))
+    findings = (finding for detector in detectors for finding in detector(plain))
     for kind, start, end in sorted(findings, key=lambda each: each[1]):
         if merged and start < merged[-1][2]:
             merged[-1] = *merged[-1][:2], max(end, merged[-1][2])
         else:
             merged.append((kind, start, end))
-    return [(kind, places[start], places[end - 1] + 1) for kind, start, end in merged]
+    return [(kind, positions[start], positions[end - 1] + 1) for kind, start, end in merged]
 
 
 @lru_cache(1 << 14)
@@ -209,11 +211,11 @@ def _normalize_char(char: str) -> str:
 
 def redact_spans(text: str, spans: Sequence[Finding]) -> str:
     """A text with its findings, as of `spans_of`, redacted."""
-    parts, at = [], 0
+    parts, position = [], 0
     for kind, start, end in spans:
-        parts += [text[at:start], f"[{kind}]"]
-        at = end
-    return "".join([*parts, text[at:]])
+        parts += [text[position:start], f"[{kind}]"]
+        position = end
+    return "".join([*parts, text[position:]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,48 +236,58 @@ class SensitiveDataRules:
             fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
             return Verdict("quarantine", fault, "detectors")
         for treatment in _TREATMENTS_BY_SEVERITY:
-            if found := [kind for kind, given in kinds.items() if given == treatment]:
+            if found_kinds := [
+                kind for kind, kind_treatment in kinds.items() if kind_treatment == treatment
+            ]:
                 break
         else:
             return KEEP
-        named = " and ".join(_KIND_NAMES.get(k, f"what a detector calls {k!r}") for k in found)
-        check = "contacts" if found[0] in _CONTACT_KINDS else "secrets"
+        names = " and ".join(
+            _KIND_NAMES.get(k, f"what a detector calls {k!r}") for k in found_kinds
+        )
+        check = "contacts" if found_kinds[0] in _CONTACT_KINDS else "secrets"
         if treatment != "redact":
-            return Verdict(treatment, f"it holds {named}", check)
-        fields[REDACTED_FIELD] = found
-        kept = None if text == candidate.text else text
-        return Verdict("keep", f"{named} is redacted", check, kept, fields=fields)
+            return Verdict(treatment, f"it holds {names}", check)
+        fields[REDACTED_FIELD] = found_kinds
+        redacted_text = None if text == candidate.text else text
+        return Verdict("keep", f"{names} is redacted", check, redacted_text, fields=fields)
 
     def redact(self, text: str) -> str:
         """A text, redacted to be shown."""
         return redact_spans(text, find_spans(text, self.detectors))
 
     def _redact_value(
-        self, part: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
+        self, value: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
     ) -> Any:
         """A text or field, redacted; the treatment of each finding is noted in `kinds`."""
-        if isinstance(part, Mapping):
-            fields = part.items()
+        if isinstance(value, Mapping):
+            fields = value.items()
             return {
-                key: self._redact_value(each, str(key), explicit, kinds) for key, each in fields
+                key: self._redact_value(item, str(key), explicit, kinds) for key, item in fields
             }
-        if isinstance(part, list | tuple):
-            return [self._redact_value(each, name, explicit, kinds) for each in part]
-        if not isinstance(part, str):
-            return part
+        if isinstance(value, list | tuple):
+            return [self._redact_value(item, name, explicit, kinds) for item in value]
+        if not isinstance(value, str):
+            return value
         spans = (
-            find_spans(part, self.detectors) if name is None else self._find_field_spans(part, name)
+            find_spans(value, self.detectors)
+            if name is None
+            else self._find_field_spans(value, name)
         )
         for kind, _, _ in spans:
             treatment = self.contacts if kind in _CONTACT_KINDS else self.secrets
             stays = explicit and kind in _CONTACT_KINDS and treatment == "redact"
             kinds[kind] = "keep" if stays else treatment
-        return redact_spans(part, [span for span in spans if kinds[span[0]] == "redact"])
+        return redact_spans(value, [span for span in spans if kinds[span[0]] == "redact"])
 
     def _find_field_spans(self, text: str, name: str) -> list[Finding]:
         """The findings in a field. One word may be an id, and by the field's name a password."""
-        ids = () if len(text.split()) > 1 else (emails, phones)
+        ignored = () if len(text.split()) > 1 else (emails, phones)
         label = f"{name.replace('_', ' ')}: "
-        findings = find_spans(label + text, [each for each in self.detectors if each not in ids])
-        at = len(label)
-        return [(kind, start - at, end - at) for kind, start, end in findings if start >= at]
+        findings = find_spans(
+            label + text, [each for each in self.detectors if each not in ignored]
+        )
+        offset = len(label)
+        return [
+            (kind, start - offset, end - offset) for kind, start, end in findings if start >= offset
+        ]

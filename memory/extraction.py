@@ -157,9 +157,11 @@ class Extraction:
         self.saver = check_instance("saver", saver, BaseCheckpointSaver, expected)
         self.namespace = Template(namespace)
         self._adapter = None if store is None else StoreAdapter(store, self.namespace)
-        given = TurnExtractor() if extractor is None else extractor
+        chosen_extractor = TurnExtractor() if extractor is None else extractor
         expected = "TurnExtractor(…) or ModelExtractor(model, …)"
-        self.extractor: Extractor = check_instance("extractor", given, Extractor, expected)
+        self.extractor: Extractor = check_instance(
+            "extractor", chosen_extractor, Extractor, expected
+        )
         self.gate: Gate = check_instance("gate", gate or Gate(), Gate, "a Gate")
         self.messages_key = check_text("messages_key", messages_key, "a channel's name")
         self.batch = check_whole_number("batch", batch, 1)
@@ -177,7 +179,7 @@ class Extraction:
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
         thread_id = check_thread_id(thread_id)
 
-        async def reads(mark: Watermark) -> ThreadHistory:
+        async def read_thread(mark: Watermark) -> ThreadHistory:
             pipeline.loaded = await begin_loading_thread(self.saver, thread_id, self.messages_key)
             return await thread_messages.read_history(
                 self.saver, thread_id, self.messages_key, mark.ids
@@ -185,7 +187,7 @@ class Extraction:
 
         if anew:
             await pipeline.reset_watermark(thread_id)
-        return await run_in_thread(pipeline.extract_unread(thread_id, reads))
+        return await run_in_thread(pipeline.extract_unread(thread_id, read_thread))
 
     extract, aextract = blocking(_extract), awaiting(_extract)
 
@@ -220,35 +222,35 @@ class Pipeline:
     # the thread, with the time at which its messages were read; None if perdure does not store it
     loaded: LoadedThread | None = None
 
-    async def extract_unread(self, thread_id: str, reads: HistoryReader) -> ExtractionReport:
+    async def extract_unread(self, thread_id: str, read_thread: HistoryReader) -> ExtractionReport:
         """Extract memories of unread messages; `reads` reads the messages of the thread."""
         report = ExtractionReport(thread_id)
         while True:  # again if another was quicker
             mark = await self._read_watermark(thread_id)
-            history = await reads(mark)
-            new = mark.find_unread(history)
-            if not new and (mark.checkpoint_id != history.checkpoint_id or mark.attempts):
-                after = mark.advance((), history.checkpoint_id)  # it is no longer due
+            history = await read_thread(mark)
+            unread = mark.find_unread(history)
+            if not unread and (mark.checkpoint_id != history.checkpoint_id or mark.attempts):
+                advanced = mark.advance((), history.checkpoint_id)  # it is no longer due
                 with suppress(VersionConflict):
-                    await self.scope.adapter.write([self._build_watermark_put(after, thread_id)])
-            if new and mark.version == 0 and self.guards:
+                    await self.scope.adapter.write([self._build_watermark_put(advanced, thread_id)])
+            if unread and mark.version == 0 and self.guards:
                 with suppress(VersionConflict):
                     await self.scope.adapter.write([self._build_watermark_put(mark, thread_id)])
                 continue  # who erases the note from now on stops this extraction
-            while new:
-                size = max(1, self.extractor.count_batch_messages(new[: self.batch]))
-                batch, new = _build_batch(new[:size], mark, history), new[size:]
+            while unread:
+                size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
+                batch, unread = _build_batch(unread[:size], mark, history), unread[size:]
                 proposal = await self.extractor.propose_changes(batch, self.scope)
                 # the thread stays due until its last batch is written
-                at = mark.checkpoint_id if new else history.checkpoint_id
-                after = mark.advance(batch.messages, at)
-                plan = await self._write_proposal(batch, proposal, mark, after)
+                checkpoint_id = mark.checkpoint_id if unread else history.checkpoint_id
+                advanced = mark.advance(batch.messages, checkpoint_id)
+                plan = await self._write_proposal(batch, proposal, mark, advanced)
                 if plan is None:
                     break
                 report = report.add_batch(len(batch.messages), plan, proposal.usage)
-                if new:
+                if unread:
                     mark = await self._read_watermark(thread_id)
-                    if not mark.has_same_progress(after):
+                    if not mark.has_same_progress(advanced):
                         break
             else:
                 return report
@@ -273,7 +275,7 @@ class Pipeline:
         return mark.build_put(self.scope.namespace, thread_id)
 
     async def _write_proposal(
-        self, batch: Batch, proposal: Proposal, mark: Watermark, after: Watermark
+        self, batch: Batch, proposal: Proposal, mark: Watermark, advanced: Watermark
     ) -> ChangePlan | None:
         """Write a proposal with the watermark.
 
@@ -281,30 +283,30 @@ class Pipeline:
             The changes that were written, or None if another extraction wrote first or a source
             message was erased meanwhile.
         """
-        thread_id, read = batch.thread_id, [*batch.before, *batch.messages]
+        thread_id, source_messages = batch.thread_id, [*batch.before, *batch.messages]
         adapter, put, tries = (
             self.scope.adapter,
-            self._build_watermark_put(after, thread_id),
+            self._build_watermark_put(advanced, thread_id),
             count(),
         )
 
         async def plan() -> ChangePlan:
             if next(tries):  # another change was written: if it was this watermark's, that is it
-                now = await self._read_watermark(thread_id)
-                if now.version != mark.version or not now.has_same_progress(mark):
+                current = await self._read_watermark(thread_id)
+                if current.version != mark.version or not current.has_same_progress(mark):
                     return ChangePlan()
             scope = self.scope._replace(thread=self.loaded)
-            made = await plan_proposal(proposal, self.gate, scope)
-            if await is_any_erased(self.loaded, [each.message for each in read]):
+            change_plan = await plan_proposal(proposal, self.gate, scope)
+            if await is_any_erased(self.loaded, [message.message for message in source_messages]):
                 return ChangePlan()
-            return made._replace(puts=[*made.puts, put])
+            return change_plan._replace(puts=[*change_plan.puts, put])
 
-        made = await plan_and_write_exclusively(adapter, self.scope.namespace, plan)
-        if not made.puts:
+        change_plan = await plan_and_write_exclusively(adapter, self.scope.namespace, plan)
+        if not change_plan.puts:
             return None
         if mark.version and mark.version % _KEPT == 0:
             await adapter.call("retain", VersionRetention(last=0), prefix=put.namespace)
-        return made
+        return change_plan
 
 
 def _build_batch(
@@ -353,24 +355,26 @@ class RememberTurns(Learner):
             self._adapter or get_adapter(None, self.namespace),
             check_thread_id(thread_id),
         )
-        loaded, reading = find_run_thread(config, self.messages_key), count()
+        loaded, read_count = find_run_thread(config, self.messages_key), count()
 
-        async def reads(mark: Watermark) -> ThreadHistory:
+        async def read_thread(mark: Watermark) -> ThreadHistory:
             unread = _skip_read_messages(mark, messages)
-            if next(reading):  # a second read; messages may have been erased since the first
+            if next(read_count):  # a second read; messages may have been erased since the first
                 unread = await remove_erased(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
-            newest = [*map(role, (message.message for message in reversed(history.messages)))]
-            now = newest.index("human") + 1 if "human" in newest else len(newest)
-            return history.with_times([datetime.now(UTC)] * now)
+            newest_roles = [*map(role, (message.message for message in reversed(history.messages)))]
+            current_count = (
+                newest_roles.index("human") + 1 if "human" in newest_roles else len(newest_roles)
+            )
+            return history.with_times([datetime.now(UTC)] * current_count)
 
         try:
             scope = _build_scope(adapter, self.namespace, config)
             pipeline = Pipeline(
                 TurnExtractor(), self.gate, _RUN, scope, guards=False, loaded=loaded
             )
-            return await run_in_thread(pipeline.extract_unread(thread_id, reads))
+            return await run_in_thread(pipeline.extract_unread(thread_id, read_thread))
         except ConfigurationError:
             raise
         except Exception as exc:
@@ -382,8 +386,8 @@ def _skip_read_messages(mark: Watermark, messages: Messages) -> Messages:
     """Without what is certainly read: a turn must not cost what the thread is long."""
     if mark.count == len(mark.known) or not all(message.id for message in messages):
         return messages
-    read = mark.ids
-    first = next((i for i, message in enumerate(messages) if message.id in read), 0)
+    read_ids = mark.ids
+    first = next((i for i, message in enumerate(messages) if message.id in read_ids), 0)
     return messages[max(0, first - _BEFORE) :]
 
 
@@ -481,31 +485,33 @@ class DueThreads:
                     self._confirmed.pop(thread_id, None)
             adapter, name = self._extraction.get_adapter(), self._extraction.extractor.name
             unread = [*self._unread.items()]
-            places = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
-            marks, jobs = run(read_watermarks(adapter, places, name)), []
-            for (thread_id, place), mark in zip(unread, marks, strict=True):
-                head, seen, namespace, labels = place
+            watermark_keys = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
+            marks, jobs = run(read_watermarks(adapter, watermark_keys, name)), []
+            for (thread_id, unread_thread), mark in zip(unread, marks, strict=True):
+                head, first_seen, namespace, labels = unread_thread
                 if mark.checkpoint_id == head.checkpoint_id:
                     del self._unread[thread_id]
                     self._confirmed.pop(thread_id, None)
                     continue
-                state, at = compute_job_state(self._pace, head, mark, seen, datetime.now(UTC))
+                state, due_at = compute_job_state(
+                    self._pace, head, mark, first_seen, datetime.now(UTC)
+                )
                 if exclude_read and state in ("waiting", "due") and self._is_read(head, mark):
                     continue
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
-                jobs.append(ExtractionJob(thread_id, namespace, state, *failure, at, labels))
+                jobs.append(ExtractionJob(thread_id, namespace, state, *failure, due_at, labels))
             return jobs
 
     def _is_read(self, head: ThreadHead, mark: Watermark) -> bool:
         """Return whether all messages of a thread were read, though not as of its head."""
-        here = head.checkpoint_id, mark.count, mark.known
-        known = self._confirmed.get(head.thread_id)
-        if known is None or known[0] != here:
-            at = head.thread_id, head.checkpoint_id, self._extraction.messages_key
-            is_read = run(thread_messages.is_read_in_full(self._saver, *at, mark))
-            known = self._confirmed[head.thread_id] = here, is_read
-        return known[1]
+        state = head.checkpoint_id, mark.count, mark.known
+        cached = self._confirmed.get(head.thread_id)
+        if cached is None or cached[0] != state:
+            position = head.thread_id, head.checkpoint_id, self._extraction.messages_key
+            is_read = run(thread_messages.is_read_in_full(self._saver, *position, mark))
+            cached = self._confirmed[head.thread_id] = state, is_read
+        return cached[1]
 
     def build_job(self, thread_id: str, config: RunnableConfig | None) -> ExtractionJob:
         """The job of one thread; None: with the config of its last run."""
@@ -522,9 +528,13 @@ class DueThreads:
 
         Only of threads in which nothing was said for so many seconds.
         """
-        quiet = datetime.now(UTC) - timedelta(seconds=quiet_s)
+        latest = datetime.now(UTC) - timedelta(seconds=quiet_s)
         with self._lock:
-            return [thread_id for thread_id, at in self._unassigned.items() if at <= quiet]
+            return [
+                thread_id
+                for thread_id, updated_at in self._unassigned.items()
+                if updated_at <= latest
+            ]
 
     def drop_thread(self, thread_id: str) -> None:
         """Forget a thread that was deleted."""
@@ -534,16 +544,18 @@ class DueThreads:
             self._unassigned.pop(thread_id, None)
 
     def _refresh_unread(self) -> None:
-        begun, after = datetime.now(UTC), None
+        started_at, after = datetime.now(UTC), None
         while page := self._saver.heads(limit=500, after=after, active_since=self._since):
             after = page[-1].thread_id
             for head in page:
-                before = self._unread.pop(head.thread_id, None)
-                seen = before[1] if before else min(begun, head.updated_at)
+                previous = self._unread.pop(head.thread_id, None)
+                first_seen = previous[1] if previous else min(started_at, head.updated_at)
                 self._unassigned.pop(head.thread_id, None)
-                if head.checkpoint_id is not None and (place := self._find_namespace(head)):
-                    self._unread[head.thread_id] = head, seen, *place
-        self._since = begun - _MARGIN
+                if head.checkpoint_id is not None and (
+                    namespace_and_labels := self._find_namespace(head)
+                ):
+                    self._unread[head.thread_id] = head, first_seen, *namespace_and_labels
+        self._since = started_at - _MARGIN
 
     def _find_namespace(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
         """The namespace of a thread's memories, and its values; None: there is no such place."""
@@ -576,17 +588,17 @@ def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict
 
 
 def compute_job_state(
-    pace: Pace, head: ThreadHead, mark: Watermark, seen: datetime, now: datetime
+    pace: Pace, head: ThreadHead, mark: Watermark, first_seen: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
     """The state of a thread with unread messages, first seen at `seen`, and when it is due."""
     if mark.failed_at is not None and mark.failed_head == head.checkpoint_id:
         if mark.final or mark.attempts > pace.retries:
             return "dead", None
         pause = min(pace.backoff_s * 2.0 ** min(mark.attempts - 1, 60), _LONGEST_PAUSE_S)
-        at = mark.failed_at + timedelta(seconds=pause)
-        return ("due" if at <= now else "retrying"), at
+        due_at = mark.failed_at + timedelta(seconds=pause)
+        return ("due" if due_at <= now else "retrying"), due_at
     if pace.delay_s is None:
         return "waiting", None
-    quiet = head.updated_at + timedelta(seconds=pace.delay_s)
-    at = min(quiet, seen + timedelta(seconds=pace.max_wait_s))
-    return ("due" if at <= now else "waiting"), at
+    quiet_at = head.updated_at + timedelta(seconds=pace.delay_s)
+    due_at = min(quiet_at, first_seen + timedelta(seconds=pace.max_wait_s))
+    return ("due" if due_at <= now else "waiting"), due_at

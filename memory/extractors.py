@@ -188,7 +188,7 @@ class TurnExtractor:
                 source = batch.build_provenance([message])
                 stored = await _read_turns(scope.adapter, scope.namespace, source)
                 empty = batch.build_candidate([message], "", TURN)
-                revisions += [Revision(old.key, "deleted", empty) for old in stored[len(texts) :]]
+                revisions += [Revision(turn.key, "deleted", empty) for turn in stored[len(texts) :]]
         return Proposal(list(additions.values()), revisions, outcomes=outcomes)
 
 
@@ -212,10 +212,10 @@ async def build_superseded_turn_puts(
         memory.provenance, message_ids=find_dropped_messages(memory.provenance, successor)
     )
     turns = await _read_turns(adapter, memory.namespace, source)
-    ended = {UNTIL_FIELD: until.isoformat()}
+    end_date = {UNTIL_FIELD: until.isoformat()}
     return [
         build_put(
-            *(turn.namespace, turn.key, {**turn.value, **ended}),
+            *(turn.namespace, turn.key, {**turn.value, **end_date}),
             provenance=turn.provenance,
             if_version=turn.version,
         )
@@ -233,25 +233,27 @@ async def find_end_dates(
     thread of the present text is taken.
     """
     any_kind = {PREVIOUS: {"$exists": True}}  # which other stores do not know
-    kinds = any_kind if scope.adapter.versioned else {"kind": FACT}
-    ends: dict[str, str] = {}
-    for memory in await scope.adapter.list_memories(scope.namespace, filter=kinds):
-        past = [text for text in memory.previous if text.change == "superseded"]
-        if memory.kind == TURN or not any({*text.message_ids} & {*message_ids} for text in past):
+    memory_filter = any_kind if scope.adapter.versioned else {"kind": FACT}
+    end_dates: dict[str, str] = {}
+    for memory in await scope.adapter.list_memories(scope.namespace, filter=memory_filter):
+        superseded_texts = [text for text in memory.previous if text.change == "superseded"]
+        if memory.kind == TURN or not any(
+            {*text.message_ids} & {*message_ids} for text in superseded_texts
+        ):
             continue
         versions = await scope.adapter.list_versions(memory.namespace, memory.key)
         threads = {
             version.text: (version.provenance or Provenance()).thread_id for version in versions
         }
         present = memory.provenance or Provenance()
-        for text in past:  # newest first: the first end counts
-            thread = threads.get(text.text, present.thread_id)
-            source = Provenance(thread_id=thread, message_ids=text.message_ids)
-            if thread == thread_id:
-                ends |= dict.fromkeys(
+        for text in superseded_texts:  # newest first: the first end counts
+            source_thread = threads.get(text.text, present.thread_id)
+            source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
+            if source_thread == thread_id:
+                end_dates |= dict.fromkeys(
                     find_dropped_messages(source, present), text.until.isoformat()
                 )
-    return ends
+    return end_dates
 
 
 def find_dropped_messages(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
@@ -261,14 +263,18 @@ def find_dropped_messages(source: Provenance, successor: Provenance | None) -> t
     return tuple(id for id in source.message_ids if id not in successor.message_ids)
 
 
-async def _read_turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> list[Memory]:
-    turns, number = list[Memory](), 0
-    thread_id, left = source.thread_id, list(source.message_ids)
-    while left and thread_id is not None:
-        keys = [build_turn_key(thread_id, id_, number) for id_ in left]
-        ops = [GetOp(place, key, refresh_ttl=False) for key in keys]
+async def _read_turns(
+    adapter: StoreAdapter, namespace: Namespace, source: Provenance
+) -> list[Memory]:
+    turns, chunk = list[Memory](), 0
+    thread_id, remaining_ids = source.thread_id, list(source.message_ids)
+    while remaining_ids and thread_id is not None:
+        keys = [build_turn_key(thread_id, id_, chunk) for id_ in remaining_ids]
+        ops = [GetOp(namespace, key, refresh_ttl=False) for key in keys]
         items = await adapter.call("batch", ops)
-        there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
-        turns += map(memory_from_item, there.values())
-        left, number = list(there), number + 1
+        stored = {
+            id: item for id, item in zip(remaining_ids, items, strict=True) if item is not None
+        }
+        turns += map(memory_from_item, stored.values())
+        remaining_ids, chunk = list(stored), chunk + 1
     return turns

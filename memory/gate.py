@@ -48,18 +48,19 @@ TOMBSTONE_CHECK: Final = "tombstone"
 _MESSAGE_IDS: Final = "message_ids"  # of a tombstone: the messages of the memory
 
 
-def build_tombstones(memory: Memory, how: RemovalKind) -> list[PutItem]:
+def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
     """Tombstones of a memory's text, of its previous texts and, for a turn, of its message.
 
     Call this with each version whose text is not among `previous`.
     """
     source = memory.provenance
     keys = [
-        hash_normal_form(text) for text in (memory.text, *(each.text for each in memory.previous))
+        hash_normal_form(text)
+        for text in (memory.text, *(previous.text for previous in memory.previous))
     ]
     keys += hash_source_messages(source) if memory.kind == TURN else []
     ids = source.message_ids if source else ()
-    return [build_tombstone(memory.namespace, key, how, ids) for key in dict.fromkeys(keys)]
+    return [build_tombstone(memory.namespace, key, removal, ids) for key in dict.fromkeys(keys)]
 
 
 def hash_source_messages(provenance: Provenance | None) -> list[str]:
@@ -73,14 +74,16 @@ async def find_tombstones(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
     """Return the tombstones of texts and messages, by key, in one or two reads of the store."""
-    place = build_notes_namespace(TOMBSTONES, namespace)
+    tombstones_namespace = build_notes_namespace(TOMBSTONES, namespace)
     if not digests:
         return {}
-    notes = await adapter.search(place, limit=_PAGE_SIZE)
+    notes = await adapter.search(tombstones_namespace, limit=_PAGE_SIZE)
     if len(notes) == _PAGE_SIZE:
-        items = await adapter.call("batch", [GetOp(place, key) for key in dict.fromkeys(digests)])
+        items = await adapter.call(
+            "batch", [GetOp(tombstones_namespace, key) for key in dict.fromkeys(digests)]
+        )
         return {item.key: item.value for item in items if item is not None}
-    own = (note for note in notes if note.namespace == place)
+    own = (note for note in notes if note.namespace == tombstones_namespace)
     return {note.key: note.value for note in own if note.key in digests}
 
 
@@ -91,30 +94,30 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
 
 async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
     """Add to each tombstone the message ids of the tombstone that it replaces."""
-    marks = [put for put in puts if put.namespace[:2] == (RESERVED_LABEL, TOMBSTONES)]
-    ops = [GetOp(put.namespace, put.key) for put in marks]
+    tombstones = [put for put in puts if put.namespace[:2] == (RESERVED_LABEL, TOMBSTONES)]
+    ops = [GetOp(put.namespace, put.key) for put in tombstones]
     items = (await adapter.call("batch", ops)) if ops else []
-    former = {
+    former_ids = {
         (tuple(item.namespace), item.key): item.value.get(_MESSAGE_IDS)
         for item in items
         if item is not None
     }
-    out = list[PutItem]()
+    completed = list[PutItem]()
     for put in puts:
-        before = former.get((put.namespace, put.key))
-        if isinstance(before, list) and put.value is not None:
-            ids = [*dict.fromkeys([*before, *put.value[_MESSAGE_IDS]])]
+        ids_before = former_ids.get((put.namespace, put.key))
+        if isinstance(ids_before, list) and put.value is not None:
+            ids = [*dict.fromkeys([*ids_before, *put.value[_MESSAGE_IDS]])]
             put = replace(put, value={**put.value, _MESSAGE_IDS: ids})
-        out.append(put)
-    return out
+        completed.append(put)
+    return completed
 
 
 def build_tombstone(
-    namespace: Namespace, key: str, how: RemovalKind, message_ids: Collection[str] = ()
+    namespace: Namespace, key: str, removal: RemovalKind, message_ids: Collection[str] = ()
 ) -> PutItem:
     """The tombstone under a key: the digest of a text, or one of `sources`."""
-    at = datetime.now(UTC).isoformat()
-    value = {"change": how, "at": at, _MESSAGE_IDS: list(message_ids)}
+    removed_at = datetime.now(UTC).isoformat()
+    value = {"change": removal, "at": removed_at, _MESSAGE_IDS: list(message_ids)}
     return build_note_put(build_notes_namespace(TOMBSTONES, namespace), key, value)
 
 
@@ -190,14 +193,14 @@ class Gate:
         """The verdicts after your checks, which are asked about the candidates that are kept."""
         verdicts = list(verdicts)
         for check in self.checks:
-            kept = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
-            shown = [
+            indices = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
+            admitted = [
                 replace(candidates[i], text=_get_admitted_text(candidates[i], verdicts[i]))
-                for i in kept
+                for i in indices
             ]
-            answers = await _run_check(check, shown)
+            answers = await _run_check(check, admitted)
             name = str(getattr(check, "__name__", type(check).__name__))
-            for i, answer in zip(kept, answers, strict=True):
+            for i, answer in zip(indices, answers, strict=True):
                 if isinstance(answer, Verdict):
                     verdicts[i] = _combine_verdicts(verdicts[i], answer, name)
                 elif answer is not None:
@@ -209,8 +212,8 @@ class Gate:
         if (fault := _find_content_fault(candidate) or _find_size_fault(candidate)) is not None:
             return Verdict("refuse", fault[1], fault[0])
         verdict = self.sensitive.judge(candidate)
-        asked_by_code = candidate.explicit and not candidate.by_model
-        if verdict.action == "keep" and candidate.role == "tool" and not asked_by_code:
+        is_requested_by_code = candidate.explicit and not candidate.by_model
+        if verdict.action == "keep" and candidate.role == "tool" and not is_requested_by_code:
             return Verdict("quarantine", "it rests on a tool's words alone", "role")
         return verdict
 
@@ -221,9 +224,9 @@ class _Judgement:
     verdicts: list[Verdict]
     keys: Sequence[str | None]
 
-    def kept_indices(self, *, events: bool = True) -> list[int]:
-        kept = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
-        return [i for i in kept if events or self.candidates[i].kind not in EVENT_KINDS]
+    def kept_indices(self, *, include_events: bool = True) -> list[int]:
+        indices = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
+        return [i for i in indices if include_events or self.candidates[i].kind not in EVENT_KINDS]
 
     def get_text(self, i: int) -> str:
         return _get_admitted_text(self.candidates[i], self.verdicts[i])
@@ -246,7 +249,7 @@ async def plan_admission(
     puts, outcomes = list[PutItem](), list[Outcome]()
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         change: Change = "refused" if verdict.same_as is None else "unchanged"
-        kept = verdict.same_as
+        outcome_key = verdict.same_as
         if verdict.action == "keep":
             fields = candidate.fields if verdict.fields is None else verdict.fields
             value = {
@@ -254,16 +257,18 @@ async def plan_admission(
                 "text": _get_admitted_text(candidate, verdict),
                 "kind": candidate.kind,
             }
-            change, kept = "added", key
+            change, outcome_key = "added", key
             puts.append(
                 build_put(namespace, key, value, provenance=_complete_provenance(candidate))
             )
         elif verdict.action == "quarantine":
-            shown = gate.sensitive.redact(candidate.text)
-            put = _build_quarantine_put(namespace, candidate, key, verdict, shown, generated_keys)
-            change, kept = "quarantined", put.key
+            redacted_text = gate.sensitive.redact(candidate.text)
+            put = _build_quarantine_put(
+                namespace, candidate, key, verdict, redacted_text, generated_keys
+            )
+            change, outcome_key = "quarantined", put.key
             puts.append(put)
-        outcomes.append(Outcome(change, kept, verdict.reason, verdict.check))
+        outcomes.append(Outcome(change, outcome_key, verdict.reason, verdict.check))
     return ChangePlan(puts, outcomes)
 
 
@@ -277,21 +282,23 @@ def _build_quarantine_put(
     candidate: Candidate,
     key: str,
     verdict: Verdict,
-    shown: str,
+    redacted_text: str,
     generated_keys: Sequence[str],
 ) -> PutItem:
     names = ("text", "kind", "role", "explicit")
-    value = {name: getattr(candidate, name) for name in names} | {"shown": shown}
+    value = {name: getattr(candidate, name) for name in names} | {"shown": redacted_text}
     value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
     value |= {"key": key, "fields": dict(candidate.fields)}
     # the key is a hash of the text and its origin: the same again is no second entry
     source = _complete_provenance(candidate)
     origin = ("thread", source.thread_id), ("key", None if key in generated_keys else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
-    mark = "\0".join([candidate.kind, candidate.text, *parts]).encode("utf-8", "surrogatepass")
-    entry = blake2b(mark, digest_size=12).hexdigest()
-    place = build_notes_namespace(QUARANTINE, namespace)
-    return build_put(place, entry, value, provenance=source, searched=False)
+    entry_identity = "\0".join([candidate.kind, candidate.text, *parts]).encode(
+        "utf-8", "surrogatepass"
+    )
+    entry_key = blake2b(entry_identity, digest_size=12).hexdigest()
+    entries_namespace = build_notes_namespace(QUARANTINE, namespace)
+    return build_put(entries_namespace, entry_key, value, provenance=source, is_searched=False)
 
 
 async def _refuse_deleted(
@@ -300,19 +307,21 @@ async def _refuse_deleted(
     namespace: Namespace,
     thread: LoadedThread | None,
 ) -> None:
-    marks: dict[int, list[str]] = {}
+    hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
         candidate = judgement.candidates[i]
         if not candidate.explicit:
-            marks[i] = [hash_normal_form(text) for text in {candidate.text, judgement.get_text(i)}]
-            marks[i] += hash_source_messages(candidate.provenance) if candidate.kind == TURN else []
-    gone = await find_tombstones(adapter, namespace, set().union(*marks.values()))
+            hashes[i] = [hash_normal_form(text) for text in {candidate.text, judgement.get_text(i)}]
+            hashes[i] += (
+                hash_source_messages(candidate.provenance) if candidate.kind == TURN else []
+            )
+    stored_tombstones = await find_tombstones(adapter, namespace, set().union(*hashes.values()))
     reason = "it was deleted or forgotten, and nobody asks for it"
-    for i in (i for i, keys in marks.items() if not gone.keys().isdisjoint(keys)):
+    for i in (i for i, keys in hashes.items() if not stored_tombstones.keys().isdisjoint(keys)):
         source = judgement.candidates[i].provenance
-        tombstones = [gone[key] for key in marks[i] if key in gone]
-        known = await find_tombstones(adapter, namespace, hash_source_messages(source))
-        if known or not await _is_repeated_later(source, tombstones, thread):
+        tombstones = [stored_tombstones[key] for key in hashes[i] if key in stored_tombstones]
+        source_tombstones = await find_tombstones(adapter, namespace, hash_source_messages(source))
+        if source_tombstones or not await _is_repeated_later(source, tombstones, thread):
             judgement.refuse(i, TOMBSTONE_CHECK, reason)
 
 
@@ -326,32 +335,36 @@ async def _is_repeated_later(
         return False
     if not source.message_ids or any(id.startswith(HASHED_ID_PREFIX) for id in source.message_ids):
         return False
-    moments = list[datetime]()
+    removal_times = list[datetime]()
     for value in tombstones:
-        at, ids = value.get("at"), value.get(_MESSAGE_IDS)
+        removed_at, ids = value.get("at"), value.get(_MESSAGE_IDS)
         try:
-            moment = datetime.fromisoformat(at) if isinstance(at, str) else None
+            moment = datetime.fromisoformat(removed_at) if isinstance(removed_at, str) else None
         except ValueError:
             moment = None
         if moment is None or moment.tzinfo is None or not isinstance(ids, list):
             return False
         if not set(source.message_ids).isdisjoint(map(str, ids)):
             return False
-        moments.append(moment)
-    return await thread.is_added_after(source.message_ids, max(moments))
+        removal_times.append(moment)
+    return await thread.is_added_after(source.message_ids, max(removal_times))
 
 
-async def _refuse_stored(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> None:
-    for i in judged.kept_indices(events=False):
-        candidate, text = judged.candidates[i], judged.get_text(i)
-        near = await _find_similar_facts(adapter, namespace, text, past=not candidate.explicit)
-        memory = _find_equivalent_fact(near, text, judged.keys[i])
+async def _refuse_stored(
+    judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
+) -> None:
+    for i in judgement.kept_indices(include_events=False):
+        candidate, text = judgement.candidates[i], judgement.get_text(i)
+        similar_facts = await _find_similar_facts(
+            adapter, namespace, text, include_past=not candidate.explicit
+        )
+        memory = _find_equivalent_fact(similar_facts, text, judgement.keys[i])
         if memory is not None:
-            judged.refuse(i, "duplicate", "a memory says the same already", memory.key)
+            judgement.refuse(i, "duplicate", "a memory says the same already", memory.key)
         elif not candidate.explicit and (
-            why := _explain_outdated(near, text, candidate.provenance)
+            reason := _explain_outdated(similar_facts, text, candidate.provenance)
         ):
-            judged.refuse(i, "duplicate", why)
+            judgement.refuse(i, "duplicate", reason)
 
 
 def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
@@ -361,20 +374,22 @@ def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -
 
 def _explain_outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
     """Why a text is past, if a previous one said the same and held when this was said."""
-    at = source.at if source else None
+    said_at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
-        if (at is None or at < previous.until) and is_equivalent_text(previous.text, text):
+        if (said_at is None or said_at < previous.until) and is_equivalent_text(
+            previous.text, text
+        ):
             return f"it was {previous.change} on {previous.until.date()}, and said before"
     return ""
 
 
 async def _find_similar_facts(
-    adapter: StoreAdapter, namespace: Namespace, text: str, *, past: bool
+    adapter: StoreAdapter, namespace: Namespace, text: str, *, include_past: bool
 ) -> list[Memory]:
     memories = await adapter.search(namespace, query=text, limit=_COMPARED_MEMORIES, context=False)
     if memories and memories[0].score is None:  # the store does not rank
         memories = await adapter.list_memories(namespace)
-    elif past and adapter.versioned:
+    elif include_past and adapter.versioned:
         memories += await adapter.search(
             namespace, filter=build_previous_text_filter(text), limit=_COMPARED_MEMORIES
         )
@@ -383,15 +398,19 @@ async def _find_similar_facts(
 
 
 def _refuse_repeated(judgement: _Judgement) -> None:
-    kept: list[int] = []
-    for i in judgement.kept_indices(events=False):
+    distinct: list[int] = []
+    for i in judgement.kept_indices(include_events=False):
         text = judgement.get_text(i)
         first = next(
-            (earlier for earlier in kept if is_equivalent_text(judgement.get_text(earlier), text)),
+            (
+                earlier
+                for earlier in distinct
+                if is_equivalent_text(judgement.get_text(earlier), text)
+            ),
             None,
         )
         if first is None:
-            kept.append(i)
+            distinct.append(i)
         else:
             key = judgement.keys[first]
             judgement.refuse(i, "duplicate", "another candidate says the same", key)
@@ -430,36 +449,36 @@ def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
 
 def iter_json_parts(value: Any) -> Iterator[tuple[Any, int]]:
     """The parts of a JSON value, and how deep each is."""
-    left = [(value, 0)]
-    while left:
-        part, depth = left.pop()
+    stack = [(value, 0)]
+    while stack:
+        part, depth = stack.pop()
         yield part, depth
         if isinstance(part, Mapping):
-            left += [(inner, depth + 1) for inner in part.values()]
+            stack += [(inner, depth + 1) for inner in part.values()]
         elif isinstance(part, list | tuple):
-            left += [(inner, depth + 1) for inner in part]
+            stack += [(inner, depth + 1) for inner in part]
 
 
 def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
     return candidate.text if verdict.text is None else verdict.text
 
 
-def _combine_verdicts(before: Verdict, answer: Verdict, name: str) -> Verdict:
+def _combine_verdicts(previous: Verdict, answer: Verdict, name: str) -> Verdict:
     """The verdict after a check's; one that keeps undoes no redaction."""
     if answer.action != "keep":
         reason = answer.reason or f"the check {name} says so"
         return replace(answer, reason=reason, check=answer.check or name)
     if answer.text is None:
-        return before
-    reason = "; ".join(filter(None, (before.reason, answer.reason or "it is put otherwise")))
-    check = before.check or answer.check or name
-    return replace(before, reason=reason, check=check, text=answer.text)
+        return previous
+    reason = "; ".join(filter(None, (previous.reason, answer.reason or "it is put otherwise")))
+    check = previous.check or answer.check or name
+    return replace(previous, reason=reason, check=check, text=answer.text)
 
 
-def _run_check(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict | str | None]]:
+def _run_check(check: Check, candidates: Sequence[Candidate]) -> Effect[list[Verdict | str | None]]:
     """The check's verdicts; a text says why there is none."""
 
-    def answer(candidate: Candidate) -> Verdict | str | None:
+    def judge_candidate(candidate: Candidate) -> Verdict | str | None:
         try:
             verdict: Any = check(candidate)
         except Exception as exc:
@@ -467,7 +486,7 @@ def _run_check(check: Check, shown: Sequence[Candidate]) -> Effect[list[Verdict 
         valid = verdict is None or isinstance(verdict, Verdict)
         return verdict if valid else f"returned {verdict!r:.80}, which is no answer"
 
-    return run_computation(lambda: [answer(candidate) for candidate in shown])
+    return run_computation(lambda: [judge_candidate(candidate) for candidate in candidates])
 
 
 def _check_functions(name: str, functions: Any) -> tuple[Any, ...]:

@@ -100,18 +100,18 @@ class ProfileChange(_Part):
 
     def to_patch_operation(self) -> Document:
         """The operation by the RFC; a value that is no JSON is text."""
-        out: Document = {"op": self.op, "path": self.path}
+        operation: Document = {"op": self.op, "path": self.path}
         if self.origin is not None:
-            out["from"] = self.origin
+            operation["from"] = self.origin
         if self.value is not None:
             try:
                 text = json.dumps(json.loads(self.value), ensure_ascii=False)
-                out["value"] = json.loads(
+                operation["value"] = json.loads(
                     make_storable(text)
                 )  # what was escaped may not be storable
             except (ValueError, RecursionError):  # models leave out the quotes
-                out["value"] = make_storable(self.value)
-        return out
+                operation["value"] = make_storable(self.value)
+        return operation
 
 
 class EpisodeFound(_Part):
@@ -163,7 +163,7 @@ def build_answer(parsed: BaseModel) -> ModelAnswer:
 
 
 def build_memory_proposal(
-    answer: ModelAnswer, batch: Batch, shown: Mapping[str, Memory]
+    answer: ModelAnswer, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Proposal:
     """The proposed facts and episodes; only the memories that were shown can be changed."""
     additions: dict[str, Addition] = {}
@@ -172,7 +172,7 @@ def build_memory_proposal(
     changes: list[FactChange | EpisodeFound] = [*answer.facts, *answer.episodes]
     for change in changes:
         try:
-            proposed = _build_change(change, batch, shown)
+            proposed = _build_change(change, batch, shown_memories)
         except InvalidPatch as exc:
             outcomes.append(_build_refusal(str(exc)))
             continue
@@ -188,7 +188,7 @@ def build_memory_proposal(
 
 
 def _build_change(
-    change: FactChange | EpisodeFound, batch: Batch, shown: Mapping[str, Memory]
+    change: FactChange | EpisodeFound, batch: Batch, shown_memories: Mapping[str, Memory]
 ) -> Addition | Revision:
     messages = _select_messages(change.messages, batch)
     if not messages:
@@ -206,7 +206,7 @@ def _build_change(
     candidate = batch.build_candidate(messages, text, FACT, **details)
     if change.action == "insert":
         return _build_addition(candidate)
-    memory = shown.get(change.memory or "")
+    memory = shown_memories.get(change.memory or "")
     if memory is None:
         raise InvalidPatch(f"names the memory {change.memory!r:.40}, which it was not shown")
     kind: Any = f"{change.action}d"
@@ -223,9 +223,11 @@ def _build_addition(candidate: Candidate) -> Addition:
 
 def _select_messages(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
     """The messages with these numbers, of a role if one is given."""
-    chosen = {*numbers}
-    named = [message for number, message in enumerate(batch.messages, 1) if number in chosen]
-    return [message for message in named if role in ("", message.role)]
+    wanted_numbers = {*numbers}
+    selected = [
+        message for number, message in enumerate(batch.messages, 1) if number in wanted_numbers
+    ]
+    return [message for message in selected if role in ("", message.role)]
 
 
 def _build_refusal(reason: str, key: str | None = None) -> Outcome:
@@ -238,26 +240,28 @@ async def plan_profile_patch(
     """The puts of a patch; InvalidPatch if an operation names no message of a user."""
     messages: dict[str, ThreadMessage] = {}
     for number, change in enumerate(changes, 1):
-        users = {one.id: one for one in _select_messages(change.messages, batch, "user")}
+        users = {
+            message.id: message for message in _select_messages(change.messages, batch, "user")
+        }
         messages |= users
-        what = f"operation {number}, {change.op} {change.path!r:.200},"
+        description = f"operation {number}, {change.op} {change.path!r:.200},"
         if change.profile not in ("", state.name):
             raise InvalidPatch(
-                f"{what} names the profile {change.profile!r:.80}, which is not there"
+                f"{description} names the profile {change.profile!r:.80}, which is not there"
             )
         if not users:
             raise InvalidPatch(
-                f"{what} names no message of a user that says so; leave out what only the "
+                f"{description} names no message of a user that says so; leave out what only the "
                 "assistant or a tool says"
             )
     cited = list(messages.values())
-    place = state.owner.get_handle(scope.config)
-    place = place._replace(
+    handle = state.owner.get_handle(scope.config)
+    handle = handle._replace(
         provenance=batch.build_provenance(cited), user_texts=[change.text for change in cited]
     )
     operations = [change.to_patch_operation() for change in changes]
-    puts = await state.owner.plan_patch(place, operations, state.document)
-    return ChangePlan(puts, [Outcome("updated" if puts else "unchanged", place.key)])
+    puts = await state.owner.plan_patch(handle, operations, state.document)
+    return ChangePlan(puts, [Outcome("updated" if puts else "unchanged", handle.key)])
 
 
 def build_profile_plan(
@@ -295,8 +299,8 @@ def build_instructions_plan(
             )
 
     async def plan(gate: Gate) -> ChangePlan:
-        place = instructions.get_handle(scope.config)
-        previous = await instructions.read_version(place)
+        handle = instructions.get_handle(scope.config)
+        previous = await instructions.read_version(handle)
         verdicts = await gate.judge(candidates, scope.adapter, scope.namespace)
         text, source, outcomes = previous.text.rstrip(), None, [*refused]
         for wish, verdict in zip(candidates, verdicts, strict=True):
@@ -310,8 +314,8 @@ def build_instructions_plan(
                 outcomes.append(_build_refusal("would make the instructions too long"))
             else:
                 text, source = f"{text}\n- {line}", wish.provenance
-                outcomes.append(Outcome("updated", place.key))
-        put = build_replacement(place._replace(provenance=source), previous, text, "update")
+                outcomes.append(Outcome("updated", handle.key))
+        put = build_replacement(handle._replace(provenance=source), previous, text, "update")
         return ChangePlan([put] if source else [], outcomes)
 
     return plan
@@ -398,7 +402,7 @@ class ModelExtractor:
         profiles = [profile] if isinstance(profile, Profile) else profile
         expected = "a Profile, or a list of them"
         check_instance("profile", profiles, (list, tuple), expected)
-        self.profiles = [check_instance("profile", each, Profile, expected) for each in profiles]
+        self.profiles = [check_instance("profile", one, Profile, expected) for one in profiles]
         expected = "Instructions(store), or None"
         self.learn = learn and check_instance("learn", learn, Instructions, expected)
         self.turns = TurnExtractor() if turns else None
@@ -428,15 +432,15 @@ class ModelExtractor:
         turns = Proposal()
         if self.turns is not None:
             turns = await self.turns.propose_changes(batch, scope)
-        if not any(each.text and each.role != "system" for each in batch.messages):
+        if not any(message.text and message.role != "system" for message in batch.messages):
             return turns
-        shown = await self._read_prompt_context(batch, scope)
-        answer, usage = await self._request_answer(batch, shown, scope)
-        memories = build_memory_proposal(answer, batch, shown.memories)
-        patches, of = _group_by_profile(answer, shown.profiles), (batch, scope)
-        plans = [build_profile_plan(*patch, *of) for patch in patches]
+        context = await self._read_prompt_context(batch, scope)
+        answer, usage = await self._request_answer(batch, context, scope)
+        memories = build_memory_proposal(answer, batch, context.memories)
+        patches, arguments = _group_by_profile(answer, context.profiles), (batch, scope)
+        plans = [build_profile_plan(*patch, *arguments) for patch in patches]
         if self.learn is not None and answer.instructions:
-            plans.append(build_instructions_plan(self.learn, answer.instructions, *of))
+            plans.append(build_instructions_plan(self.learn, answer.instructions, *arguments))
         return Proposal(
             (*turns.additions, *memories.additions),
             (*turns.revisions, *memories.revisions),
@@ -446,86 +450,92 @@ class ModelExtractor:
         )
 
     async def _read_prompt_context(self, batch: Batch, scope: Scope) -> _PromptContext:
-        near = await self._find_similar_facts(batch, scope)
+        similar_facts = await self._find_similar_facts(batch, scope)
         profiles, instructions = [], ""
         for profile in self.profiles:
-            place = profile.get_handle(scope.config)
-            _check_same_store(place.adapter.store, scope, "the profile")
-            profiles.append(await profile.read_state(place))
+            handle = profile.get_handle(scope.config)
+            _check_same_store(handle.adapter.store, scope, "the profile")
+            profiles.append(await profile.read_state(handle))
         if self.learn is not None:
-            at = self.learn.get_handle(scope.config)
-            _check_same_store(at.adapter.store, scope, "the instructions")
-            instructions = (await self.learn.read_version(at)).text
+            instructions_handle = self.learn.get_handle(scope.config)
+            _check_same_store(instructions_handle.adapter.store, scope, "the instructions")
+            instructions = (await self.learn.read_version(instructions_handle)).text
         return _PromptContext(
-            {f"m{i}": each for i, each in enumerate(near, 1)}, profiles, instructions
+            {f"m{i}": memory for i, memory in enumerate(similar_facts, 1)}, profiles, instructions
         )
 
     async def _find_similar_facts(self, batch: Batch, scope: Scope) -> list[Memory]:
         if "facts" not in self._parts:
             return []
-        texts = [each.text[:_QUERY_CHARS] for each in batch.messages if each.role == "user"]
+        texts = [
+            message.text[:_QUERY_CHARS] for message in batch.messages if message.role == "user"
+        ]
         ranked: list[list[Memory]] = []
         for query in dict.fromkeys(filter(None, texts[: -_MAX_QUERIES - 1 : -1])):
             memories_found = await scope.adapter.search(
                 scope.namespace, query=query, filter={"kind": FACT}, limit=_MAX_SIMILAR_FACTS
             )
-            ranked.append([each for each in memories_found if each.namespace == scope.namespace])
+            ranked.append(
+                [message for message in memories_found if message.namespace == scope.namespace]
+            )
         rows = zip_longest(*ranked)
-        near = {each.key: each for row in rows for each in row if each is not None}
+        near = {message.key: message for row in rows for message in row if message is not None}
         return list(near.values())[:_MAX_SIMILAR_FACTS]
 
     async def _request_answer(
-        self, batch: Batch, shown: _PromptContext, scope: Scope
+        self, batch: Batch, context: _PromptContext, scope: Scope
     ) -> tuple[ModelAnswer, Usage]:
-        left, usage = self._call.retries, Usage()
+        retries_left, usage = self._call.retries, Usage()
 
-        def request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
+        def build_request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             nonlocal usage
             usage += Usage(calls=1)
-            return self._build_request(batch, shown, room, refused)
+            return self._build_request(batch, context, room, refused)
 
-        async def taken(raw_answer: Any) -> ModelAnswer:
-            nonlocal left, usage
+        async def parse_answer(raw_answer: Any) -> ModelAnswer:
+            nonlocal retries_left, usage
             raw = raw_answer.get("raw") if isinstance(raw_answer, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}
             usage += Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
             answer = build_answer(read_structured_answer(raw_answer))
             try:
-                for each, changes in _group_by_profile(answer, shown.profiles):
-                    await plan_profile_patch(each, changes, batch, scope)
+                for state, changes in _group_by_profile(answer, context.profiles):
+                    await plan_profile_patch(state, changes, batch, scope)
             except VersionConflict:  # the outcome of the plan tells it
                 pass
             except InvalidPatch:  # after the last retry, the answer is taken without the patch
-                left -= 1
-                if left >= 0:
+                retries_left -= 1
+                if retries_left >= 0:
                     raise
             return answer
 
         call = replace(self._call, config=scope.config)
-        asked: Operation[ModelAnswer] = call.request_usable_answer(
-            request, taken, room=self.max_chars
+        operation: Operation[ModelAnswer] = call.request_usable_answer(
+            build_request, parse_answer, room=self.max_chars
         )
-        return (await asked), usage
+        return (await operation), usage
 
     def _build_request(
-        self, batch: Batch, shown: _PromptContext, room: int, refused: RefusedAnswer | None
+        self, batch: Batch, context: _PromptContext, room: int, refused: RefusedAnswer | None
     ) -> list[BaseMessage]:
-        lines = [f"{name}: {_render_memory(memory)}" for name, memory in shown.memories.items()]
+        lines = [f"{name}: {_render_memory(memory)}" for name, memory in context.memories.items()]
         earlier = filter(None, map(_render_dated_message, batch.before))
-        data = [
+        sections = [
             fence_text("memories", "\n".join(lines)),
-            *map(_render_profile, shown.profiles),
-            fence_text("instructions", shown.instructions),
+            *map(_render_profile, context.profiles),
+            fence_text("instructions", context.instructions),
             fence_text("earlier", "\n".join(earlier)),
             fence_text("conversation", _render_transcript(batch.messages, room)),
         ]
         if refused is not None:
-            data.append(fence_text("refused_answer", quote_answer(refused.answer)))
-            data.append(f"Your last answer was refused: {refused.fault}\nAnswer again, all of it.")
+            sections.append(fence_text("refused_answer", quote_answer(refused.answer)))
+            sections.append(
+                f"Your last answer was refused: {refused.fault}\nAnswer again, all of it."
+            )
         instructions = [self.prompt, *(_PART_PROMPTS[part] for part in self._parts), _DATA_WARNING]
         return [
             SystemMessage("\n\n".join(instructions)),
-            HumanMessage("\n\n".join(filter(None, data))),
+            HumanMessage("\n\n".join(filter(None, sections))),
         ]
 
 
@@ -542,18 +552,20 @@ def _group_by_profile(
     return [(state, by_name[state.name]) for state in states if state.name in by_name]
 
 
-def _check_same_store(store: Any, scope: Scope, what: str) -> None:
+def _check_same_store(store: Any, scope: Scope, description: str) -> None:
     if store is not scope.adapter.store:
         raise ConfigurationError(
-            f"{what} and the memories are in two stores, {store!r:.80} and "
+            f"{description} and the memories are in two stores, {store!r:.80} and "
             f"{scope.adapter.store!r:.80}; expected the same store, for one transaction"
         )
 
 
 def _render_memory(memory: Memory) -> str:
     source = memory.provenance
-    at = source.at if source is not None and source.at is not None else memory.valid_from
-    return to_prompt_json({"memory": memory.text, **({"on": at.date().isoformat()} if at else {})})
+    said_at = source.at if source is not None and source.at is not None else memory.valid_from
+    return to_prompt_json(
+        {"memory": memory.text, **({"on": said_at.date().isoformat()} if said_at else {})}
+    )
 
 
 def _render_profile(state: ProfileState[Any]) -> str:
@@ -568,8 +580,8 @@ def _render_profile(state: ProfileState[Any]) -> str:
 
 def _render_transcript(messages: Sequence[ThreadMessage], room: int) -> str:
     lines = [_render_dated_message(message) for message in messages]
-    longest = room - _MARK_CHARS if sum(map(len, lines)) <= room else room // 2
-    numbered = enumerate((_indent_lines(cut_middle(line, longest)) for line in lines), 1)
+    max_line_chars = room - _MARK_CHARS if sum(map(len, lines)) <= room else room // 2
+    numbered = enumerate((_indent_lines(cut_middle(line, max_line_chars)) for line in lines), 1)
     return keep_newest_units([f"[{number}] {line}" for number, line in numbered if line], room)
 
 

@@ -56,7 +56,7 @@ def iter_archive(
     saver: Checkpointer,
     store: WholeStore,
     threads: Sequence[str],
-    found: PersonNamespaces,
+    namespaces: PersonNamespaces,
 ) -> Iterator[dict[str, Any]]:
     """Yield the lines of the archive of a person."""
     yield {
@@ -65,18 +65,20 @@ def iter_archive(
         "exported_at": datetime.now(UTC).isoformat(),
         "threads": len(threads),
         "threads_by_owner": [each for each in rows.list_threads_by_owner() if each in {*threads}],
-        "namespaces": [[*namespace] for namespace in found.own],
+        "namespaces": [[*namespace] for namespace in namespaces.own],
         # the archive names no other person
-        "other_namespaces": [[*each] for each in found.others if each not in found.owned_by_others],
+        "other_namespaces": [
+            [*each] for each in namespaces.others if each not in namespaces.owned_by_others
+        ],
     }
     for thread_id in threads:
         for line in _iter_thread_lines(saver, thread_id):
             if rows.owners_are_people and line.get("owner") != rows.user:
                 line.pop("owner", None)  # another person made the thread
             yield line
-    for namespace in _sort_notes_last(found.own):
+    for namespace in _sort_notes_last(namespaces.own):
         yield from store.export(namespace)
-    yield from _iter_authored_versions(store, found.authored_items, rows.user)
+    yield from _iter_authored_versions(store, namespaces.authored_items, rows.user)
     own = frozenset(threads)
     for thread_id in threads:
         for run in rows.list_runs(thread_id):
@@ -86,22 +88,22 @@ def iter_archive(
 
 
 def _iter_authored_versions(
-    store: WholeStore, written: Sequence[tuple[Namespace, str]], user: str
+    store: WholeStore, authored_items: Sequence[tuple[Namespace, str]], user: str
 ) -> Iterator[dict[str, Any]]:
     """Yield the versions that a person wrote into the memories of teams.
 
     Earlier texts of other authors, which a version keeps, are left out.
     """
-    keys = frozenset(written)
-    for namespace in dict.fromkeys(namespace for namespace, _ in written):
+    keys = frozenset(authored_items)
+    for namespace in dict.fromkeys(namespace for namespace, _ in authored_items):
         for line in store.export(namespace):
-            place = tuple(line["namespace"]), line["key"]
+            item_key = tuple(line["namespace"]), line["key"]
             is_own = (line.get("provenance") or {}).get(AUTHOR) == user
-            if place in keys and place[0] == namespace and is_own:
+            if item_key in keys and item_key[0] == namespace and is_own:
                 value = dict(line["value"])
                 if PREVIOUS in value:
                     previous = value[PREVIOUS]
-                    value[PREVIOUS] = [each for each in previous if each.get(AUTHOR) == user]
+                    value[PREVIOUS] = [text for text in previous if text.get(AUTHOR) == user]
                 yield {**line, "value": value}
 
 
@@ -117,8 +119,8 @@ def _iter_thread_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str
         return
     except (InvalidMessages, PerdureError) as exc:
         newest = existing_head(saver, thread_id).metadata
-        named = about(saver, thread_id, newest)
-        yield {"thread_id": thread_id, **named, "messages": [], "problem": str(exc)}
+        description = about(saver, thread_id, newest)
+        yield {"thread_id": thread_id, **description, "messages": [], "problem": str(exc)}
 
 
 def _sort_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
@@ -200,5 +202,5 @@ def _select_keys(value: Any, names: Sequence[str]) -> Any:
     return {name: value[name] for name in names if name in value}
 
 
-def _format_time(at: float | None) -> str | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
+def _format_time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -74,14 +74,18 @@ async def find_person_namespaces(
             only the conversation with the name of the person.
     """
     check_user("user", user, "give the name of the person")
-    given = [Template(labels).labels for labels in templates]
-    known = [(label, USER_LABEL) for label in PERSONAL_LABELS]
-    every = dict.fromkeys((*known, *given, *await read_templates(adapter.store)))
-    patterns = [labels for labels in every if USER_LABEL in labels and _is_specific(labels)]
+    extra_templates = [Template(labels).labels for labels in templates]
+    standard_templates = [(label, USER_LABEL) for label in PERSONAL_LABELS]
+    templates_labels = dict.fromkeys(
+        (*standard_templates, *extra_templates, *await read_templates(adapter.store))
+    )
+    patterns = [
+        labels for labels in templates_labels if USER_LABEL in labels and _is_specific(labels)
+    ]
     ids = {user}
     if conversations is not None:
         ids |= {*conversations, *await _list_extracted_threads(adapter, user)}
-    own: dict[Namespace, None] = {}
+    owned: dict[Namespace, None] = {}
     notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
     for namespace in await adapter.namespaces_under((CHAT_LABEL,)):
         if namespace[1:2] and namespace[1] in ids:
@@ -89,19 +93,19 @@ async def find_person_namespaces(
             if namespace[1] != user and await _is_person(adapter, namespace[1]):
                 others.append(namespace)
             else:
-                own[namespace[:2]] = None
+                owned[namespace[:2]] = None
     for namespace in await adapter.namespaces_with(user):
-        head = 2 if namespace[0] == RESERVED_LABEL else 0
-        prefix = _find_prefix(namespace[head:], patterns, user)
+        label_offset = 2 if namespace[0] == RESERVED_LABEL else 0
+        prefix = _find_prefix(namespace[label_offset:], patterns, user)
         if prefix is not None:
-            (notes if head else items).append((*namespace[:head], *prefix))
-        elif namespace[:2] not in own and user in _list_possible_names(namespace[head:]):
+            (notes if label_offset else items).append((*namespace[:label_offset], *prefix))
+        elif namespace[:2] not in owned and user in _list_possible_names(namespace[label_offset:]):
             others.append(namespace)
     # notes before items: the other way round, an erasure that was cut off could leave notes alone
     return PersonNamespaces(
-        tuple(dict.fromkeys((*own, *notes, *items))),
+        tuple(dict.fromkeys((*owned, *notes, *items))),
         tuple(dict.fromkeys(others)),
-        await _find_authored_items(adapter, user, own),
+        await _find_authored_items(adapter, user, owned),
         frozenset(each for each in others if _belongs_to_person_or_chat(each, patterns)),
     )
 
@@ -120,19 +124,19 @@ async def forget_person(
     The call can be repeated. For `hand_over` see `forget_author`, and for the other arguments
     `find_person_namespaces`.
     """
-    found = await find_person_namespaces(adapter, user, templates, conversations)
+    namespaces = await find_person_namespaces(adapter, user, templates, conversations)
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
-    for namespace in found.own:
+    for namespace in namespaces.own:
         if adapter.versioned:
             receipt += await adapter.call("forget", namespace, dry_run=dry_run)
         else:
             receipt += await _delete_under(adapter, namespace, dry_run=dry_run)
     receipt += await forget_author(adapter, user, hand_over=hand_over, dry_run=dry_run)
-    chats = [namespace for namespace, _ in found.authored_items if namespace[0] == CHAT_LABEL]
+    chats = [namespace for namespace, _ in namespaces.authored_items if namespace[0] == CHAT_LABEL]
     for namespace in dict.fromkeys(chats):
         options = {"hand_over": False, "dry_run": dry_run}
         receipt += await adapter.call("forget_author", namespace, user, **options)
-    return replace(receipt, others=found.others)
+    return replace(receipt, others=namespaces.others)
 
 
 async def forget_author(
@@ -149,12 +153,14 @@ async def forget_author(
             receipt += await adapter.call("forget_author", prefix, user, **options)
         return receipt
     items = await adapter.items_under((TEAMS,))
-    own = [item for item in items if (item.value.get(SOURCE) or {}).get(AUTHOR) == user]
-    keys = tuple((tuple(item.namespace), item.key) for item in own)
+    authored = [item for item in items if (item.value.get(SOURCE) or {}).get(AUTHOR) == user]
+    keys = tuple((tuple(item.namespace), item.key) for item in authored)
     if not dry_run:
-        await adapter.write([_build_author_removal(item, hand_over=hand_over) for item in own])
-    handed = len(own) if hand_over else 0
-    receipt = replace(receipt, items=len(own) - handed, clean=False, handed_over=handed)
+        await adapter.write([_build_author_removal(item, hand_over=hand_over) for item in authored])
+    handed_over = len(authored) if hand_over else 0
+    receipt = replace(
+        receipt, items=len(authored) - handed_over, clean=False, handed_over=handed_over
+    )
     return receipt if hand_over else replace(receipt, keys=keys)
 
 
@@ -171,11 +177,11 @@ async def _find_authored_items(
 
 def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
     """Return the put that removes an item, or the name of its author."""
-    place = tuple(item.namespace), item.key
+    item_key = tuple(item.namespace), item.key
     if not hand_over:
-        return build_removal(*place)
+        return build_removal(*item_key)
     source = {name: part for name, part in item.value[SOURCE].items() if name in WITHOUT_AUTHOR}
-    return PutItem(*place, {**item.value, SOURCE: source})
+    return PutItem(*item_key, {**item.value, SOURCE: source})
 
 
 async def _delete_under(adapter: StoreAdapter, prefix: Namespace, *, dry_run: bool) -> Receipt:
@@ -194,8 +200,10 @@ async def _list_extracted_threads(adapter: StoreAdapter, user: str) -> list[str]
 
 async def _is_person(adapter: StoreAdapter, name: str) -> bool:
     """Return whether the store has something of a person of this name."""
-    found = await adapter.namespaces_with(name)
-    return any(namespace[0] in PERSONAL_LABELS and namespace[1:2] == (name,) for namespace in found)
+    namespaces = await adapter.namespaces_with(name)
+    return any(
+        namespace[0] in PERSONAL_LABELS and namespace[1:2] == (name,) for namespace in namespaces
+    )
 
 
 def _list_possible_names(namespace: Namespace) -> Namespace:

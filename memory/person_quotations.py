@@ -42,8 +42,8 @@ class QuotationFinder:
     def is_quoted_in(self, text: str) -> bool:
         """Return whether a text contains one of the person's texts."""
         for start in range(len(text) - _MIN_LENGTH + 1):
-            known = self._texts.get(text[start : start + _MIN_LENGTH])
-            if known and any(text.startswith(each, start) for each in known):
+            candidates = self._texts.get(text[start : start + _MIN_LENGTH])
+            if candidates and any(text.startswith(candidate, start) for candidate in candidates):
                 return True
         return False
 
@@ -52,13 +52,13 @@ def find_quoting_threads(
     saver: Checkpointer, thread_ids: Iterable[str], finders: Sequence[QuotationFinder]
 ) -> list[tuple[str, ...]]:
     """Return, for each finder, the ids of the threads whose messages quote one of its texts."""
-    found = [list[str]() for _ in finders]
+    thread_ids_by_finder = [list[str]() for _ in finders]
     for thread_id in thread_ids if any(finders) else ():
         texts = [message.text for message in iter_messages(saver, thread_id)]
-        for finder, ids in zip(finders, found, strict=True):
+        for finder, ids in zip(finders, thread_ids_by_finder, strict=True):
             if finder and any(map(finder.is_quoted_in, texts)):
                 ids.append(thread_id)
-    return [tuple(ids) for ids in found]
+    return [tuple(ids) for ids in thread_ids_by_finder]
 
 
 def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
@@ -122,8 +122,8 @@ def _iter_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value.strip()
     elif isinstance(value, Mapping | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _iter_texts(each)
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _iter_texts(part)
 
 
 def iter_item_texts(store: WholeStore, namespaces: Iterable[Namespace]) -> Iterator[str]:

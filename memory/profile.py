@@ -74,28 +74,28 @@ def apply_patch(
     With `by_model`, an object that lacks fields of the one that it replaces is refused: a model
     seldom means to remove them.
     """
-    out: Document = copy_json(document, "the profile")
+    patched: Document = copy_json(document, "the profile")
     for number, operation in enumerate(operations, 1):
-        before = out
+        unpatched = patched
         try:
             # checked after each: several copies may double the size each time
-            out = copy_json(jsonpatch.JsonPatch([operation]).apply(before), "the profile")
+            patched = copy_json(jsonpatch.JsonPatch([operation]).apply(unpatched), "the profile")
             if by_model and operation["op"] != "remove":
-                _refuse_lost_fields(before, out, operation.get("from"))
+                _refuse_lost_fields(unpatched, patched, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
             # the library's other messages quote the document
             quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE_ERRORS))
             fault = str(exc) if quotable else "it does not fit the document"
-            what = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
-            raise InvalidPatch(f"{what}: {fault}") from exc
-    return out
+            description = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
+            raise InvalidPatch(f"{description}: {fault}") from exc
+    return patched
 
 
 def _refuse_lost_fields(before: Document, after: Document, moved: str | None) -> None:
-    lacking = (
-        at for at, part in iter_missing_values(before, after) if part not in (None, "", [], {})
+    lost_paths = (
+        path for path, part in iter_missing_values(before, after) if part not in (None, "", [], {})
     )
-    if lost := [repr(at) for at in lacking if at != moved]:
+    if lost := [repr(path) for path in lost_paths if path != moved]:
         raise InvalidPatch(
             f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
             "fields that change, or remove each by its own path"
@@ -106,8 +106,12 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
     """The paths and values that a new document lacks; lists are compared if they are as long."""
     if isinstance(previous, dict) and isinstance(new, dict):
         for name, part in previous.items():
-            at = f"{path}/{escape_pointer_part(name)}"
-            yield from iter_missing_values(part, new[name], at) if name in new else [(at, part)]
+            part_path = f"{path}/{escape_pointer_part(name)}"
+            yield from (
+                iter_missing_values(part, new[name], part_path)
+                if name in new
+                else [(part_path, part)]
+            )
     elif isinstance(previous, list) and isinstance(new, list) and len(previous) == len(new):
         for number, part in enumerate(previous):
             yield from iter_missing_values(part, new[number], f"{path}/{number}")
@@ -134,15 +138,15 @@ def is_same_json(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def copy_json(value: Any, what: str) -> Any:
+def copy_json(value: Any, description: str) -> Any:
     """A copy of a JSON value."""
     try:
         text = encode_value({"document": value})
     except InvalidValue as exc:
-        raise InvalidPatch(f"{what} is no JSON that a store takes: {exc}") from exc
+        raise InvalidPatch(f"{description} is no JSON that a store takes: {exc}") from exc
     size = len(text.encode()) - len('{"document":}')
     if size > MAX_BYTES:
-        raise InvalidPatch(f"{what} takes {size:,} bytes; at most {MAX_BYTES:,} are allowed")
+        raise InvalidPatch(f"{description} takes {size:,} bytes; at most {MAX_BYTES:,} are allowed")
     return decode_value(text)["document"]
 
 
@@ -182,14 +186,14 @@ def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
 
 def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
     """A copy of a document with other values in some leaves."""
-    out: Document = copy_json(document, "the profile")
+    changed: Document = copy_json(document, "the profile")
     for leaf, value in zip(leaves, values, strict=True):
-        within: Any = out
+        container: Any = changed
         for part in leaf.path[:-1]:
-            within = within[part]
+            container = container[part]
         if leaf.path:
-            within[leaf.path[-1]] = value
-    return out
+            container[leaf.path[-1]] = value
+    return changed
 
 
 def render_search_text(document: Document) -> str:
@@ -218,8 +222,8 @@ def validate_profile(schema: type[M], document: Document) -> M:
         fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
         raise InvalidPatch(fault) from exc
     else:
-        unknown = iter_missing_values(document, dump_profile(profile))
-        faults = [f"{path!r:.200} is an unknown field" for path, _ in unknown]
+        unknown_fields = iter_missing_values(document, dump_profile(profile))
+        faults = [f"{path!r:.200} is an unknown field" for path, _ in unknown_fields]
         if not faults:
             return profile
     raise InvalidPatch(f"not as {schema.__name__} asks for: {'; '.join(faults)[:800]}")
@@ -227,8 +231,10 @@ def validate_profile(schema: type[M], document: Document) -> M:
 
 def _describe_fault(fault: Any) -> str:
     path = "".join(f"/{escape_pointer_part(str(part))}" for part in fault["loc"]) or "the profile"
-    given = "" if fault["type"] == "missing" else f" (it is {to_prompt_json(fault['input'])[:80]})"
-    return f"{path!r}: {fault['msg']}{given}"
+    received = (
+        "" if fault["type"] == "missing" else f" (it is {to_prompt_json(fault['input'])[:80]})"
+    )
+    return f"{path!r}: {fault['msg']}{received}"
 
 
 Change = Callable[[Document], Document]
@@ -305,11 +311,11 @@ class Profile(Generic[M]):
         """
         if self.namespace.lacks_memory(config):
             return self.schema()
-        place = self.get_handle(config)
-        state = await self.read_state(place, as_of)
+        handle = self.get_handle(config)
+        state = await self.read_state(handle, as_of)
         if state.profile is None:
             raise ConfigurationError(
-                f"the profile {place.key!r} in {place.namespace!r} is not there yet, or does "
+                f"the profile {handle.key!r} in {handle.namespace!r} is not there yet, or does "
                 f"not fit the schema: {state.fault}; history() shows what is stored, patch() or "
                 "set() repairs it"
             )
@@ -317,12 +323,15 @@ class Profile(Generic[M]):
 
     async def _history(self, config: RunnableConfig | None = None) -> list[ProfileVersion]:
         """All versions, oldest first."""
-        place = self.get_handle(config)
+        handle = self.get_handle(config)
         versions = []
-        for head in await place.list_versions():
-            change, times = str(head.value.get("change", "")), (head.valid_from, head.valid_to)
-            made = head.version, change, *times, head.provenance
-            versions.append(ProfileVersion(_copy_document(head), *made))
+        for version in await handle.list_versions():
+            change, times = (
+                str(version.value.get("change", "")),
+                (version.valid_from, version.valid_to),
+            )
+            origin = version.version, change, *times, version.provenance
+            versions.append(ProfileVersion(_copy_document(version), *origin))
         return versions
 
     async def _patch(self, operations: Any, config: RunnableConfig | None = None) -> M:
@@ -345,13 +354,13 @@ class Profile(Generic[M]):
 
     async def _forget(self, config: RunnableConfig | None = None) -> Receipt | None:
         """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
-        place = self.get_handle(config)
-        for head in await place.list_versions():
-            _copy_document(head)  # another item is not erased
-        if place.adapter.versioned:
-            receipt: Receipt = await place.adapter.call("forget", place.namespace, key=place.key)
+        handle = self.get_handle(config)
+        for version in await handle.list_versions():
+            _copy_document(version)  # another item is not erased
+        if handle.adapter.versioned:
+            receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
             return receipt
-        await place.adapter.write([build_removal(place.namespace, place.key)])
+        await handle.adapter.write([build_removal(handle.namespace, handle.key)])
         return None
 
     get, aget = blocking(_get), awaiting(_get)
@@ -366,46 +375,48 @@ class Profile(Generic[M]):
         user = Provenance(*read_run_source(config), actor="user", trust="user")
         return ItemHandle(self.adapter or get_adapter(None, self.namespace), namespace, key, user)
 
-    async def read_state(self, place: ItemHandle, as_of: datetime | None = None) -> ProfileState[M]:
+    async def read_state(
+        self, handle: ItemHandle, as_of: datetime | None = None
+    ) -> ProfileState[M]:
         """Read the profile; what is stored may not fit the schema."""
-        head = await place.read(as_of)
-        document = _copy_document(head) if head else dump_profile(self.schema.model_construct())
+        item = await handle.read(as_of)
+        document = _copy_document(item) if item else dump_profile(self.schema.model_construct())
         try:
-            profile = validate_profile(self.schema, document) if head else self.schema()
+            profile = validate_profile(self.schema, document) if item else self.schema()
         except (InvalidPatch, ValidationError) as exc:
-            fault = str(exc) if head else f"{self.schema.__name__} has fields that must be given"
-            return ProfileState(self, place.key, head, document, None, fault)
-        return ProfileState(self, place.key, head, dump_profile(profile), profile)
+            fault = str(exc) if item else f"{self.schema.__name__} has fields that must be given"
+            return ProfileState(self, handle.key, item, document, None, fault)
+        return ProfileState(self, handle.key, item, dump_profile(profile), profile)
 
     async def plan_patch(
-        self, place: ItemHandle, operations: Sequence[Document], seen: Document
+        self, handle: ItemHandle, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
         """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
-        checked = check_operations(operations)
-        state = await self.read_state(place)
-        if not is_unchanged_since(checked, seen, state.document):
+        valid_operations = check_operations(operations)
+        state = await self.read_state(handle)
+        if not is_unchanged_since(valid_operations, seen, state.document):
             raise VersionConflict(
-                f"the profile {place.key!r} was changed where this patch changes it; make it anew"
+                f"the profile {handle.key!r} was changed where this patch changes it; make it anew"
             )
-        apply = partial(apply_patch, operations=checked, by_model=True)
-        puts, _ = await self._plan_change(place, state, "patch", apply)
+        apply = partial(apply_patch, operations=valid_operations, by_model=True)
+        puts, _ = await self._plan_change(handle, state, "patch", apply)
         return puts
 
     async def _write_change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
-        place = self.get_handle(config)
+        handle = self.get_handle(config)
         profile: M  # as it is once the plan is written
 
         async def plan() -> ChangePlan:
             nonlocal profile
-            state = await self.read_state(place)
-            puts, profile = await self._plan_change(place, state, name, change)
+            state = await self.read_state(handle)
+            puts, profile = await self._plan_change(handle, state, name, change)
             return ChangePlan(puts)
 
-        await plan_and_write(place.adapter, plan)
+        await plan_and_write(handle.adapter, plan)
         return profile
 
     async def _plan_change(
-        self, place: ItemHandle, state: ProfileState[M], name: str, change: Change
+        self, handle: ItemHandle, state: ProfileState[M], name: str, change: Change
     ) -> tuple[Sequence[PutItem], M]:
         """The puts of a change, and the profile once they are written."""
         try:
@@ -415,7 +426,7 @@ class Profile(Generic[M]):
         # values that are there already are not judged again, also if they moved within a list
         stored = {(leaf.label, repr(leaf.value)) for leaf in iter_leaves(state.document)}
         leaves = [leaf for leaf in iter_leaves(new) if (leaf.label, repr(leaf.value)) not in stored]
-        values = await _screen_values(self.gate, leaves, place)
+        values = await _screen_values(self.gate, leaves, handle)
         profile = validate_profile(self.schema, replace_leaves(new, leaves, values))
         document: Document = copy_json(dump_profile(profile), "the profile")
         if is_same_json(document, state.document) and (state.item or name != "set"):
@@ -427,7 +438,7 @@ class Profile(Generic[M]):
             "change": name,
         }
         version = (state.item and state.item.version) or 0
-        return [place.build_put(value, "text", version)], profile
+        return [handle.build_put(value, "text", version)], profile
 
 
 def _copy_document(item: Memory) -> Document:
@@ -440,14 +451,14 @@ def _copy_document(item: Memory) -> Document:
     return deepcopy(item.value[_DOCUMENT])
 
 
-async def _screen_values(gate: Gate, leaves: Sequence[Leaf], place: ItemHandle) -> list[Any]:
-    candidates = [_build_candidate(leaf, place) for leaf in leaves]
+async def _screen_values(gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle) -> list[Any]:
+    candidates = [_build_candidate(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
-    filled = [i for i, leaf in enumerate(leaves) if leaf.text]
+    filled_indices = [i for i, leaf in enumerate(leaves) if leaf.text]
     answers = await gate.apply_checks(
-        [candidates[i] for i in filled], [verdicts[i] for i in filled]
+        [candidates[i] for i in filled_indices], [verdicts[i] for i in filled_indices]
     )
-    for i, answer in zip(filled, answers, strict=True):
+    for i, answer in zip(filled_indices, answers, strict=True):
         verdicts[i] = answer
     return [_get_screened_value(*pair, gate) for pair in zip(leaves, verdicts, strict=True)]
 
@@ -470,14 +481,14 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     )
 
 
-def _build_candidate(leaf: Leaf, place: ItemHandle) -> Candidate:
+def _build_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
     # an address or number is kept if it is written by hand, or in a user's message
-    text, explicit = leaf.label + leaf.text, place.user_texts is None
-    if place.user_texts is not None:
-        messages = [_normalize_letters(message) for message in place.user_texts]
+    text, explicit = leaf.label + leaf.text, handle.user_texts is None
+    if handle.user_texts is not None:
+        messages = [_normalize_letters(message) for message in handle.user_texts]
         contacts = (_normalize_letters(text[a:b]) for _, a, b in find_spans(text, (emails, phones)))
         explicit = all(any(contact in message for message in messages) for contact in contacts)
-    return Candidate(text, _KIND, {}, place.provenance, "user", explicit)
+    return Candidate(text, _KIND, {}, handle.provenance, "user", explicit)
 
 
 def _normalize_letters(text: str) -> str:

@@ -52,14 +52,14 @@ def render_record_text(text: str) -> str:
     return "\n".join(f"    {line}" if line.strip() else "" for line in lines)
 
 
-def cut_middle(text: str, keep: int) -> str:
+def cut_middle(text: str, max_chars: int) -> str:
     """The beginning and the end of a text, `keep` characters together, and what is left out."""
-    if len(text) <= keep:
+    if len(text) <= max_chars:
         return text
-    head = int(keep * _HEAD_SHARE)
-    tail = keep - head
-    mark = f"[… {len(text) - keep:,} characters left out …]"
-    parts = (text[:head].rstrip(), mark, text[len(text) - tail :].lstrip())
+    head = int(max_chars * _HEAD_SHARE)
+    tail = max_chars - head
+    omission_mark = f"[… {len(text) - max_chars:,} characters left out …]"
+    parts = (text[:head].rstrip(), omission_mark, text[len(text) - tail :].lstrip())
     return "\n".join(part for part in parts if part)
 
 
@@ -73,18 +73,20 @@ def fit_section(
 ) -> tuple[list[int], int]:
     """The numbers of the entries of a section that fit, and the tokens of the section with them."""
     budget = inf if budget is None else budget
-    taken: list[int] = []
+    fitting: list[int] = []
     tokens = counter.count_text(render_section(name, []))
     for number, entry in enumerate(entries):
-        more = counter.count_text("\n" + entry)
-        if tokens + more <= budget:
-            taken.append(number)
-            tokens += more
-    while taken:
-        whole = counter.count_text(render_section(name, [entries[number] for number in taken]))
-        if whole <= budget:
-            return taken, whole
-        taken.pop()  # the parts of a text may count less than the whole
+        entry_tokens = counter.count_text("\n" + entry)
+        if tokens + entry_tokens <= budget:
+            fitting.append(number)
+            tokens += entry_tokens
+    while fitting:
+        section_tokens = counter.count_text(
+            render_section(name, [entries[number] for number in fitting])
+        )
+        if section_tokens <= budget:
+            return fitting, section_tokens
+        fitting.pop()  # the parts of a text may count less than the whole
     return [], 0
 
 
@@ -130,8 +132,8 @@ def render_message(message: BaseMessage) -> str:
         return ""
     content = message.content
     blocks = [content] if isinstance(content, str) else content
-    told = (_render_block(block, message, named=True) for block in blocks)
-    text = "\n".join(filter(None, (*told, *_read_audio_transcript(message))))
+    block_texts = (_render_block(block, message, is_named=True) for block in blocks)
+    text = "\n".join(filter(None, (*block_texts, *_read_audio_transcript(message))))
     if isinstance(message, ToolMessage):
         text = cut_middle(text, _MAX_TOOL_CHARS)
     parts = "\n".join(part for part in (text, *_render_calls(message)) if part)
@@ -151,30 +153,30 @@ def render_units(messages: Sequence[BaseMessage]) -> list[str]:
     return units
 
 
-def keep_newest_units(units: Sequence[str], room: int) -> str:
-    """As many of the newest units as fit into `room` characters; of the newest its end."""
-    kept: list[str] = []
+def keep_newest_units(units: Sequence[str], max_chars: int) -> str:
+    """As many of the newest units as fit into `max_chars` characters; of the newest its end."""
+    newest: list[str] = []
     for unit in reversed(units):
-        room -= len(unit) + 1
-        if room < 0:
-            if not kept:
-                kept.append(unit[-room:])
-            kept.append(_OMISSION_MARK)
+        max_chars -= len(unit) + 1
+        if max_chars < 0:
+            if not newest:
+                newest.append(unit[-max_chars:])
+            newest.append(_OMISSION_MARK)
             break
-        kept.append(unit)
-    return "\n".join(reversed(kept))
+        newest.append(unit)
+    return "\n".join(reversed(newest))
 
 
 def _render_role(message: BaseMessage) -> str:
     if isinstance(message, ToolMessage):
-        shown = f"tool {message.name}" if message.name else "tool"
-        shown += " (error)" if message.status == "error" else ""
+        label = f"tool {message.name}" if message.name else "tool"
+        label += " (error)" if message.status == "error" else ""
     elif isinstance(message, ChatMessage):
-        shown = message.role
+        label = message.role
     else:
-        shown = _ROLES.get(message.type, message.type)
-        shown += f" ({message.name})" if message.name else ""
-    return escape_delimiters(" ".join(shown.split()))
+        label = _ROLES.get(message.type, message.type)
+        label += f" ({message.name})" if message.name else ""
+    return escape_delimiters(" ".join(label.split()))
 
 
 def read_message_text(message: BaseMessage) -> str:
@@ -182,16 +184,16 @@ def read_message_text(message: BaseMessage) -> str:
     text, content = _DATA_URL.sub("", str(message.text)), message.content
     if isinstance(content, str) and "audio" not in message.additional_kwargs:
         return text
-    beside = [b for b in content if isinstance(b, dict) and b.get("type") != "text"]
+    other_blocks = [b for b in content if isinstance(b, dict) and b.get("type") != "text"]
     parts = (
         text,
-        *(_render_block(block, message) for block in beside),
+        *(_render_block(block, message) for block in other_blocks),
         *_read_audio_transcript(message),
     )
     return "\n".join(filter(None, parts))
 
 
-def _render_block(block: Any, message: BaseMessage, *, named: bool = False) -> str:
+def _render_block(block: Any, message: BaseMessage, *, is_named: bool = False) -> str:
     """What a block tells; if that is nothing and it is to be `named`, what stands for it."""
     if isinstance(block, str) or block.get("type") == "text":
         text = block if isinstance(block, str) else str(block.get("text") or "")
@@ -202,7 +204,7 @@ def _render_block(block: Any, message: BaseMessage, *, named: bool = False) -> s
     # what a tool answered is not what a user said; an assistant's answer shows it
     is_others = kind.endswith(_RESULT_SUFFIX) and role(message) == "human"
     return ("" if is_others else _render_attachment(block)) or (
-        render_block_name(block) if named else ""
+        render_block_name(block) if is_named else ""
     )
 
 
@@ -230,10 +232,10 @@ def _iter_block_texts(part: Any, key: str = "", depth: int = 0) -> Iterator[tupl
             return
         keys = (*_NAME_KEYS, *_TEXT_KEYS, *(("data",) if kind == "text" else ()))
         yield from ((name, part[name]) for name in keys if isinstance(part.get(name), str))
-        answer = (str,) if kind.endswith(_RESULT_SUFFIX) else ()
+        plain_types = (str,) if kind.endswith(_RESULT_SUFFIX) else ()
         for name in _CONTAINER_KEYS:
-            plain = answer if name in ("content", "output") else ()
-            if isinstance(part.get(name), (dict, list, *plain)):
+            text_types = plain_types if name in ("content", "output") else ()
+            if isinstance(part.get(name), (dict, list, *text_types)):
                 yield from _iter_block_texts(part[name], name, depth + 1)
 
 

@@ -111,10 +111,10 @@ def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None)
     """
     if namespaces is None:
         return namespace
-    lists = isinstance(namespaces, list | tuple) and all(
+    is_list_of_lists = isinstance(namespaces, list | tuple) and all(
         isinstance(labels, list | tuple) for labels in namespaces
     )
-    if not lists or not namespaces or tuple(namespace) != NAMESPACE:
+    if not is_list_of_lists or not namespaces or tuple(namespace) != NAMESPACE:
         raise ConfigurationError(
             f"namespaces is {namespaces!r:.80}; expected a list of the labels of several, like "
             "[('memories', '{user_id}'), ('teams', '{team}')], in place of namespace"
@@ -124,10 +124,10 @@ def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None)
 
 def list_namespace_labels(namespace: Labels) -> Sequence[Any]:
     """Return the labels of each namespace."""
-    several = isinstance(namespace, list | tuple) and not any(
+    is_list_of_lists = isinstance(namespace, list | tuple) and not any(
         isinstance(labels, str) for labels in namespace
     )
-    return namespace if several and namespace else [namespace]
+    return namespace if is_list_of_lists and namespace else [namespace]
 
 
 class MemorySearch:
@@ -144,8 +144,8 @@ class MemorySearch:
         namespaces: Sequence[Sequence[str]] | None = None,
     ) -> None:
         namespace = choose_labels(namespace, namespaces)
-        every = list_namespace_labels(namespace)
-        self._templates = [Template(labels, shared=True) for labels in every]
+        label_lists = list_namespace_labels(namespace)
+        self._templates = [Template(labels, shared=True) for labels in label_lists]
         expected = "a list of kinds, like ['fact'], or None"
         self._kinds = (
             None if kinds is None else check_instance("kinds", kinds, (list, tuple), expected)
@@ -165,9 +165,15 @@ class MemorySearch:
 
         In a run that has no memory, those of its user and teams are left out.
         """
-        templates = [each for each in self._templates if not each.lacks_memory(config)]
-        every = dict.fromkeys(ns for each in templates for ns in fill_namespaces(each, config))
-        return [one for one in every if not any(one[:size] in every for size in range(1, len(one)))]
+        templates = [template for template in self._templates if not template.lacks_memory(config)]
+        namespaces = dict.fromkeys(
+            namespace for template in templates for namespace in fill_namespaces(template, config)
+        )
+        return [
+            namespace
+            for namespace in namespaces
+            if not any(namespace[:size] in namespaces for size in range(1, len(namespace)))
+        ]
 
     async def find_memories(
         self,
@@ -179,7 +185,7 @@ class MemorySearch:
         during: Period | None = None,
         accepts: Callable[[Memory], bool] = lambda memory: True,
         max_tokens: int | None = None,
-        rejected: int = 0,
+        expected_rejections: int = 0,
         explain: bool = False,
     ) -> RecallResult:
         """The memories that answer a query and are accepted, in `max_tokens` or its own budget.
@@ -197,34 +203,43 @@ class MemorySearch:
         if during is not None:
             options["during"] = during
         options["min_score"] = 0.0 if explain else min_score
-        few = await self._read_few(adapter, prefixes, as_of, accepts)
-        limit = max(self._limit, len(few))
-        if few:
+        all_memories = await self._read_few(adapter, prefixes, as_of, accepts)
+        limit = max(self._limit, len(all_memories))
+        if all_memories:
             options["min_score"] = min_score = 0.0
-        rankings, under = [], []
+        rankings, below_rankings = [], []
         for prefix in prefixes:
             ranking = await self._rank_namespace(
-                adapter, prefix, options, accepts, rejected, min_score, limit
+                adapter, prefix, options, accepts, expected_rejections, min_score, limit
             )
             rankings.append(
                 [pair for pair in ranking if not is_below_min_score(pair[1], min_score)]
             )
-            under.append([pair for pair in ranking if is_below_min_score(pair[1], min_score)])
-        memories = merge_rankings([*rankings, _rank_remaining(few, rankings)], limit)
+            below_rankings.append(
+                [pair for pair in ranking if is_below_min_score(pair[1], min_score)]
+            )
+        memories = merge_rankings([*rankings, _rank_remaining(all_memories, rankings)], limit)
         if len(prefixes) > 1:  # a question in one namespace must rank behind an answer in another
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], query)
             memories = [memory for _, memory in ordered]
         texts = {normalize_text(memory.text) for ranking in rankings for _, memory in ranking}
         below = [
-            each for each in merge_rankings(under, limit) if normalize_text(each.text) not in texts
+            each
+            for each in merge_rankings(below_rankings, limit)
+            if normalize_text(each.text) not in texts
         ]
         lines = [render_memory_line(memory) for memory in memories]
-        taken, tokens = fit_section("memories", lines, max_tokens or self.max_tokens, self._counter)
-        shown, left_out = [memories[number] for number in taken], len(memories) - len(taken)
-        told = tuple(lines[number] for number in taken)
+        fitting_numbers, tokens = fit_section(
+            "memories", lines, max_tokens or self.max_tokens, self._counter
+        )
+        fitting_memories, left_out = (
+            [memories[number] for number in fitting_numbers],
+            len(memories) - len(fitting_numbers),
+        )
+        fitting_lines = tuple(lines[number] for number in fitting_numbers)
         if as_of is None:
-            await adapter.keep_alive(shown)
-        return RecallResult(shown, tokens, left_out, told, min_score, below)
+            await adapter.keep_alive(fitting_memories)
+        return RecallResult(fitting_memories, tokens, left_out, fitting_lines, min_score, below)
 
     async def _read_few(
         self,
@@ -248,33 +263,33 @@ class MemorySearch:
         prefix: Namespace,
         options: dict[str, Any],
         accepts: Callable[[Memory], bool],
-        rejected: int,
+        expected_rejections: int,
         min_score: float,
         limit: int,
     ) -> list[tuple[int, Memory]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
-        most = limit + max(limit // 2, _MIN_SPARE)
-        depth = most + min(rejected, _MAX_REJECTED_FACTOR * most)
+        max_results = limit + max(limit // 2, _MIN_SPARE)
+        depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
         query = options["query"]
         # what is not among so many is hardly an answer; but of a rare kind it may be
-        enough = limit if self._kinds is not None else limit // 2
+        min_answers = limit if self._kinds is not None else limit // 2
         while True:
             memories = await adapter.search(prefix, limit=depth, **options)
-            chosen = [
+            candidates = [
                 (rank, memory)
                 for rank, memory in enumerate(memories, 1)
                 if (self._kinds is None or memory.kind in self._kinds)
                 and accepts(memory)
                 and not is_the_query(memory, query)
             ]
-            above = [pair for pair in chosen if not is_below_min_score(pair[1], min_score)]
+            above = [pair for pair in candidates if not is_below_min_score(pair[1], min_score)]
             ordered, answers = rank_answers_first(above, query)
             if (
-                answers >= enough
+                answers >= min_answers
                 or sum(not is_below_min_score(m, min_score) for m in memories) < depth
             ):
-                below = [pair for pair in chosen if is_below_min_score(pair[1], min_score)]
-                return [*ordered, *below][:most]
+                below = [pair for pair in candidates if is_below_min_score(pair[1], min_score)]
+                return [*ordered, *below][:max_results]
             depth *= _DEPTH_FACTOR
             # perdure's filters are exact, but read every value; those of other stores know no $in
             if adapter.versioned and self._kinds is not None:
@@ -282,12 +297,12 @@ class MemorySearch:
 
 
 def _rank_remaining(
-    few: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
+    memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
     """Return the memories that are in no ranking, with ranks behind those of all rankings."""
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
     last = max((rank for ranking in rankings for rank, _ in ranking), default=0)
-    rest = [memory for memory in few if (memory.namespace, memory.key) not in ranked]
+    rest = [memory for memory in memories if (memory.namespace, memory.key) not in ranked]
     return list(enumerate(rest, last + 1))
 
 
@@ -349,27 +364,31 @@ def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int)
     By reciprocal rank fusion, whatever a store's scores mean: Cormack, Clarke and Buettcher (SIGIR
     2009).
     """
-    places: list[tuple[Memory, dict[int, int]]] = []  # with the rank in each search
+    entries: list[tuple[Memory, dict[int, int]]] = []  # with the rank in each search
     numbers: dict[str, int] = {}  # of the places, by text
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
             text = normalize_text(memory.text)
             if text not in numbers:
-                first = enumerate(places[:_MAX_COMPARED])
-                near = (n for n, (shown, _) in first if is_equivalent_text(shown.text, memory.text))
-                numbers[text] = next(near, len(places))
+                first = enumerate(entries[:_MAX_COMPARED])
+                similar_numbers = (
+                    n
+                    for n, (representative, _) in first
+                    if is_equivalent_text(representative.text, memory.text)
+                )
+                numbers[text] = next(similar_numbers, len(entries))
             number = numbers[text]
-            if number == len(places):
-                places.append((memory, {}))
-            shown, ranks = places[number]
+            if number == len(entries):
+                entries.append((memory, {}))
+            representative, ranks = entries[number]
             better = rank < min(ranks.values(), default=rank)
-            places[number] = memory if better else shown, {search: rank, **ranks}
-    every = sorted(places, key=lambda entry: _get_date(entry[0]), reverse=True)
-    every.sort(
+            entries[number] = memory if better else representative, {search: rank, **ranks}
+    sorted_entries = sorted(entries, key=lambda entry: _get_date(entry[0]), reverse=True)
+    sorted_entries.sort(
         key=lambda entry: sum(1 / (_FUSION_CONSTANT + rank) for rank in entry[1].values()),
         reverse=True,
     )
-    memories = _rank_facts_first(_remove_source_turns([memory for memory, _ in every]))
+    memories = _rank_facts_first(_remove_source_turns([memory for memory, _ in sorted_entries]))
     return _remove_superseded(memories, limit)[:limit]
 
 
@@ -382,7 +401,7 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
         for message in _list_source_messages(memory)
     }
 
-    def place(rank: int, memory: Memory) -> tuple[float, bool]:
+    def get_sort_key(rank: int, memory: Memory) -> tuple[float, bool]:
         if memory.kind == TURN:
             return rank, True
         before = [
@@ -390,8 +409,8 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
         ]
         return min([rank / 2, *before]), False
 
-    places = {id(memory): place(rank, memory) for rank, memory in enumerate(memories, 1)}
-    return sorted(memories, key=lambda memory: places[id(memory)])
+    sort_keys = {id(memory): get_sort_key(rank, memory) for rank, memory in enumerate(memories, 1)}
+    return sorted(memories, key=lambda memory: sort_keys[id(memory)])
 
 
 def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
@@ -402,21 +421,23 @@ def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
 
 def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
     """Without turns that rank after a memory that was extracted from them alone."""
-    kept: list[Memory] = []
+    remaining: list[Memory] = []
     extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
     for memory in memories:
         source = memory.provenance
-        place = (source.thread_id, source.message_ids) if source and source.message_ids else None
+        source_key = (
+            (source.thread_id, source.message_ids) if source and source.message_ids else None
+        )
         if memory.kind != TURN:
-            extracted.add(place)
-        if memory.kind != TURN or place is None or place not in extracted:
-            kept.append(memory)
-    return kept
+            extracted.add(source_key)
+        if memory.kind != TURN or source_key is None or source_key not in extracted:
+            remaining.append(memory)
+    return remaining
 
 
 def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     """Without past memories whose successor is among the first."""
-    succeeded = {
+    superseded_ids = {
         id
         for memory in memories[:limit]
         for previous in memory.previous
@@ -425,7 +446,11 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
 
     def is_replaced(memory: Memory) -> bool:
         ids = memory.provenance.message_ids if memory.provenance else ()
-        return bool(ids) and find_end_of_validity(memory) is not None and succeeded.issuperset(ids)
+        return (
+            bool(ids)
+            and find_end_of_validity(memory) is not None
+            and superseded_ids.issuperset(ids)
+        )
 
     return [memory for memory in memories if not is_replaced(memory)]
 
@@ -484,9 +509,11 @@ def check_recall(
     refreshed.
     """
     search = MemorySearch(namespace, None, limit, None, min_score)
-    adapter, checked = get_adapter(store), []
-    whole = adapter.store
-    quiet: BaseStore = whole.without_refresh() if isinstance(whole, Store) else whole
+    adapter, checked_questions = get_adapter(store), []
+    given_store = adapter.store
+    store_without_refresh: BaseStore = (
+        given_store.without_refresh() if isinstance(given_store, Store) else given_store
+    )
 
     def is_key(text: str) -> bool:
         with suppress(InvalidNamespace):  # what cannot be a key
@@ -495,23 +522,30 @@ def check_recall(
 
     for question, expected in _check_questions(questions):
         memories, ranks = (
-            run(search.find_memories(question, quiet, config)).memories,
+            run(search.find_memories(question, store_without_refresh, config)).memories,
             list[int | None](),
         )
         for text in expected:
             by_key = is_key(text)
-            right = [
+            is_expected = [
                 memory.key == text if by_key else _contains_text(memory, text)
                 for memory in memories
             ]
-            ranks.append(right.index(True) + 1 if any(right) else None)
-        checked.append(
+            ranks.append(is_expected.index(True) + 1 if any(is_expected) else None)
+        checked_questions.append(
             CheckedQuestion(question, expected, ranks, 1 - ranks.count(None) / len(ranks))
         )
-    recalled = fmean(each.recall for each in checked)
-    mrr = fmean(max(1 / rank if rank else 0.0 for rank in each.ranks) for each in checked)
+    recalled = fmean(checked_question.recall for checked_question in checked_questions)
+    mrr = fmean(
+        max(1 / rank if rank else 0.0 for rank in checked_question.ranks)
+        for checked_question in checked_questions
+    )
     return RecallReport(
-        checked, limit, recalled, mrr, [each for each in checked if each.recall < 1]
+        checked_questions,
+        limit,
+        recalled,
+        mrr,
+        [checked_question for checked_question in checked_questions if checked_question.recall < 1],
     )
 
 
@@ -520,10 +554,12 @@ def _check_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
     pairs: list[tuple[str, Sequence[str]]] = []
     for pair in questions.items() if isinstance(questions, Mapping) else questions:
         question, expected = pair if isinstance(pair, tuple | list) and len(pair) == 2 else ("", "")
-        several = expected if isinstance(expected, list | tuple) else [expected]
-        if not several or not all(isinstance(e, str) and e.strip() for e in (question, *several)):
+        expected_texts = expected if isinstance(expected, list | tuple) else [expected]
+        if not expected_texts or not all(
+            isinstance(e, str) and e.strip() for e in (question, *expected_texts)
+        ):
             raise ConfigurationError(f"question number {len(pairs)} is {pair!r:.80}; {expectation}")
-        pairs.append((question, several))
+        pairs.append((question, expected_texts))
     if not pairs:
         raise ConfigurationError(f"there are no questions; {expectation}")
     return pairs

@@ -48,11 +48,11 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
     for template in templates:
         labels = template.labels
         if needs_record(labels):
-            recorded, place = _get_cache(store)
-            if (place, labels) not in recorded:
+            recorded, scope_prefix = _get_cache(store)
+            if (scope_prefix, labels) not in recorded:
                 with suppress(PerdureError):
                     await _write_record(store, labels)
-                recorded.add((place, labels))
+                recorded.add((scope_prefix, labels))
 
 
 async def _write_record(store: BaseStore, labels: Namespace) -> None:
@@ -71,9 +71,13 @@ async def read_templates(store: BaseStore) -> list[Namespace]:
     """Return the labels of the templates that are recorded in a store."""
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
-    recorded, place = _get_cache(store)
-    known = [tuple(map(str, item.value.get("labels", ()))) for item in items]
-    return [*dict.fromkeys((*known, *(labels for at, labels in sorted(recorded) if at == place)))]
+    recorded, scope_prefix = _get_cache(store)
+    stored = [tuple(map(str, item.value.get("labels", ()))) for item in items]
+    return [
+        *dict.fromkeys(
+            (*stored, *(labels for prefix, labels in sorted(recorded) if prefix == scope_prefix))
+        )
+    ]
 
 
 def _get_cache(store: Any) -> tuple[set[tuple[bytes, Namespace]], bytes]:

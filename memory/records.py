@@ -166,17 +166,17 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
         return _render_line(body, getattr(memory, "provenance", None), memory.created_at, team=team)
     if not isinstance(memory, Memory):
         return to_prompt_json(memory)
-    before = [
+    earlier_texts = [
         {"memory": previous.text, "until": _format_day(previous.until)}
         for previous in memory.previous[:1]
         if previous.change == "superseded"  # an updated text was not true
     ]
     source, until = memory.provenance, find_end_of_validity(memory)
     fields = {key: part for key, part in memory.value.items() if key not in _FIELDS_SHOWN_ELSEWHERE}
-    shown = {key: part for key, part in fields.items() if part is not None}
-    body = shown or memory.text if memory.kind == EPISODE else memory.text
+    filled_fields = {key: part for key, part in fields.items() if part is not None}
+    body = filled_fields or memory.text if memory.kind == EPISODE else memory.text
     team = _get_team(memory.namespace)
-    return _render_line(body, source, memory.valid_from, until, before, date, team)
+    return _render_line(body, source, memory.valid_from, until, earlier_texts, date, team)
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
@@ -184,7 +184,9 @@ def format_dates(memories: Sequence[Memory]) -> list[str | None]:
 
     The time has minutes, and seconds or milliseconds if memories would have the same time.
     """
-    moments = [(each.provenance and each.provenance.at) or each.valid_from for each in memories]
+    moments = [
+        (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
+    ]
     dates = [_format_day(moment) for moment in moments]
     for timespec in ("minutes", "seconds", "milliseconds"):
         counts = Counter(dates)
@@ -206,29 +208,36 @@ def find_end_of_validity(memory: Memory) -> datetime | None:
 
 def _render_line(
     body: Any,
-    source: Any,
-    when: Any,
+    provenance: Any,
+    default_time: Any,
     until: datetime | None = None,
-    before: Sequence[Any] = (),
+    earlier_texts: Sequence[Any] = (),
     date: str | None = None,
     team: str | None = None,
 ) -> str:
-    actor, author = getattr(source, "actor", None), getattr(source, "author", None)
-    trust, at = getattr(source, "trust", None), getattr(source, "at", None) or when
+    actor, author = getattr(provenance, "actor", None), getattr(provenance, "author", None)
+    trust, said_at = (
+        getattr(provenance, "trust", None),
+        getattr(provenance, "at", None) or default_time,
+    )
     if team is not None and trust == "user":  # "the user" would be whoever asks
         actor = author or "a member of the team"
-    in_text = isinstance(body, str) and body.startswith(f"{actor}:")  # as in the text of a turn
-    about: Mapping[str, Any] = {
-        "said_by": None if in_text else actor,
+    names_speaker = isinstance(body, str) and body.startswith(
+        f"{actor}:"
+    )  # as in the text of a turn
+    details: Mapping[str, Any] = {
+        "said_by": None if names_speaker else actor,
         "trust": None if trust == actor else trust,
-        "on": date or _format_day(at),
+        "on": date or _format_day(said_at),
         "until": _format_day(until),
-        "thread": getattr(source, "thread_id", None),
-        "before": before,
+        "thread": getattr(provenance, "thread_id", None),
+        "before": earlier_texts,
         "team": team,
         "noted_for": None if author == actor else author,
     }
-    return to_prompt_json({"memory": body, **{name: part for name, part in about.items() if part}})
+    return to_prompt_json(
+        {"memory": body, **{name: part for name, part in details.items() if part}}
+    )
 
 
 def _get_team(namespace: Sequence[str]) -> str | None:
@@ -297,11 +306,13 @@ class StoreAdapter:
         *,
         as_of: datetime | None = None,
         min_score: float = 0.0,
-        **asked: Any,
+        **search_options: Any,
     ) -> list[Memory]:
         """Memories under a prefix, not below the floor; `asked` are options of `Store.search`."""
-        asked |= {"min_score": min_score} if min_score else {}
-        options = {n: v for n, v in asked.items() if self.versioned or n in _COMMON_SEARCH_OPTIONS}
+        search_options |= {"min_score": min_score} if min_score else {}
+        options = {
+            n: v for n, v in search_options.items() if self.versioned or n in _COMMON_SEARCH_OPTIONS
+        }
         options |= self._no_refresh_options() | self._as_of_options(as_of)
         items = await self.call("search", prefix, **options)
         self._note_expiring(items)
@@ -316,16 +327,18 @@ class StoreAdapter:
 
         The memories must be present versions that this adapter has read.
         """
-        places = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
-        ops = [GetOp(*place) for place in places if place in self._expiring]
+        item_keys = dict.fromkeys((memory.namespace, memory.key) for memory in memories)
+        ops = [GetOp(*item_key) for item_key in item_keys if item_key in self._expiring]
         if ops:
             await self.call("batch", ops)
 
-    async def list_memories(self, namespace: Namespace, **asked: Any) -> list[Memory]:
+    async def list_memories(self, namespace: Namespace, **search_options: Any) -> list[Memory]:
         """All memories of a namespace, without those below it; see `found`."""
         memories: list[Memory] = []
         while True:
-            page = await self.search(namespace, limit=_PAGE_SIZE, offset=len(memories), **asked)
+            page = await self.search(
+                namespace, limit=_PAGE_SIZE, offset=len(memories), **search_options
+            )
             memories += page
             if len(page) < _PAGE_SIZE:
                 return [memory for memory in memories if memory.namespace == namespace]
@@ -355,13 +368,13 @@ class StoreAdapter:
         """Return the namespaces that have a label, including those with only closed versions."""
         if self.versioned:
             return await self.call("find_namespaces", label)  # type: ignore[no-any-return]
-        every = await self.call("list_namespaces", limit=sys.maxsize)
-        return [tuple(namespace) for namespace in every if label in namespace]
+        namespaces = await self.call("list_namespaces", limit=sys.maxsize)
+        return [tuple(namespace) for namespace in namespaces if label in namespace]
 
     async def namespaces_under(self, prefix: Namespace) -> list[Namespace]:
         """Return the namespaces under a prefix, including those with only closed versions."""
-        found = await self.namespaces_with(prefix[0])
-        return [namespace for namespace in found if namespace[: len(prefix)] == prefix]
+        namespaces = await self.namespaces_with(prefix[0])
+        return [namespace for namespace in namespaces if namespace[: len(prefix)] == prefix]
 
     async def items_under(self, prefix: Namespace) -> list[Item]:
         """Return the present items under a prefix."""
@@ -393,9 +406,9 @@ class StoreAdapter:
         return {"as_of": as_of}
 
 
-def is_below_min_score(memory: Memory, floor: float) -> bool:
+def is_below_min_score(memory: Memory, min_score: float) -> bool:
     """Whether a memory scores less than a floor, 0 for none; one without a score does not."""
-    return bool(floor) and memory.score is not None and memory.score < floor
+    return bool(min_score) and memory.score is not None and memory.score < min_score
 
 
 class ChangePlan(NamedTuple):
@@ -424,12 +437,14 @@ class ItemHandle(NamedTuple):
         """All versions of the item, oldest first."""
         return self.adapter.list_versions(self.namespace, self.key)
 
-    def build_put(self, value: Mapping[str, Any], searched: str, if_version: int | None) -> PutItem:
+    def build_put(
+        self, value: Mapping[str, Any], searched_field: str, if_version: int | None
+    ) -> PutItem:
         """The operation that writes it, to be found by one field, if it is at this version."""
         version = if_version if self.adapter.versioned else None
         # it does not expire, whatever the store's default
         options: Any = {"ttl": None, "if_version": version, "provenance": self.provenance}
-        return PutItem(self.namespace, self.key, value, [searched], **options)
+        return PutItem(self.namespace, self.key, value, [searched_field], **options)
 
 
 def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
@@ -481,10 +496,10 @@ def build_put(
     *,
     provenance: Provenance | None = None,
     if_version: int | None = None,
-    searched: bool = True,
+    is_searched: bool = True,
 ) -> PutItem:
     """The put of a memory, or with `searched=False` one that no query finds."""
-    index: Any = ["text"] if searched else False
+    index: Any = ["text"] if is_searched else False
     return PutItem(namespace, key, value, index, if_version=if_version, provenance=provenance)
 
 
@@ -492,7 +507,7 @@ def build_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
     """The operation that writes a note of perdure's own: not searched, and without expiry."""
-    put = build_put(namespace, key, value, if_version=if_version, searched=False)
+    put = build_put(namespace, key, value, if_version=if_version, is_searched=False)
     return replace(put, ttl=None)
 
 
@@ -505,17 +520,17 @@ def build_next_value(
     previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
 ) -> dict[str, Any]:
     """The value of a memory's next version, which lists the previous text if that differs."""
-    past = list(previous.value.get(PREVIOUS, ()))
+    previous_texts = list(previous.value.get(PREVIOUS, ()))
     if value["text"] != previous.text:
-        at = (until or datetime.now(UTC)).isoformat()
+        ended_at = (until or datetime.now(UTC)).isoformat()
         entry: dict[str, Any] = {"text": previous.text, "digest": hash_normal_form(previous.text)}
-        entry |= {"until": at, "change": change}
+        entry |= {"until": ended_at, "change": change}
         if previous.provenance is not None and previous.provenance.message_ids:
             entry["message_ids"] = list(previous.provenance.message_ids)
         if previous.provenance is not None and previous.provenance.author is not None:
             entry[AUTHOR] = previous.provenance.author
-        past = [entry, *past][:_MAX_PREVIOUS_TEXTS]
-    return {**value, PREVIOUS: past} if past else dict(value)
+        previous_texts = [entry, *previous_texts][:_MAX_PREVIOUS_TEXTS]
+    return {**value, PREVIOUS: previous_texts} if previous_texts else dict(value)
 
 
 def build_previous_text_filter(text: str) -> dict[str, Any]:
@@ -533,7 +548,7 @@ def memory_from_item(item: Item) -> Memory:
     kind = value.get("kind", "")
     if not isinstance(value.get("text"), str) and isinstance(value.get(INSTRUCTIONS), str):
         kind = "instructions"
-    names = ("version", "valid_to", "score", "parts")
+    optional_fields = ("version", "valid_to", "score", "parts")
     return Memory(
         tuple(item.namespace),
         item.key,
@@ -543,7 +558,7 @@ def memory_from_item(item: Item) -> Memory:
         provenance,
         valid_from=getattr(item, "valid_from", item.updated_at),
         previous=_PREVIOUS_TEXTS_ADAPTER.validate_python(value.get(PREVIOUS) or ()),
-        **{name: getattr(item, name, None) for name in names},
+        **{name: getattr(item, name, None) for name in optional_fields},
     )
 
 

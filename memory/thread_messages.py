@@ -119,8 +119,8 @@ class ThreadHistory:
     def with_times(self, times: Sequence[datetime | None]) -> ThreadHistory:
         """The history with these times for its last messages, newest first, if they have none."""
         timed = list(self.messages)
-        for i, at in zip(range(len(timed) - 1, -1, -1), times, strict=False):
-            timed[i] = timed[i] if timed[i].at else replace(timed[i], at=at)
+        for i, time in zip(range(len(timed) - 1, -1, -1), times, strict=False):
+            timed[i] = timed[i] if timed[i].at else replace(timed[i], at=time)
         return replace(self, messages=timed)
 
 
@@ -128,8 +128,8 @@ def build_history_from_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
     """The messages of a thread as a state has them."""
-    read = _select_latest_versions((message, True) for message in _iter_thread_messages(messages))
-    return ThreadHistory(thread_id, checkpoint_id, read)
+    latest = _select_latest_versions((message, True) for message in _iter_thread_messages(messages))
+    return ThreadHistory(thread_id, checkpoint_id, latest)
 
 
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
@@ -142,20 +142,22 @@ async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, An
         isinstance(value, DeltaSnapshot) for value in values.values()
     )
     if has_deltas and hasattr(saver, "delta_values"):
-        place = head.config["configurable"]
+        configurable = head.config["configurable"]
         names = ("checkpoint_id", "checkpoint_ns")
-        at = {name: place[name] for name in names if name in place}
-        known = await call_method(saver, "delta_values", place["thread_id"], **at)
-        values |= {name: value for name, value in known.items() if value is not None}
+        position = {name: configurable[name] for name in names if name in configurable}
+        delta_values = await call_method(
+            saver, "delta_values", configurable["thread_id"], **position
+        )
+        values |= {name: value for name, value in delta_values.items() if value is not None}
     return values
 
 
 async def read_history(
-    saver: Any, thread_id: str, channel: str = "messages", known: Collection[str] = ()
+    saver: Any, thread_id: str, channel: str = "messages", timed_ids: Collection[str] = ()
 ) -> ThreadHistory:
     """Read the messages of a thread; the times of known ones, by id, are not needed."""
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
-        return await _read_perdure_history(saver, thread_id, channel, known)
+        return await _read_perdure_history(saver, thread_id, channel, timed_ids)
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     head = await call_method(saver, "get_tuple", config)
     if head is None:
@@ -175,18 +177,20 @@ async def is_read_in_full(
     that cannot be read has unread messages.
     """
     try:
-        at = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL_MESSAGES)}
-        tail: list[HistoryItem] = await call_method(saver, "history", thread_id, **at)
+        options = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL_MESSAGES)}
+        tail: list[HistoryItem] = await call_method(saver, "history", thread_id, **options)
         newest = _iter_thread_messages(
             check_messages([item.value for item in tail], f"the channel {channel!r}")
         )
         if not tail or not mark.count:
             return not tail
-        known = {message.id: message for message in mark.known}
+        read_messages = {message.id: message for message in mark.known}
         messages = [message for message in newest if message.message.id]
-        if messages[-1:] and messages[-1].id not in known:
+        if messages[-1:] and messages[-1].id not in read_messages:
             return False
-        are_read = not any(_is_unread(message, known.get(message.id)) for message in messages)
+        are_read = not any(
+            _is_unread(message, read_messages.get(message.id)) for message in messages
+        )
         if are_read and len(messages) == len(tail) and tail[-1].position + 1 == mark.count:
             return True
         return not mark.find_unread(await read_history(saver, thread_id, channel, mark.ids))
@@ -195,23 +199,23 @@ async def is_read_in_full(
 
 
 async def _read_perdure_history(
-    saver: Any, thread_id: str, channel: str, known: Collection[str]
+    saver: Any, thread_id: str, channel: str, timed_ids: Collection[str]
 ) -> ThreadHistory:
     """All messages that perdure's checkpointer has, with the times of their first checkpoints."""
     infos = await _list_checkpoints(saver, thread_id, 1)
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
         infos = await _list_checkpoints(saver, thread_id, None)
     info = next((info for info in infos if info.is_head), None)
-    uid = None if info is None else info.checkpoint_id
-    at = {"channel": channel, "checkpoint_id": uid}
-    items: list[HistoryItem] = await call_method(saver, "history", thread_id, **at)
-    read = _iter_thread_messages(
+    checkpoint_id = None if info is None else info.checkpoint_id
+    options = {"channel": channel, "checkpoint_id": checkpoint_id}
+    items: list[HistoryItem] = await call_method(saver, "history", thread_id, **options)
+    thread_messages = _iter_thread_messages(
         check_messages([item.value for item in items], f"the channel {channel!r}")
     )
     messages = _select_latest_versions(
-        zip(read, (item.seen is not False for item in items), strict=True)
+        zip(thread_messages, (item.seen is not False for item in items), strict=True)
     )
-    untimed = [i for i, m in enumerate(messages) if m.at is None and m.id not in known]
+    untimed = [i for i, m in enumerate(messages) if m.at is None and m.id not in timed_ids]
     count = len(messages) - min(untimed, default=len(messages))
     infos = (
         (await _list_checkpoints(saver, thread_id, _CHECKPOINTS_PER_MESSAGE * (count + 1)))
@@ -222,10 +226,10 @@ async def _read_perdure_history(
     times: list[datetime | None] = []
     while info is not None and len(times) < count:
         parent = by_id.get(info.parent_id or "")
-        before = parent.counts.get(channel, 0) if parent else 0
-        times += [parse_time(info.ts)] * (info.counts.get(channel, 0) - before)
+        parent_count = parent.counts.get(channel, 0) if parent else 0
+        times += [parse_time(info.ts)] * (info.counts.get(channel, 0) - parent_count)
         info = parent
-    history = ThreadHistory(thread_id, uid, messages)
+    history = ThreadHistory(thread_id, checkpoint_id, messages)
     return history.with_times(times + times[-1:] * (count - len(times)))
 
 
@@ -243,12 +247,12 @@ def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> l
     only a shortened version of a message, or none, the last complete version is returned.
     """
     latest: dict[str, ThreadMessage] = {}
-    settled: set[str] = set()
-    for message, seen in versions:
-        if message.id not in latest or not (message.is_shortened or message.id in settled):
+    settled_ids: set[str] = set()
+    for message, is_in_state in versions:
+        if message.id not in latest or not (message.is_shortened or message.id in settled_ids):
             latest[message.id] = message
-        if seen and not message.is_shortened:
-            settled.add(message.id)
+        if is_in_state and not message.is_shortened:
+            settled_ids.add(message.id)
     return list(latest.values())
 
 
@@ -262,10 +266,10 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
         id, identity = message.id, _encode_identity(message)
         if not id:
             counts[identity] += 1
-            made = blake2b(identity + str(counts[identity]).encode(), digest_size=10)
-            id = f"{HASHED_ID_PREFIX}{made.hexdigest()}"
-        at = parse_time(message.response_metadata.get("create_time"))
-        yield ThreadMessage(message, id, at=at, turn_is_remembered=is_remembered)
+            digest = blake2b(identity + str(counts[identity]).encode(), digest_size=10)
+            id = f"{HASHED_ID_PREFIX}{digest.hexdigest()}"
+        created_at = parse_time(message.response_metadata.get("create_time"))
+        yield ThreadMessage(message, id, at=created_at, turn_is_remembered=is_remembered)
 
 
 def _encode_identity(message: BaseMessage) -> bytes:
@@ -326,13 +330,15 @@ class Watermark:
         If more were read than are known, only messages after the oldest known one count as unread;
         if no known message is left, as after a fork far back, all do.
         """
-        read = {message.id: message for message in self.known}
+        read_messages = {message.id: message for message in self.known}
         messages = self.assign_positions(history.messages)
-        first = next((i for i, message in enumerate(messages) if message.id in read), None)
+        first = next((i for i, message in enumerate(messages) if message.id in read_messages), None)
         if first is None or self.count == len(self.known):
             first = 0
         return [
-            message for message in messages[first:] if _is_unread(message, read.get(message.id))
+            message
+            for message in messages[first:]
+            if _is_unread(message, read_messages.get(message.id))
         ]
 
     def assign_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
@@ -341,41 +347,44 @@ class Watermark:
         One between two known ones has the position of the one before: the store orders by age then.
         """
         positions = {message.id: message.position for message in self.known}
-        there = [i for i, message in enumerate(messages) if message.id in positions]
-        first, last = (there[0], there[-1]) if there else (0, -1)
-        placed: list[ThreadMessage] = []
-        before, following = positions[messages[first].id] - first - 1 if there else 0, self.next
+        read_indices = [i for i, message in enumerate(messages) if message.id in positions]
+        first, last = (read_indices[0], read_indices[-1]) if read_indices else (0, -1)
+        positioned: list[ThreadMessage] = []
+        position, next_position = (
+            positions[messages[first].id] - first - 1 if read_indices else 0,
+            self.next,
+        )
         for number, message in enumerate(messages):
             if message.id in positions:
-                before = positions[message.id]
+                position = positions[message.id]
             elif number < first:
-                before += 1
+                position += 1
             elif number > last:
-                before, following = following, following + 1
-            placed.append(replace(message, position=before))
-        return placed
+                position, next_position = next_position, next_position + 1
+            positioned.append(replace(message, position=position))
+        return positioned
 
     def advance(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
         """The watermark after these messages, which have positions, were read."""
-        read = {message.id: message for message in self.known}
-        fresh = {
+        read_before = {message.id: message for message in self.known}
+        read_now = {
             message.id: ReadMessage(message.id, message.position or 0, message.digest)
             for message in messages
         }
-        newest = sorted({**read, **fresh}.values(), key=lambda message: message.position)[
+        newest = sorted({**read_before, **read_now}.values(), key=lambda message: message.position)[
             -_MAX_READ_MESSAGES:
         ]
-        count = self.count + len(fresh.keys() - read.keys())
-        following = max([self.next, *(message.position + 1 for message in fresh.values())])
-        place = (tuple(newest), count, following, checkpoint_id)
-        return Watermark(self.extractor, *place, self.version)
+        count = self.count + len(read_now.keys() - read_before.keys())
+        next_position = max([self.next, *(message.position + 1 for message in read_now.values())])
+        progress = (tuple(newest), count, next_position, checkpoint_id)
+        return Watermark(self.extractor, *progress, self.version)
 
     def with_failure(
-        self, error: str, at: datetime, head: str | None, *, final: bool = False
+        self, error: str, failed_at: datetime, head: str | None, *, final: bool = False
     ) -> Watermark:
         """The watermark after an extraction failed, with the head of the thread at that moment."""
         attempts = self.attempts + 1 if self.failed_head == head else 1
-        failed = replace(self, attempts=attempts, failed_at=at, failed_head=head)
+        failed = replace(self, attempts=attempts, failed_at=failed_at, failed_head=head)
         return replace(failed, error=error, final=final)
 
     def reset(self) -> Watermark:
@@ -411,14 +420,16 @@ async def read_watermark(
 
 
 async def read_watermarks(
-    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]], extractor: str = TURN_EXTRACTOR
+    adapter: StoreAdapter,
+    watermark_keys: Sequence[tuple[Namespace, str]],
+    extractor: str = TURN_EXTRACTOR,
 ) -> list[Watermark]:
     """Read the watermarks of threads, given with the namespaces of their memories."""
-    if not places:
+    if not watermark_keys:
         return []
     ops = [
-        GetOp(build_notes_namespace(WATERMARKS, space), _build_key(extractor, thread))
-        for space, thread in places
+        GetOp(build_notes_namespace(WATERMARKS, namespace), _build_key(extractor, thread))
+        for namespace, thread in watermark_keys
     ]
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
     notes = await adapter.call("batch", ops)
@@ -431,8 +442,8 @@ def build_failure_reset(note: Item) -> PutItem:
     The messages that were not read are read then.
     """
     mark, (_, _, *namespace) = _decode_watermark(note), note.namespace
-    settled = mark.advance((), mark.failed_head)
-    return settled.build_put(tuple(namespace), note.value["thread_id"])
+    reset_mark = mark.advance((), mark.failed_head)
+    return reset_mark.build_put(tuple(namespace), note.value["thread_id"])
 
 
 def _decode_watermark(note: Item) -> Watermark:
@@ -442,10 +453,12 @@ def _decode_watermark(note: Item) -> Watermark:
 def _build_key(extractor: str, thread_id: str) -> str:
     if extractor == TURN_EXTRACTOR:
         return thread_id
-    named = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
-    return f"extractor-{blake2b(named, digest_size=16).hexdigest()}"
+    identity = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
+    return f"extractor-{blake2b(identity, digest_size=16).hexdigest()}"
 
 
-def _is_unread(message: ThreadMessage, known: ReadMessage | None) -> bool:
+def _is_unread(message: ThreadMessage, read_message: ReadMessage | None) -> bool:
     # a message that a node shortened to save room is not new
-    return known is None or (known.digest != message.digest and not message.is_shortened)
+    return read_message is None or (
+        read_message.digest != message.digest and not message.is_shortened
+    )

@@ -98,19 +98,20 @@ class ThreadHit:
     @property
     def link(self) -> str:
         """The path of the message on the pages of `perdure serve`."""
-        known = self.message_id is not None
-        at = {"message": self.message_id} if known else {"position": self.position}
-        return f"/ui/{'thread' if known else 'message'}?{urlencode({'id': self.thread_id, **at})}"
+        has_message_id = self.message_id is not None
+        page = "thread" if has_message_id else "message"
+        position = {"message": self.message_id} if has_message_id else {"position": self.position}
+        return f"/ui/{page}?{urlencode({'id': self.thread_id, **position})}"
 
-    def excerpt(self, longest: int = 240) -> list[tuple[str, bool]]:
+    def excerpt(self, max_chars: int = 240) -> list[tuple[str, bool]]:
         """The text around the first mark in pieces, each with whether it is marked."""
         first = self.marks[0][0] if self.marks else 0
-        start = max(0, min(first - _EXCERPT_LEAD_CHARS, len(self.text) - longest))
-        end = min(len(self.text), start + longest)
+        start = max(0, min(first - _EXCERPT_LEAD_CHARS, len(self.text) - max_chars))
+        end = min(len(self.text), start + max_chars)
         cuts = [start, *(min(at, end) for at in chain(*self.marks)), end]
         pieces = [(self.text[at:to], n % 2 == 1) for n, (at, to) in enumerate(pairwise(cuts))]
-        around = ("…" if start else "", False), ("…" if end < len(self.text) else "", False)
-        return [piece for piece in (around[0], *pieces, around[1]) if piece[0]]
+        ellipses = ("…" if start else "", False), ("…" if end < len(self.text) else "", False)
+        return [piece for piece in (ellipses[0], *pieces, ellipses[1]) if piece[0]]
 
     @property
     def marked(self) -> str:
@@ -166,7 +167,7 @@ class _IndexingJob:
     """The work of reading threads, in the background."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
+        self.total, self.done_count = total, 0
         self.future: Future[None] = Future()
 
 
@@ -197,58 +198,62 @@ class TranscriptSearch:
         check_instance("store", store, Store, "one of perdure: SQLiteStore.open(path)")
         saver.database.connect()
         store.database.connect()
-        place, of_store = saver.database.location, store.database.location
-        if place is None or place != of_store:
+        location, store_location = saver.database.location, store.database.location
+        if location is None or location != store_location:
             raise ConfigurationError(
                 f"the store is in {store.database.path!r}, the threads in {saver.database.path!r}; "
                 "expected a store in their database, which is not in memory: what is searched is "
                 "kept there, as it goes with its thread. SQLiteStore.open(path of the threads)"
             )
-        kept: TranscriptSearch = vars(saver).get(_SEARCH_ATTRIBUTE) or TranscriptSearch(
+        search: TranscriptSearch = vars(saver).get(_SEARCH_ATTRIBUTE) or TranscriptSearch(
             saver, store
         )
-        return vars(saver).setdefault(_SEARCH_ATTRIBUTE, kept)  # type: ignore[no-any-return]
+        return vars(saver).setdefault(_SEARCH_ATTRIBUTE, search)  # type: ignore[no-any-return]
 
     def search(
         self,
         text: str,
-        within: VisibleThreads = VisibleThreads(),
+        visible: VisibleThreads = VisibleThreads(),
         limit: int = SEARCH_LIMIT,
         *,
         wait_s: float | None = None,
         progress: Progress | None = None,
     ) -> ThreadHits:
         """See `search_threads`."""
-        unread = self._index_changed_threads(within, wait_s, progress or (lambda done, total: None))
-        return ThreadHits(self._find_hits(text, within, limit), unread)
+        unread = self._index_changed_threads(
+            visible, wait_s, progress or (lambda done, total: None)
+        )
+        return ThreadHits(self._find_hits(text, visible, limit), unread)
 
     # -- searching
 
-    def _find_hits(self, text: str, within: VisibleThreads, limit: int) -> list[ThreadHit]:
-        place = () if within.owner is None else (self._hash_owner(within.owner),)
-        hits, seen, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
+    def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
+        prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
+        hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
         while len(hits) < limit:
-            found = self._said.search(
-                place, query=text, mode="text", context=False, limit=size, offset=start
+            items = self._said.search(
+                prefix, query=text, mode="text", context=False, limit=size, offset=start
             )
             best: dict[str, FoundItem] = {}
-            for item in found:
+            for item in items:
                 source = item.provenance
-                if source and source.thread_id and source.thread_id not in seen:
+                if source and source.thread_id and source.thread_id not in seen_threads:
                     best.setdefault(source.thread_id, item)
-            seen |= best.keys()
-            threads = self._find_visible_threads(within, ids=[*best])
+            seen_threads |= best.keys()
+            threads = self._find_visible_threads(visible, ids=[*best])
             hits += [_build_hit(text, best[id], threads[id]) for id in best if id in threads]
-            if len(found) < size:
+            if len(items) < size:
                 break
             start, size = start + size, 4 * size
         return hits[:limit]
 
-    def _find_visible_threads(self, within: VisibleThreads, **also: Any) -> dict[str, ListedThread]:
+    def _find_visible_threads(
+        self, visible: VisibleThreads, **query_options: Any
+    ) -> dict[str, ListedThread]:
         """Those that may be seen and meet other conditions too, by their ids."""
-        query = replace(within.query, **also)
-        found = self._list.search(query, lambda t: t if within.match(t) else None, 1 << 31)
-        return {thread.thread_id: thread for thread in found}
+        query = replace(visible.query, **query_options)
+        threads = self._list.search(query, lambda t: t if visible.match(t) else None, 1 << 31)
+        return {thread.thread_id: thread for thread in threads}
 
     def _hash_owner(self, owner: object) -> str:
         """The namespace of an owner, who is named by no clear text."""
@@ -258,70 +263,72 @@ class TranscriptSearch:
     # -- reading
 
     def _index_changed_threads(
-        self, within: VisibleThreads, wait_s: float | None, progress: Progress
+        self, visible: VisibleThreads, wait_s: float | None, progress: Progress
     ) -> int:
         """Read what changed; returns how many threads are left when the time is over."""
         end = math.inf if wait_s is None else time.monotonic() + wait_s
         for _ in range(2):  # one that is under way may not know of the newest
-            threads = self._find_visible_threads(within, is_unindexed=True)
+            threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
                 return len(threads)
-            reading = self._get_indexing_job(within.owner, threads)
-            while not reading.future.done() and (left := end - time.monotonic()) > 0:
-                wait([reading.future], min(_TICK_S, left))
-                progress(reading.done, reading.total)
-            if not reading.future.done():
-                return reading.total - reading.done
-            reading.future.result()
-        return len(self._find_visible_threads(within, is_unindexed=True))
+            job = self._get_indexing_job(visible.owner, threads)
+            while not job.future.done() and (seconds_left := end - time.monotonic()) > 0:
+                wait([job.future], min(_TICK_S, seconds_left))
+                progress(job.done_count, job.total)
+            if not job.future.done():
+                return job.total - job.done_count
+            job.future.result()
+        return len(self._find_visible_threads(visible, is_unindexed=True))
 
     def _get_indexing_job(
         self, owner: Hashable, threads: Mapping[str, ListedThread]
     ) -> _IndexingJob:
         """The reading that is under way for an owner, or a new one."""
         with self._lock:
-            if reading := self._readings.get(owner):
-                return reading
-            reading = _IndexingJob(len(threads))
+            if job := self._readings.get(owner):
+                return job
+            job = _IndexingJob(len(threads))
             owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
 
-            def work() -> None:
+            def index_and_remove_job() -> None:
                 try:
-                    self._index_threads(reading, owners)
+                    self._index_threads(job, owners)
                 finally:
                     with self._lock:
                         del self._readings[owner]
 
             # of daemons: who searches does not keep the process alive
             pool = ThreadPool(1, "perdure-thread-search", is_permanent=False)
-            reading.future = pool.submit(work, is_async=False)
-            self._readings[owner] = reading
-            return reading
+            job.future = pool.submit(index_and_remove_job, is_async=False)
+            self._readings[owner] = job
+            return job
 
-    def _index_threads(self, reading: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
-        some = list[_IndexStep]()
+    def _index_threads(self, job: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
+        steps = list[_IndexStep]()
         for number, (thread_id, owner) in enumerate(owners, 1):
-            for part in self._iter_index_steps(thread_id, owner):
-                some.append(part)
+            for step in self._iter_index_steps(thread_id, owner):
+                steps.append(step)
                 if (
-                    len(some) >= _THREADS_PER_TRANSACTION
-                    or sum(len(p.items) for p in some) >= _MESSAGES_PER_TRANSACTION
+                    len(steps) >= _THREADS_PER_TRANSACTION
+                    or sum(len(p.items) for p in steps) >= _MESSAGES_PER_TRANSACTION
                 ):
-                    self._write_steps(some)
-                    some, reading.done = [], number
-        self._write_steps(some)
-        reading.done = reading.total
+                    self._write_steps(steps)
+                    steps, job.done_count = [], number
+        self._write_steps(steps)
+        job.done_count = job.total
 
     def _iter_index_steps(self, thread_id: str, owner: Any) -> Iterator[_IndexStep]:
         """What of a thread was not read yet, in parts."""
         path = encode_path([self._hash_owner(owner)])
         try:
-            read = self._saver._read(lambda: read_unindexed(self._saver._threads, thread_id, path))
+            unread_items = self._saver._read(
+                lambda: read_unindexed(self._saver._threads, thread_id, path)
+            )
         except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
             _LOG.warning("thread %.80r is not searched: %s", thread_id, exc)
-            known = self._database.read(lambda: read_progress(self._sql, thread_id))
-            read = None if known is None else (known, [])
-        before, items = read or (None, [])
+            progress = self._database.read(lambda: read_progress(self._sql, thread_id))
+            unread_items = None if progress is None else (progress, [])
+        before, items = unread_items or (None, [])
         while before is not None:
             part, items = items[:_MESSAGES_PER_TRANSACTION], items[_MESSAGES_PER_TRANSACTION:]
             position = part[-1][0].position + 1 if part else before.position_in(path)
@@ -331,49 +338,56 @@ class TranscriptSearch:
             )
             before = after if items else None
 
-    def _write_steps(self, some: Sequence[_IndexStep]) -> None:
+    def _write_steps(self, steps: Sequence[_IndexStep]) -> None:
         """Keep messages, and how far their threads were read, in one transaction."""
-        if not some:
+        if not steps:
             return
-        steps = [part[:3] for part in some]
-        puts = [self._parts.prepare_batch(self._iter_puts(part)) for part in some]
+        advances = [step[:3] for step in steps]
+        puts = [self._parts.prepare_batch(self._iter_puts(step)) for step in steps]
 
         def flow() -> Flow[None]:
-            done = yield from save_progress(self._sql, steps)
-            if written := [*chain(*compress(puts, done))]:
-                yield from self._parts.writer.write_puts(written, self._parts.now())
+            are_advanced = yield from save_progress(self._sql, advances)
+            if puts_to_write := [*chain(*compress(puts, are_advanced))]:
+                yield from self._parts.writer.write_puts(puts_to_write, self._parts.now())
 
         # ids of a namespace grow: who adds to one waits for others
-        names = {part.thread_id for part in some} | {repr(part.after.path) for part in some}
+        names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
-    def _iter_puts(self, part: _IndexStep) -> Iterator[PutItem]:
-        label = (part.after.path or b"").decode().rstrip("\0")
-        for item, at in part.items:
+    def _iter_puts(self, step: _IndexStep) -> Iterator[PutItem]:
+        label = (step.after.path or b"").decode().rstrip("\0")
+        for item, stored_at in step.items:
             message = item.value
-            said = ThreadMessage(message, getattr(message, "id", None) or "")
-            is_searched = isinstance(message, BaseMessage) and said.role in ("user", "assistant")
-            if is_searched and said.searched_text:
-                value = {"text": said.searched_text[:_MAX_MESSAGE_CHARS], "role": said.role}
+            thread_message = ThreadMessage(message, getattr(message, "id", None) or "")
+            is_searched = isinstance(message, BaseMessage) and thread_message.role in (
+                "user",
+                "assistant",
+            )
+            if is_searched and thread_message.searched_text:
+                value = {
+                    "text": thread_message.searched_text[:_MAX_MESSAGE_CHARS],
+                    "role": thread_message.role,
+                }
                 source = Provenance(
-                    thread_id=part.thread_id,
-                    message_ids=(said.id,) if said.id else (),
+                    thread_id=step.thread_id,
+                    message_ids=(thread_message.id,) if thread_message.id else (),
                     position=item.position,
-                    at=parse_time(message.response_metadata.get("create_time")) or parse_time(at),
+                    at=parse_time(message.response_metadata.get("create_time"))
+                    or parse_time(stored_at),
                 )
-                key = build_message_key(part.after.thread, item.position)
+                key = build_message_key(step.after.thread, item.position)
                 yield PutItem((label,), key, value, provenance=source)
 
 
 def _build_hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
-    source, said = item.provenance or Provenance(), item.value["text"]
+    source, message_text = item.provenance or Provenance(), item.value["text"]
     return ThreadHit(
         thread.thread_id,
         thread.display_title,
         item.value["role"],
-        said,
+        message_text,
         source.at,
-        find_marks(said, text),
+        find_marks(message_text, text),
         next(iter(source.message_ids), None),
         source.position or 0,
         item.score or 0.0,
@@ -388,25 +402,31 @@ def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
     >>> marks("我喜欢聊天记忆", "聊天")
     ((3, 5),)
     """
-    there, words, inside, name = (
+    text_words, query_words, marked_positions, language = (
         set(tokenize(text)),
         extract_query_words(query),
         set[int](),
         detect_language(text),
     )
-    wanted = {*words, *words.values()}
-    for word in filter(is_misspellable, wanted - there):
-        wanted |= {*find_nearest_words(word, there)}
+    wanted_words = {*query_words, *query_words.values()}
+    for word in filter(is_misspellable, wanted_words - text_words):
+        wanted_words |= {*find_nearest_words(word, text_words)}
     for run in _WORD.finditer(text):
         parts = tokenize(run[0])
-        stemmed = (stem for _, stem in iter_stems(run[0], name))
-        for part in wanted.intersection(chain(parts, stemmed)):
+        stemmed = (stem for _, stem in iter_stems(run[0], language))
+        for part in wanted_words.intersection(chain(parts, stemmed)):
             # of a script without spaces, and of words joined by marks, only the part
             form = re.escape(part) if len(parts) > 1 else ".+"
             for at in re.finditer(form, run[0], re.IGNORECASE):
-                inside |= {*range(run.start() + at.start(), run.start() + at.end())}
-    begins = sorted(at for at in inside if at - 1 not in inside)
-    return tuple(zip(begins, sorted(at + 1 for at in inside if at + 1 not in inside), strict=True))
+                marked_positions |= {*range(run.start() + at.start(), run.start() + at.end())}
+    starts = sorted(at for at in marked_positions if at - 1 not in marked_positions)
+    return tuple(
+        zip(
+            starts,
+            sorted(at + 1 for at in marked_positions if at + 1 not in marked_positions),
+            strict=True,
+        )
+    )
 
 
 def search_threads(
@@ -446,16 +466,18 @@ def search_threads(
     if user is not None:
         check_user("user", user, "give None for all users")
     metadata = check_instance("filter", filter or {}, Mapping, "metadata like {'topic': 'boats'}")
-    wanted = [
+    conditions = [
         (check_instance("a name in filter", name, str, "text"), metadata[name]) for name in metadata
     ]
-    wanted += [] if user is None else [("owner", user)]
+    conditions += [] if user is None else [("owner", user)]
 
-    def match(thread: ListedThread) -> bool:
-        has = thread.metadata
-        return all(name in has and has[name] == value for name, value in wanted)
+    def matches_conditions(thread: ListedThread) -> bool:
+        thread_metadata = thread.metadata
+        return all(
+            name in thread_metadata and thread_metadata[name] == value for name, value in conditions
+        )
 
-    visible = VisibleThreads(ThreadQuery(dict(wanted)), match)
+    visible = VisibleThreads(ThreadQuery(dict(conditions)), matches_conditions)
     limit, wait_s = (
         check_whole_number("limit", limit, 1),
         None if wait_s is None else check_seconds("wait_s", wait_s),

@@ -139,26 +139,30 @@ def manage_memory(
     the agent may have the `name`. With `team_namespace=("teams", "{team}")`, the tool has an
     argument `team` with which the model writes into the memory of one of the user's teams.
     """
-    kept = Collection(store, namespace, schema=schema, gate=gate)
-    shared = None
+    collection = Collection(store, namespace, schema=schema, gate=gate)
+    team_collection = None
     if team_namespace is not None:
-        shared = Collection(store, team_namespace, schema=schema, gate=gate)
-        if shared.namespace.labels[:2] != (TEAMS, TEAM):
+        team_collection = Collection(store, team_namespace, schema=schema, gate=gate)
+        if team_collection.namespace.labels[:2] != (TEAMS, TEAM):
             raise errors.ConfigurationError(
                 f"team_namespace is {team_namespace!r}; expected ('teams', '{{team}}')"
             )
     channel = check_text("messages_key", messages_key, "the name of a channel")
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
-        if kept.namespace.lacks_memory(attribution.config):
+        if collection.namespace.lacks_memory(attribution.config):
             raise ToolException(_WITHOUT_MEMORY_ANSWER)
-        chosen, config = kept, attribution.config
-        if shared is not None and (team := (arguments.get("team") or "").strip(_STRAY_CHARS)):
-            chosen, config = shared, _choose_team(config, team)
-        writer = chosen.build_writer(config, by_model=True)  # raises: a developer's mistake
+        chosen_collection, config = collection, attribution.config
+        if team_collection is not None and (
+            team := (arguments.get("team") or "").strip(_STRAY_CHARS)
+        ):
+            chosen_collection, config = team_collection, _choose_team(config, team)
+        writer = chosen_collection.build_writer(
+            config, by_model=True
+        )  # raises: a developer's mistake
         return await _run_action(writer, arguments, attribution)
 
-    arguments = _build_arguments_model(schema, has_team=shared is not None)
+    arguments = _build_arguments_model(schema, has_team=team_collection is not None)
     return build_tool(manage, name, description, arguments, channel)
 
 
@@ -178,8 +182,10 @@ def search_memory(
     With `since` and `until`, the model gives the period of its question. Memories from that period
     rank higher. `min_score`, and `namespaces` for several, are those of `recall`.
     """
-    most = max(check_whole_number("limit", limit, 1), _MAX_LIMIT)
-    number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
+    max_limit = max(check_whole_number("limit", limit, 1), _MAX_LIMIT)
+    number = Field(
+        None, ge=1, le=max_limit, description=f"How many memories at most; {limit} if unset."
+    )
     arguments = create_model(
         "SearchMemory",
         query=(str, Field(description="What to look for: a question or a few words.")),
@@ -187,9 +193,9 @@ def search_memory(
         since=(str | None, Field(None, description=SINCE_DESCRIPTION)),
         until=(str | None, Field(None, description=UNTIL_DESCRIPTION)),
     )
-    places = list_namespace_labels(choose_labels(namespace, namespaces))
-    collections, least = (
-        [Collection(store, labels) for labels in places],
+    label_lists = list_namespace_labels(choose_labels(namespace, namespaces))
+    collections, checked_min_score = (
+        [Collection(store, labels) for labels in label_lists],
         check_min_score(min_score),
     )
 
@@ -197,10 +203,10 @@ def search_memory(
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
-        most = arguments.get("limit") or limit
+        result_limit = arguments.get("limit") or limit
         options: dict[str, Any] = {
             "query": query,
-            "floor": get_adapter(store).resolve_min_score(least),
+            "min_score": get_adapter(store).resolve_min_score(checked_min_score),
         }
         try:
             period = parse_period(arguments.get("since"), arguments.get("until"))
@@ -209,12 +215,14 @@ def search_memory(
         options |= {} if period is None else {"during": period}
         config = attribution.config
         rankings = []
-        for kept, of_one in _split_by_team(collections, config):
-            found = await kept.search_namespace(options, most, config=of_one, answers_first=True)
-            rankings.append([*enumerate(found, 1)])
+        for collection, team_config in _split_by_team(collections, config):
+            memories_found = await collection.search_namespace(
+                options, result_limit, config=team_config, answers_first=True
+            )
+            rankings.append([*enumerate(memories_found, 1)])
         memories = [memory for _, memory in chain.from_iterable(rankings)]
         if len(rankings) > 1:
-            memories = merge_rankings(rankings, most)
+            memories = merge_rankings(rankings, result_limit)
         if not memories:
             return "Nothing is known about that."
         return quote_memories(memories)
@@ -230,10 +238,10 @@ def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
     """
     config, teams = ensure_config(config), read_run_teams(config)
     if team not in teams:
-        known = ", ".join(to_prompt_json(each) for each in teams)
+        team_names = ", ".join(to_prompt_json(name) for name in teams)
         raise ToolException(
             f"Not kept: the user is in no team {to_prompt_json(team[:80])}. "
-            + (f"Teams of the user: {known}." if known else "Leave the team out.")
+            + (f"Teams of the user: {team_names}." if team_names else "Leave the team out.")
         )
     return with_team(config, team)
 
@@ -286,7 +294,7 @@ def build_tool(
     expected = "text that tells the model when to use the tool"
     description = check_text("description", description, expected).strip()
 
-    def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
+    def build_attribution(runtime: Any, config: RunnableConfig) -> Attribution:
         if not isinstance(runtime, ToolRuntime):  # there may be none, or one that a model made up
             return Attribution(config)
         messages = (
@@ -299,25 +307,29 @@ def build_tool(
         )
 
     # langgraph fills in `runtime`; models do not see it
-    def act(config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **given: Any) -> Any:
-        return run(call(given, attribution(runtime, config)))
+    def call_tool(
+        config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **arguments_given: Any
+    ) -> Any:
+        return run(call(arguments_given, build_attribution(runtime, config)))
 
-    async def aact(config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **given: Any) -> Any:
-        return await arun(call(given, attribution(runtime, config)))
+    async def acall_tool(
+        config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **given: Any
+    ) -> Any:
+        return await arun(call(given, build_attribution(runtime, config)))
 
-    def wrong(exc: Any) -> str:
+    def describe_wrong_arguments(exc: Any) -> str:
         faults = describe_validation_errors(exc)
         return f"{name} was called wrongly: {faults}. Correct that, and call it again."
 
     return tool_class.from_function(
-        act,
-        aact,
+        call_tool,
+        acall_tool,
         name=name,
         description=description,
         args_schema=arguments,
         infer_schema=False,
         handle_tool_error=True,
-        handle_validation_error=wrong,
+        handle_validation_error=describe_wrong_arguments,
     )
 
 
@@ -325,13 +337,16 @@ def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) ->
     action = Annotated[
         ManageAction, BeforeValidator(_clean_action), Field(description=_ACTION_DESCRIPTION)
     ]
-    kind: Any = str | None
+    memory_type: Any = str | None
     if schema is not None:
         optional: Any = schema | None
-        kind = Annotated[optional, BeforeValidator(_parse_memory_argument)]
+        memory_type = Annotated[optional, BeforeValidator(_parse_memory_argument)]
     fields: dict[str, Any] = {
         "action": (action, ...),
-        TEXT if schema is None else "memory": (kind, Field(None, description=_TEXT_DESCRIPTION)),
+        TEXT if schema is None else "memory": (
+            memory_type,
+            Field(None, description=_TEXT_DESCRIPTION),
+        ),
         "id": (str | None, Field(None, description=_ID_DESCRIPTION)),
     }
     if has_team:
@@ -348,10 +363,10 @@ def _parse_memory_argument(memory: Any) -> Any:
     if not isinstance(memory, str):
         return memory
     try:
-        read = json.loads(memory)
+        parsed = json.loads(memory)
     except (ValueError, RecursionError):
-        read = None
-    return read if isinstance(read, dict) else {TEXT: memory}
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {TEXT: memory}
 
 
 async def _run_action(
@@ -410,13 +425,13 @@ async def _apply_action(
         return await writer.insert(
             memory, attribution.build_provenance(_list_texts(writer.build_value(memory)))
         )
-    there = await writer.adapter.get(writer.namespace, check_key(key))
-    if there is None:
+    existing = await writer.adapter.get(writer.namespace, check_key(key))
+    if existing is None:
         raise build_unknown_memory_error(writer.namespace, key)
-    users = there.provenance is not None and there.provenance.trust == "user"
-    stated = _list_texts(get_content_fields(there.value)) if users else ()
+    is_from_user = existing.provenance is not None and existing.provenance.trust == "user"
+    stated_before = _list_texts(get_content_fields(existing.value)) if is_from_user else ()
     provenance = attribution.build_provenance(
-        _list_texts(writer.build_value(memory, there.value)), stated
+        _list_texts(writer.build_value(memory, existing.value)), stated_before
     )
     return await writer.replace(key, memory, provenance, _CHANGE_BY_ACTION[action])
 
@@ -427,14 +442,16 @@ def _list_texts(value: Any) -> list[str]:
 
 def _render_memory(memory: Memory, date: str | None) -> str:
     fields = get_content_fields(memory.value) if TEXT in memory.value else {}
-    past = (previous for previous in memory.previous if previous.change == "superseded")
-    about = {
+    superseded_texts = (previous for previous in memory.previous if previous.change == "superseded")
+    details = {
         "kind": memory.kind if memory.kind != FACT else None,
         "fields": {name: part for name, part in fields.items() if name not in (TEXT, "until")},
-        "before": [{"memory": p.text, "until": p.until.date().isoformat()} for p in past],
+        "before": [
+            {"memory": p.text, "until": p.until.date().isoformat()} for p in superseded_texts
+        ],
     }
     line = {"id": memory.key, **json.loads(render_memory_line(memory, date=date))}
-    return to_prompt_json({**line, **{name: part for name, part in about.items() if part}})
+    return to_prompt_json({**line, **{name: part for name, part in details.items() if part}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +462,9 @@ class Attribution:
     messages: Sequence[BaseMessage] = ()
     own_tools: Set[str] = _OWN_TOOLS
 
-    def build_provenance(self, texts: Iterable[str], stated: Iterable[str] = ()) -> Provenance:
+    def build_provenance(
+        self, texts: Iterable[str], stated_before: Iterable[str] = ()
+    ) -> Provenance:
         """Where the texts of a memory come from.
 
         They are the user's if most of their words are in human messages or in known texts of the
@@ -453,17 +472,17 @@ class Attribution:
         """
         words = set().union(*map(_extract_stems, texts))
         by_user, by_tool = self._words_by_role("human"), self._words_by_role("tool")
-        fresh = {
+        new_by_tool = {
             i: stems for i, stems in by_tool.items() if self.messages[i].name not in self.own_tools
         }
-        users = words & set().union(*by_user.values(), *map(_extract_stems, stated))
-        tools = words & set().union(*by_tool.values())
-        foreign = words & set().union(*fresh.values()) - users
+        user_words = words & set().union(*by_user.values(), *map(_extract_stems, stated_before))
+        tool_words = words & set().union(*by_tool.values())
+        foreign_words = words & set().union(*new_by_tool.values()) - user_words
         trust: str = "assistant"
         rests_on: Words = {}
-        if words and len(users) - len(foreign) >= len(words) / 2:
+        if words and len(user_words) - len(foreign_words) >= len(words) / 2:
             trust, rests_on = "user", by_user
-        elif words and len(tools) >= len(words) / 2:
+        elif words and len(tool_words) >= len(words) / 2:
             trust, rests_on = "tool", by_tool
         messages = [self.messages[i] for i in sorted(_iter_covering_messages(words, rests_on))]
         names = {message.name for message in messages}
@@ -486,8 +505,8 @@ class Attribution:
             return
         erased = await loaded.check_erased(self.messages)
         sources = [m for m, is_erased in zip(self.messages, erased, strict=True) if is_erased]
-        found = words & set().union(*(_extract_stems(message.text) for message in sources))
-        if len(found) >= len(words) / 2:
+        repeated_words = words & set().union(*(_extract_stems(message.text) for message in sources))
+        if len(repeated_words) >= len(words) / 2:
             raise ToolException(_ERASED_ANSWER)
 
     def _words_by_role(self, speaker: str) -> Words:

@@ -201,7 +201,7 @@ def test_many_tombstones_are_looked_up_in_one_batch(adapter: StoreAdapter) -> No
     memory = run(adapter.get(NAMESPACE, "gone"))
     assert memory is not None
     [note] = build_tombstones(memory, "deleted")
-    notes = [build_put(note.namespace, f"n{i}", {"n": i}, searched=False) for i in range(1_000)]
+    notes = [build_put(note.namespace, f"n{i}", {"n": i}, is_searched=False) for i in range(1_000)]
     run(adapter.write([build_removal(NAMESPACE, "gone"), note, *notes]))
     gone, new = judged(Gate(), adapter, Candidate("Ann likes oolong"), Candidate("Ann sings"))
 
