@@ -499,7 +499,7 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
     run = accepted(talked, events=True)
     tell(talked, run, batch(0, "one", "two"), batch(2, "three"))
     log, events = Log(), StoredEvents(RunTable(talked))
-    account = EventMemory(Limits()).account_of(None, "ann")
+    account = EventMemory(Limits()).get_account(None, "ann")
 
     async def look() -> None:
         pass
@@ -509,13 +509,13 @@ def test_a_reader_whose_log_is_left_to_the_database_reads_on_there(talked: Saver
 
         async def reading() -> None:
             reading = log, 1, look, run.thread_key, (run.seq, run.seq), account
-            async for found in events.after(*reading):
+            async for found in events.read_after(*reading):
                 heard.extend(each.frame for each in found)
 
         task = asyncio.create_task(reading())
-        while not log.is_read:  # noqa: ASYNC110 - nobody tells
+        while not log.has_readers:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
-        await events.leave(log, run.thread_key, (run.seq, run.seq))
+        await events.leave_to_database(log, run.thread_key, (run.seq, run.seq))
         log.close()
         await task
         return heard

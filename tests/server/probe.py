@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body, FastAPI
 from starlette.responses import StreamingResponse
 
 from perdure.server.access import ACTIONS, Action, action
-from perdure.server.call import Caller
+from perdure.server.call import CurrentCall
 
 Value = dict[str, Any]
 
@@ -23,13 +23,13 @@ def probed(app: FastAPI) -> FastAPI:
 
     @routes.get("/probe/thread/{thread_id}")
     @action("threads:read")
-    async def thread(call: Caller, thread_id: str) -> Any:
+    async def thread(call: CurrentCall, thread_id: str) -> Any:
         await call.permit({"thread_id": thread_id})
         return await call.threads.get(thread_id)
 
     @routes.get("/probe/stream")
     @action("threads:read")
-    async def stream(call: Caller) -> StreamingResponse:
+    async def stream(call: CurrentCall) -> StreamingResponse:
         await call.permit()
 
         async def lines() -> AsyncIterator[bytes]:
@@ -41,19 +41,19 @@ def probed(app: FastAPI) -> FastAPI:
 
     @routes.post("/probe/length")
     @action("threads:read")
-    async def length(call: Caller, body: Annotated[Any, Body()]) -> int:
+    async def length(call: CurrentCall, body: Annotated[Any, Body()]) -> int:
         await call.permit()
         return len(str(body))
 
     @routes.get("/ui/probe")
     @routes.get("/ui/probe.json")
     @action("threads:read")
-    async def page(call: Caller) -> Value:
+    async def page(call: CurrentCall) -> Value:
         return await call.permit({"user": call.identity.user})
 
     @routes.post("/ui/probe")
     @action("threads:update")
-    async def change(call: Caller) -> Value:
+    async def change(call: CurrentCall) -> Value:
         return await call.permit()
 
     app.include_router(routes)
@@ -62,7 +62,7 @@ def probed(app: FastAPI) -> FastAPI:
 
 def _endpoint(name: Action) -> Any:
     @action(name)
-    async def endpoint(call: Caller, value: Value | None = None) -> Value:
+    async def endpoint(call: CurrentCall, value: Value | None = None) -> Value:
         left = await call.permit(value or {})
         of = call.identity
         return {"user": of.user, "tenant": of.tenant, "value": left}

@@ -27,7 +27,7 @@ from typing_extensions import TypedDict  # that of typing has no schema before P
 
 from perdure.server import create_app
 from perdure.server.auth_file import AuthFile
-from perdure.server.graphs import Graphs, id_of
+from perdure.server.graphs import Graphs, default_assistant_id
 from perdure.server.keys import Keys
 from perdure.settings import Settings
 from tests.server.running import running
@@ -187,10 +187,12 @@ def test_a_taken_id(sdk: SyncLangGraphClient) -> None:
     at: str = configured(sdk)["assistant_id"]
 
     assert sdk.assistants.create("talk", assistant_id=at, if_exists="do_nothing")["name"] == "Dry"
-    for taken in (at, id_of("talk")):
+    for taken in (at, default_assistant_id("talk")):
         with pytest.raises(ConflictError, match="already"):
             sdk.assistants.create("talk", assistant_id=taken)
-    own = sdk.assistants.create("tells", assistant_id=id_of("talk"), if_exists="do_nothing")
+    own = sdk.assistants.create(
+        "tells", assistant_id=default_assistant_id("talk"), if_exists="do_nothing"
+    )
     assert own["graph_id"] == "talk"
 
 
@@ -223,9 +225,9 @@ def test_a_deleted_assistant_is_unknown(sdk: SyncLangGraphClient) -> None:
 
 
 def test_the_graphs_own_assistants_stay_as_they_are(sdk: SyncLangGraphClient) -> None:
-    for at in ("talk", id_of("talk")):
+    for at in ("talk", default_assistant_id("talk")):
         own = sdk.assistants.get(at)
-        assert (own["assistant_id"], own["version"]) == (id_of("talk"), 1)
+        assert (own["assistant_id"], own["version"]) == (default_assistant_id("talk"), 1)
         assert own["metadata"] == {"created_by": "system"}
         assert [each["version"] for each in sdk.assistants.get_versions(at)] == [1]
         for call in (
@@ -247,12 +249,17 @@ def test_searches(sdk: SyncLangGraphClient) -> None:
     ]
     search = sdk.assistants.search
 
-    assert set(ids(search())) == {*made, *map(id_of, ("tells", "talk", "ask", "nested"))}
+    assert set(ids(search())) == {
+        *made,
+        *map(default_assistant_id, ("tells", "talk", "ask", "nested")),
+    }
     assert ids(search(graph_id="tells"))[:3] == made[::-1]  # the newest first
     assert ids(search(name="fox")) == [made[1], made[0]]
     assert ids(search(metadata={"team": "b"})) == [made[2], made[1]]
     assert ids(search(metadata={"team": "b", "n": 1})) == [made[1]]
-    assert ids(search(metadata={"created_by": "system"}, graph_id="talk")) == [id_of("talk")]
+    assert ids(search(metadata={"created_by": "system"}, graph_id="talk")) == [
+        default_assistant_id("talk")
+    ]
     team: Any = {"metadata": {"team": "b"}}
     assert ids(search(**team, sort_by="created_at", sort_order="asc")) == made[1:]
     named = search(name="o", graph_id="tells", sort_by="name", sort_order="asc")
@@ -364,7 +371,7 @@ def test_a_request_overrides_its_assistant(sdk: SyncLangGraphClient) -> None:
         [],
         25,
     )
-    assert (plain["assistant_id"], plain["of"]) == (id_of("tells"), None)
+    assert (plain["assistant_id"], plain["of"]) == (default_assistant_id("tells"), None)
 
 
 def test_a_thread_and_its_runs_name_their_assistant(sdk: SyncLangGraphClient) -> None:
@@ -439,7 +446,7 @@ def test_a_thread_is_answered_by_its_assistant(url: str, sdk: SyncLangGraphClien
         answers = at
         if thread.startswith("gone"):
             sdk.assistants.delete(at)
-            answers, at = id_of("ask"), ""
+            answers, at = default_assistant_id("ask"), ""
         if thread.endswith("page"):
             form = {"assistant": "ask", "of": asked["id"], "answer": "yes", "how": "text"}
             assert httpx.post(f"{url}/ui/answer?id={thread}", data=form).status_code == 303

@@ -28,7 +28,7 @@ from perdure.server.access import (
     Unauthenticated,
     action,
 )
-from perdure.server.call import Caller
+from perdure.server.call import CurrentCall
 from perdure.server.logs import Audit, is_change
 from perdure.settings import Settings
 from tests.server.running import running
@@ -60,24 +60,24 @@ def made(settings: Settings, file: Path, access: Access | None = None) -> FastAP
 
     @app.patch("/probe/{thread_id}")
     @action("threads:update")
-    async def changed(call: Caller, thread_id: str, body: dict[str, Any]) -> None:
+    async def changed(call: CurrentCall, thread_id: str, body: dict[str, Any]) -> None:
         await call.permit({"thread_id": thread_id, "metadata": body})
 
     @app.delete("/probe/{thread_id}")
     @action("store:delete")
-    async def erased(call: Caller, thread_id: str) -> None:
+    async def erased(call: CurrentCall, thread_id: str) -> None:
         await call.permit({"namespace": ("memories", "ann"), "key": thread_id})
-        call.record(hashes=["0f"])
+        call.record_for_audit(hashes=["0f"])
 
     @app.post("/probe/{thread_id}")
     @action("admin")
-    async def failed(call: Caller, thread_id: str) -> None:
+    async def failed(call: CurrentCall, thread_id: str) -> None:
         await call.permit({"thread_id": thread_id})
         raise InvalidPatch(CANARY) if thread_id == "refused" else KeyError(CANARY)
 
     @app.get("/probe/{thread_id}")
     @action("admin")
-    async def read(call: Caller, thread_id: str) -> None:
+    async def read(call: CurrentCall, thread_id: str) -> None:
         await call.permit({"thread_id": thread_id})
 
     return app
@@ -190,7 +190,7 @@ def test_what_cannot_be_recorded_is_answered_with_an_error(
         raise OSError("no space left")
 
     with running(app) as url:
-        monkeypatch.setattr(app.state.audit, "_write", full)
+        monkeypatch.setattr(app.state.audit, "_append_line", full)
         failed = httpx.patch(f"{url}/probe/a", json={}, headers={"x-request-id": "r-1"})
         assert (failed.status_code, failed.headers["x-request-id"]) == (500, "r-1")
         assert failed.headers["x-content-type-options"] == "nosniff"
@@ -261,7 +261,7 @@ def test_a_part_of_a_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     audit = Audit(tmp_path / "audit")
     monkeypatch.setattr("os.write", lambda file, line: len(line) - 1)
     with pytest.raises(OSError, match="part of a record"):
-        audit._write(b"{}\n")
+        audit._append_line(b"{}\n")
     audit.close()
 
 
@@ -269,7 +269,7 @@ def test_lines_are_added_and_only_its_owner_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "audit"
     for _ in range(2):
         audit = Audit(file)
-        audit._write(b"{}\n")
+        audit._append_line(b"{}\n")
         audit.close()
     assert file.read_text() == "{}\n{}\n"
     assert file.stat().st_mode & 0o777 == 0o600

@@ -392,7 +392,7 @@ async def store(ctx, value): return True
 def test_a_search_of_everything_has_nothing_of_perdures_own(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.server.call._PAGE", 2)
+    monkeypatch.setattr("perdure.server.call._PAGE_SIZE", 2)
     served = create_app(settings, access=AuthFile(written(tmp_path, TEAM, "team.py")))
     places = [[label, "x"] for label in ("a", "b", "perdure.notes", "q", "r")]
 

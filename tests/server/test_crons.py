@@ -447,7 +447,7 @@ def test_a_cron_that_another_server_begins_is_not_reported(
 def test_a_cron_that_takes_its_time_holds_up_no_other_run(
     settings: Settings, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "PATIENCE_S", 600)
+    monkeypatch.setattr(schedule, "HANDLER_TIMEOUT_S", 600)
     asks = threading.Event()
     permit = Local.permit
 
@@ -510,7 +510,7 @@ def test_a_cron_runs_after_a_clock_was_ahead(
     sdk: SyncLangGraphClient, settings: Settings, ahead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its due time was computed by a clock that was wrong, and is computed again."""
-    monkeypatch.setattr("perdure.server.schedule.CHECK_S", 0)
+    monkeypatch.setattr("perdure.server.schedule.DUE_CHECK_S", 0)
     end = datetime.now(UTC) + timedelta(days=30)
     asked: Any = {"schedule": "* * * * *", "input": says("wake"), "end_time": end}
     cron: Any = sdk.crons.create_for_thread("t", "talk", **asked)

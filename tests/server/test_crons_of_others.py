@@ -139,7 +139,7 @@ def test_fields_that_may_hold_secrets_are_the_authors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The config, the context and the webhook; the person sees when it runs and what it says."""
-    monkeypatch.setattr(Webhooks, "check", lambda self, url: None)
+    monkeypatch.setattr(Webhooks, "check_url", lambda self, url: None)
     with served(settings, keys(tmp_path), model) as desk:
         thread = talked(desk, "dora")
         planned(desk, "boss", thread, **SECRET)
@@ -176,7 +176,7 @@ def test_a_thread_without_a_turn_counts_once_it_has_a_person(desk: Desk) -> None
 def test_there_may_be_more_threads_than_a_query_takes(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_crons, "_PAGE", 1)
+    monkeypatch.setattr(api_crons, "_THREADS_PER_QUERY", 1)
     threads = [talked(desk, "dora") for _ in range(2)]
     crons = [planned(desk, "boss", each) for each in threads]
 

@@ -94,7 +94,7 @@ def test_a_run_in_progress_ends_its_streams(
 def test_erasing_during_a_run_ends_the_stream_that_began_it(
     servers: list[httpx.Client], settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "ERASED_S", 0)
+    monkeypatch.setattr(runs, "ERASURE_CHECK_S", 0)
     with ThreadPoolExecutor() as threads:
         streaming = threads.submit(servers[0].post, "/threads/t/runs/stream", json=BODY)
         assert gate.reached.wait(60)
@@ -111,10 +111,10 @@ def test_only_a_stream_that_began_its_run_reads_no_number_of_erasures(
 ) -> None:
     """The run has read the number at its start; whoever joins it later reads the number anew."""
     queries: list[Any] = []
-    frames, count_removals = api_runs._frames, RunTable.count_removals
+    frames, count_removals = api_runs._iter_frames, RunTable.count_removals
 
     async def late_frames(run: Run, *args: Any, **options: Any) -> AsyncIterator[bytes]:
-        await run.wait()  # so that the log has events when the stream begins
+        await run.wait_until_ended()  # so that the log has events when the stream begins
         async for each in frames(run, *args, **options):
             yield each
 
@@ -122,8 +122,8 @@ def test_only_a_stream_that_began_its_run_reads_no_number_of_erasures(
         queries.append(threads)
         return await count_removals(table, threads)
 
-    monkeypatch.setattr(runs, "ERASED_S", 60)
-    monkeypatch.setattr(api_runs, "_frames", late_frames)
+    monkeypatch.setattr(runs, "ERASURE_CHECK_S", 60)
+    monkeypatch.setattr(api_runs, "_iter_frames", late_frames)
     monkeypatch.setattr(RunTable, "count_removals", counted)
     gate.open.set()
     run = began(servers[0], "stream")

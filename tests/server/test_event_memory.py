@@ -259,7 +259,7 @@ def test_a_reader_that_falls_behind_is_told_so(url: str, ann: httpx.Client, app:
 def test_a_reader_that_falls_behind_reads_stored_events_on(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_events, "BATCH_S", 0.01)
+    monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 0.01)
     bodies = [asked("paced", stream_resumable=True) for _ in range(3)]
     streams = []
     for number, body in enumerate(bodies):
@@ -275,7 +275,7 @@ def test_a_reader_that_falls_behind_reads_stored_events_on(
         path = f"/threads/{number}/runs/{run['run_id']}/stream"
         again.append(Slow(url, path, **{"Last-Event-ID": "20"}).read())
 
-    assert app.state.runs.memory.added > USER_BYTES
+    assert app.state.runs.memory.total_added > USER_BYTES
     for events, ended in heard:
         assert ended
         assert numbers(events) == [*range(60)]
@@ -287,11 +287,11 @@ def test_events_that_were_not_stored_in_time_are_missed(
     url: str, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader is told so, and does not take what is stored for all."""
-    monkeypatch.setattr(run_events, "BATCH_S", 0.001)
-    monkeypatch.setattr(run_log, "LIMIT", 1 << 30)
+    monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 0.001)
+    monkeypatch.setattr(run_log, "RETAINED_BYTES", 1 << 30)
     run = ann.post("/threads/t/runs", json=asked()).json()["run_id"]
     end_of_runs(ann)
-    monkeypatch.setattr(event_memory, "ENDED_BYTES", 0)
+    monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 0)
     events, ended = Slow(url, f"/threads/t/runs/{run}/stream", **{"Last-Event-ID": "1"}).read()
 
     told = numbers(events)
@@ -320,7 +320,7 @@ def test_comments_are_not_within_an_event(
     url: str, ann: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "PING_S", 0.0001)
-    monkeypatch.setattr(run_log, "PART", 1000)
+    monkeypatch.setattr(run_log, "CHUNK_BYTES", 1000)
     stream = Slow(url, "/threads/t/runs/stream", asked("paused"))
     events, ended = stream.read()
 
@@ -383,7 +383,7 @@ def test_websockets_that_nobody_reads_keep_to_the_limit(
 def test_little_is_kept_of_runs_that_have_ended(
     url: str, ann: httpx.Client, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_memory, "ENDED_BYTES", 100_000)
+    monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 100_000)
     plain = Slow(url, "/threads/t/runs/stream", asked("paused")).read()
     stored = Slow(url, "/threads/t/runs/stream", asked("paused", stream_resumable=True)).read()
     until(lambda: app.state.runs.memory.size <= 100_000)
@@ -394,14 +394,14 @@ def test_little_is_kept_of_runs_that_have_ended(
     assert numbers(plain[0]) == numbers(stored[0]) == numbers(again[0]) == [*range(60)]
     assert gone.status_code == 410
     assert ann.get(f"/threads/t/runs/{oldest['run_id']}/join").json()["heard"] == ["all"]
-    runs = [run for of in app.state.runs._of.values() for run in of.known.values()]
+    runs = [run for of in app.state.runs._by_tenant.values() for run in of.runs_by_id.values()]
     assert [(run.output, run.request.input) for run in runs] == [(None, None)] * 2
 
 
 def test_a_thread_is_read_after_its_events_were_dropped_and_erased(
     url: str, ann: httpx.Client, settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_memory, "ENDED_BYTES", 0)
+    monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 0)
     gate.open.set()
 
     def turn(text: str) -> str:
@@ -434,8 +434,8 @@ def test_a_thread_is_read_after_its_events_were_dropped_and_erased(
 
 
 def filled(memory: EventMemory, user: str, *sizes: int) -> Log:
-    log = Log(1, memory.account_of(None, user))
-    log.begin_writing()
+    log = Log(1, memory.get_account(None, user))
+    log.add_writer()
     for size in sizes:
         log.add("values", "x" * size)
     return log
@@ -449,11 +449,11 @@ def test_events_that_were_received_are_dropped_first() -> None:
     async def go() -> None:
         memory = EventMemory(Limits(user_event_bytes=10_000))
         unread, read = filled(memory, "ann", 2000, 2000), filled(memory, "ann", 3000)
-        reader = unread.after(0, look)
+        reader = unread.read_after(0, look)
         await anext(reader)
         filled(memory, "ann", 4000)
 
-        assert (unread.dropped, read.dropped) == (0, 1)
+        assert (unread.last_dropped, read.last_dropped) == (0, 1)
 
     asyncio.run(go())
 
@@ -462,11 +462,11 @@ def test_the_reader_that_is_most_behind_is_lost_first() -> None:
     async def go() -> None:
         memory = EventMemory(Limits(user_event_bytes=10_000))
         logs = [filled(memory, "ann", *[1000] * count) for count in (6, 1, 2)]
-        readers = [log.after(0, look) for log in logs]
+        readers = [log.read_after(0, look) for log in logs]
         [slowest, *_] = [await anext(reader) for reader in readers]
         logs[2].add("values", "x" * 1000)
 
-        assert [log.dropped > 0 for log in logs] == [True, False, False]
+        assert [log.last_dropped > 0 for log in logs] == [True, False, False]
         with pytest.raises(LookupError, match="no longer kept"):
             slowest[0].frame  # noqa: B018 - it is read when it is sent
         assert [each.number for each in await anext(readers[2])] == [3]
@@ -480,8 +480,8 @@ def test_the_user_with_the_most_events_makes_room_for_others() -> None:
     carol = filled(memory, "carol", *[1000] * 4)
 
     assert memory.size <= 14_000
-    assert ann.dropped > 0
-    assert (bob.dropped, carol.dropped) == (0, 0)
+    assert ann.last_dropped > 0
+    assert (bob.last_dropped, carol.last_dropped) == (0, 0)
 
 
 def test_an_event_larger_than_the_limit_is_kept_by_itself() -> None:
@@ -505,9 +505,9 @@ def test_the_events_of_a_log_that_is_garbage_are_not_counted() -> None:
 def test_events_move_to_the_account_of_another_user() -> None:
     memory = EventMemory(Limits())
     log = filled(memory, "ann", 1000)
-    log.charge(memory.account_of(None, "bob"))
+    log.set_account(memory.get_account(None, "bob"))
 
-    assert memory.account_of(None, "ann").size == 0
-    assert memory.account_of(None, "bob").size == memory.size == log.size
+    assert memory.get_account(None, "ann").size == 0
+    assert memory.get_account(None, "bob").size == memory.size == log.size
     log.drop_all()
     assert memory.size == 0

@@ -40,7 +40,7 @@ def db(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Settings]
 @pytest.fixture
 def sdk(db: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncLangGraphClient]:
     """Return the client of a server that checks due times in every sweep."""
-    monkeypatch.setattr("perdure.server.schedule.CHECK_S", 0)
+    monkeypatch.setattr("perdure.server.schedule.DUE_CHECK_S", 0)
     with (
         running(create_app(db, graphs=Graphs({"who": who()}))) as url,
         get_sync_client(url=url) as client,

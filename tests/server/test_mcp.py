@@ -372,7 +372,7 @@ def test_what_a_thread_waits_for_is_told(settings: Settings) -> None:
         databases = Databases(settings)
         call = Call(Identity("ann"), "threads:search", Local("ann"), databases)
         threads = json.loads(await search_threads(call, "asks"))["threads"]
-        read = json.loads(await read_thread(call.another("threads:read"), "asks"))
+        read = json.loads(await read_thread(call.with_action("threads:read"), "asks"))
         await databases.aclose()
         return threads, read
 

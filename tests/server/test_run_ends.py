@@ -229,7 +229,7 @@ def test_a_thread_can_be_changed_once_its_run_is_seen_as_ended(
 ) -> None:
     """Another server sees the end a moment before the lock of the thread is released."""
     hold_end(monkeypatch, gate, "after")
-    monkeypatch.setattr(threads, "RELEASE_S", 60)
+    monkeypatch.setattr(threads, "LOCK_RELEASE_S", 60)
     codes: list[int] = []
     with served(db) as servers:
         run = started(servers[0], "one")

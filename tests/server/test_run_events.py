@@ -29,7 +29,7 @@ from perdure.server.graphs import Graphs
 from perdure.server.keys import Keys
 from perdure.server.limits import Limits
 from perdure.server.run_log import Log
-from perdure.server.runs import FEEDS, Runs
+from perdure.server.runs import RETAINED_FEEDS, Runs
 from perdure.settings import Settings
 from tests.server.running import running, until
 from tests.server.talking import Gate, ask, fail, says, talk
@@ -188,15 +188,15 @@ def test_a_large_state_is_streamed(sdk: SyncLangGraphClient) -> None:
 def test_events_are_kept_for_whoever_is_about_to_read_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_log, "LIMIT", 100)
-    monkeypatch.setattr(run_log, "BEHIND", 1000)
+    monkeypatch.setattr(run_log, "RETAINED_BYTES", 100)
+    monkeypatch.setattr(run_log, "BACKLOG_BYTES", 1000)
 
     async def look() -> None:
         raise AssertionError("it is not yet time")
 
     async def read() -> None:
         log = Log()
-        reader = log.after(0, look)
+        reader = log.read_after(0, look)
         for size, numbers in ((10, [1]), (200, [2]), (300, [3])):
             log.add("values", "x" * size)
             assert [each.number for each in await anext(reader)] == numbers
@@ -204,9 +204,9 @@ def test_events_are_kept_for_whoever_is_about_to_read_them(
         log.add("values", "x" * 300)
         assert [each.number for each in await anext(reader)] == [4, 5]
         log.add("values", "x" * 600)
-        assert log.dropped == 4  # a reader receives events by asking for the next ones
+        assert log.last_dropped == 4  # a reader receives events by asking for the next ones
         log.add("values", "x" * 600)
-        assert (log.dropped, log.last) == (6, 7)
+        assert (log.last_dropped, log.last) == (6, 7)
         with pytest.raises(LookupError, match="up to 6"):
             await anext(reader)
 
@@ -216,9 +216,9 @@ def test_events_are_kept_for_whoever_is_about_to_read_them(
 def test_a_reader_that_falls_behind_does_not_cancel_the_run(
     sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log, "LIMIT", 0)
-    monkeypatch.setattr(run_log, "BEHIND", 0)
-    monkeypatch.setattr(run_events, "BATCH_S", 60)  # none is stored meanwhile
+    monkeypatch.setattr(run_log, "RETAINED_BYTES", 0)
+    monkeypatch.setattr(run_log, "BACKLOG_BYTES", 0)
+    monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 60)  # none is stored meanwhile
     run = sdk.runs.create("t", "talk", input=says("hello"))["run_id"]
     assert gate.reached.wait(60)
 
@@ -314,13 +314,13 @@ def test_a_run_that_never_began_does_not_end_the_events_of_another(
 
 def test_events_of_a_thread_are_kept_however_often_another_is_read(settings: Settings) -> None:
     runs = Runs(Graphs({}), Limits(), Databases(settings), {})
-    runs.feed("a", "t", 1).add("values", SECRET)
-    for _ in range(FEEDS + 1):
-        runs.feed("b", "t", 1)
-    assert runs.feed("a", "t", 1).last == 1
-    for number in range(FEEDS):
-        runs.feed("b", str(number), 1)
-    assert runs.feed("a", "t", 1).last == 0
+    runs.get_feed("a", "t", 1).add("values", SECRET)
+    for _ in range(RETAINED_FEEDS + 1):
+        runs.get_feed("b", "t", 1)
+    assert runs.get_feed("a", "t", 1).last == 1
+    for number in range(RETAINED_FEEDS):
+        runs.get_feed("b", str(number), 1)
+    assert runs.get_feed("a", "t", 1).last == 0
 
 
 # -- to whom
@@ -345,7 +345,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(
     sdk: SyncLangGraphClient, ann: httpx.Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its run is cancelled, if it is to end with its reader."""
-    monkeypatch.setattr(run_log, "SEND_S", 0.2)
+    monkeypatch.setattr(run_log, "SEND_TIMEOUT_S", 0.2)
     asked = {**body("x" * 8_000_000), "on_disconnect": "cancel"}
     with ann.stream("POST", "/threads/t/runs/stream", json=asked) as events:
         assert events.status_code == 200
@@ -367,7 +367,7 @@ class Flaky(Local):
 def test_a_run_goes_on_when_nobody_can_tell_who_reads_it(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log, "LOOK_S", 0.05)
+    monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
     access, asked = Flaky("ann"), {**body(), "on_disconnect": "cancel"}
     with (
         running(create_app(settings, access=access, graphs=Graphs({"talk": talk(gate)}))) as url,
@@ -445,7 +445,7 @@ def test_a_revoked_key_ends_its_streams(
     ann: httpx.Client, keys: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(keys_module, "_LOOK_S", -1.0)
-    monkeypatch.setattr(run_log, "LOOK_S", 0.05)
+    monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
     ok(ann.post("/threads", json={"thread_id": "t"}))
     asked = VALUES if path.endswith("events") else body("hello")
     with ann.stream("POST", path, json=asked) as events:

@@ -89,7 +89,7 @@ def asked(text: str = "hello", graph: str = "report", **more: Any) -> dict[str, 
 def ended_runs(app: Any) -> list[Run]:
     """Return the runs that the server keeps after their end, once all have ended."""
     until(lambda: not app.state.runs._under_way)
-    return [run for runs in app.state.runs._of.values() for run in runs._done]
+    return [run for runs in app.state.runs._by_tenant.values() for run in runs._ended_runs]
 
 
 def begin_on_thread(client: httpx.Client, **more: Any) -> str:
@@ -110,7 +110,7 @@ def prevent_reading_values(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(self: Any, run: Run) -> Any:
         raise AssertionError(f"the values of {run.run_id} were read")
 
-    monkeypatch.setattr(run_queue.DatabaseRuns, "values", refuse)
+    monkeypatch.setattr(run_queue.DatabaseRuns, "read_output", refuse)
 
 
 @pytest.mark.parametrize("path", ["/runs", "/runs/wait", "/runs/stream"])
@@ -144,8 +144,8 @@ def test_all_who_wait_for_a_run_without_a_thread_receive_its_state(
     app: Any, ann: httpx.Client, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing else of the runs is kept, and no event fits into the limits."""
-    monkeypatch.setattr(run_queue, "REPLAYED", 0)
-    monkeypatch.setattr(event_memory, "ENDED_BYTES", 0)
+    monkeypatch.setattr(run_queue, "RETAINED_ENDED_RUNS", 0)
+    monkeypatch.setattr(event_memory, "MAX_ENDED_BYTES", 0)
     with ThreadPoolExecutor(12) as clients:
         waits = [
             clients.submit(ann.post, "/runs/wait", json=asked(f"{n}", "gated")) for n in range(6)
@@ -223,7 +223,7 @@ def test_a_state_is_the_same_at_the_end_from_memory_and_from_the_database(
     [run] = ended_runs(app)
     path = f"/threads/{thread}/runs/{run.run_id}/join"
     late = ann.get(path).json()
-    run.forget()
+    run.drop_events()
     later = ann.get(path).json()
 
     def ordered(state: dict[str, Any]) -> Any:

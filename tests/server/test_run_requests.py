@@ -66,7 +66,7 @@ def test_a_delayed_run_is_streamed_once_it_is_due(sdk: SyncLangGraphClient, gate
 def test_many_delayed_runs_hold_up_no_other_work(
     sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_queue, "DUE", 2)
+    monkeypatch.setattr(run_queue, "DUE_PER_SWEEP", 2)
     gate.open.set()
     done: list[str] = []
     live, begin_due = RunTable.list_live_runs, RunTable.start_delayed_run

@@ -533,7 +533,7 @@ def test_rows_that_were_read_before_a_run_began_do_not_stop_it(
 def test_a_thread_whose_run_does_not_end_is_not_deleted(
     settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "ENDS_S", 0.05)
+    monkeypatch.setattr(runs, "END_TIMEOUT_S", 0.05)
     served = Graphs({"stubborn": stubborn(gate, Gate(), threading.Event())})
     with (
         running(create_app(settings, graphs=served)) as url,
@@ -621,7 +621,7 @@ def test_a_stream_is_read_again_after_an_event(sdk: SyncLangGraphClient, gate: G
 def test_the_oldest_runs_are_forgotten(
     sdk: SyncLangGraphClient, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_queue, "REPLAYED", 1)
+    monkeypatch.setattr(run_queue, "RETAINED_ENDED_RUNS", 1)
     monkeypatch.setattr("perdure.checkpointers.runs.MAX_ENDED_RUNS", 2)
     monkeypatch.setattr(runs, "MAX_ENDED_RUNS", 2)
     gate.open.set()
@@ -909,14 +909,14 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
         await call.permit()
         await call.threads.create("t")
         request = RunRequest(assistant_id="ask")
-        run = await known.start(call, request, "ask", "t", temporary=False)
+        run = await known.start_run(call, request, "ask", "t", temporary=False)
         with pytest.raises(TooMany):  # the requests of both were checked before
-            await known.start(call, request, "ask", "t", temporary=False)
+            await known.start_run(call, request, "ask", "t", temporary=False)
         await began.wait()
-        known.forget(None, "t")
+        known.forget_thread(None, "t")
         await known.aclose()
 
-        assert (run.ended, told) == (True, ["tidied up"])
+        assert (run.has_ended, told) == (True, ["tidied up"])
         await databases.aclose()
 
     asyncio.run(use())

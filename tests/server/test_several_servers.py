@@ -352,7 +352,7 @@ def test_a_server_that_ends_accepts_no_run(settings: Settings, gate: Gate) -> No
     app = create_app(settings, graphs=Graphs({"talk": talk(gate)}))
     with running(app) as url, httpx.Client(base_url=url) as client:
         client.post("/threads", json={"thread_id": "t"})
-        app.state.runs._refuses = True
+        app.state.runs._is_draining = True
         reply = client.post("/threads/t/runs", json={"assistant_id": "talk", "input": says("a")})
 
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
@@ -382,15 +382,15 @@ def test_a_run_that_finds_its_server_lost_goes_on_to_leave_what_it_told() -> Non
     """As it takes the lock of its thread, for example; who has it now goes on with it."""
 
     async def follow(run: Run) -> None:
-        with run.executing(), run.playing():
-            run.lose()
+        with run.mark_executing(), run.mark_playing():
+            run.lose_ownership()
         await asyncio.sleep(0)
 
     async def lost() -> bool:
         live = LiveRun("t", 1, 1, "a run", "running", "me", "talk", 1, None)
         run = Run(RunRow(live, 0.0, 0.0, {}), None, "ann", RunRequest(assistant_id="talk"))
         run.task = asyncio.create_task(follow(run))
-        await run.wait()
-        return run.lost and not run.task.cancelled()
+        await run.wait_until_ended()
+        return run.ownership_lost and not run.task.cancelled()
 
     assert asyncio.run(lost())

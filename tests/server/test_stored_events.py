@@ -233,7 +233,7 @@ def test_a_run_that_goes_on_elsewhere_tells_more(db: Settings, gate: Gate) -> No
 def test_events_are_removed_some_time_after_the_end(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_events, "BATCH_S", 30)  # the run stores one batch, at its end
+    monkeypatch.setattr(run_events, "STORE_INTERVAL_S", 30)  # the run stores one batch, at its end
     gate.open.set()
     with served(db, gate) as client:
         client.threads.create(thread_id="t")
@@ -241,7 +241,7 @@ def test_events_are_removed_some_time_after_the_end(
         client.runs.join("t", run)
         assert stored(db) == 1
         monkeypatch.setattr("perdure.checkpointers.runs.EVENT_RETENTION_S", -1)
-        monkeypatch.setattr(run_queue, "AGED_S", 0)
+        monkeypatch.setattr(run_queue, "CLEANUP_INTERVAL_S", 0)
         until(lambda: stored(db) == 0)
     with served(db, gate) as client, pytest.raises(APIStatusError, match="no longer kept"):
         told(client, run)
@@ -315,7 +315,7 @@ def test_who_reads_a_thread_reads_no_other_that_has_its_id_later(
 def test_of_much_the_newest_is_stored(
     db: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log, "LIMIT", 2_000)
+    monkeypatch.setattr(run_log, "RETAINED_BYTES", 2_000)
     big = [{"role": "user", "content": "x" * 700} for _ in range(2)]
     with served(db, gate) as client:
         client.threads.create(thread_id="t")

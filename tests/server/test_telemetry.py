@@ -22,7 +22,7 @@ from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.graphs import chat_graph
 from perdure.server import create_app
 from perdure.server.access import action
-from perdure.server.call import Caller
+from perdure.server.call import CurrentCall
 from perdure.server.databases import Databases
 from perdure.server.telemetry import Telemetry, _tracer
 from perdure.settings import Settings
@@ -47,7 +47,7 @@ def app_of(settings: Settings, telemetry: Telemetry) -> Any:
 
     @app.post("/turn/{thread_id}")
     @action("threads:create_run")
-    async def turn(call: Caller, thread_id: str) -> None:
+    async def turn(call: CurrentCall, thread_id: str) -> None:
         await call.permit({"thread_id": thread_id})
         model = FakeListChatModel(responses=[f"{CANARY} answer"])
         graph: Any = chat_graph(model, checkpointer=call.saver, store=call.store)
@@ -100,7 +100,7 @@ def test_a_reply_does_not_wait_for_a_long_count(
 
     async def course() -> list[bytes]:
         databases, telemetry, held = Databases(settings), Telemetry(metrics=True), asyncio.Event()
-        parts = await databases.of(None)
+        parts = await databases.get_or_open(None)
         stats = parts.saver.astats
 
         async def slow() -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_spans_tell_what_is_done_without_content(
 def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> None:
     async def course() -> None:
         databases = Databases(settings, Telemetry(metrics=True).measured)
-        saver, store = await databases.of(None)
+        saver, store = await databases.get_or_open(None)
         with open_checkpointer(str(tmp_path / "other.db")) as plain:
             assert isinstance(saver, type(plain))
         schema: Any = dict

@@ -85,7 +85,7 @@ def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
 
 def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of one id at once; a run in the background keeps its tenant's database open."""
-    monkeypatch.setattr("perdure.server.databases._MOST", 1)
+    monkeypatch.setattr("perdure.server.databases._MAX_OPEN_TENANTS", 1)
     keys, gate = tmp_path / "keys.toml", Gate()
     keys.write_text("".join(entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS))
     app = create_app(
@@ -134,16 +134,16 @@ def test_assistants_of_tenants(dsn: str, tmp_path: Path) -> None:
 
 
 def test_idle_tenants_are_closed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.server.databases._MOST", 2)
+    monkeypatch.setattr("perdure.server.databases._MAX_OPEN_TENANTS", 2)
 
     async def opened() -> list[Any]:
         databases = Databases(Settings(db=dsn))
         parts = {}
-        with databases.used("a"):
+        with databases.keep_open("a"):
             for tenant in "abca":
-                parts[tenant] = await databases.of(tenant)
+                parts[tenant] = await databases.get_or_open(tenant)
             lives = [await is_open(parts[each].saver) for each in "abc"]
-        await databases.of("d")
+        await databases.get_or_open("d")
         later = [await is_open(parts[each].saver) for each in "ac"]
         await databases.aclose()
         return [lives, later, await is_open(parts["a"].saver)]

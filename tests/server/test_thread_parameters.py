@@ -24,7 +24,7 @@ Sdk = Any  # a SyncLangGraphClient; its annotations are narrower than what it re
 
 @pytest.fixture
 def url(settings: Settings, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(run_queue, "AGED_S", 0.2)
+    monkeypatch.setattr(run_queue, "CLEANUP_INTERVAL_S", 0.2)
     two = StateGraph(State).add_node("one", lambda _: {}).add_node("two", lambda _: {})
     two.add_edge(START, "one").add_edge("one", "two")
     with running(create_app(settings, graphs=Graphs({"talk": talk(gate), "two": two}))) as address:
@@ -189,7 +189,7 @@ def test_threads_are_found_and_counted_by_values(talked: Sdk) -> None:
 def test_values_are_looked_for_in_so_many_threads(
     talked: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_threads, "READ", 2)
+    monkeypatch.setattr(api_threads, "MAX_THREADS_READ", 2)
 
     with refused("in 2 threads"):
         talked.threads.search(values={"heard": ["cats"]})

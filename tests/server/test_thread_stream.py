@@ -11,7 +11,7 @@ import pytest
 
 from perdure.server import create_app, run_queue, thread_stream
 from perdure.server.graphs import Graphs
-from perdure.server.run_log import OWN_PAGES
+from perdure.server.run_log import OWN_PAGES_BYTES
 from perdure.settings import Settings
 from tests.server.running import running
 from tests.server.talking import Gate, fail, says, talk
@@ -65,7 +65,7 @@ def test_all_runs_of_a_thread_are_read_as_they_come(sdk: Sdk, gate: Gate) -> Non
     assert [part.data["error"] for part in parts if part.event == "error"] == ["ZeroDivisionError"]
 
 
-@pytest.mark.parametrize("size", [3, OWN_PAGES])
+@pytest.mark.parametrize("size", [3, OWN_PAGES_BYTES])
 def test_a_stream_goes_on_after_the_event_that_was_read_last(
     sdk: Sdk, gate: Gate, size: int
 ) -> None:
@@ -110,7 +110,7 @@ def test_who_may_not_read_a_thread_or_asks_for_another_mode_is_refused(url: str,
 
 
 def test_it_ends_with_its_thread(sdk: Sdk, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_stream, "LOOK_S", 0.1)
+    monkeypatch.setattr(thread_stream, "ACCESS_CHECK_S", 0.1)
     stream = sdk.threads.join_stream("t", last_event_id="0")
     gate.open.set()
     sdk.runs.join("t", begin(sdk, "one"))

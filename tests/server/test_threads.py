@@ -190,15 +190,15 @@ def test_a_status_is_written_when_it_changes(
 
         monkeypatch.setattr(database, "write", counted)
         for _ in range(3):
-            await threads.set_status("t", "busy")
+            await threads.set_run_status("t", "busy")
 
         assert len(written) == 1
         assert ids(await search(threads, status="busy")) == ["t"]
-        await threads.set_status("t", "error")
+        await threads.set_run_status("t", "error")
         assert len(written) == 2
         assert await search(threads, status="busy") == []
         assert ids(await search(threads, status="error")) == ["t"]
-        await threads.set_status("an id that\0 has no thread", "busy")
+        await threads.set_run_status("an id that\0 has no thread", "busy")
 
     run(settings, use)
 
@@ -239,7 +239,7 @@ def test_a_thread_that_is_created_twice_at_once_keeps_its_run(
                         active.append("a run of the first request")
 
             monkeypatch.setattr(late._list, "aget", found)
-            made = await late.reach_or_create("t", {})
+            made = await late.get_or_create_row("t", {})
             assert (made.is_busy, forgotten) == (True, [])
 
     asyncio.run(use())
@@ -313,7 +313,7 @@ def test_a_filter_hides_what_does_not_meet_it(settings: Settings) -> None:
         with pytest.raises(UnknownThread):
             await threads.get("x")
         with pytest.raises(UnknownThread):
-            await threads.reach_or_create("x", {"owner": "ann"})
+            await threads.get_or_create_row("x", {"owner": "ann"})
         with pytest.raises(VersionConflict):
             await threads.create("x", {"owner": "ann"})
         with pytest.raises(Forbidden, match="not yours"):
@@ -332,7 +332,7 @@ def test_what_a_search_by_metadata_and_status_finds(settings: Settings) -> None:
         await threads.create("new", {"label": "a", "x.y": "z", "$eq": "no operator"})
         await threads.create("theirs", {"owner": "eve", "label": "b"})
         await threads.update("both", {"label": "b"})
-        await threads.set_status("new", "error")
+        await threads.set_run_status("new", "error")
         order = [each for each in ids(await search(threads)) if each in ("both", "theirs")]
 
         assert set(ids(await search(threads, metadata={"label": "a"}))) == {"new", "chat"}
@@ -355,7 +355,7 @@ def test_a_run_that_stops_once_more_is_interrupted(settings: Settings) -> None:
         for number in range(2):
             await threads._saver.aput(*unfinished("t", number))
             assert (await threads.get("t"))["status"] == "idle"
-            await threads.set_status("t", "interrupted")
+            await threads.set_run_status("t", "interrupted")
             assert (await threads.get("t"))["status"] == "interrupted"
             assert ids(await search(threads, status="interrupted")) == ["t"]
         await threads._saver.adelete_for_runs(["a run"])  # who reads the head, sees what is not run
@@ -369,7 +369,7 @@ def test_a_run_that_stops_once_more_is_interrupted(settings: Settings) -> None:
 def test_another_program_begins_a_thread_whose_run_failed(settings: Settings) -> None:
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads.create("t")
-        await threads.set_status("t", "error")
+        await threads.set_run_status("t", "error")
         assert ids(await search(threads, status="error")) == ["t"]
         await threads._saver.aput(*unfinished("t", 0))
 
@@ -388,7 +388,7 @@ def test_an_order_by_status_is_that_of_what_is_shown(settings: Settings) -> None
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         await threads._saver.aprune(["pruned"])
-        await threads.set_status("b", "error")
+        await threads.set_run_status("b", "error")
         await accepted(threads._saver, "runs")
         for order in ("asc", "desc"):
             wanted = ThreadQuery(sort_by="status", sort_order=order)
@@ -454,14 +454,14 @@ def test_a_thread_with_a_run_is_busy(settings: Settings) -> None:
 def test_a_thread_is_not_deleted_in_a_turn(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.server.threads._WAIT_S", 0)
+    monkeypatch.setattr("perdure.server.threads._DELETE_WAIT_S", 0)
     say(settings, "t", "hi")
 
     async def use(threads: Threads, store: SQLiteStore) -> None:
         held, over = asyncio.Event(), asyncio.Event()
 
         async def hold() -> None:
-            async with opened(settings, {}) as (others, _), others.turn("t"):
+            async with opened(settings, {}) as (others, _), others.lock_for_change("t"):
                 held.set()
                 await over.wait()
 
@@ -502,11 +502,11 @@ def test_a_search_by_owner_has_nobodys_too(settings: Settings) -> None:
 
 def test_a_turn_is_refused_while_another_holds_the_lock(settings: Settings) -> None:
     async def use(threads: Threads, store: SQLiteStore) -> None:
-        async with threads.turn("t"), opened(settings, {}) as (others, _):
+        async with threads.lock_for_change("t"), opened(settings, {}) as (others, _):
             with pytest.raises(AlreadyLocked):
-                async with others.turn("t"):
+                async with others.lock_for_change("t"):
                     pass
-        async with threads.turn("t"):
+        async with threads.lock_for_change("t"):
             pass
 
     run(settings, use)

@@ -160,7 +160,7 @@ def test_a_webhook_is_tried_again_by_the_next_server(
     settings: Settings, gate: Gate, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener.status = 500
-    monkeypatch.setattr(webhooks, "AGAIN_S", (0.2,) * 100)
+    monkeypatch.setattr(webhooks, "RETRY_DELAYS_S", (0.2,) * 100)
     with served(settings, gate, listener.url) as sdk:
         sdk.runs.wait("t", "talk", input=says("hi"), webhook=listener.url)
         until(lambda: listener.heard)
@@ -178,7 +178,7 @@ def test_a_webhook_is_given_up(
 ) -> None:
     """Where a reply leads elsewhere, nobody goes there."""
     listener.status = 307
-    monkeypatch.setattr(webhooks, "AGAIN_S", (0.0,) * 3)
+    monkeypatch.setattr(webhooks, "RETRY_DELAYS_S", (0.0,) * 3)
     with served(settings, gate, listener.url) as sdk:
         sdk.runs.wait("t", "talk", input=says("hi"), webhook=listener.url)
         until(lambda: not left(settings) and listener.heard)
@@ -204,12 +204,12 @@ def test_a_webhook_is_given_up(
 )
 def test_hosts_that_are_not_named_are_refused(url: str) -> None:
     named = Webhooks(["hooks.example.com", "http://127.0.0.1:9000"], SECRET)
-    named.check("https://hooks.example.com/a?b=c")
-    named.check("https://HOOKS.example.com:443/")
-    named.check("http://127.0.0.1:9000/")
+    named.check_url("https://hooks.example.com/a?b=c")
+    named.check_url("https://HOOKS.example.com:443/")
+    named.check_url("http://127.0.0.1:9000/")
 
     with pytest.raises(ConfigurationError):
-        named.check(url)
+        named.check_url(url)
 
 
 def test_a_run_for_a_host_that_is_not_named_is_refused(settings: Settings, gate: Gate) -> None:
@@ -251,7 +251,7 @@ def test_a_name_of_a_private_address_is_not_called(
     place = f"http://hooks.example.com:{listener.server_port}"
 
     with pytest.raises(ConfigurationError, match="no public address"):
-        asyncio.run(Webhooks([place], SECRET).call(f"{place}/", {}))
+        asyncio.run(Webhooks([place], SECRET).post_run(f"{place}/", {}))
     assert asked == ["hooks.example.com"]
     assert listener.heard == []
 
@@ -276,7 +276,7 @@ def test_names_that_are_not_answered_for_hold_up_nothing_else(
         hangs, loop = asyncio.Event(), asyncio.get_running_loop()
         asked = partial(loop.call_soon_threadsafe, hangs.set)
         told = [
-            asyncio.create_task(hooks.call("https://hooks.example.com/", {})) for _ in range(60)
+            asyncio.create_task(hooks.post_run("https://hooks.example.com/", {})) for _ in range(60)
         ]
         try:
             async with asyncio.timeout(30):
@@ -320,10 +320,10 @@ def test_a_name_is_that_of_idna_2008(monkeypatch: pytest.MonkeyPatch, name: str,
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", send)
     webhooks = Webhooks([name], SECRET)
     for url in (f"https://{name}/", f"https://{host}/"):
-        asyncio.run(webhooks.call(url, {}))
+        asyncio.run(webhooks.post_run(url, {}))
 
     assert asked == [host, host]
     assert [each.headers["host"] for each in sent] == [host, host]
     assert [each.extensions["sni_hostname"] for each in sent] == [host, host]
     with pytest.raises(ConfigurationError, match="this server calls"):
-        webhooks.check("https://fass.example/")
+        webhooks.check_url("https://fass.example/")

@@ -185,7 +185,7 @@ def test_what_is_no_command_is_told_and_the_next_one_is_done(url: str) -> None:
 def test_a_subscription_ends_and_there_are_not_too_many(
     url: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_streams, "SUBSCRIPTIONS", 1)
+    monkeypatch.setattr(event_streams, "MAX_SUBSCRIPTIONS", 1)
     gate.open.set()
     with opened(url) as sock:
         sock.send(subscribe("lifecycle"))
@@ -310,7 +310,7 @@ def test_a_key_that_is_revoked_ends_it(
     url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys_module, "_LOOK_S", -1.0)
-    monkeypatch.setattr(run_log, "LOOK_S", 0.05)
+    monkeypatch.setattr(run_log, "ACCESS_CHECK_S", 0.05)
     with opened(url) as reads, opened(url) as commands:
         reads.send(subscribe())
         received(reads)
@@ -365,13 +365,13 @@ def test_it_ends_with_its_thread(url: str, ann: httpx.Client) -> None:
 def test_who_does_not_read_is_left(
     url: str, app: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log, "SEND_S", 0.2)
+    monkeypatch.setattr(run_log, "SEND_TIMEOUT_S", 0.2)
     with opened(url, max_queue=1, compression=None, close_timeout=0.1) as sock:
         sock.send(subscribe("custom"))
         received(sock)
         under_way = app.state.clients._open
         assert sum(under_way.values()) == 1
-        feed = app.state.runs.feed(None, "t", 1)
+        feed = app.state.runs.get_feed(None, "t", 1)
         kind = {"method": "custom", "params": {"namespace": [], "data": {"name": None}}}
         # until all buffers between are full
         until(lambda: feed.add("custom", "x" * 1_000_000, kind) or not sum(under_way.values()))

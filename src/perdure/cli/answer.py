@@ -278,7 +278,7 @@ async def _resume(
         name = _name_graph(head, [*served], graph)
         config: Any = {**_config_of(head), "callbacks": [record_views(saver)]}
         parts: Any = (name, saver, file.store, config)
-        async with served.opened(*parts, access="threads.create_run") as made:
+        async with served.open_graph(*parts, access="threads.create_run") as made:
             unknown = {task.node for task in head.status.tasks} - {*made.nodes, ""}
             if unknown:
                 _refuse(

@@ -113,7 +113,7 @@ def serve(
         import uvicorn  # noqa: F401 - serves
 
         from perdure.graphs.langgraph_json import LanggraphFile
-        from perdure.server.guard import LOOPBACK
+        from perdure.server.guard import LOOPBACK_HOSTS
         from perdure.server.keys import Keys
         from perdure.settings import load
     except ImportError as exc:
@@ -135,7 +135,7 @@ def serve(
             f"{host} can be reached by others, and anybody could read and change everything: give "
             "--keys or --auth, or leave --host out"
         )
-    hosts = [*LOOPBACK, *(allowed_host or ())] if local or allowed_host else None
+    hosts = [*LOOPBACK_HOSTS, *(allowed_host or ())] if local or allowed_host else None
     with ExitStack() as stack:
         file = stack.enter_context(open_database(db, user, create=True, graphs=graphs))
         _check_tenants(access, file.settings.db)

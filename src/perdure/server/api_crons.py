@@ -23,19 +23,19 @@ from perdure.checkpointers.records import CronRow
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.server.access import Action, Forbidden, Refused, action, check_reach, containing, meets
-from perdure.server.api_runs import act_by_context, check
-from perdure.server.assistants import assistant_of_run, own
-from perdure.server.call import Call, Caller, Id, SortedPage
-from perdure.server.reply import JSON
-from perdure.server.run_request import Given
-from perdure.server.runs import All, Runs, plain
+from perdure.server.api_runs import act_for_context_user, prepare_run
+from perdure.server.assistants import find_default_assistant, get_run_assistant
+from perdure.server.call import Call, CurrentCall, PathId, SortedPage
+from perdure.server.reply import JSONReply
+from perdure.server.run_request import WithoutNulls
+from perdure.server.runs import Runs, ServerRuns, extract_login_fields
 from perdure.server.schedule import CronOptions, CronRequest
-from perdure.server.threads import checked_metadata
+from perdure.server.threads import validate_metadata
 
 routes = APIRouter(tags=["crons"])
-_TIMES: Final = {"schedule", "timezone", "end_time", "enabled"}
-_PAGE: Final = 500  # threads of a query
-_PRIVATE: Final = {"config", "context", "webhook"}
+_SCHEDULE_FIELDS: Final = {"schedule", "timezone", "end_time", "enabled"}
+_THREADS_PER_QUERY: Final = 500  # threads of a query
+_PRIVATE_FIELDS: Final = {"config", "context", "webhook"}
 """Fields of a payload that the person of the thread is not shown of a cron of somebody else."""
 
 
@@ -43,10 +43,10 @@ class FoundCron(NamedTuple):
     """A cron, and whether the caller reaches it by its metadata."""
 
     cron: CronRow
-    is_reached: bool
+    is_reachable: bool
 
 
-class CronFilters(Given):
+class CronFilters(WithoutNulls):
     """The body of `POST /runs/crons/count`."""
 
     assistant_id: str | None = None
@@ -65,25 +65,27 @@ class CronSearch(CronFilters, SortedPage):
 @routes.post("/runs/crons")
 @routes.post("/threads/{thread_id}/runs/crons")
 @action("crons:create")
-async def create(
-    call: Caller, runs: All, body: CronRequest, thread_id: Id | None = None
+async def create_cron(
+    call: CurrentCall, runs: ServerRuns, body: CronRequest, thread_id: PathId | None = None
 ) -> Response:
     """Run a graph on a schedule, on a thread, or on a new one each time."""
     now, cron_id = time.time(), str(uuid4())
     about = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
     times = {"schedule": body.schedule, "end_time": body.end_time}
     metadata = dict(body.metadata)
-    asked = await call.permit({**about, **times, "payload": body.kept(), "metadata": metadata})
+    asked = await call.permit({**about, **times, "payload": body.to_stored(), "metadata": metadata})
     empty = CronRow(cron_id, thread_id, None, now, now, {})
-    cron = await _checked(call, runs, body, empty, asked["metadata"] or {})
+    cron = await _validate_cron(call, runs, body, empty, asked["metadata"] or {})
     if not await CronTable(call.saver).create(cron):
         raise UnknownThread(f"there is no thread {thread_id!r}")
-    return JSON(_shown(cron))
+    return JSONReply(_build_cron_json(cron))
 
 
 @routes.patch("/runs/crons/{cron_id}")
 @action("crons:update")
-async def update(call: Caller, runs: All, cron_id: Id, body: dict[str, Any]) -> Response:
+async def update_cron(
+    call: CurrentCall, runs: ServerRuns, cron_id: PathId, body: dict[str, Any]
+) -> Response:
     """Change what is given of a cron; metadata is added. It runs as whoever changes it then."""
     metadata = body.get("metadata") or {}
     asked = await call.permit(
@@ -94,7 +96,7 @@ async def update(call: Caller, runs: All, cron_id: Id, body: dict[str, Any]) -> 
             "metadata": metadata if isinstance(metadata, dict) else {},
         }
     )
-    cron = await _reached(call, cron_id)
+    cron = await _get_changeable_cron(call, cron_id)
     if unknown := body.keys() - CronRequest.model_fields.keys():
         raise ConfigurationError(f"a cron has no {', '.join(sorted(unknown))}")
     try:
@@ -104,16 +106,18 @@ async def update(call: Caller, runs: All, cron_id: Id, body: dict[str, Any]) -> 
         raise RequestValidationError(exc.errors()) from exc
     changed.metadata = {**cron.content["metadata"], **changed.metadata}
     allowed = {**changed.metadata, **(asked["metadata"] or {})}
-    cron = await _checked(call, runs, changed, cron, allowed)
-    stored = await CronTable(call.saver).update(cron, sets_next_time=bool(_TIMES & body.keys()))
+    cron = await _validate_cron(call, runs, changed, cron, allowed)
+    stored = await CronTable(call.saver).update(
+        cron, sets_next_time=bool(_SCHEDULE_FIELDS & body.keys())
+    )
     if stored is None:
-        raise _unknown(cron_id)
-    return JSON(_shown(stored))
+        raise _unknown_cron_error(cron_id)
+    return JSONReply(_build_cron_json(stored))
 
 
 @routes.delete("/runs/crons/{cron_id}", status_code=204)
 @action("crons:delete")
-async def delete(call: Caller, cron_id: Id) -> None:
+async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
     """Delete a cron; a run of it that has begun goes on."""
     await call.permit({"cron_id": cron_id})
     cron = await CronTable(call.saver).get(cron_id)
@@ -121,50 +125,55 @@ async def delete(call: Caller, cron_id: Id) -> None:
         meets(cron.content["metadata"], call.filter)
         or await _is_on_own_thread(call, cron, "threads:update")
     ):
-        raise _unknown(cron_id)
+        raise _unknown_cron_error(cron_id)
     await CronTable(call.saver).delete(cron)
 
 
 @routes.post("/runs/crons/search")
 @action("crons:search")
-async def search(call: Caller, runs: All, body: CronSearch) -> Response:
+async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) -> Response:
     """Crons that match, the newest first unless another order is given."""
-    shown = [_shown(*each) for each in await _find_crons(call, runs, body)]
+    shown = [_build_cron_json(*each) for each in await _find_crons(call, runs, body)]
     rows = [row for row in shown if body.enabled in (None, row["enabled"])]
-    return JSON(body.shown(rows, now=datetime.now(UTC)))
+    return JSONReply(body.select_rows(rows, now=datetime.now(UTC)))
 
 
 @routes.post("/runs/crons/count")
 @action("crons:search")
-async def count(call: Caller, runs: All, body: CronFilters) -> int:
+async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) -> int:
     """How many crons match."""
     return len(await _find_crons(call, runs, body))
 
 
-async def _checked(
+async def _validate_cron(
     call: Call, runs: Runs, body: CronRequest, cron: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
     """A cron as it is asked for, whose run its caller may begin now."""
     if cron.thread_id is not None and "on_run_completed" in body.model_fields_set:
         raise ConfigurationError("on_run_completed is of crons that have no thread: leave it out")
-    check_reach("a cron", checked_metadata(metadata), call.filter)
+    check_reach("a cron", validate_metadata(metadata), call.filter)
     next_at = await asyncio.to_thread(body.next_time, time.time())
-    running, identity = call.another("threads:create_run"), act_by_context(call, body).identity
-    await check(running, runs, body.model_copy(), cron.thread_id)
-    assistant = await assistant_of_run(running.as_caller(), runs.graphs, body.assistant_id)
+    running, identity = (
+        call.with_action("threads:create_run"),
+        act_for_context_user(call, body).identity,
+    )
+    await prepare_run(running, runs, body.model_copy(), cron.thread_id)
+    assistant = await get_run_assistant(
+        running.without_acting_for(), runs.graphs, body.assistant_id
+    )
     content = {
-        "payload": {**body.kept(), "assistant_id": assistant["assistant_id"]},
+        "payload": {**body.to_stored(), "assistant_id": assistant["assistant_id"]},
         "graph": assistant["graph_id"],
         "metadata": metadata,
         "user": identity.user,
         "acting_for": identity.acting_for,
         "permissions": sorted(identity.permissions),
-        "login": plain(identity.raw),
+        "login": extract_login_fields(identity.raw),
     }
     return cron._replace(next_at=next_at, content=content)
 
 
-async def _reached(call: Call, cron_id: str) -> CronRow:
+async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
     """Return a cron that the caller may change.
 
     Raises:
@@ -179,7 +188,7 @@ async def _reached(call: Call, cron_id: str) -> CronRow:
             f"the cron {cron_id!r} on your thread is somebody else's, and only they change it; "
             "you may delete it"
         )
-    raise _unknown(cron_id)
+    raise _unknown_cron_error(cron_id)
 
 
 async def _is_on_own_thread(call: Call, cron: CronRow, of_thread: Action) -> bool:
@@ -189,9 +198,9 @@ async def _is_on_own_thread(call: Call, cron: CronRow, of_thread: Action) -> boo
     """
     if cron.thread_id is None:
         return False
-    asking = call.another(of_thread)
+    asking = call.with_action(of_thread)
     try:
-        thread = await asking.permit_listed(cron.thread_id)
+        thread = await asking.permit_thread_row(cron.thread_id)
     except (Refused, UnknownThread):
         return False
     return asking.threads.find_person(thread) == call.identity.person
@@ -199,14 +208,14 @@ async def _is_on_own_thread(call: Call, cron: CronRow, of_thread: Action) -> boo
 
 async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:
     """Return those of some threads of which the caller is the person, and that lists show."""
-    listing, found = call.another("threads:search"), set[str]()
+    listing, found = call.with_action("threads:search"), set[str]()
     ids = [thread_id for thread_id in thread_ids if thread_id is not None]
     try:
         asked = await listing.permit({"metadata": {}})
     except Refused:
         return found
-    for start in range(0, len(ids), _PAGE):
-        page = ids[start : start + _PAGE]
+    for start in range(0, len(ids), _THREADS_PER_QUERY):
+        page = ids[start : start + _THREADS_PER_QUERY]
         query = ThreadQuery(ids=page, metadata=asked["metadata"], person=call.identity.person)
         found |= await listing.threads.find_ids_of_person(query)
     return found
@@ -217,7 +226,7 @@ async def _find_crons(call: Call, runs: Runs, wanted: CronFilters) -> list[Found
     asked = await call.permit(wanted.model_dump())
     is_permitted = containing(asked["metadata"] or {})  # handlers add the owner to it
     is_wanted = containing(wanted.metadata)
-    named = own(runs.graphs, wanted.assistant_id or "")
+    named = find_default_assistant(runs.graphs, wanted.assistant_id or "")
     assistant_id = named["assistant_id"] if named else wanted.assistant_id
     found = [
         FoundCron(cron, meets(metadata, call.filter) and is_permitted(metadata))
@@ -226,35 +235,35 @@ async def _find_crons(call: Call, runs: Runs, wanted: CronFilters) -> list[Found
         and assistant_id in (None, cron.content["payload"]["assistant_id"])
         and wanted.thread_id in (None, cron.thread_id)
     ]
-    others = {each.cron.thread_id for each in found if not each.is_reached}
+    others = {each.cron.thread_id for each in found if not each.is_reachable}
     threads = await _find_own_threads(call, others)
-    return [each for each in found if each.is_reached or each.cron.thread_id in threads]
+    return [each for each in found if each.is_reachable or each.cron.thread_id in threads]
 
 
-def _unknown(cron_id: str) -> Refused:
+def _unknown_cron_error(cron_id: str) -> Refused:
     return Refused(f"there is no cron {cron_id!r}", 404)
 
 
-def _shown(cron: CronRow, is_reached: bool = True) -> dict[str, Any]:
+def _build_cron_json(cron: CronRow, is_reached: bool = True) -> dict[str, Any]:
     """A cron as langgraph's clients know it; of one that is not reached, without private fields."""
     content, payload = cron.content, cron.content["payload"]
     if not is_reached:
-        payload = {name: value for name, value in payload.items() if name not in _PRIVATE}
+        payload = {name: value for name, value in payload.items() if name not in _PRIVATE_FIELDS}
     options = CronOptions.model_validate(payload)
     return {
         "cron_id": cron.cron_id,
         "thread_id": cron.thread_id,
         "assistant_id": payload["assistant_id"],
-        **options.model_dump(include=_TIMES),
+        **options.model_dump(include=_SCHEDULE_FIELDS),
         "on_run_completed": options.on_run_completed if cron.thread_id is None else None,
-        "created_at": _time(cron.created_at),
-        "updated_at": _time(cron.updated_at),
+        "created_at": _to_datetime(cron.created_at),
+        "updated_at": _to_datetime(cron.updated_at),
         "payload": payload,
         "user_id": content.get("acting_for") or content["user"],
-        "next_run_date": _time(cron.next_at),
+        "next_run_date": _to_datetime(cron.next_at),
         "metadata": content["metadata"],
     }
 
 
-def _time(at: float | None) -> datetime | None:
+def _to_datetime(at: float | None) -> datetime | None:
     return None if at is None else datetime.fromtimestamp(at, UTC)

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from perdure.memory import Collection, arecall
 from perdure.server.access import action
-from perdure.server.call import Call, Caller, Id
-from perdure.server.reply import Json, reply
+from perdure.server.call import Call, CurrentCall, PathId
+from perdure.server.reply import JSONObject, build_json_reply
 from perdure.server.teams import namespace_of_team
 from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
 from perdure.stores import Provenance
@@ -39,7 +39,7 @@ class Question(BaseModel):
 class NewMemory(BaseModel):
     """The body of `POST /memories`: a text, or an object with `text` and other fields."""
 
-    memory: str | Json
+    memory: str | JSONObject
     key: str | None = None
     kind: str = "fact"
 
@@ -47,7 +47,7 @@ class NewMemory(BaseModel):
 class MemoryChange(BaseModel):
     """The body of `PATCH /memories/{key}`."""
 
-    memory: str | Json
+    memory: str | JSONObject
     supersede: bool = False
     at: AwareDatetime | None = None
     if_version: int | None = None
@@ -56,7 +56,7 @@ class MemoryChange(BaseModel):
 @routes.get("/memories")
 @action("store:search")
 async def list_(
-    call: Caller,
+    call: CurrentCall,
     kind: str | None = None,
     as_of: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
@@ -66,13 +66,13 @@ async def list_(
     """The memories of one kind or of all, oldest first; with `as_of`, those of that moment."""
     asked = {"filter": None, "query": None, "limit": limit, "offset": offset}
     memories, config = await _permitted(call, asked, team)
-    options: Json = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
-    return await reply(await memories.alist(**options, config=config))
+    options: JSONObject = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
+    return await build_json_reply(await memories.alist(**options, config=config))
 
 
 @routes.post("/memories/search")
 @action("store:search")
-async def search(call: Caller, body: Question, team: Team = None) -> Response:
+async def search(call: CurrentCall, body: Question, team: Team = None) -> Response:
     """The memories that answer a question, best first, with the parts of their scores.
 
     These are what an agent is shown with the same options; `text` is what its model would read.
@@ -83,47 +83,49 @@ async def search(call: Caller, body: Question, team: Team = None) -> Response:
     found = await arecall(store=call.store, **body.model_dump(), **place)
     answer = {"memories": found.memories, "tokens": found.tokens, "left_out": found.left_out}
     answer |= {"floor": found.min_score, "below": found.below_min_score, "text": str(found)}
-    return await reply(answer)
+    return await build_json_reply(answer)
 
 
 @routes.post("/memories")
 @action("store:put")
-async def add(call: Caller, body: NewMemory, team: Team = None) -> Response:
+async def add(call: CurrentCall, body: NewMemory, team: Team = None) -> Response:
     """Add a memory through the gate; the outcome says whether it was added, and why if not."""
     asked = {"key": body.key, "value": {"memory": body.memory, "kind": body.kind}, "index": None}
     memories, config = await _permitted(call, asked, team, kind=body.kind)
     source = _provenance(call, team)
     outcome = await memories.ainsert(body.memory, key=body.key, provenance=source, config=config)
-    call.record(key=outcome.key)
-    return await reply(outcome)
+    call.record_for_audit(key=outcome.key)
+    return await build_json_reply(outcome)
 
 
 @routes.patch("/memories/{key}")
 @action("store:put")
-async def change(call: Caller, key: Id, body: MemoryChange, team: Team = None) -> Response:
+async def change(call: CurrentCall, key: PathId, body: MemoryChange, team: Team = None) -> Response:
     """Correct a memory, or with `supersede` replace what was true until `at`, or until now."""
     memories, config = await _permitted(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
     )
-    options: Json = {"if_version": body.if_version, "config": config}
+    options: JSONObject = {"if_version": body.if_version, "config": config}
     options["provenance"] = _provenance(call, team)
     if body.supersede:
-        return await reply(await memories.asupersede(key, body.memory, at=body.at, **options))
-    return await reply(await memories.aupdate(key, body.memory, **options))
+        return await build_json_reply(
+            await memories.asupersede(key, body.memory, at=body.at, **options)
+        )
+    return await build_json_reply(await memories.aupdate(key, body.memory, **options))
 
 
 @routes.delete("/memories/{key}")
 @action("store:delete")
-async def forget(call: Caller, key: Id, team: Team = None) -> Response:
+async def forget(call: CurrentCall, key: PathId, team: Team = None) -> Response:
     """Erase a memory with all its versions; returns the receipt."""
     memories, config = await _permitted(call, {"key": key}, team)
     receipt = await memories.aforget(key, config=config)
-    call.record(hashes=receipt.hashes)
-    return await reply(receipt)
+    call.record_for_audit(hashes=receipt.hashes)
+    return await build_json_reply(receipt)
 
 
 async def _permitted(
-    call: Call, asked: Json, team: str | None, *, kind: str = "fact"
+    call: Call, asked: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
     """Return the memories where the access says that they are, and the config for their methods."""
     place = await call.permit_memories({**asked, **namespace_of_team(team)})

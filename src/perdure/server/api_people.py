@@ -21,9 +21,9 @@ from perdure.errors import UnknownThread
 from perdure.memory.person_namespaces import CHAT_LABEL, find_person_namespaces
 from perdure.memory.records import RESERVED_LABEL, StoreAdapter
 from perdure.server.access import Action, Forbidden, action
-from perdure.server.call import Call, Caller, Id
-from perdure.server.reply import Json, encoded, reply
-from perdure.server.runs import All, Runs
+from perdure.server.call import Call, CurrentCall, PathId
+from perdure.server.reply import JSONObject, build_json_reply, encode_json
+from perdure.server.runs import Runs, ServerRuns
 from perdure.stores.base import Namespace
 
 routes = APIRouter(tags=["people"])
@@ -85,7 +85,7 @@ async def permit_person(call: Call, user: str, of_store: Action = _READS) -> Per
 
 async def _may(call: Call, of_store: Action, namespace: Namespace) -> bool:
     """Return whether the caller may reach a namespace as it is."""
-    asking = call.another(of_store)
+    asking = call.with_action(of_store)
     try:
         allowed = await asking.permit({"namespace": namespace})
     except Forbidden:
@@ -102,11 +102,11 @@ async def plan_person(call: Call, person: PermittedPerson) -> people.Report:
 async def forget_person(call: Call, runs: Runs, person: PermittedPerson) -> people.Report:
     """Erase everything that belongs to a person, once the runs have ended."""
     for thread_id in person.threads:
-        await runs.stop(call.identity.tenant, thread_id)
+        await runs.stop_thread(call.identity.tenant, thread_id)
     report = await people.aforget(person.user, call.saver, call.store, **person.options)
     for thread_id in person.threads:
-        runs.forget(call.identity.tenant, thread_id)
-    call.record(hashes=report.hashes)
+        runs.forget_thread(call.identity.tenant, thread_id)
+    call.record_for_audit(hashes=report.hashes)
     return _without_unreachable(report, person)
 
 
@@ -116,7 +116,7 @@ def _without_unreachable(report: people.Report, person: PermittedPerson) -> peop
     return people.without_namespaces(report, seen)
 
 
-def form_of(report: people.Report) -> Json:
+def form_of(report: people.Report) -> JSONObject:
     """Return a report as its JSON."""
     return {
         "user": report.user,
@@ -129,20 +129,20 @@ def form_of(report: people.Report) -> Json:
     }
 
 
-def _part(part: people.Part) -> Json:
+def _part(part: people.Part) -> JSONObject:
     return {"what": part.what, "count": part.count, "ids": [*part.ids]}
 
 
 @routes.get("/people/{user}")
 @action("threads:read")
-async def plan(call: Caller, user: Id) -> Response:
+async def plan(call: CurrentCall, user: PathId) -> Response:
     """Return what belongs to a person, as `DELETE` would erase it."""
-    return await reply(form_of(await plan_person(call, await permit_person(call, user))))
+    return await build_json_reply(form_of(await plan_person(call, await permit_person(call, user))))
 
 
 @routes.get("/people/{user}/export")
 @action("threads:read")
-async def export(call: Caller, user: Id) -> Response:
+async def export(call: CurrentCall, user: PathId) -> Response:
     """Return the archive of a person as JSON Lines."""
     person = await permit_person(call, user)
     options = {**person.options}
@@ -153,9 +153,9 @@ async def export(call: Caller, user: Id) -> Response:
     async def chunks() -> AsyncIterator[bytes]:
         reached = [[*namespace] for namespace in person.others]
         seen = [each for each in first["other_namespaces"] if each in reached]
-        yield encoded(first | {"other_namespaces": seen}) + b"\n"
+        yield encode_json(first | {"other_namespaces": seen}) + b"\n"
         async for line in lines:
-            yield encoded(line) + b"\n"
+            yield encode_json(line) + b"\n"
 
     headers = {"Content-Disposition": 'attachment; filename="person.jsonl"'}
     return StreamingResponse(chunks(), media_type="application/x-ndjson", headers=headers)
@@ -163,11 +163,13 @@ async def export(call: Caller, user: Id) -> Response:
 
 @routes.delete("/people/{user}")
 @action("threads:delete")
-async def forget(call: Caller, runs: All, user: Id, hand_over: bool = False) -> Response:
+async def forget(
+    call: CurrentCall, runs: ServerRuns, user: PathId, hand_over: bool = False
+) -> Response:
     """Erase everything that belongs to a person; returns the report.
 
     With `hand_over`, what the person wrote into the memories of teams is kept without the name.
     """
     person = await permit_person(call, user, _ERASES)
     person.options["hand_over"] = hand_over
-    return await reply(form_of(await forget_person(call, runs, person)))
+    return await build_json_reply(form_of(await forget_person(call, runs, person)))

@@ -37,29 +37,35 @@ from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import UnknownThread
 from perdure.server.access import Forbidden, Identity, Refused, Unauthenticated, action
 from perdure.server.acting import act_for, identify
-from perdure.server.api_states import checkpoint_at, checkpoint_of, config_of
-from perdure.server.assistants import assistant_of_run
-from perdure.server.call import Call, Caller, Id
+from perdure.server.api_states import build_checkpoint_config, build_checkpoint_ref, get_checkpoint
+from perdure.server.assistants import get_run_assistant
+from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.graphs import Graph
 from perdure.server.input_checks import check_messages, find_suspect_values
 from perdure.server.person import Sender
-from perdure.server.reply import JSON, encoded
-from perdure.server.run import Run, interrupted, shown
-from perdure.server.run_events import ANEW
-from perdure.server.run_log import LoggedEvent, StreamCut, frame, split_frames, streamed
-from perdure.server.run_request import Given, Mode, RunRequest, expand_arrays
-from perdure.server.runs import All, Runs
+from perdure.server.reply import JSONReply, encode_json
+from perdure.server.run import Run, add_interrupts, build_run_json
+from perdure.server.run_events import METADATA_EVENT
+from perdure.server.run_log import (
+    LoggedEvent,
+    StreamCut,
+    build_event_stream,
+    build_frame,
+    split_frames,
+)
+from perdure.server.run_request import RunRequest, StreamMode, WithoutNulls, expand_arrays
+from perdure.server.runs import Runs, ServerRuns
 from perdure.server.teams import check_named_teams
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import NO_LIMIT
 
 routes = APIRouter(tags=["runs"])
-ENDS: Final = "the server ends, and the run goes on with the next one"
-_MESSAGES: Final[set[Mode | Literal[""]]] = {
+SERVER_CLOSING: Final = "the server ends, and the run goes on with the next one"
+_MESSAGES: Final[set[StreamMode | Literal[""]]] = {
     "messages",
     "messages-tuple",
 }  # who asks for one is told of the other too
-_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
+_EVENT_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
 
 
 RunField = Literal[
@@ -74,7 +80,7 @@ class BatchedRun(RunRequest):
     thread_id: str | None = None
 
 
-class Cancelled(Given):
+class CancelRequest(WithoutNulls):
     """The body of `POST /runs/cancel`: runs of a thread, or of any by how they stand."""
 
     thread_id: str | None = None
@@ -91,84 +97,90 @@ class Cancelled(Given):
         return self
 
 
-async def begun(call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None) -> Run:
+async def start_requested_run(
+    call: CurrentCall, runs: ServerRuns, body: RunRequest, thread_id: PathId | None = None
+) -> Run:
     """The run that a request asks for; it is under way, or this process waits for its time."""
-    run = await begin(call, runs, body, thread_id, recorded=body.stream_resumable)
+    run = await start_run(call, runs, body, thread_id, recorded=body.stream_resumable)
     return await runs.get(run.tenant, run.thread_id, run.run_id) if run.is_delayed else run
 
 
-async def known(call: Caller, runs: All, thread_id: Id, run_id: Id) -> Run:
+async def get_requested_run(
+    call: CurrentCall, runs: ServerRuns, thread_id: PathId, run_id: PathId
+) -> Run:
     """The run that a request names."""
-    return await reached(call, runs, thread_id, run_id)
+    return await get_permitted_run(call, runs, thread_id, run_id)
 
 
-Begun = Annotated[Run, Depends(begun)]
-Known = Annotated[Run, Depends(known)]
+StartedRun = Annotated[Run, Depends(start_requested_run)]
+RequestedRun = Annotated[Run, Depends(get_requested_run)]
 
 
-async def kept(run: Known, runs: All) -> Run:
+async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
     """The run that a request names, if its events are kept."""
-    await runs.recall(run)
-    if run.forgotten or (run.ended and run.log.is_lost):
+    await runs.load_events(run)
+    if run.events_dropped or (run.has_ended and run.log.is_lost):
         why = f"the events of run {run.run_id!r} are no longer kept; read the state of its thread"
         raise Refused(why, 410)
     return run
 
 
-Kept = Annotated[Run, Depends(kept)]
+ReplayableRun = Annotated[Run, Depends(get_replayable_run)]
 
 
 @routes.post("/threads/{thread_id}/runs/stream")
 @routes.post("/runs/stream")
 @action("threads:create_run")
-async def stream(run: Begun, runs: All, request: Request) -> Response:
+async def stream_run(run: StartedRun, runs: ServerRuns, request: Request) -> Response:
     """Run a graph, and stream its events."""
     cancels = run.request.on_disconnect == "cancel"
-    return _stream(run, _frames(run, runs, request, cancels, is_new=True))
+    return _build_stream(run, _iter_frames(run, runs, request, cancels, is_new=True))
 
 
 @routes.post("/threads/{thread_id}/runs/wait")
 @routes.post("/runs/wait")
 @action("threads:create_run")
-async def wait(run: Begun, runs: All, request: Request) -> Response:
+async def wait_for_run(run: StartedRun, runs: ServerRuns, request: Request) -> Response:
     """Run a graph, and reply with its values."""
-    return await _values(run, runs, request, cancels=run.request.on_disconnect == "cancel")
+    return await _reply_with_output(
+        run, runs, request, cancels=run.request.on_disconnect == "cancel"
+    )
 
 
 @routes.post("/threads/{thread_id}/runs")
 @routes.post("/runs")
 @action("threads:create_run")
-async def create(
-    call: Caller, runs: All, body: RunRequest, thread_id: Id | None = None
+async def create_run(
+    call: CurrentCall, runs: ServerRuns, body: RunRequest, thread_id: PathId | None = None
 ) -> Response:
     """Run a graph in the background."""
-    run = await begin(call, runs, body, thread_id)
-    return JSON(run.shown(), headers={"Content-Location": _path(run)})
+    run = await start_run(call, runs, body, thread_id)
+    return JSONReply(run.build_json(), headers={"Content-Location": _run_path(run)})
 
 
 @routes.post("/runs/batch")
 @action("threads:create_run")
-async def create_batch(call: Caller, runs: All, body: list[BatchedRun]) -> Response:
+async def create_runs(call: CurrentCall, runs: ServerRuns, body: list[BatchedRun]) -> Response:
     """Run graphs in the background; none, if one of them is refused."""
-    runs.check(call.identity, len(body))
-    checked = [await check(call, runs, each, each.thread_id) for each in body]
-    return JSON([(await start()).shown() for start in checked])
+    runs.check_capacity(call.identity, len(body))
+    checked = [await prepare_run(call, runs, each, each.thread_id) for each in body]
+    return JSONReply([(await start()).build_json() for start in checked])
 
 
 @routes.post("/runs/cancel", status_code=204)
 @action("threads:update")
-async def cancel_many(
-    call: Caller,
-    runs: All,
-    body: Cancelled,
+async def cancel_runs(
+    call: CurrentCall,
+    runs: ServerRuns,
+    body: CancelRequest,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> None:
     """Stop runs of a thread, or all that wait, or are under way, of the threads of whoever asks."""
     await call.permit({"thread_id": body.thread_id, "metadata": {}, "action": action})
     if body.status is not None:
         for status in ("pending", "running") if body.status == "all" else (body.status,):
-            for row, *_ in await call.threads.runs(ThreadQuery(), status, NO_LIMIT, 0):
-                await runs.cancel(call.identity.tenant, row.live, action)
+            for row, *_ in await call.threads.search_runs(ThreadQuery(), status, NO_LIMIT, 0):
+                await runs.cancel_run(call.identity.tenant, row.live, action)
         return
     thread_id = body.thread_id or ""
     await call.threads.get(thread_id)
@@ -177,15 +189,15 @@ async def cancel_many(
     if not live:
         raise Refused(f"none of the runs {body.run_ids!r:.200} is under way or waits", 404)
     for run in live:
-        await runs.cancel(run.tenant, run.row.live, action)
+        await runs.cancel_run(run.tenant, run.row.live, action)
 
 
 @routes.get("/threads/{thread_id}/runs")
 @action("threads:read")
-async def listed(
-    call: Caller,
-    runs: All,
-    thread_id: Id,
+async def list_runs(
+    call: CurrentCall,
+    runs: ServerRuns,
+    thread_id: PathId,
     limit: Annotated[int, Query(ge=0, le=1000)] = SEARCH_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
     status: RunStatus | None = None,
@@ -193,77 +205,85 @@ async def listed(
 ) -> Response:
     """The runs of a thread, newest first."""
     await call.permit_thread(thread_id)
-    known = map(shown, await runs.listed(call.identity.tenant, thread_id))
+    known = map(build_run_json, await runs.list_runs(call.identity.tenant, thread_id))
     found = [run for run in known if status in (None, run["status"])][offset : offset + limit]
-    return JSON([{name: run[name] for name in select} for run in found] if select else found)
+    return JSONReply([{name: run[name] for name in select} for run in found] if select else found)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}")
 @action("threads:read")
-async def get(run: Known) -> Response:
+async def get_run(run: RequestedRun) -> Response:
     """A run."""
-    return JSON(run.shown())
+    return JSONReply(run.build_json())
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
 @action("threads:read")
-async def join(run: Known, runs: All, request: Request) -> Response:
+async def join_run(run: RequestedRun, runs: ServerRuns, request: Request) -> Response:
     """The values of a run, at its end."""
-    return await _values(run, runs, request)
+    return await _reply_with_output(run, runs, request)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/stream")
 @action("threads:read")
-async def join_stream(
-    run: Kept,
-    runs: All,
+async def join_run_stream(
+    run: ReplayableRun,
+    runs: ServerRuns,
     request: Request,
-    stream_mode: Annotated[list[Mode | Literal[""]], Query(), BeforeValidator(expand_arrays)] = [],  # noqa: B006 - FastAPI copies it
+    stream_mode: Annotated[
+        list[StreamMode | Literal[""]], Query(), BeforeValidator(expand_arrays)
+    ] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """The events of a run: all that are kept, or those after the header Last-Event-ID."""
     given = request.headers.get("last-event-id", "")
-    last = int(given) if _NUMBER.fullmatch(given) else None
-    if last is not None and (run.ended or not run.begun):  # else it may have told more elsewhere
+    last = int(given) if _EVENT_NUMBER.fullmatch(given) else None
+    if last is not None and (
+        run.has_ended or not run.may_have_started
+    ):  # else it may have told more elsewhere
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
     modes |= _MESSAGES if modes & _MESSAGES else set()
     cancels = cancel_on_disconnect and not request.state.head
-    return _stream(run, _frames(run, runs, request, cancels, last, modes and modes | {ANEW}))
+    return _build_stream(
+        run, _iter_frames(run, runs, request, cancels, last, modes and modes | {METADATA_EVENT})
+    )
 
 
 @routes.post("/threads/{thread_id}/runs/{run_id}/cancel")
 @action("threads:update")
-async def cancel(
-    call: Caller,
-    runs: All,
-    thread_id: Id,
-    run_id: Id,
+async def cancel_run(
+    call: CurrentCall,
+    runs: ServerRuns,
+    thread_id: PathId,
+    run_id: PathId,
     wait: bool = False,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> Response:
     """Stop a run; what it has stored stays, but with `rollback`."""
-    run = await reached(call, runs, thread_id, run_id, action=action)
+    run = await get_permitted_run(call, runs, thread_id, run_id, action=action)
     if run.status not in LIVE_STATES:
         raise Refused(f"run {run_id!r} has ended: {run.status}", 404)
-    if not await runs.cancel(run.tenant, run.row.live, action):
+    if not await runs.cancel_run(run.tenant, run.row.live, action):
         raise Refused(f"run {run_id!r} has ended meanwhile", 404)
     if wait:
-        await run.wait()
+        await run.wait_until_ended()
     return Response(status_code=204 if wait else 202)
 
 
 @routes.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
 @action("threads:delete")
-async def delete(call: Caller, runs: All, thread_id: Id, run_id: Id) -> None:
+async def delete_run(
+    call: CurrentCall, runs: ServerRuns, thread_id: PathId, run_id: PathId
+) -> None:
     """Forget a run that has ended; what it has said and stored stays in its thread."""
-    run = await reached(call, runs, thread_id, run_id)
+    run = await get_permitted_run(call, runs, thread_id, run_id)
     if run.status in LIVE_STATES:
         raise Refused(f"run {run_id!r} has not ended; cancel it first", 409)
-    await runs.drop(run)
+    await runs.delete_run(run)
 
 
-async def begin(
+async def start_run(
     call: Call,
     runs: Runs,
     body: RunRequest,
@@ -275,10 +295,10 @@ async def begin(
 ) -> Run:
     """Begin a run that a client asks for; without a thread, on one of its own. See `check`."""
     how: Any = {"recorded": recorded, "author": author}
-    return await (await check(call, runs, body, thread_id, protocol, **how))()
+    return await (await prepare_run(call, runs, body, thread_id, protocol, **how))()
 
 
-async def check(
+async def prepare_run(
     call: Call,
     runs: Runs,
     body: RunRequest,
@@ -306,11 +326,11 @@ async def check(
     temporary = not thread_id
     new = str(uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4())
     thread_id = thread_id or new
-    call = act_by_context(call, body)
-    body.check(thread_id, call.identity.person)
+    call = act_for_context_user(call, body)
+    body.check_reserved_names(thread_id, call.identity.person)
     if body.webhook:
-        runs.webhooks.check(body.webhook)
-    runs.check(call.identity)
+        runs.webhooks.check_url(body.webhook)
+    runs.check_capacity(call.identity)
     asked = {
         "thread_id": thread_id,
         "assistant_id": body.assistant_id,
@@ -321,35 +341,35 @@ async def check(
     }
     permitted = await call.permit({**asked, "metadata": dict(body.metadata)})
     body.metadata = dict(permitted.get("metadata") or {})
-    assistant = await assistant_of_run(call.as_caller(), runs.graphs, body.assistant_id)
-    body = body.of_assistant(assistant)
+    assistant = await get_run_assistant(call.without_acting_for(), runs.graphs, body.assistant_id)
+    body = body.with_assistant(assistant)
     if runs.teams is not None and runs.teams.are_known:
-        check_named_teams(call.identity, body.named_teams())
+        check_named_teams(call.identity, body.team_names())
     await _check_input(call, runs, body, assistant["graph_id"], thread_id)
     threads, creates = call.threads, temporary or body.if_not_exists == "create"
     reached: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
         reached = await _find_thread_of_person(call, asked)
         creates = creates and reached is None
-    if reached is None and (body.places or not creates):
-        reached = await threads.reach(thread_id)
-    for ns, checkpoint_id in body.places.items():
+    if reached is None and (body.checkpoint_ids or not creates):
+        reached = await threads.get_permitted_row(thread_id)
+    for ns, checkpoint_id in body.checkpoint_ids.items():
         at = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
-        await checkpoint_at(call, config_of(thread_id, at))
+        await get_checkpoint(call, build_checkpoint_config(thread_id, at))
 
     async def start() -> Run:
         thread = reached
         if creates:
-            thread = await threads.reach_or_create(thread_id, body.metadata)
+            thread = await threads.get_or_create_row(thread_id, body.metadata)
         deletes = temporary and body.on_completion == "delete"
         graph, how = assistant["graph_id"], dict[str, Any](temporary=deletes)
         how["recorded"] = recorded and not deletes
-        sender = _sender(call.identity, body, due, author)
+        sender = _build_sender(call.identity, body, due, author)
         sender = sender._replace(teams=sorted(call.identity.teams))
         known = None if thread is None else threads.find_person(thread)
         person = call.identity.acting_for or known
         how |= {"due": due, "sender": sender, "person": person}
-        return await runs.start(call, body, graph, thread_id, protocol, **how)
+        return await runs.start_run(call, body, graph, thread_id, protocol, **how)
 
     return start
 
@@ -365,15 +385,15 @@ async def _check_input(
     if not (suspects := find_suspect_values(body)):
         return
     about = {"thread_id": thread_id, "user_id": call.identity.person}
-    config = body.config_with(about, begun=False)
-    opened = runs.graphs.opened(
+    config = body.build_config(about, is_continued=False)
+    opened = runs.graphs.open_graph(
         *(graph_name, call.saver, call.store, config), user=call.identity.raw
     )
     async with opened as graph:
         check_messages(graph, suspects)
 
 
-def act_by_context(call: Call, body: RunRequest) -> Call:
+def act_for_context_user(call: Call, body: RunRequest) -> Call:
     """Return the call of a run, for the person whom its context names.
 
     Raises:
@@ -396,12 +416,12 @@ async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> ListedThr
     """
     thread_id, named = asked["thread_id"], call.identity.acting_for
     try:
-        thread = await call.threads.reach(thread_id)
+        thread = await call.threads.get_permitted_row(thread_id)
     except UnknownThread:
-        own = call.as_caller()
+        own = call.without_acting_for()
         with suppress(Refused, UnknownThread):
             await own.permit(asked)
-            thread = await own.threads.reach(thread_id)
+            thread = await own.threads.get_permitted_row(thread_id)
             is_own = thread.metadata.get("owner") in (None, own.identity.user)
             if thread.head_metadata is None and is_own:
                 return thread
@@ -412,7 +432,7 @@ async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> ListedThr
     return thread
 
 
-def _sender(
+def _build_sender(
     identity: Identity, body: RunRequest, due: DueCron | None, author: str | None
 ) -> Sender:
     """Return the sender of a run. A cron has no new message of its author's."""
@@ -424,17 +444,19 @@ def _sender(
     return Sender(identity.user, identity.acting_for, identity.may_act, says, deed)
 
 
-async def reached(call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any) -> Run:
+async def get_permitted_run(
+    call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any
+) -> Run:
     """A run, once whoever asks may reach its thread."""
     await call.permit_thread(thread_id, run_id=run_id, **about)
     return await runs.get(call.identity.tenant, thread_id, run_id)
 
 
-def _path(run: Run) -> str:
+def _run_path(run: Run) -> str:
     return f"/threads/{quote(run.thread_id, safe='')}/runs/{run.run_id}"
 
 
-async def look(connection: HTTPConnection) -> None:
+async def check_identity(connection: HTTPConnection) -> None:
     """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
     try:
         identity = await identify(connection)
@@ -444,12 +466,12 @@ async def look(connection: HTTPConnection) -> None:
         raise Unauthenticated("the key or token is of another user now")
 
 
-def _stream(run: Run, frames: AsyncGenerator[bytes, None]) -> Response:
-    path = _path(run)
-    return streamed(frames, {"Content-Location": path, "Location": f"{path}/stream"})
+def _build_stream(run: Run, frames: AsyncGenerator[bytes, None]) -> Response:
+    path = _run_path(run)
+    return build_event_stream(frames, {"Content-Location": path, "Location": f"{path}/stream"})
 
 
-async def _frames(
+async def _iter_frames(
     run: Run,
     runs: Runs,
     request: Request,
@@ -460,19 +482,21 @@ async def _frames(
     is_new: bool = False,
 ) -> AsyncGenerator[bytes, None]:
     if last is None:
-        yield frame(ANEW, {"run_id": run.run_id, "attempt": 1})
-    reading = 0 if is_new else last, partial(look, request), run.seqs
+        yield build_frame(METADATA_EVENT, {"run_id": run.run_id, "attempt": 1})
+    reading = 0 if is_new else last, partial(check_identity, request), run.seq_range
     try:
         identity = request.state.call.identity
-        async for entries in runs.told(identity, run.thread, run.log, *reading, is_new=is_new):
+        async for entries in runs.read_events(
+            identity, run.thread_key, run.log, *reading, is_new=is_new
+        ):
             for part in split_frames(each for each in entries if not modes or each.kind in modes):
                 yield part
-        await run.wait()
+        await run.wait_until_ended()
         if run.status in LIVE_STATES:
-            raise LookupError(ENDS)
+            raise LookupError(SERVER_CLOSING)
     except (LookupError, Refused) as exc:
         cancels, name = False, "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
-        yield frame("error", {"error": name, "message": f"{exc}; read the thread's state"})
+        yield build_frame("error", {"error": name, "message": f"{exc}; read the thread's state"})
         return
     except StreamCut:
         cancels = False
@@ -481,17 +505,19 @@ async def _frames(
         if cancels:
             run.cancel()
     if run.error:
-        yield frame("error", run.error)
+        yield build_frame("error", run.error)
 
 
-async def _values(run: Run, runs: Runs, request: Request, *, cancels: bool = False) -> Response:
+async def _reply_with_output(
+    run: Run, runs: Runs, request: Request, *, cancels: bool = False
+) -> Response:
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    path, content = _path(run), b"null"
+    path, content = _run_path(run), b"null"
     with run.awaiting_output():
-        leaving, ending = asyncio.create_task(left()), asyncio.create_task(run.wait())
+        leaving, ending = asyncio.create_task(left()), asyncio.create_task(run.wait_until_ended())
         try:
             await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -499,14 +525,16 @@ async def _values(run: Run, runs: Runs, request: Request, *, cancels: bool = Fal
             ending.cancel()
             if cancels:
                 run.cancel()
-        if run.ended and run.status in LIVE_STATES:
-            raise Refused(f"{ENDS}; join it", 503, {"Content-Location": path, "Retry-After": "1"})
+        if run.has_ended and run.status in LIVE_STATES:
+            raise Refused(
+                f"{SERVER_CLOSING}; join it", 503, {"Content-Location": path, "Retry-After": "1"}
+            )
         if run.error:
-            content = encoded({"__error__": run.error})
-        elif run.ended:
+            content = encode_json({"__error__": run.error})
+        elif run.has_ended:
             content = await runs.encode_output(run)
     headers = {"Content-Location": path, "Location": f"{path}/join"}
-    return Response(content, headers=headers, media_type=JSON.media_type)
+    return Response(content, headers=headers, media_type=JSONReply.media_type)
 
 
 class RunEvents:
@@ -522,18 +550,18 @@ class RunEvents:
         run, request = self._run, self._run.request
         modes = {mode.removesuffix("-tuple") for mode in request.stream_mode}
         options: dict[str, Any] = {
-            **request.options,
+            **request.call_options,
             "stream_mode": sorted(modes - {"events"} | {"values", "updates"}),
             "subgraphs": request.stream_subgraphs,
             "version": "v2",
         }
-        makes = self._parts_of_events if "events" in modes else Pregel.astream
+        makes = self._iter_event_parts if "events" in modes else Pregel.astream
         # a stream that is not closed leaves its last steps to the garbage collector
         async with aclosing(makes(graph, given, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
-                self._add(run, part)
+                self._log_part(run, part)
 
-    async def _parts_of_events(
+    async def _iter_event_parts(
         self, graph: Graph, *given: Any, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """What `graph.astream` would stream, of the events that have it; others are told."""
@@ -549,39 +577,39 @@ class RunEvents:
                     part["interrupts"] = data.pop("__interrupt__", ())
                 yield part
 
-    def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+    def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """See `Player.closing`: its readers see in the row how a run ended."""
         return []
 
-    def _add(self, run: Run, part: Mapping[str, Any]) -> None:
+    def _log_part(self, run: Run, part: Mapping[str, Any]) -> None:
         kind, ns, data, new = part["type"], part["ns"], part["data"], dict[str, Any]()
         if kind == "values":
             new = {each.id: each for each in part.get("interrupts", ())}
-            data = interrupted(data, [*new.values()])
+            data = add_interrupts(data, [*new.values()])
             if not ns:
                 self._interrupts |= new
-                run.output = interrupted(data, [*self._interrupts.values()])
+                run.output = add_interrupts(data, [*self._interrupts.values()])
                 run.output_event = None
         if not ns and kind in ("values", "updates"):
-            run.waits |= isinstance(data, Mapping) and "__interrupt__" in data
+            run.waits_for_answer |= isinstance(data, Mapping) and "__interrupt__" in data
         for mode in run.request.stream_mode:
             if mode.removesuffix("-tuple") == kind:
-                for event, shown in self._shown(mode, data):
+                for event, shown in self._iter_mode_events(mode, data):
                     run.log.add("|".join((event, *ns)), shown, mode)
                     if mode == "values" and not ns and len(new) == len(self._interrupts):
                         run.output_event = run.log.newest
 
-    def _shown(self, mode: str, data: Any) -> Iterator[tuple[str, Any]]:
+    def _iter_mode_events(self, mode: str, data: Any) -> Iterator[tuple[str, Any]]:
         """The events that a part is in a mode."""
         match mode:
             case "messages-tuple":
                 yield "messages", data
             case "messages":
-                yield from self._accumulated(*data)
+                yield from self._iter_message_events(*data)
             case _:
-                yield mode, _without_configs(mode, data)
+                yield mode, _remove_configs_for_mode(mode, data)
 
-    def _accumulated(
+    def _iter_message_events(
         self, message: BaseMessage, metadata: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any]]:
         before = self._messages.get(message.id)
@@ -594,30 +622,32 @@ class RunEvents:
         yield "messages/partial", [message_chunk_to_message(whole)]
 
 
-def _without_configs(mode: str, data: Any) -> Any:
+def _remove_configs_for_mode(mode: str, data: Any) -> Any:
     """A part in a mode; see `without_configs`."""
     match mode:
         case "checkpoints":
-            return without_configs(data)
+            return remove_configs(data)
         case "debug":
-            return {**data, "payload": without_configs(data["payload"])}
+            return {**data, "payload": remove_configs(data["payload"])}
     return data
 
 
-def without_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
+def remove_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
     """A checkpoint as langgraph streams it, whose configs only say where it is.
 
     They hold the login of the user, and all that the graph was configured with.
     """
     shown = dict(payload)
     for name in {"config", "parent_config"} & shown.keys():
-        shown[name] = _placed(shown[name])
+        shown[name] = _reduce_config(shown[name])
     if "tasks" in shown:
-        shown["tasks"] = [{**each, "state": _placed(each.get("state"))} for each in shown["tasks"]]
+        shown["tasks"] = [
+            {**each, "state": _reduce_config(each.get("state"))} for each in shown["tasks"]
+        ]
     return shown
 
 
-def _placed(config: Any) -> Any:
+def _reduce_config(config: Any) -> Any:
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
-    return {"configurable": checkpoint_of(config)}
+    return {"configurable": build_checkpoint_ref(config)}

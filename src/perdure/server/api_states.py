@@ -20,22 +20,22 @@ from perdure.effects import arun
 from perdure.errors import ConfigurationError, InvalidUpdate, PerdureError, UnknownCheckpoint
 from perdure.memory.thread_messages import read_channel_values
 from perdure.server.access import action
-from perdure.server.call import Call, Caller, Id
-from perdure.server.graphs import id_of
+from perdure.server.call import Call, CurrentCall, PathId
+from perdure.server.graphs import default_assistant_id
 from perdure.server.person import Person, Sender, choose_person
-from perdure.server.reply import Json, reply
-from perdure.server.run_request import CheckpointAt, Order, expand_arrays
-from perdure.server.runs import All, Runs
-from perdure.server.threads import interrupt_of
+from perdure.server.reply import JSONObject, build_json_reply
+from perdure.server.run_request import CheckpointRef, CommandFields, expand_arrays
+from perdure.server.runs import Runs, ServerRuns
+from perdure.server.threads import build_interrupt
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 routes = APIRouter(tags=["threads"])
 
 
-class AtCheckpoint(BaseModel):
+class StateQuery(BaseModel):
     """The body of `POST /threads/{thread_id}/state/checkpoint`."""
 
-    checkpoint: Json | None
+    checkpoint: JSONObject | None
     subgraphs: bool = False
     select: list[str] | None = None
 
@@ -43,84 +43,93 @@ class AtCheckpoint(BaseModel):
 class StateChange(BaseModel):
     """The body of `POST /threads/{thread_id}/state`."""
 
-    values: Json | list[Json] | None = None
+    values: JSONObject | list[JSONObject] | None = None
     as_node: str | None = None
-    checkpoint: Json | None = None
+    checkpoint: JSONObject | None = None
     checkpoint_id: str | None = None
 
 
-class Update(BaseModel):
+class NodeUpdate(BaseModel):
     """What a node is as if it had returned; a command in place of values."""
 
-    values: Json | list[Json] | None = None
-    command: Order | None = None
+    values: JSONObject | list[JSONObject] | None = None
+    command: CommandFields | None = None
     as_node: str | None = None
 
-    def state_update(self) -> StateUpdate:
+    def to_state_update(self) -> StateUpdate:
         """As langgraph takes it."""
         is_command = self.command is not None and not self.command.is_empty
-        values: Any = self.command.command() if self.command and is_command else self.values
+        values: Any = self.command.to_command() if self.command and is_command else self.values
         return StateUpdate(values, self.as_node)
 
 
 class Superstep(BaseModel):
     """Updates that were made at once."""
 
-    updates: list[Update] = Field(min_length=1, max_length=1000)
+    updates: list[NodeUpdate] = Field(min_length=1, max_length=1000)
 
 
-class History(BaseModel):
+class HistoryQuery(BaseModel):
     """The body of `POST /threads/{thread_id}/history`."""
 
     limit: int = Field(SEARCH_LIMIT, ge=1, le=1000)
-    before: str | Json | None = None
-    metadata: Json | None = None
-    checkpoint: Json | None = None
+    before: str | JSONObject | None = None
+    metadata: JSONObject | None = None
+    checkpoint: JSONObject | None = None
     select: list[str] | None = None
 
 
 @routes.get("/threads/{thread_id}/state")
 @routes.get("/threads/{thread_id}/state/{checkpoint_id}")
 @action("threads:read")
-async def state(
-    call: Caller,
-    runs: All,
-    thread_id: Id,
-    checkpoint_id: Id = "",
+async def get_state(
+    call: CurrentCall,
+    runs: ServerRuns,
+    thread_id: PathId,
+    checkpoint_id: PathId = "",
     subgraphs: bool = False,
     select: Annotated[list[str] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
     """The newest state of a thread, or that at a checkpoint."""
     at = {"checkpoint_id": checkpoint_id}
-    body = AtCheckpoint(checkpoint=at, subgraphs=subgraphs, select=select)
-    return await state_at(call, runs, thread_id, body)
+    body = StateQuery(checkpoint=at, subgraphs=subgraphs, select=select)
+    return await get_state_at(call, runs, thread_id, body)
 
 
 @routes.post("/threads/{thread_id}/state/checkpoint")
 @action("threads:read")
-async def state_at(call: Caller, runs: All, thread_id: Id, body: AtCheckpoint) -> Response:
+async def get_state_at(
+    call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateQuery
+) -> Response:
     """The state at a checkpoint, also of a subgraph."""
-    thread, config = await call.permit_listed(thread_id), config_of(thread_id, body.checkpoint)
-    checkpoint = await checkpoint_at(call, config)
-    async with _graph_of(runs, call, thread) as graph:
+    thread, config = (
+        await call.permit_thread_row(thread_id),
+        build_checkpoint_config(thread_id, body.checkpoint),
+    )
+    checkpoint = await get_checkpoint(call, config)
+    async with _open_graph(runs, call, thread) as graph:
         if graph is not None:
             found = await graph.aget_state(config, subgraphs=body.subgraphs)
         else:
-            found = await _stored(call, checkpoint, config)
-    return await reply(_selected(snapshot(found), body.select))
+            found = await _read_unserved_state(call, checkpoint, config)
+    return await build_json_reply(_select_fields(build_state_json(found), body.select))
 
 
 @routes.post("/threads/{thread_id}/state")
 @action("threads:update")
-async def update_state(call: Caller, runs: All, thread_id: Id, body: StateChange) -> Json:
+async def update_state(
+    call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateChange
+) -> JSONObject:
     """Update the state as if a node had returned the values.
 
     From an older checkpoint the thread goes on as a branch, which becomes the newest state.
     """
-    thread = await call.permit_listed(thread_id)
-    config = config_of(thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id})
-    step = Superstep(updates=[Update(values=body.values, as_node=body.as_node)])
-    made = checkpoint_of(await updated(call, runs, thread, config, [step]))
+    thread = await call.permit_thread_row(thread_id)
+    config = build_checkpoint_config(
+        thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id}
+    )
+    step = Superstep(updates=[NodeUpdate(values=body.values, as_node=body.as_node)])
+    made = build_checkpoint_ref(await update_thread_state(call, runs, thread, config, [step]))
     return {
         "checkpoint": made,
         "configurable": made,
@@ -130,41 +139,48 @@ async def update_state(call: Caller, runs: All, thread_id: Id, body: StateChange
 
 @routes.get("/threads/{thread_id}/history")
 @action("threads:read")
-async def history(
-    call: Caller,
-    runs: All,
-    thread_id: Id,
+async def list_history(
+    call: CurrentCall,
+    runs: ServerRuns,
+    thread_id: PathId,
     limit: Annotated[int, Query(ge=1, le=1000)] = SEARCH_LIMIT,
     before: str | None = None,
 ) -> Response:
     """The states of a thread, the newest first."""
-    return await search_history(call, runs, thread_id, History(limit=limit, before=before))
+    return await search_history(call, runs, thread_id, HistoryQuery(limit=limit, before=before))
 
 
 @routes.post("/threads/{thread_id}/history")
 @action("threads:read")
-async def search_history(call: Caller, runs: All, thread_id: Id, body: History) -> Response:
+async def search_history(
+    call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: HistoryQuery
+) -> Response:
     """The states of a thread, the newest first."""
-    thread, config = await call.permit_listed(thread_id), config_of(thread_id, body.checkpoint)
+    thread, config = (
+        await call.permit_thread_row(thread_id),
+        build_checkpoint_config(thread_id, body.checkpoint),
+    )
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
-    page: Json = {"limit": body.limit, "filter": body.metadata}
-    page["before"] = config_of(thread_id, before) if before else None
-    async with _graph_of(runs, call, thread) as graph:
+    page: JSONObject = {"limit": body.limit, "filter": body.metadata}
+    page["before"] = build_checkpoint_config(thread_id, before) if before else None
+    async with _open_graph(runs, call, thread) as graph:
         if graph is not None:
             found = [each async for each in graph.aget_state_history(config, **page)]
         else:
             found = [
-                await _stored(call, each, each.config)
+                await _read_unserved_state(call, each, each.config)
                 async for each in call.saver.alist(config, **page)
             ]
-    return await reply([_selected(snapshot(each), body.select) for each in found])
+    return await build_json_reply(
+        [_select_fields(build_state_json(each), body.select) for each in found]
+    )
 
 
 @routes.get("/threads/{thread_id}/items")
 @action("threads:read")
-async def items(
-    call: Caller,
-    thread_id: Id,
+async def list_items(
+    call: CurrentCall,
+    thread_id: PathId,
     channel: str = "messages",
     checkpoint_ns: str = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
@@ -185,10 +201,10 @@ async def items(
         missing_ok=True,
     )
     names = ("position", "seen", "branch", "stored_at", "value")
-    return await reply([{name: getattr(item, name) for name in names} for item in found])
+    return await build_json_reply([{name: getattr(item, name) for name in names} for item in found])
 
 
-async def updated(
+async def update_thread_state(
     call: Call,
     runs: Runs,
     thread: ListedThread,
@@ -197,10 +213,10 @@ async def updated(
 ) -> RunnableConfig:
     """Update a state; returns the config of the new one."""
     thread_id = thread.thread_id
-    steps = [[each.state_update() for each in step.updates] for step in supersteps]
-    async with _graph_of(runs, call, thread) as graph, call.threads.turn(thread_id):
-        thread = await call.threads.reach(thread_id)  # it may be deleted by now
-        await checkpoint_at(call, config)
+    steps = [[each.to_state_update() for each in step.updates] for step in supersteps]
+    async with _open_graph(runs, call, thread) as graph, call.threads.lock_for_change(thread_id):
+        thread = await call.threads.get_permitted_row(thread_id)  # it may be deleted by now
+        await get_checkpoint(call, config)
         if graph is None:
             raise ConfigurationError(
                 f"the thread {thread_id!r} belongs to the graph "
@@ -222,7 +238,7 @@ async def updated(
                 why = f"{type(exc).__name__}: {exc!s:.300}"
                 raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
         is_open = (await call.saver.astatus(thread_id)).next
-        await call.threads.set_status(thread_id, "interrupted" if is_open else "idle")
+        await call.threads.set_run_status(thread_id, "interrupted" if is_open else "idle")
     return config
 
 
@@ -230,7 +246,7 @@ async def updated(
 
 
 @asynccontextmanager
-async def _graph_of(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterator[Any]:
+async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterator[Any]:
     """The compiled graph that a thread belongs to; None: it is not served."""
     name, graphs = thread.metadata.get("graph_id", ""), runs.graphs
     if name not in graphs:
@@ -241,7 +257,7 @@ async def _graph_of(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterat
     about = {"thread_id": thread.thread_id, "user_id": user}
     parts = name, call.saver, call.store, RunnableConfig(configurable=about)
     access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
-    async with graphs.opened(*parts, access=access, user=call.identity.raw) as graph:
+    async with graphs.open_graph(*parts, access=access, user=call.identity.raw) as graph:
         yield graph
 
 
@@ -256,14 +272,16 @@ def _choose_person(runs: Runs, call: Call, thread: ListedThread) -> tuple[Sender
     return sender, choose_person(thread, sender, owners_are_people=runs.owners_are_people)
 
 
-def config_of(thread_id: str, checkpoint: Mapping[str, Any] | None = None) -> RunnableConfig:
+def build_checkpoint_config(
+    thread_id: str, checkpoint: Mapping[str, Any] | None = None
+) -> RunnableConfig:
     """The config of a checkpoint as clients name one; whatever thread it names, of this thread."""
     asked = checkpoint or {}
-    given = {name: asked[name] for name in CheckpointAt.model_fields if asked.get(name)}
+    given = {name: asked[name] for name in CheckpointRef.model_fields if asked.get(name)}
     return {"configurable": {"checkpoint_ns": "", **given, "thread_id": thread_id}}
 
 
-async def checkpoint_at(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
+async def get_checkpoint(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
     """The checkpoint at a config; None: the thread has none.
 
     Raises:
@@ -287,7 +305,7 @@ def _build_update_config(
     """
     left_out = ("user_id", CALLER, DEED)  # of the head
     known = {name: value for name, value in thread.metadata.items() if name not in left_out}
-    known.setdefault("assistant_id", id_of(known["graph_id"]))
+    known.setdefault("assistant_id", default_assistant_id(known["graph_id"]))
     user = {"user_id": about["user_id"]}
     return {"configurable": {**config["configurable"], **user}, "metadata": {**known, **about}}
 
@@ -295,31 +313,31 @@ def _build_update_config(
 # -- states as clients know them
 
 
-def snapshot(found: StateSnapshot) -> dict[str, Any]:
+def build_state_json(found: StateSnapshot) -> dict[str, Any]:
     """Return a state as clients know it. If the thread has no state, the checkpoint is None."""
     checkpoint_id = found.config["configurable"].get("checkpoint_id")
     return {
         "values": found.values,
         "next": list(found.next),
-        "tasks": [_task(each) for each in found.tasks],
+        "tasks": [_build_task_json(each) for each in found.tasks],
         "metadata": found.metadata,
         "created_at": found.created_at,
-        "checkpoint": checkpoint_of(found.config) if checkpoint_id else None,
-        "parent_checkpoint": checkpoint_of(found.parent_config),
-        "interrupts": [interrupt_of(each) for each in found.interrupts],
+        "checkpoint": build_checkpoint_ref(found.config) if checkpoint_id else None,
+        "parent_checkpoint": build_checkpoint_ref(found.parent_config),
+        "interrupts": [build_interrupt(each) for each in found.interrupts],
         "checkpoint_id": checkpoint_id,
     }
 
 
-def checkpoint_of(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def build_checkpoint_ref(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """A config as clients name a checkpoint."""
     if config is None:
         return None
     known = config["configurable"]
-    return {"checkpoint_ns": "", **{n: known[n] for n in CheckpointAt.model_fields if n in known}}
+    return {"checkpoint_ns": "", **{n: known[n] for n in CheckpointRef.model_fields if n in known}}
 
 
-def _selected(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
+def _select_fields(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
     """Those fields of a state that are named; `values.messages` is one of its values."""
     if not select:
         return found
@@ -330,7 +348,7 @@ def _selected(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]
     return chosen
 
 
-def values_of(channels: Mapping[str, Any]) -> dict[str, Any]:
+def select_public_values(channels: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a state, of the channels that are not langgraph's own."""
     return {
         name: value
@@ -339,7 +357,7 @@ def values_of(channels: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _stored(
+async def _read_unserved_state(
     call: Call, found: CheckpointTuple | None, config: RunnableConfig
 ) -> StateSnapshot:
     """What a checkpoint tells of a state whose graph is not served.
@@ -364,7 +382,7 @@ async def _stored(
         for task in status.tasks
     )
     return StateSnapshot(
-        values=values_of(await arun(read_channel_values(call.saver, found))),
+        values=select_public_values(await arun(read_channel_values(call.saver, found))),
         next=tuple(task.node for task in status.tasks) if is_past else status.next,
         config=found.config,
         metadata=found.metadata,
@@ -375,15 +393,15 @@ async def _stored(
     )
 
 
-def _task(task: Any) -> dict[str, Any]:
+def _build_task_json(task: Any) -> dict[str, Any]:
     nested = task.state
     return {
         "id": task.id,
         "name": task.name,
         "path": task.path,
         "error": None if task.error is None else str(task.error),
-        "interrupts": [interrupt_of(each) for each in task.interrupts],
-        "checkpoint": None if isinstance(nested, StateSnapshot) else checkpoint_of(nested),
-        "state": snapshot(nested) if isinstance(nested, StateSnapshot) else None,
+        "interrupts": [build_interrupt(each) for each in task.interrupts],
+        "checkpoint": None if isinstance(nested, StateSnapshot) else build_checkpoint_ref(nested),
+        "state": build_state_json(nested) if isinstance(nested, StateSnapshot) else None,
         "result": task.result,
     }

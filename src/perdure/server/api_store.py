@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from perdure.errors import InvalidValue
 from perdure.server.access import action
-from perdure.server.call import Call, Caller
-from perdure.server.reply import Json, reply
+from perdure.server.call import Call, CurrentCall
+from perdure.server.reply import JSONObject, build_json_reply
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 from perdure.stores import Provenance
 
@@ -32,7 +32,7 @@ class ItemNamed(BaseModel):
 class NewItem(ItemNamed):
     """The body of `PUT /store/items`."""
 
-    value: Json
+    value: JSONObject
     index: Literal[False] | list[str] | None = None
     ttl: float | None = Field(None, gt=0)
 
@@ -41,7 +41,7 @@ class ItemSearch(BaseModel):
     """The body of `POST /store/items/search`."""
 
     namespace_prefix: list[str] = []
-    filter: Json | None = None
+    filter: JSONObject | None = None
     limit: Limit = SEARCH_LIMIT
     offset: Offset = 0
     query: str | None = None
@@ -60,7 +60,7 @@ class Namespaces(BaseModel):
 
 @routes.put("/store/items", status_code=204)
 @action("store:put")
-async def put(call: Caller, body: NewItem) -> None:
+async def put(call: CurrentCall, body: NewItem) -> None:
     """Store an item, or the next version of one."""
     names = {"key", "value", "index"}
     given = await _permitted(call, body.namespace, body.model_dump(include=names))
@@ -68,7 +68,7 @@ async def put(call: Caller, body: NewItem) -> None:
         raise InvalidValue("the value is None; expected an object: to remove an item, delete it")
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
     place = given["namespace"], given["key"]
-    author = call.author_of(given["namespace"])
+    author = call.find_team_author(given["namespace"])
     source = None if author is None else Provenance(author=author, at=datetime.now(UTC))
     await call.store.aput(*place, given["value"], given["index"], ttl=ttl, provenance=source)
 
@@ -76,7 +76,7 @@ async def put(call: Caller, body: NewItem) -> None:
 @routes.get("/store/items")
 @action("store:get")
 async def get(
-    call: Caller,
+    call: CurrentCall,
     namespace: Annotated[list[str], Query()],
     key: str,
     refresh_ttl: bool | None = None,
@@ -88,12 +88,12 @@ async def get(
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
     given = await _permitted(call, labels, {"key": key})
     item = await call.store.aget(given["namespace"], given["key"], refresh_ttl=refresh_ttl)
-    return await reply(None if item is None else item.dict())
+    return await build_json_reply(None if item is None else item.dict())
 
 
 @routes.delete("/store/items", status_code=204)
 @action("store:delete")
-async def delete(call: Caller, body: ItemNamed) -> None:
+async def delete(call: CurrentCall, body: ItemNamed) -> None:
     """Delete an item; its versions stay in its history."""
     given = await _permitted(call, body.namespace, {"key": body.key})
     await call.store.adelete(given["namespace"], given["key"])
@@ -101,29 +101,29 @@ async def delete(call: Caller, body: ItemNamed) -> None:
 
 @routes.post("/store/items/search")
 @action("store:search")
-async def search(call: Caller, body: ItemSearch) -> Response:
+async def search(call: CurrentCall, body: ItemSearch) -> Response:
     """Items under a prefix that match a filter; with a query, the best matches first."""
     names = {"filter", "limit", "offset", "query"}
     given = await _permitted(call, body.namespace_prefix, body.model_dump(include=names))
     options = {name: given[name] for name in names}
     options["refresh_ttl"] = body.refresh_ttl
-    found = await call.listed(call.store.asearch, given["namespace"], **options)
-    return await reply({"items": [item.dict() for item in found]})
+    found = await call.list_visible(call.store.asearch, given["namespace"], **options)
+    return await build_json_reply({"items": [item.dict() for item in found]})
 
 
 @routes.post("/store/namespaces")
 @action("store:list_namespaces")
-async def namespaces(call: Caller, body: Namespaces) -> Response:
+async def namespaces(call: CurrentCall, body: Namespaces) -> Response:
     """Namespaces that hold something."""
     asked = body.model_dump(exclude={"prefix", "suffix"})
     asked["suffix"] = None if body.suffix is None else tuple(body.suffix)
     given = await _permitted(call, body.prefix, asked)
     prefix = given.pop("namespace")
-    found = await call.listed(call.store.alist_namespaces, prefix=prefix, **given)
-    return await reply({"namespaces": found})
+    found = await call.list_visible(call.store.alist_namespaces, prefix=prefix, **given)
+    return await build_json_reply({"namespaces": found})
 
 
-async def _permitted(call: Call, namespace: list[str] | None, asked: Json) -> Json:
+async def _permitted(call: Call, namespace: list[str] | None, asked: JSONObject) -> JSONObject:
     """The arguments of a call, as access left them."""
     labels = None if namespace is None else tuple(namespace)
     given = await call.permit({"namespace": labels, **asked})

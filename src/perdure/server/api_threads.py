@@ -21,25 +21,32 @@ from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.memory.thread_memories import PLACES, aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
 from perdure.server.access import action, containing
-from perdure.server.api_states import Superstep, config_of, updated, values_of
-from perdure.server.call import Call, Caller, Id
-from perdure.server.reply import JSON, Json, encoded, reply
-from perdure.server.runs import All
-from perdure.server.threads import Thread, checked_metadata, checked_owners
+from perdure.server.api_states import (
+    Superstep,
+    build_checkpoint_config,
+    select_public_values,
+    update_thread_state,
+)
+from perdure.server.call import Call, CurrentCall, PathId
+from perdure.server.reply import JSONObject, JSONReply, build_json_reply, encode_json
+from perdure.server.runs import ServerRuns
+from perdure.server.threads import Thread, validate_metadata, validate_owners
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
 
 routes = APIRouter(tags=["threads"])
 _LONGEST_TTL: Final = 100 * 366 * 24 * 60  # minutes
-Metadata = Annotated[Json, AfterValidator(checked_metadata)]
-NewMetadata = Annotated[Metadata, AfterValidator(checked_owners)]
+Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
+NewMetadata = Annotated[Metadata, AfterValidator(validate_owners)]
 """Metadata that is stored. It may name an owner, who has a name."""
-Ids = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
-READ: Final = 1_000
+ThreadIds = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
+MAX_THREADS_READ: Final = 1_000
 """Of how many threads a search reads the values, if it is for values."""
-Path = Annotated[str, Field(pattern=r"^[^.\[\]]+(\.[^.\[\]]+|\[-?[0-9]{1,9}\])*$", max_length=1000)]
+ValuePath = Annotated[
+    str, Field(pattern=r"^[^.\[\]]+(\.[^.\[\]]+|\[-?[0-9]{1,9}\])*$", max_length=1000)
+]
 """Of a value in a thread: `values.messages[-1].content`."""
-_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
+_PATH_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
 
 
 class Lifetime(BaseModel):
@@ -87,8 +94,8 @@ class ThreadFilters(BaseModel):
     """The body of `POST /threads/count`."""
 
     metadata: Metadata | None = None
-    values: Json | None = None
-    ids: Ids | None = None
+    values: JSONObject | None = None
+    ids: ThreadIds | None = None
     status: RunStatus | None = None
 
 
@@ -100,19 +107,19 @@ class ThreadSearch(ThreadFilters):
     sort_by: SortBy | None = None
     sort_order: Literal["asc", "desc"] | None = None
     select: list[ThreadField] | None = None
-    extract: dict[str, Path] = Field({}, max_length=10)
+    extract: dict[str, ValuePath] = Field({}, max_length=10)
 
 
 class Prune(BaseModel):
     """The body of `POST /threads/prune`."""
 
-    thread_ids: Ids
+    thread_ids: ThreadIds
     strategy: Literal["delete", "keep_latest"] = "delete"
 
 
 @routes.post("/threads")
 @action("threads:create")
-async def create(call: Caller, runs: All, body: NewThread) -> Response:
+async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) -> Response:
     """Create a thread."""
     asked = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
     given = await call.permit(asked | {"metadata": body.metadata or {}})
@@ -122,62 +129,66 @@ async def create(call: Caller, runs: All, body: NewThread) -> Response:
     except VersionConflict:
         if body.if_exists == "raise" or body.thread_id is None:
             raise
-        return await get(call.another("threads:read"), body.thread_id)
-    call.record(thread_id=made["thread_id"])
+        return await get_thread(call.with_action("threads:read"), body.thread_id)
+    call.record_for_audit(thread_id=made["thread_id"])
     if body.supersteps:
         try:
-            thread = await call.threads.reach(made["thread_id"])
-            await updated(call, runs, thread, config_of(thread.thread_id), body.supersteps)
+            thread = await call.threads.get_permitted_row(made["thread_id"])
+            await update_thread_state(
+                call, runs, thread, build_checkpoint_config(thread.thread_id), body.supersteps
+            )
             made = await call.threads.get(thread.thread_id)
         except BaseException:
             await call.threads.delete(made["thread_id"])
             raise
-    return await _shown(call, made)
+    return await _reply_with_values(call, made)
 
 
 @routes.post("/threads/search")
 @action("threads:search")
-async def search(call: Caller, body: ThreadSearch) -> Response:
+async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
     """Threads that match, the latest activity first unless another order is given."""
-    wanted = await _permitted(call, body)
+    wanted = await _permit_filters(call, body)
     page = wanted.pop("limit"), wanted.pop("offset")
     fields: set[str] = {*(body.select or ())}
     if body.values:
-        found = await _with_values(call, ThreadQuery(**wanted), body.values, *page)
+        found = await _search_by_values(call, ThreadQuery(**wanted), body.values, *page)
     else:
         found = await call.threads.search(ThreadQuery(**wanted), *page)
         if not fields or "values" in fields or body.extract:
-            found = [await _whole(call, thread) for thread in found]
+            found = [await _add_values(call, thread) for thread in found]
 
     def shown(thread: Thread) -> Thread:
         row = {name: value for name, value in thread.items() if not fields or name in fields}
         if body.extract:
-            plain = orjson.loads(encoded(thread))
-            row["extracted"] = {name: _at(plain, path) for name, path in body.extract.items()}
+            plain = orjson.loads(encode_json(thread))
+            row["extracted"] = {
+                name: _get_by_path(plain, path) for name, path in body.extract.items()
+            }
         return row
 
-    return await asyncio.to_thread(lambda: JSON([shown(thread) for thread in found]))
+    return await asyncio.to_thread(lambda: JSONReply([shown(thread) for thread in found]))
 
 
 @routes.post("/threads/count")
 @action("threads:search")
-async def count(call: Caller, body: ThreadFilters) -> int:
+async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
     """How many threads match."""
-    wanted = ThreadQuery(**await _permitted(call, body))
+    wanted = ThreadQuery(**await _permit_filters(call, body))
     if body.values:
-        return len(await _with_values(call, wanted, body.values, READ, 0))
+        return len(await _search_by_values(call, wanted, body.values, MAX_THREADS_READ, 0))
     return await call.threads.count(wanted)
 
 
 @routes.post("/threads/prune")
 @action("threads:delete")
-async def prune(call: Caller, runs: All, body: Prune) -> dict[str, int]:
+async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dict[str, int]:
     """Delete threads, or all their checkpoints but the newest; unknown ids are passed over."""
     pruned = 0
     for thread_id in dict.fromkeys(body.thread_ids):
         with suppress(UnknownThread):
             if body.strategy == "delete":
-                await delete(call, runs, thread_id)
+                await delete_thread(call, runs, thread_id)
             else:
                 await call.permit({"thread_id": thread_id})
                 await call.threads.prune(thread_id, Retention(last=0))
@@ -187,14 +198,18 @@ async def prune(call: Caller, runs: All, body: Prune) -> dict[str, int]:
 
 @routes.get("/threads/{thread_id}")
 @action("threads:read")
-async def get(call: Caller, thread_id: Id, include: Literal["ttl"] | None = None) -> Response:
+async def get_thread(
+    call: CurrentCall, thread_id: PathId, include: Literal["ttl"] | None = None
+) -> Response:
     """A thread; what it may include is told of each that has it."""
-    return await _shown(call, await call.permit_thread(thread_id))
+    return await _reply_with_values(call, await call.permit_thread(thread_id))
 
 
 @routes.patch("/threads/{thread_id}")
 @action("threads:update")
-async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChange) -> Response:
+async def update_thread(
+    call: CurrentCall, request: Request, thread_id: PathId, body: ThreadChange
+) -> Response:
     """Add metadata to a thread."""
     asked = body.model_dump(include={"ttl"}, exclude_none=True)
     given = await call.permit({"thread_id": thread_id, "metadata": body.metadata or {}, **asked})
@@ -202,13 +217,16 @@ async def update(call: Caller, request: Request, thread_id: Id, body: ThreadChan
     changed = await call.threads.update(thread_id, given["metadata"], ttl)
     if request.headers.get("prefer") == "return=minimal":
         return Response(status_code=204)
-    return await _shown(call, changed)
+    return await _reply_with_values(call, changed)
 
 
 @routes.delete("/threads/{thread_id}", status_code=204)
 @action("threads:delete")
-async def delete(
-    call: Caller, runs: All, thread_id: Id, memories: Literal["keep", "erase"] = "keep"
+async def delete_thread(
+    call: CurrentCall,
+    runs: ServerRuns,
+    thread_id: PathId,
+    memories: Literal["keep", "erase"] = "keep",
 ) -> None:
     """Delete a thread with its checkpoints, and keep or erase the memories that rest on it.
 
@@ -216,11 +234,11 @@ async def delete(
     """
     await call.permit_thread(thread_id)
     places = await find_memory_places(call) if memories == "erase" else []
-    await runs.stop(call.identity.tenant, thread_id)
+    await runs.stop_thread(call.identity.tenant, thread_id)
     if places:
         # the memories first: nothing would find them after a crash once the thread is gone
         receipt = await aforget_thread_memories(call.store, [thread_id], places=places)
-        call.record(hashes=receipt.hashes)
+        call.record_for_audit(hashes=receipt.hashes)
     await call.threads.delete(thread_id)
 
 
@@ -232,7 +250,7 @@ async def find_memory_places(call: Call) -> list[Namespace]:
     """
     if call.identity.is_admin:
         return [*PLACES]
-    erasing, user = call.another("store:delete"), call.memories[1:]
+    erasing, user = call.with_action("store:delete"), call.memories[1:]
     return [
         tuple((await erasing.permit({"namespace": (*place, *user)}))["namespace"])
         for place in PLACES
@@ -241,16 +259,16 @@ async def find_memory_places(call: Call) -> list[Namespace]:
 
 @routes.post("/threads/{thread_id}/copy")
 @action("threads:create")
-async def copy(call: Caller, thread_id: Id) -> Response:
+async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
     """Copy a thread under a new id."""
-    await call.another("threads:read").permit_thread(thread_id)
+    await call.with_action("threads:read").permit_thread(thread_id)
     given = await call.permit({"metadata": {}})
     made = await call.threads.copy(thread_id, given["metadata"])
-    call.record(thread_id=made["thread_id"])
-    return await _shown(call, made)
+    call.record_for_audit(thread_id=made["thread_id"])
+    return await _reply_with_values(call, made)
 
 
-async def _permitted(call: Call, body: ThreadFilters) -> Json:
+async def _permit_filters(call: Call, body: ThreadFilters) -> JSONObject:
     """What is asked for, as handlers leave it: they may add to the metadata."""
     asked = body.model_dump(exclude={"select", "extract"})
     asked |= {"metadata": body.metadata or {}, "values": body.values or {}}
@@ -258,8 +276,8 @@ async def _permitted(call: Call, body: ThreadFilters) -> Json:
     return {name: given[name] for name in asked if name != "values"}
 
 
-async def _with_values(
-    call: Call, wanted: ThreadQuery, values: Json, limit: int, offset: int
+async def _search_by_values(
+    call: Call, wanted: ThreadQuery, values: JSONObject, limit: int, offset: int
 ) -> list[Thread]:
     """A page of the threads whose values contain some, with their values.
 
@@ -267,26 +285,26 @@ async def _with_values(
         ConfigurationError: They would be looked for in too many threads.
     """
     holds, found = containing(values), list[Thread]()
-    threads = await call.threads.search(wanted, READ + 1)
-    for thread in threads[:READ]:
-        whole = await _whole(call, thread)
+    threads = await call.threads.search(wanted, MAX_THREADS_READ + 1)
+    for thread in threads[:MAX_THREADS_READ]:
+        whole = await _add_values(call, thread)
         if await asyncio.to_thread(
-            lambda each: holds(orjson.loads(encoded(each))), whole["values"]
+            lambda each: holds(orjson.loads(encode_json(each))), whole["values"]
         ):
             found.append(whole)
         if len(found) == limit + offset:
             return found[offset:]
-    if len(threads) > READ:
+    if len(threads) > MAX_THREADS_READ:
         raise ConfigurationError(
-            f"values are looked for in {READ} threads, and more match the other conditions; give "
-            "metadata, ids or a status that fewer have"
+            f"more than {MAX_THREADS_READ} threads match the other conditions, and a search by "
+            f"values reads at most {MAX_THREADS_READ}; add metadata, ids or a status to the search"
         )
     return found[offset:]
 
 
-def _at(value: Any, path: str) -> Any:
+def _get_by_path(value: Any, path: str) -> Any:
     """What is at a path in JSON; None: nothing is."""
-    for index, name in _STEP.findall(path):
+    for index, name in _PATH_STEP.findall(path):
         try:
             value = value[int(index)] if index and isinstance(value, list) else value[name]
         except (KeyError, IndexError, TypeError):
@@ -294,12 +312,14 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-async def _shown(call: Call, thread: Thread) -> Response:
-    return await reply(await _whole(call, thread))
+async def _reply_with_values(call: Call, thread: Thread) -> Response:
+    return await build_json_reply(await _add_values(call, thread))
 
 
-async def _whole(call: Call, thread: Thread) -> Thread:
+async def _add_values(call: Call, thread: Thread) -> Thread:
     """A thread with its values."""
-    found = await call.saver.aget_tuple(config_of(thread["thread_id"]))
-    values = values_of(await arun(read_channel_values(call.saver, found))) if found else None
+    found = await call.saver.aget_tuple(build_checkpoint_config(thread["thread_id"]))
+    values = (
+        select_public_values(await arun(read_channel_values(call.saver, found))) if found else None
+    )
     return {**thread, "config": {}, "values": values}

@@ -36,23 +36,23 @@ from perdure.server import (
     thread_stream,
 )
 from perdure.server.access import Access, Local, action, public
-from perdure.server.call import Caller
+from perdure.server.call import CurrentCall
 from perdure.server.custom_app import CustomApp
 from perdure.server.databases import DatabaseOptions, Databases
 from perdure.server.graphs import Graphs
 from perdure.server.guard import (
-    EXPOSED,
-    LOOPBACK,
+    EXPOSED_HEADERS,
+    LOOPBACK_HOSTS,
     METHODS,
     EncodedSlashes,
     Guard,
     add_error_replies,
-    checked_origins,
+    validate_origins,
 )
 from perdure.server.limits import Clients, Limits
 from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS, page
-from perdure.server.reply import JSON
+from perdure.server.reply import JSONReply
 from perdure.server.runs import Players, Runs
 from perdure.server.schedule import Schedule
 from perdure.server.sessions import Sessions
@@ -109,10 +109,12 @@ async def docs(request: Request) -> Response:
 
 @metrics_routes.get("/metrics", include_in_schema=False)
 @action("admin")
-async def metrics(call: Caller, request: Request) -> Response:
+async def metrics(call: CurrentCall, request: Request) -> Response:
     """The metrics as Prometheus reads them."""
     await call.permit()
-    text = await request.app.state.telemetry.exposition(await request.app.state.databases.of(None))
+    text = await request.app.state.telemetry.exposition(
+        await request.app.state.databases.get_or_open(None)
+    )
     return Response(text, media_type="text/plain; version=0.0.4")
 
 
@@ -121,7 +123,7 @@ def create_app(
     *,
     access: Access | None = None,
     graphs: Graphs | None = None,
-    hosts: Collection[str] | None = LOOPBACK,
+    hosts: Collection[str] | None = LOOPBACK_HOSTS,
     origins: Collection[str] = (),
     limits: Limits | None = None,
     audit: Audit | None = None,
@@ -155,7 +157,7 @@ def create_app(
         ConfigurationError: An origin, or the custom application, is none.
     """
     chosen, limits, audit = chosen or settings.load(), limits or Limits(), audit or Audit()
-    served = graphs or Graphs.own(chosen)
+    served = graphs or Graphs.load_built_in(chosen)
     webhooks = Webhooks(webhook_hosts, chosen.webhook_secret)
     custom = None if custom_app is None else CustomApp(custom_app)
 
@@ -164,7 +166,7 @@ def create_app(
         options: dict[str, Any] = {"saver_options": getattr(served, "saver_options", {})}
         options["options"] = database_options or DatabaseOptions()
         if telemetry is not None:
-            options["measured"] = telemetry.measured
+            options["instrument"] = telemetry.measured
         people = getattr(app.state.access, "owners_are_people", True)
         # without authentication, a client may name an owner, which says nothing about other threads
         options["has_organisations"] = not people and not isinstance(app.state.access, Local)
@@ -177,7 +179,7 @@ def create_app(
         app.state.runs = runs
         try:
             # those of other kinds of access are known when somebody asks
-            await app.state.runs.open(getattr(app.state.access, "tenants", (None,)))
+            await app.state.runs.open_tenants(getattr(app.state.access, "tenants", (None,)))
             async with nullcontext() if custom is None else custom.run_lifespan() as state:
                 if custom is not None:
                     custom.set_state(state)
@@ -193,7 +195,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        default_response_class=JSON,
+        default_response_class=JSONReply,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it has paths and queries
         max_body_size=limits.body_bytes,
     )
@@ -205,7 +207,7 @@ def create_app(
         limits,
     )
     app.state.hosts = None if hosts is None else {ascii_host(each) for each in hosts}
-    app.state.origins = checked_origins(origins)
+    app.state.origins = validate_origins(origins)
     add_error_replies(app)
     app.add_middleware(EncodedSlashes)
     for each in (
@@ -245,7 +247,7 @@ def create_app(
             allow_origins=app.state.origins,
             allow_methods=METHODS,
             allow_headers=["*"],
-            expose_headers=EXPOSED,
+            expose_headers=EXPOSED_HEADERS,
             allow_private_network=True,
         )
     return app

@@ -23,18 +23,18 @@ from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.server import api_threads
 from perdure.server.access import Forbidden, Refused, action, check_reach, containing, meets
-from perdure.server.call import Call, Caller, Id, Page, SortedPage
-from perdure.server.graphs import Graph, Graphs, UnknownGraph, id_of
-from perdure.server.reply import encoded, reply
-from perdure.server.run_request import CheckpointAt, Configured, Given, is_ours
-from perdure.server.runs import All, Runs
-from perdure.server.threads import checked_metadata, checked_owners, exists
+from perdure.server.call import Call, CurrentCall, Page, PathId, SortedPage
+from perdure.server.graphs import Graph, Graphs, UnknownGraph, default_assistant_id
+from perdure.server.reply import build_json_reply, encode_json
+from perdure.server.run_request import CheckpointRef, ClientConfig, WithoutNulls, is_reserved_name
+from perdure.server.runs import Runs, ServerRuns
+from perdure.server.threads import already_exists_error, validate_metadata, validate_owners
 
 Assistant = dict[str, Any]
 """An assistant as langgraph's clients know it."""
 # of the graphs' own: when the server was installed, which is the same for each of its processes
-_SINCE: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
-_PLAIN: Final[Assistant] = {
+_INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
+_DEFAULT_FIELDS: Final[Assistant] = {
     "name": "Untitled",
     "description": None,
     "config": {},
@@ -42,8 +42,8 @@ _PLAIN: Final[Assistant] = {
     "metadata": {},
 }
 """What an assistant has that is given nothing."""
-_ALL: Final = 1 << 31
-LONGEST: Final = 256_000
+_NO_LIMIT: Final = 1 << 31
+MAX_ASSISTANT_BYTES: Final = 256_000
 """How many bytes of JSON an assistant may have: each search reads all of them."""
 
 
@@ -71,11 +71,11 @@ class Assistants:
         Raises:
             UnknownAssistant: There is none, or it may not be reached.
         """
-        found = own(self._graphs, assistant_id)
-        if found is None and (row := await self._table.get(_canonical(assistant_id))):
-            found = _shown(row)
-        if found is None or not self._reaches(found):
-            raise unknown(self._graphs, assistant_id)
+        found = find_default_assistant(self._graphs, assistant_id)
+        if found is None and (row := await self._table.get(_canonical_id(assistant_id))):
+            found = _build_assistant(row)
+        if found is None or not self._is_reachable(found):
+            raise unknown_assistant_error(self._graphs, assistant_id)
         return found
 
     async def create(
@@ -89,13 +89,13 @@ class Assistants:
             Forbidden: It could not be reached with this metadata.
             UnknownGraph: Its graph is not served.
         """
-        content = self._checked(content)
-        is_free = own(self._graphs, assistant_id) is None
+        content = self._validate_content(content)
+        is_free = find_default_assistant(self._graphs, assistant_id) is None
         if not (is_free and await self._table.create(assistant_id, content)):
             with suppress(UnknownAssistant):
                 if if_exists == "do_nothing":
                     return await self.get(assistant_id)
-            raise exists(f"an assistant {assistant_id!r}")
+            raise already_exists_error(f"an assistant {assistant_id!r}")
         return await self.get(assistant_id)
 
     async def update(self, assistant_id: str, changes: Mapping[str, Any]) -> Assistant:
@@ -106,103 +106,115 @@ class Assistants:
             Forbidden: It is that of a graph, or could not be reached any more.
             UnknownGraph: Its graph is not served.
         """
-        key = self._changeable(assistant_id)
+        key = self._check_changeable(assistant_id)
 
         def changed(row: AssistantRow) -> dict[str, Any]:
             if not meets(row.content["metadata"], self._filter):
-                raise unknown(self._graphs, assistant_id)
+                raise unknown_assistant_error(self._graphs, assistant_id)
             metadata = {**row.content["metadata"], **changes["metadata"]}
-            return self._checked({**row.content, **changes, "metadata": metadata})
+            return self._validate_content({**row.content, **changes, "metadata": metadata})
 
         row = await self._table.add_version(key, changed)
         if row is None:
-            raise unknown(self._graphs, assistant_id)
-        return _shown(row)
+            raise unknown_assistant_error(self._graphs, assistant_id)
+        return _build_assistant(row)
 
-    async def versions(self, assistant_id: str) -> list[Assistant]:
+    async def list_versions(self, assistant_id: str) -> list[Assistant]:
         """All versions of an assistant, newest first; see `get`."""
         found = await self.get(assistant_id)
         stored = await self._table.list_versions(found["assistant_id"])
-        rows = [*map(_shown, stored)] or [found]  # that of a graph
+        rows = [*map(_build_assistant, stored)] or [found]  # that of a graph
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
             for row in rows
-            if self._reaches(row)
+            if self._is_reachable(row)
         ]
 
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
         """Have another version be the latest; see `update`."""
-        key = self._changeable(assistant_id)
-        if version not in [row["version"] for row in await self.versions(assistant_id)]:
+        key = self._check_changeable(assistant_id)
+        if version not in [row["version"] for row in await self.list_versions(assistant_id)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
         await self._table.set_latest_version(key, version)
         return await self.get(key)
 
     async def delete(self, assistant_id: str) -> None:
         """Delete an assistant with all its versions; see `update`."""
-        key = self._changeable(assistant_id)
+        key = self._check_changeable(assistant_id)
         await self.get(assistant_id)
         await self._table.delete(key)
 
-    async def search(self, wanted: AssistantFilters) -> list[Assistant]:
+    async def search(self, filters: AssistantFilters) -> list[Assistant]:
         """All that match, the newest first."""
-        rows = [*map(_shown, await self._table.list_assistants()), *map(_of_graph, self._graphs)]
-        has_wanted, name = containing(wanted.metadata), wanted.name.casefold()
+        rows = [
+            *map(_build_assistant, await self._table.list_assistants()),
+            *map(_build_default_assistant, self._graphs),
+        ]
+        has_wanted, name = containing(filters.metadata), filters.name.casefold()
         return [
             row
             for row in rows
-            if meets(seen := self._seen(row), self._filter)
+            if meets(seen := self._build_visible_metadata(row), self._filter)
             and has_wanted(seen)
-            and wanted.graph_id in (None, row["graph_id"])
+            and filters.graph_id in (None, row["graph_id"])
             and name in row["name"].casefold()
         ]
 
-    def _reaches(self, assistant: Assistant) -> bool:
-        return meets(self._seen(assistant), self._filter)
+    def _is_reachable(self, assistant: Assistant) -> bool:
+        return meets(self._build_visible_metadata(assistant), self._filter)
 
-    def _seen(self, assistant: Assistant) -> dict[str, Any]:
+    def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
         """The metadata that is asked for; who asks owns what belongs to a graph."""
-        is_own = own(self._graphs, assistant["assistant_id"]) is not None
+        is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
 
-    def _changeable(self, assistant_id: str) -> str:
-        if found := own(self._graphs, assistant_id):
+    def _check_changeable(self, assistant_id: str) -> str:
+        if found := find_default_assistant(self._graphs, assistant_id):
             raise Forbidden(
                 f"assistant {assistant_id!r} is that of the graph {found['graph_id']!r} and cannot "
                 "be changed or deleted: create another one of the graph"
             )
-        return _canonical(assistant_id)
+        return _canonical_id(assistant_id)
 
-    def _checked(self, content: Mapping[str, Any]) -> dict[str, Any]:
+    def _validate_content(self, content: Mapping[str, Any]) -> dict[str, Any]:
         if content["graph_id"] not in self._graphs:
             raise UnknownGraph(
                 f"graph_id is {content['graph_id']!r}, which is not served; the graphs are "
                 f"{', '.join(self._graphs)}",
                 422,
             )
-        checked_owners(checked_metadata(content["metadata"]))
-        if (size := len(encoded(content))) > LONGEST:
+        validate_owners(validate_metadata(content["metadata"]))
+        if (size := len(encode_json(content))) > MAX_ASSISTANT_BYTES:
             raise ConfigurationError(
-                f"the assistant has {size} bytes; expected at most {LONGEST}: keep what is "
-                "larger in the store, or with the graph"
+                f"the assistant has {size} bytes; expected at most {MAX_ASSISTANT_BYTES}; keep "
+                "larger values in the store or in the code of the graph"
             )
         check_reach("an assistant", content["metadata"], self._filter)
         return dict(content)
 
 
-def own(graphs: Graphs, assistant_id: str) -> Assistant | None:
+def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | None:
     """The assistant of a graph, by the graph's name or by its id; None: it is none."""
-    return next((_of_graph(name) for name in graphs if assistant_id in (name, id_of(name))), None)
+    return next(
+        (
+            _build_default_assistant(name)
+            for name in graphs
+            if assistant_id in (name, default_assistant_id(name))
+        ),
+        None,
+    )
 
 
-def unknown(graphs: Graphs, assistant_id: str, status: int = 404) -> UnknownAssistant:
+def unknown_assistant_error(
+    graphs: Graphs, assistant_id: str, status: int = 404
+) -> UnknownAssistant:
     """The error of an assistant that cannot be reached."""
     return UnknownAssistant(
         f"there is no assistant {assistant_id!r}; the graphs are {', '.join(graphs)}", status
     )
 
 
-async def assistant_of_run(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
+async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
     """The assistant that a run is to be of, as it is now; see `RunRequest.of_assistant`.
 
     A graph's own needs no permission but that of the run; who made it is no matter of the run.
@@ -210,14 +222,14 @@ async def assistant_of_run(call: Call, graphs: Graphs, assistant_id: str) -> Ass
     Raises:
         UnknownAssistant: There is none that may be read, or its graph is not served.
     """
-    if found := own(graphs, assistant_id):
+    if found := find_default_assistant(graphs, assistant_id):
         return {**found, "metadata": {}}
-    reading = call.another("assistants:read")
+    reading = call.with_action("assistants:read")
     try:
         await reading.permit({"assistant_id": assistant_id, "metadata": {}})
         found = await Assistants(reading, graphs).get(assistant_id)
     except Refused as exc:
-        raise unknown(graphs, assistant_id, 422) from exc
+        raise unknown_assistant_error(graphs, assistant_id, 422) from exc
     if found["graph_id"] not in graphs:
         raise UnknownAssistant(
             f"assistant {assistant_id!r} is of the graph {found['graph_id']!r}, which is not "
@@ -227,7 +239,7 @@ async def assistant_of_run(call: Call, graphs: Graphs, assistant_id: str) -> Ass
     return found
 
 
-async def assistant_of_thread(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
+async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
     """Who goes on with a thread: the assistant of its last run, else the own one of its graph.
 
     That has no more if the assistant may not be read, is deleted, or is of another graph now.
@@ -236,12 +248,12 @@ async def assistant_of_thread(call: Call, graphs: Graphs, thread: Mapping[str, A
     last = thread["metadata"].get("assistant_id")
     with suppress(UnknownAssistant):
         if isinstance(last, str):
-            found = await assistant_of_run(call, graphs, last)
+            found = await get_run_assistant(call, graphs, last)
             return last if found["graph_id"] == graph else graph
     return graph
 
 
-def _canonical(assistant_id: str) -> str:
+def _canonical_id(assistant_id: str) -> str:
     """An id as it is stored; `""`, which no assistant has, of what is none."""
     try:
         return str(UUID(assistant_id))
@@ -249,7 +261,7 @@ def _canonical(assistant_id: str) -> str:
         return ""
 
 
-def _shown(row: AssistantRow) -> Assistant:
+def _build_assistant(row: AssistantRow) -> Assistant:
     since = row.latest_since or row.created_at
     return {
         "assistant_id": row.assistant_id,
@@ -260,16 +272,16 @@ def _shown(row: AssistantRow) -> Assistant:
     }
 
 
-def _of_graph(name: str) -> Assistant:
+def _build_default_assistant(name: str) -> Assistant:
     return {
-        **_PLAIN,
-        "assistant_id": id_of(name),
+        **_DEFAULT_FIELDS,
+        "assistant_id": default_assistant_id(name),
         "graph_id": name,
         "name": name,
         "metadata": {"created_by": "system"},
         "version": 1,
-        "created_at": _SINCE,
-        "updated_at": _SINCE,
+        "created_at": _INSTALLED_AT,
+        "updated_at": _INSTALLED_AT,
     }
 
 
@@ -278,19 +290,19 @@ def _of_graph(name: str) -> Assistant:
 routes = APIRouter(prefix="/assistants", tags=["assistants"])
 
 
-def _without_ours(values: dict[str, Any]) -> dict[str, Any]:
+def _refuse_reserved_names(values: dict[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
-        if is_ours(name) or name in CheckpointAt.model_fields:
+        if is_reserved_name(name) or name in CheckpointRef.model_fields:
             raise ConfigurationError(
                 f"{name!r} is {value!r:.80}, and it is a run's own: leave it out"
             )
     return values
 
 
-Configurable = Annotated[dict[str, Any], AfterValidator(_without_ours)]
+Configurable = Annotated[dict[str, Any], AfterValidator(_refuse_reserved_names)]
 
 
-class AssistantConfig(Configured):
+class AssistantConfig(ClientConfig):
     """What runs of an assistant are configured with."""
 
     model_config = ConfigDict(extra="forbid")
@@ -298,7 +310,7 @@ class AssistantConfig(Configured):
     configurable: Configurable = Field(default={})  # type: ignore[assignment]
 
 
-class AssistantChange(Given):
+class AssistantChange(WithoutNulls):
     """The body of `PATCH /assistants/{assistant_id}`."""
 
     graph_id: str = ""
@@ -308,9 +320,9 @@ class AssistantChange(Given):
     name: str = ""
     description: str = ""
 
-    def given(self) -> dict[str, Any]:
+    def stored_fields(self) -> dict[str, Any]:
         """What is given of what is stored."""
-        return self.model_dump(include={"graph_id", *_PLAIN}, exclude_unset=True)
+        return self.model_dump(include={"graph_id", *_DEFAULT_FIELDS}, exclude_unset=True)
 
 
 class NewAssistant(AssistantChange):
@@ -321,7 +333,7 @@ class NewAssistant(AssistantChange):
     if_exists: Literal["raise", "do_nothing"] = "raise"
 
 
-class AssistantFilters(Given):
+class AssistantFilters(WithoutNulls):
     """The body of `POST /assistants/count`; `name` is a part of it, in any case."""
 
     graph_id: str | None = None
@@ -336,7 +348,7 @@ class AssistantSearch(AssistantFilters, SortedPage):
     select: list[AssistantSelectField] = Field([])
 
 
-class VersionSearch(Given, Page):
+class VersionSearch(WithoutNulls, Page):
     """The body of `POST /assistants/{assistant_id}/versions`."""
 
     metadata: dict[str, Any] = Field({})
@@ -348,45 +360,48 @@ class Version(BaseModel):
     version: int
 
 
-async def permitted(call: Caller, runs: All, assistant_id: Id) -> Assistants:
+async def permit_assistant(call: CurrentCall, runs: ServerRuns, assistant_id: PathId) -> Assistants:
     """The assistants that may be reached, for what is asked of one of them."""
     await call.permit({"assistant_id": assistant_id})
     return Assistants(call, runs.graphs)
 
 
-Reached = Annotated[Assistants, Depends(permitted)]
+PermittedAssistants = Annotated[Assistants, Depends(permit_assistant)]
 
 
-async def opened(
-    call: Caller, runs: All, reached: Reached, assistant_id: Id
+async def open_assistant_graph(
+    call: CurrentCall, runs: ServerRuns, reached: PermittedAssistants, assistant_id: PathId
 ) -> AsyncIterator[tuple[str, Graph]]:
     """The graph of an assistant, with its name."""
     found = await reached.get(assistant_id)
     parts, user = (found["graph_id"], call.saver, call.store, found["config"]), call.identity.raw
-    async with runs.graphs.opened(*parts, access="assistants.read", user=user) as graph:
+    async with runs.graphs.open_graph(*parts, access="assistants.read", user=user) as graph:
         yield found["graph_id"], graph
 
 
-Opened = Annotated[tuple[str, Graph], Depends(opened)]
+OpenedGraph = Annotated[tuple[str, Graph], Depends(open_assistant_graph)]
 
 
 @routes.post("")
 @action("assistants:create")
-async def create(call: Caller, runs: All, body: NewAssistant) -> Response:
+async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssistant) -> Response:
     """Create an assistant of a graph; this is its version 1."""
-    content, assistant_id = {**deepcopy(_PLAIN), **body.given()}, str(body.assistant_id)
+    content, assistant_id = (
+        {**deepcopy(_DEFAULT_FIELDS), **body.stored_fields()},
+        str(body.assistant_id),
+    )
     about = {"assistant_id": assistant_id, "if_exists": body.if_exists}
     content["metadata"] = (await call.permit({**content, **about}))["metadata"]
     created = Assistants(call, runs.graphs).create(assistant_id, content, if_exists=body.if_exists)
-    return await reply(await created)
+    return await build_json_reply(await created)
 
 
 @routes.post("/search")
 @action("assistants:search")
-async def search(call: Caller, runs: All, body: AssistantSearch) -> Response:
+async def search_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantSearch) -> Response:
     """The assistants that a search finds; `X-Pagination-Next` is the offset of the next ones."""
-    found = await _found(call, runs, body)
-    answer = await reply(body.shown(found))
+    found = await _search_permitted(call, runs, body)
+    answer = await build_json_reply(body.select_rows(found))
     if len(found) > (end := body.offset + body.limit):
         answer.headers["X-Pagination-Next"] = str(end)
     return answer
@@ -394,106 +409,118 @@ async def search(call: Caller, runs: All, body: AssistantSearch) -> Response:
 
 @routes.post("/count")
 @action("assistants:search")
-async def count(call: Caller, runs: All, body: AssistantFilters) -> int:
+async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantFilters) -> int:
     """How many assistants a search finds."""
-    return len(await _found(call, runs, body))
+    return len(await _search_permitted(call, runs, body))
 
 
-async def _found(call: Call, runs: Runs, wanted: AssistantFilters) -> list[Assistant]:
+async def _search_permitted(call: Call, runs: Runs, wanted: AssistantFilters) -> list[Assistant]:
     wanted.metadata = (await call.permit(wanted.model_dump()))["metadata"]
     return await Assistants(call, runs.graphs).search(wanted)
 
 
 @routes.get("/{assistant_id}")
 @action("assistants:read")
-async def get(reached: Reached, assistant_id: Id) -> Response:
+async def get_assistant(reached: PermittedAssistants, assistant_id: PathId) -> Response:
     """An assistant, by its id or by its graph's name."""
-    return await reply(await reached.get(assistant_id))
+    return await build_json_reply(await reached.get(assistant_id))
 
 
 @routes.patch("/{assistant_id}")
 @action("assistants:update")
-async def update(call: Caller, runs: All, assistant_id: Id, body: AssistantChange) -> Response:
+async def update_assistant(
+    call: CurrentCall, runs: ServerRuns, assistant_id: PathId, body: AssistantChange
+) -> Response:
     """Make a new version of an assistant, which is the latest then."""
-    changes = {"metadata": {}, **body.given()}
+    changes = {"metadata": {}, **body.stored_fields()}
     asked = await call.permit({**changes, "assistant_id": assistant_id})
     changes["metadata"] = asked["metadata"]
-    return await reply(await Assistants(call, runs.graphs).update(assistant_id, changes))
+    return await build_json_reply(await Assistants(call, runs.graphs).update(assistant_id, changes))
 
 
 @routes.delete("/{assistant_id}", status_code=204)
 @action("assistants:delete")
-async def delete(
-    call: Caller, runs: All, reached: Reached, assistant_id: Id, delete_threads: bool = False
+async def delete_assistant(
+    call: CurrentCall,
+    runs: ServerRuns,
+    reached: PermittedAssistants,
+    assistant_id: PathId,
+    delete_threads: bool = False,
 ) -> None:
     """Delete an assistant with all its versions; its threads stay, or are deleted before."""
     found = await reached.get(assistant_id)
     if delete_threads:
-        searching = call.another("threads:search")
+        searching = call.with_action("threads:search")
         asked = {"metadata": {"assistant_id": found["assistant_id"]}}
         wanted = ThreadQuery(metadata=(await searching.permit(asked))["metadata"])
-        for thread in await searching.threads.search(wanted, _ALL):
+        for thread in await searching.threads.search(wanted, _NO_LIMIT):
             with suppress(UnknownThread):
-                deleting = call.another("threads:delete")
-                await api_threads.delete(deleting, runs, thread["thread_id"])
+                deleting = call.with_action("threads:delete")
+                await api_threads.delete_thread(deleting, runs, thread["thread_id"])
     await reached.delete(assistant_id)
 
 
 @routes.post("/{assistant_id}/versions")
 @action("assistants:read")
-async def versions(reached: Reached, assistant_id: Id, body: VersionSearch) -> Response:
+async def list_assistant_versions(
+    reached: PermittedAssistants, assistant_id: PathId, body: VersionSearch
+) -> Response:
     """The versions of an assistant, newest first."""
     has_wanted = containing(body.metadata)
-    found = [each for each in await reached.versions(assistant_id) if has_wanted(each["metadata"])]
-    return await reply(body.of(found))
+    found = [
+        each for each in await reached.list_versions(assistant_id) if has_wanted(each["metadata"])
+    ]
+    return await build_json_reply(body.slice_rows(found))
 
 
 @routes.post("/{assistant_id}/latest")
 @action("assistants:update")
-async def set_latest(reached: Reached, assistant_id: Id, body: Version) -> Response:
+async def set_latest_version(
+    reached: PermittedAssistants, assistant_id: PathId, body: Version
+) -> Response:
     """Go back to a version, or forward again."""
-    return await reply(await reached.set_latest(assistant_id, body.version))
+    return await build_json_reply(await reached.set_latest(assistant_id, body.version))
 
 
 @routes.get("/{assistant_id}/graph")
 @action("assistants:read")
-async def graph(named: Opened, xray: bool | int = False) -> dict[str, Any]:
+async def get_assistant_graph(named: OpenedGraph, xray: bool | int = False) -> dict[str, Any]:
     """Its nodes and edges."""
     return (await named[1].aget_graph(xray=xray)).to_json()
 
 
 @routes.get("/{assistant_id}/schemas")
 @action("assistants:read")
-async def schemas(named: Opened) -> dict[str, Any]:
+async def get_assistant_schemas(named: OpenedGraph) -> dict[str, Any]:
     """The schemas of its input, output and context; null where its types have none in JSON."""
-    return _schemas(*named)
+    return _build_schemas(*named)
 
 
 @routes.get("/{assistant_id}/subgraphs")
 @routes.get("/{assistant_id}/subgraphs/{namespace}")
 @action("assistants:read")
-async def subgraphs(
-    named: Opened, namespace: Id | None = None, recurse: bool = False
+async def get_assistant_subgraphs(
+    named: OpenedGraph, namespace: PathId | None = None, recurse: bool = False
 ) -> dict[str, Any]:
     """The schemas of its subgraphs by their namespaces, of one if it is named."""
     graph_id, whole = named
     found = whole.aget_subgraphs(namespace=namespace, recurse=recurse)
-    return {name: _schemas(graph_id, each) async for name, each in found}
+    return {name: _build_schemas(graph_id, each) async for name, each in found}
 
 
-def _schemas(graph_id: str, made: Any) -> dict[str, Any]:
-    output = _schema(made.get_output_jsonschema)
+def _build_schemas(graph_id: str, made: Any) -> dict[str, Any]:
+    output = _schema_or_none(made.get_output_jsonschema)
     return {
         "graph_id": graph_id,
-        "input_schema": _schema(made.get_input_jsonschema),
+        "input_schema": _schema_or_none(made.get_input_jsonschema),
         "output_schema": output,
         "state_schema": output,
         "config_schema": None,
-        "context_schema": _schema(made.get_context_jsonschema),
+        "context_schema": _schema_or_none(made.get_context_jsonschema),
     }
 
 
-def _schema(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+def _schema_or_none(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
     with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
         return make()
     return None

@@ -29,19 +29,27 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-IDS: Final = ("thread_id", "checkpoint_id", "run_id", "cron_id", "assistant_id", "namespace", "key")
+AUDITED_NAMES: Final = (
+    "thread_id",
+    "checkpoint_id",
+    "run_id",
+    "cron_id",
+    "assistant_id",
+    "namespace",
+    "key",
+)
 """What an action is about, as the values of `permit` name it; the audit log keeps it."""
 Row = TypeVar("Row")
-_PAGE: Final = 1_000  # read at once, where such are left out
+_PAGE_SIZE: Final = 1_000  # read at once, where such are left out
 
 
-class RunsUnderWay(Protocol):
+class LiveRuns(Protocol):
     """The runs of this process, as far as threads need to know them."""
 
-    def busy(self, tenant: str | None, thread_id: str) -> bool:
+    def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
         """Whether one of a thread has not ended, be it of one that was deleted."""
 
-    def forget(self, tenant: str | None, thread_id: str) -> None:
+    def forget_thread(self, tenant: str | None, thread_id: str) -> None:
         """Forget what is known of a thread that is no more."""
 
 
@@ -62,7 +70,7 @@ class Call:
         action: Action,
         access: Access,
         databases: Databases,
-        runs: RunsUnderWay | None = None,
+        runs: LiveRuns | None = None,
     ) -> None:
         self.identity, self.action = identity, action
         self._access, self._databases, self._runs = access, databases, runs
@@ -70,7 +78,7 @@ class Call:
         self._filter: Filter = {}
         self.recorded: list[dict[str, Any]] = []  # for each `permit`
 
-    def record(self, **ids: Any) -> None:
+    def record_for_audit(self, **ids: Any) -> None:
         """Add to the record of the audit log: ids, or `hashes` of a receipt; never content."""
         self.recorded[-1:] = [{**each, **ids} for each in self.recorded[-1:] or [{}]]
 
@@ -81,7 +89,9 @@ class Call:
             Forbidden: It is not.
         """
         asked = dict(value or {})
-        self.recorded.append({name: asked[name] for name in IDS if asked.get(name) is not None})
+        self.recorded.append(
+            {name: asked[name] for name in AUDITED_NAMES if asked.get(name) is not None}
+        )
         if self.action == "admin" and not self.identity.is_admin:
             raise Forbidden(f"{self.identity.user!r} may not see or change the whole database")
         if self.action != "admin":
@@ -89,9 +99,11 @@ class Call:
         if self.action.startswith("store:"):
             check_team(self.identity, self.action, asked.get("namespace") or ())
         writes = self.action in ("store:put", "store:delete")
-        if is_own(asked.get("namespace") or ()) and (writes or not self.identity.is_admin):
+        if is_internal_namespace(asked.get("namespace") or ()) and (
+            writes or not self.identity.is_admin
+        ):
             raise Forbidden(f"{asked['namespace']!r} is one of perdure's own namespaces")
-        self._database = await self._databases.of(self.identity.tenant)
+        self._database = await self._databases.get_or_open(self.identity.tenant)
         return asked
 
     async def permit_thread(self, thread_id: str, **about: Any) -> Thread:
@@ -104,22 +116,22 @@ class Call:
         await self.permit({"thread_id": thread_id, **about})
         return await self.threads.get(thread_id)
 
-    async def permit_listed(self, thread_id: str) -> ListedThread:
+    async def permit_thread_row(self, thread_id: str) -> ListedThread:
         """Return the row of a thread that the action is about; see `permit_thread`."""
         await self.permit({"thread_id": thread_id})
-        return await self.threads.reach(thread_id)
+        return await self.threads.get_permitted_row(thread_id)
 
     async def permit_memories(self, value: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that say where the user's memories are, if the action is allowed."""
         allowed = await self.permit({"namespace": self.memories, **value})
-        template, config = verbatim(tuple(allowed["namespace"]))
+        template, config = build_literal_template(tuple(allowed["namespace"]))
         return {"namespace": template, "config": config}
 
-    def used(self) -> AbstractContextManager[None]:
+    def keep_database_open(self) -> AbstractContextManager[None]:
         """While it lasts, the database stays open; for what goes on after the reply."""
-        return self._databases.used(self.identity.tenant)
+        return self._databases.keep_open(self.identity.tenant)
 
-    def another(self, action: Action) -> Call:
+    def with_action(self, action: Action) -> Call:
         """The same request for what it needs to be permitted as well, such as to read a source."""
         return Call(self.identity, action, self._access, self._databases, self._runs)
 
@@ -127,7 +139,7 @@ class Call:
         """The same request of a caller who acts for somebody, or no longer does."""
         return Call(identity, self.action, self._access, self._databases, self._runs)
 
-    def as_caller(self) -> Call:
+    def without_acting_for(self) -> Call:
         """The same request of a caller who acts for nobody."""
         return self.with_identity(replace(self.identity, acting_for=None))
 
@@ -136,9 +148,9 @@ class Call:
         """What is allowed."""
         return self._access
 
-    async def may(self, action: Action, thread: Mapping[str, Any]) -> bool:
+    async def may_use_thread(self, action: Action, thread: Mapping[str, Any]) -> bool:
         """Whether the user may do something else with a thread that they have reached."""
-        asking = self.another(action)
+        asking = self.with_action(action)
         try:
             await asking.permit({"thread_id": thread["thread_id"], "metadata": {}})
         except Refused:
@@ -148,40 +160,42 @@ class Call:
     @property
     def filter(self) -> Filter:
         """What the metadata of a thread or an assistant must meet that is reached."""
-        self._permitted()
+        self._require_database()
         return self._filter
 
     @property
     def saver(self) -> Checkpointer:
         """The checkpointer; which threads may be seen, `threads` tells."""
-        return self._permitted().saver
+        return self._require_database().saver
 
     @property
     def store(self) -> WholeStore:
         """The store."""
-        return self._permitted().store
+        return self._require_database().store
 
     @property
     def threads(self) -> Threads:
         """The threads that may be reached."""
-        runs, tenant, database = self._runs, self.identity.tenant, self._permitted()
+        runs, tenant, database = self._runs, self.identity.tenant, self._require_database()
         people = getattr(self._access, "owners_are_people", True)
         options: Any = {"default_ttl": self._databases.thread_ttl, "owners_are_people": people}
         if runs is None:
             return Threads(database.saver, self._filter, **options)
-        about = partial(runs.busy, tenant), partial(runs.forget, tenant)
+        about = partial(runs.is_thread_busy, tenant), partial(runs.forget_thread, tenant)
         return Threads(database.saver, self._filter, *about, **options)
 
-    async def said(self, text: str, wanted: ThreadQuery, limit: int, wait_s: float) -> ThreadHits:
+    async def search_transcripts(
+        self, text: str, query: ThreadQuery, limit: int, wait_s: float
+    ) -> ThreadHits:
         """What was said in the threads of a search; nothing, if that is turned off."""
         if not (self._databases.search_threads and text.strip()):
             return ThreadHits()
-        return await self.threads.said(self.store, text, wanted, limit, wait_s)
+        return await self.threads.search_transcripts(self.store, text, query, limit, wait_s)
 
-    async def listed(
+    async def list_visible(
         self,
         read: Callable[..., Awaitable[list[Any]]],
-        *given: Any,
+        *args: Any,
         hides_own: bool = False,
         **options: Any,
     ) -> list[Any]:
@@ -191,30 +205,30 @@ class Call:
 
         With `hides_own`, an admin gets perdure's own namespaces only if the prefix names them.
         """
-        prefix = given[0] if given else options["prefix"]
+        prefix = args[0] if args else options["prefix"]
         shows_own = self.identity.is_admin and not hides_own
         is_checked = len(prefix or ()) > 1 and prefix[0] != "*"
         if shows_own or is_checked or (prefix or "*")[0] not in ("*", TEAMS):
-            return await read(*given, **options)
+            return await read(*args, **options)
         found: list[Any] = []
         start, at = options.pop("offset"), 0
-        if start > 10 * _PAGE:  # to leave out perdure's own, all that is before it is read
+        if start > 10 * _PAGE_SIZE:  # to leave out perdure's own, all that is before it is read
             raise ConfigurationError(f"offset is {start}; expected at most 10,000, or a prefix")
         end = start + options.pop("limit")
-        size = min(end, _PAGE)
+        size = min(end, _PAGE_SIZE)
         while len(found) < end:
-            page = await read(*given, **options, limit=size, offset=at)
-            found += [each for each in page if self._shows(getattr(each, "namespace", each))]
+            page = await read(*args, **options, limit=size, offset=at)
+            found += [each for each in page if self._is_visible(getattr(each, "namespace", each))]
             if len(page) < size:
                 break
-            at, size = at + size, _PAGE
+            at, size = at + size, _PAGE_SIZE
         return found[start:end]
 
-    def _shows(self, namespace: Sequence[str]) -> bool:
+    def _is_visible(self, namespace: Sequence[str]) -> bool:
         """Return whether a namespace is shown in a list of all."""
-        return not is_own(namespace) and may_reach(self.identity, namespace)
+        return not is_internal_namespace(namespace) and may_reach(self.identity, namespace)
 
-    def author_of(self, namespace: Sequence[str]) -> str | None:
+    def find_team_author(self, namespace: Sequence[str]) -> str | None:
         """Return the author of what the user writes into a namespace, if it is that of a team."""
         return self.identity.person if is_of_team(namespace) else None
 
@@ -223,28 +237,28 @@ class Call:
         """The namespace of the user's memories."""
         return (NAMESPACE[0], self.identity.person)
 
-    def _permitted(self) -> OpenDatabase:
+    def _require_database(self) -> OpenDatabase:
         if self._database is None:
             raise RuntimeError(f"{self.action} reaches for the database before it is permitted")
         return self._database
 
 
-def is_own(namespace: Sequence[str]) -> bool:
+def is_internal_namespace(namespace: Sequence[str]) -> bool:
     """Whether a namespace is one of perdure's own, which nobody writes to by hand."""
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
-def verbatim(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
+def build_literal_template(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
     """A template that is filled in to be a namespace, whatever its labels hold; what fills it."""
     if is_of_team(namespace) and len(namespace) > 1:
-        template, config = verbatim(namespace[2:])
+        template, config = build_literal_template(namespace[2:])
         team = {"configurable": {**config["configurable"], "team": namespace[1]}}
         return (TEAMS, TEAM, *template), cast(RunnableConfig, team)
     labels = {f"label_{number}": label for number, label in enumerate(namespace)}
     return tuple(f"{{{name}}}" for name in labels), {"configurable": labels}
 
 
-async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
+async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
     """The call that a request is, until its reply was sent."""
     state, access = connection.app.state, connection.app.state.access
     known = getattr(connection.state, "identity", None)
@@ -254,7 +268,7 @@ async def called(connection: HTTPConnection) -> AsyncIterator[Call]:
     call = Call(identity, endpoint.action, access, state.databases, state.runs)
     connection.state.call = call
     await state.audit.check(endpoint.action, connection.scope["method"])
-    with state.clients.one((identity.tenant, identity.user)), call.used():
+    with state.clients.one((identity.tenant, identity.user)), call.keep_database_open():
         yield call
 
 
@@ -264,7 +278,7 @@ class Page(BaseModel):
     limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
     offset: int = Field(0, ge=0)
 
-    def of(self, rows: list[Row]) -> list[Row]:
+    def slice_rows(self, rows: list[Row]) -> list[Row]:
         """These rows."""
         return rows[self.offset :][: self.limit]
 
@@ -276,14 +290,17 @@ class SortedPage(Page):
     sort_order: Literal["asc", "desc"] = "desc"
     select: Sequence[str] = ()
 
-    def shown(self, rows: list[dict[str, Any]], **also: Any) -> list[dict[str, Any]]:
+    def select_rows(self, rows: list[dict[str, Any]], **also: Any) -> list[dict[str, Any]]:
         """What is shown of rows, in their order; `also` is shown if it is selected."""
         by = self.sort_by
         rows.sort(key=lambda row: (row[by] is not None, row[by]), reverse=self.sort_order == "desc")
-        return [{name: (row | also)[name] for name in self.select or row} for row in self.of(rows)]
+        return [
+            {name: (row | also)[name] for name in self.select or row}
+            for row in self.slice_rows(rows)
+        ]
 
 
-Caller = Annotated[Call, Depends(called)]
+CurrentCall = Annotated[Call, Depends(open_call)]
 """An endpoint's argument."""
-Id = Annotated[str, AfterValidator(lambda text: text.replace("\0", "/"))]
+PathId = Annotated[str, AfterValidator(lambda text: text.replace("\0", "/"))]
 """An argument of an endpoint that is a part of its path, and may be any text."""

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from perdure.errors import ConfigurationError
 from perdure.server.access import Identity, Refused
 from perdure.server.acting import identify
-from perdure.server.guard import refuse
+from perdure.server.guard import build_refusal
 
 
 class AppUser(BaseUser):
@@ -84,4 +84,4 @@ class CustomApp:
                 own = {**scope, "user": AppUser(identity), "state": dict(self._state)}
                 await self._app(own, receive, send)
         except Refused as exc:
-            await refuse(scope, exc)(scope, receive, send)
+            await build_refusal(scope, exc)(scope, receive, send)

@@ -19,7 +19,7 @@ from perdure.settings import Settings, is_dsn
 from perdure.stores import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-_MOST: Final = 32  # tenants that are open
+_MAX_OPEN_TENANTS: Final = 32  # tenants that are open
 _CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20  # of each tenant; connections they share
 
 
@@ -60,14 +60,14 @@ class Databases:
     def __init__(
         self,
         settings: Settings,
-        measured: Callable[[Any], Any] = lambda plain: plain,
+        instrument: Callable[[Any], Any] = lambda plain: plain,
         saver_options: Mapping[str, Any] | None = None,
         options: DatabaseOptions | None = None,
         *,
         has_organisations: bool = False,
     ) -> None:
         self._has_organisations = has_organisations
-        self._settings, self._measured = settings, measured
+        self._settings, self._instrument = settings, instrument
         self._options = options or DatabaseOptions()
         self._saver_options = dict(saver_options or {})
         self._parts: dict[str | None, OpenDatabase] = {}  # last is who asked last
@@ -83,7 +83,7 @@ class Databases:
         """The time to live of new threads, or None."""
         return self._options.thread_ttl
 
-    async def of(self, tenant: str | None) -> OpenDatabase:
+    async def get_or_open(self, tenant: str | None) -> OpenDatabase:
         """Return the database of a tenant, which is opened if it is not open.
 
         Raises:
@@ -92,7 +92,7 @@ class Databases:
         """
         parts = self._parts.pop(tenant, None)
         if parts is None:
-            opened = await self._open(tenant)
+            opened = await self._open_database(tenant)
             parts = self._parts.pop(tenant, None)  # another request may have opened it meanwhile
             if parts is None:
                 parts = opened
@@ -100,15 +100,15 @@ class Databases:
                 await asyncio.gather(opened.saver.aclose(), opened.store.aclose())
         idle = [each for each in self._parts if not self._uses[each]]
         self._parts[tenant] = parts
-        await self._close(*idle[: max(0, len(self._parts) - _MOST)])
+        await self._close_tenants(*idle[: max(0, len(self._parts) - _MAX_OPEN_TENANTS)])
         return parts
 
-    def has(self, tenant: str | None, parts: OpenDatabase) -> bool:
+    def is_open(self, tenant: str | None, parts: OpenDatabase) -> bool:
         """Whether this is open."""
         return self._parts.get(tenant) is parts
 
     @contextmanager
-    def used(self, tenant: str | None) -> Iterator[None]:
+    def keep_open(self, tenant: str | None) -> Iterator[None]:
         """While it lasts, what belongs to a tenant is not closed."""
         self._uses[tenant] += 1
         try:
@@ -118,10 +118,10 @@ class Databases:
 
     async def aclose(self) -> None:
         """Close all of it."""
-        await self._close(*self._parts)
+        await self._close_tenants(*self._parts)
 
-    async def _open(self, tenant: str | None) -> OpenDatabase:
-        parts = self._opened(tenant)
+    async def _open_database(self, tenant: str | None) -> OpenDatabase:
+        parts = self._create_parts(tenant)
         try:
             if "index" in self._options.store:
                 await parts.store.acheck_embedder()
@@ -134,7 +134,7 @@ class Databases:
             parts.store.start_ttl_sweeper()
         return parts
 
-    def _opened(self, tenant: str | None) -> OpenDatabase:
+    def _create_parts(self, tenant: str | None) -> OpenDatabase:
         db, options = self._settings.db, {"key": self._settings.key}
         of_saver, of_store = {**options, **self._saver_options}, {**options, **self._options.store}
         if is_dsn(db):
@@ -147,15 +147,15 @@ class Databases:
                     f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
                     "a database on Postgres only"
                 )
-        savers, stores = map(self._measured, _classes(db))
+        savers, stores = map(self._instrument, _choose_classes(db))
         return OpenDatabase(savers.open(db, **of_saver), stores.open(db, **of_store))
 
-    async def _close(self, *tenants: str | None) -> None:
+    async def _close_tenants(self, *tenants: str | None) -> None:
         for part in chain(*map(self._parts.pop, tenants)):
             await part.aclose()
 
 
-def _classes(db: str) -> tuple[Any, Any]:
+def _choose_classes(db: str) -> tuple[Any, Any]:
     """The classes that open a database."""
     if is_dsn(db):
         from perdure.checkpointers.postgres import PostgresCheckpointer

@@ -20,9 +20,9 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from perdure.server.limits import Limits
 
-ENDED_BYTES: Final = 16_000_000
+MAX_ENDED_BYTES: Final = 16_000_000
 """The most bytes of events in logs without readers and writers, kept for later readers."""
-_LOW: Final = 7 / 8  # share of a limit to which events are dropped when it is reached
+_LOW_SHARE: Final = 7 / 8  # share of a limit to which events are dropped when it is reached
 
 
 class EventHolder(Protocol):
@@ -35,11 +35,11 @@ class EventHolder(Protocol):
     size: int
 
     @property
-    def since(self) -> int:
+    def total_when_added(self) -> int:
         """The value of `EventMemory.added` when the oldest event of this holder was added."""
 
     @property
-    def rank(self) -> int:
+    def drop_priority(self) -> int:
         """How little is lost if the oldest event is dropped.
 
         Return 2 if nothing is lost, because all readers have received the event or can read it
@@ -70,7 +70,7 @@ class EventAccount:
         holder.size += size
         self.size += size
         self.memory.size += size
-        self.memory.added += size
+        self.memory.total_added += size
 
     def remove(self, holder: EventHolder, size: int) -> None:
         """Stop counting events that a holder has dropped."""
@@ -80,7 +80,7 @@ class EventAccount:
         if not holder.size:
             self.holders.discard(holder)
 
-    def forget(self, size: int) -> None:
+    def uncount_later(self, size: int) -> None:
         """Arrange that the event loop stops counting the events of a holder that was collected."""
         self.memory.garbage.append((self, size))
 
@@ -96,12 +96,12 @@ class EventMemory:
 
     def __init__(self, limits: Limits) -> None:
         self._user_bytes, self._all_bytes = limits.user_event_bytes, limits.all_event_bytes
-        self.size = self.added = 0
+        self.size = self.total_added = 0
         self.garbage: deque[tuple[EventAccount, int]] = deque()
         self._accounts: WeakValueDictionary[Hashable, EventAccount] = WeakValueDictionary()
         self._ended: WeakKeyDictionary[EventHolder, None] = WeakKeyDictionary()
 
-    def account_of(self, tenant: str | None, user: str) -> EventAccount:
+    def get_account(self, tenant: str | None, user: str) -> EventAccount:
         """Return the account of a user."""
         account = self._accounts.get((tenant, user))
         if account is None:
@@ -118,48 +118,50 @@ class EventMemory:
             of.size -= collected
             self.size -= collected
         if account.size + size > self._user_bytes:
-            self._drop(lambda: account if account.size else None, account, self._user_bytes, size)
+            self._drop_until_within(
+                lambda: account if account.size else None, account, self._user_bytes, size
+            )
         if self.size + size > self._all_bytes:
-            self._drop(self._largest_account, self, self._all_bytes, size)
+            self._drop_until_within(self._find_largest_account, self, self._all_bytes, size)
 
-    def _drop(
+    def _drop_until_within(
         self,
         choose: Callable[[], EventAccount | None],
         counted: EventAccount | EventMemory,
         limit: int,
         size: int,
     ) -> None:
-        while counted.size + size > limit * _LOW and (account := choose()):
+        while counted.size + size > limit * _LOW_SHARE and (account := choose()):
             holder = max(account.holders, key=self._sort_key, default=None)
             if holder is None:  # all counted events are of collected holders
                 return
             holder.drop_some()
 
-    def _largest_account(self) -> EventAccount | None:
+    def _find_largest_account(self) -> EventAccount | None:
         account = max(self._accounts.values(), key=lambda each: each.size, default=None)
         return account if account is not None and account.size else None
 
     def _sort_key(self, holder: EventHolder) -> tuple[int, int]:
         """Return a sort key: the holder with the largest key drops events first."""
-        return holder.rank, holder.size * (self.added - holder.since + 1)
+        return holder.drop_priority, holder.size * (self.total_added - holder.total_when_added + 1)
 
-    def end(self, holder: EventHolder) -> None:
+    def mark_ended(self, holder: EventHolder) -> None:
         """Keep the events of a log that has no readers and no writers, as far as there is room.
 
         The logs that have been in this state for the longest time are dropped first.
         """
         self._ended.pop(holder, None)
         self._ended[holder] = None
-        if self.size <= ENDED_BYTES:
+        if self.size <= MAX_ENDED_BYTES:
             return
         size = sum(each.size for each in self._ended)
-        for each in list(self._ended) if size > ENDED_BYTES else ():
+        for each in list(self._ended) if size > MAX_ENDED_BYTES else ():
             size -= each.size
-            self.resume(each)
+            self.mark_in_use(each)
             each.drop_all()
-            if size <= ENDED_BYTES:
+            if size <= MAX_ENDED_BYTES:
                 return
 
-    def resume(self, holder: EventHolder) -> None:
+    def mark_in_use(self, holder: EventHolder) -> None:
         """Take back `end` for a log that has a reader or a writer again."""
         self._ended.pop(holder, None)

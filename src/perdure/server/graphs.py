@@ -25,12 +25,12 @@ from perdure.settings import Settings
 from perdure.stores.whole_store import WholeStore
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
-Source: TypeAlias = Any
+GraphSource: TypeAlias = Any
 """A graph, compiled or not, or a function that makes one, awaited or not, or a context of one."""
 _UNNAMED: Final = "LangGraph"  # the name that langgraph gives to a graph without one
-_ASSISTANTS: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
+_ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
 # What `ServerRuntime` may be: for runs, and for reading.
-_RUNNING, _READING = (get_origin(each) for each in get_args(ServerRuntime.__value__))
+_RUN_RUNTIME, _READ_RUNTIME = (get_origin(each) for each in get_args(ServerRuntime.__value__))
 
 
 class UnknownGraph(Refused):
@@ -51,7 +51,7 @@ class Graphs:
     """
 
     def __init__(
-        self, sources: Mapping[str, Source], saver_options: Mapping[str, Any] | None = None
+        self, sources: Mapping[str, GraphSource], saver_options: Mapping[str, Any] | None = None
     ) -> None:
         self.saver_options = dict(saver_options or {})
         StoredTypes(**self.saver_options)  # check the options at the start of the server
@@ -61,9 +61,9 @@ class Graphs:
         }
 
     @classmethod
-    def own(cls, settings: Settings) -> Self:
+    def load_built_in(cls, settings: Settings) -> Self:
         """The chat and the agent, with the model of the settings."""
-        return cls({name: _Own(name, settings) for name in ("chat", "agent")})
+        return cls({name: _BuiltInGraph(name, settings) for name in ("chat", "agent")})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -84,7 +84,7 @@ class Graphs:
         return iter(self._sources)
 
     @asynccontextmanager
-    async def opened(
+    async def open_graph(
         self,
         name: str,
         saver: Checkpointer,
@@ -114,27 +114,27 @@ class Graphs:
                 f"the graph {name!r} is not served; the graphs are {', '.join(self._sources)}"
             )
         made = self._sources[name]
-        if isinstance(made, _Own):
-            made = self._sources[name] = await asyncio.to_thread(made.make)
+        if isinstance(made, _BuiltInGraph):
+            made = self._sources[name] = await asyncio.to_thread(made.build)
         if not isinstance(made, Pregel):
             shared = {"access_context": access, "user": user, "store": store}
             runs = access == "threads.create_run"
-            runtime = _RUNNING(**shared, context=context) if runs else _READING(**shared)
-            made = await asyncio.to_thread(_made, made, config or {}, runtime)
+            runtime = _RUN_RUNTIME(**shared, context=context) if runs else _READ_RUNTIME(**shared)
+            made = await asyncio.to_thread(_call_factory, made, config or {}, runtime)
             if inspect.isawaitable(made):
                 made = await made
         entered: Any = made if hasattr(made, "__aenter__") else nullcontext(made)
         async with entered as graph:
-            yield _bound(graph, name, saver, store)
+            yield _bind_graph(graph, name, saver, store)
 
 
-class _Own(NamedTuple):
+class _BuiltInGraph(NamedTuple):
     """A graph of perdure's, made when it is first needed: its imports take seconds."""
 
     name: str
     settings: Settings
 
-    def make(self) -> Graph:
+    def build(self) -> Graph:
         """Make it."""
         from perdure.graphs import configured
 
@@ -143,12 +143,12 @@ class _Own(NamedTuple):
 
 
 @cache
-def id_of(name: str) -> str:
+def default_assistant_id(name: str) -> str:
     """The id of a graph's own assistant."""
-    return str(uuid5(_ASSISTANTS, name))
+    return str(uuid5(_ASSISTANT_NAMESPACE, name))
 
 
-def _bound(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Graph:
+def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Graph:
     """Return the graph with a checkpointer, a store, and its own name or that of the file."""
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
@@ -160,7 +160,7 @@ def _bound(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Gra
     return compiled.copy(update | ({"name": name} if compiled.name == _UNNAMED else {}))
 
 
-def _made(make: Any, config: RunnableConfig, runtime: Any) -> Any:
+def _call_factory(make: Any, config: RunnableConfig, runtime: Any) -> Any:
     """Call a function that takes nothing, a config, a `ServerRuntime`, or both."""
     given = []
     for parameter in inspect.signature(make).parameters.values():

@@ -27,18 +27,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.server.access import Forbidden, Refused, Unauthenticated
 from perdure.server.acting import identify
-from perdure.server.call import IDS
-from perdure.server.logs import SAFE, Audit, is_change
+from perdure.server.call import AUDITED_NAMES
+from perdure.server.logs import SAFE_METHODS, Audit, is_change
 from perdure.server.pages import error_page
-from perdure.server.reply import JSON, split, status_of, wants_json
+from perdure.server.reply import JSONReply, http_status, split_url, wants_json
 
-LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 """The names of a server that only its own machine reaches."""
 _LOG: Final = logging.getLogger("perdure.requests")
-_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-METHODS: Final = (*SAFE, "POST", "PUT", "PATCH", "DELETE")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+METHODS: Final = (*SAFE_METHODS, "POST", "PUT", "PATCH", "DELETE")
 """What is allowed at all."""
-EXPOSED: Final = (
+EXPOSED_HEADERS: Final = (
     "Content-Location",
     "Location",
     "Retry-After",
@@ -47,10 +47,10 @@ EXPOSED: Final = (
 )
 """Headers of replies that scripts of other sites may read."""
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.:\[\]-]+")
-_PAGES: Final = "/ui/"
-_PATH: Final = 200  # characters of a path that no route has, in the log
-_SECRET: Final = re.compile(r"[0-9]{6}|.{25}")
-_HEADERS: Final = {
+_PAGES_PREFIX: Final = "/ui/"
+_MAX_LOGGED_PATH: Final = 200  # characters of a path that no route has, in the log
+_SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")
+_DEFAULT_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -60,7 +60,7 @@ _HEADERS: Final = {
 
 
 @dataclass(slots=True)
-class Seen:
+class RequestSummary:
     """What is known of a request once it was answered; the route is a template, not the path.
 
     Attributes:
@@ -97,7 +97,7 @@ class Guard:
         state, headers, begun = scope["app"].state, Headers(scope=scope), time.perf_counter()
         method = scope["method"] if scope["method"] in METHODS else "other"
         given = headers.get("x-request-id", "")
-        seen = Seen(method, given if _ID.fullmatch(given) else uuid4().hex)
+        seen = RequestSummary(method, given if _REQUEST_ID.fullmatch(given) else uuid4().hex)
         is_head = scope["method"] == "HEAD"
         scope = {**scope, "method": "GET"} if is_head else scope
         scope.setdefault("state", {}).update(request_id=seen.request_id, head=is_head)
@@ -110,7 +110,7 @@ class Guard:
                 seen.status = message.get("status", 101)
                 reply = MutableHeaders(scope=message)
                 _add_headers(reply, seen.request_id)
-                await _record(scope, seen.status)
+                await _record_request(scope, seen.status)
                 answered = True
                 content = "" if is_socket else reply.get("content-type", "")
                 seen.stream = seen.status == 101 or content.startswith("text/event-stream")
@@ -128,18 +128,20 @@ class Guard:
         measured = state.telemetry.request(headers, seen) if state.telemetry else nullcontext()
         with measured:
             try:
-                app = _refused(scope, headers) or self._app
-                body = _received(scope, receive, state.limits.body_wait_s)
+                app = _check_request(scope, headers) or self._app
+                body = _wrap_receive(scope, receive, state.limits.body_wait_s)
                 await app(scope, receive if is_socket else body, sending)
             finally:
                 try:
                     if not answered:
                         failure = Refused("the server failed; its log says why", 500)
-                        await refusal(_request(scope), failure)(scope, receive, sending)
+                        await build_error_reply(_as_http_request(scope), failure)(
+                            scope, receive, sending
+                        )
                 finally:
                     route = getattr(scope.get("route"), "path", None)
                     seen.route = route or scope["root_path"] or "-"
-                    seen.path = _shown(scope) if route is None and seen.status == 404 else ""
+                    seen.path = _redact_path(scope) if route is None and seen.status == 404 else ""
                     seen.ms = round(1000 * (time.perf_counter() - begun), 3)
                     where = seen.path or seen.route
                     line = f"{seen.method} {where} {seen.status} {seen.ms:.0f} ms"
@@ -149,25 +151,27 @@ class Guard:
 def _add_headers(reply: MutableHeaders, request_id: str) -> None:
     """Add the id of the request, and the headers that the reply does not set itself."""
     reply["X-Request-ID"] = request_id
-    for name, value in _HEADERS.items():
+    for name, value in _DEFAULT_HEADERS.items():
         reply.setdefault(name, value)
     if "etag" not in reply:  # which assets have
         reply.setdefault("Cache-Control", "no-store")
 
 
-def _shown(scope: Scope) -> str:
+def _redact_path(scope: Scope) -> str:
     """The path of a request as it was sent, without what may be a key or an id, and the query."""
     sent = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")
-    parts = ("…" if _SECRET.search(part) else part for part in sent.split("/"))
-    return "/".join(parts)[:_PATH]  # a key is left out before it can be cut to less than one
+    parts = ("…" if _SECRET_PART.search(part) else part for part in sent.split("/"))
+    return "/".join(parts)[
+        :_MAX_LOGGED_PATH
+    ]  # a key is left out before it can be cut to less than one
 
 
-async def _record(scope: Scope, status: int) -> None:
+async def _record_request(scope: Scope, status: int) -> None:
     """Record a request in the audit log if it changes something, or was to."""
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
     if is_change(action, scope["method"]):
         state, given = scope["state"], scope.get("path_params", {})
-        path = {name: given[name].replace("\0", "/") for name in IDS if name in given}
+        path = {name: given[name].replace("\0", "/") for name in AUDITED_NAMES if name in given}
         audit: Audit = scope["app"].state.audit
         try:
             await audit.record(state.get("call"), action, status, state["request_id"], path)
@@ -177,7 +181,7 @@ async def _record(scope: Scope, status: int) -> None:
             _LOG.exception("a change could not be recorded")
 
 
-def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
+def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:
     """The reply to a request that is refused; None: it is not."""
     state = scope["app"].state
     try:
@@ -186,33 +190,33 @@ def _refused(scope: Scope, headers: Headers) -> ASGIApp | None:
         has_session = state.sessions.apply(scope)
         if has_session:
             scope["state"]["session"] = True
-        if scope["type"] == "websocket" or scope["method"] not in SAFE:
+        if scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS:
             if has_session or headers.get("origin") not in state.origins:
                 _check_site(headers, has_session)
-            if _is_own(scope["path"], state):
-                _check_kind(scope["path"], headers)
+            if _is_perdure_path(scope["path"], state):
+                _check_content_type(scope["path"], headers)
     except Refused as exc:
-        return refuse(scope, exc)
+        return build_refusal(scope, exc)
     return None
 
 
-def refuse(scope: Scope, error: PerdureError) -> Response:
+def build_refusal(scope: Scope, error: PerdureError) -> Response:
     """Return the reply that refuses a request or a websocket."""
-    return refusal(_request(scope), error)
+    return build_error_reply(_as_http_request(scope), error)
 
 
-def _request(scope: Scope) -> Request:
+def _as_http_request(scope: Scope) -> Request:
     """A request, also one for a websocket."""
     return Request({**scope, "type": "http"})
 
 
 def _check_host(host: str, hosts: Collection[str] | None) -> None:
     """Refuse another name: a site whose name leads here is of the same origin (DNS rebinding)."""
-    if hosts is not None and split(f"//{host}").hostname not in hosts:
+    if hosts is not None and split_url(f"//{host}").hostname not in hosts:
         raise Refused(f"{host!r} is not served here; --allowed-host names what is", 421)
 
 
-def _received(scope: Scope, receive: Receive, wait_s: float) -> Receive:
+def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
     """The body as it comes in, of whoever is known, or not at all."""
     begun = whole = False
 
@@ -222,7 +226,7 @@ def _received(scope: Scope, receive: Receive, wait_s: float) -> Receive:
             return await receive()
         if not begun:
             begun = True
-            await _identify(scope)
+            await _identify_sender(scope)
         try:
             async with asyncio.timeout(wait_s):
                 message = await receive()
@@ -234,7 +238,7 @@ def _received(scope: Scope, receive: Receive, wait_s: float) -> Receive:
     return receiving
 
 
-async def _identify(scope: Scope) -> None:
+async def _identify_sender(scope: Scope) -> None:
     """Tell who sends a body before it is read: strangers can make the server hold none."""
     access = scope["app"].state.access
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
@@ -257,14 +261,14 @@ def _check_site(headers: Headers, has_session: bool) -> None:
     if site is not None:
         same = site in ("same-origin", "none")
     elif origin is not None:
-        same = split(origin).netloc == headers.get("host", "") != ""
+        same = split_url(origin).netloc == headers.get("host", "") != ""
     else:
         same = not has_session
     if not same:
         raise Forbidden("the request comes from a page of another site")
 
 
-def checked_origins(origins: Collection[str]) -> list[str]:
+def validate_origins(origins: Collection[str]) -> list[str]:
     """Origins, in the form that browsers send.
 
     Raises:
@@ -280,36 +284,36 @@ def checked_origins(origins: Collection[str]) -> list[str]:
     return [*origins]
 
 
-def _is_own(path: str, state: Any) -> bool:
+def _is_perdure_path(path: str, state: Any) -> bool:
     """Return whether a path may be perdure's own, and not only of the custom application."""
     return state.first_segments is None or path.lstrip("/").split("/")[0] in state.first_segments
 
 
-def _check_kind(path: str, headers: Headers) -> None:
+def _check_content_type(path: str, headers: Headers) -> None:
     """Refuse a body that a form of another site can send, where JSON is expected."""
     length = headers.get("content-length", "0")
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     empty = length == "0" and "transfer-encoding" not in headers
-    if not empty and not path.startswith(_PAGES) and kind != "application/json":
+    if not empty and not path.startswith(_PAGES_PREFIX) and kind != "application/json":
         raise Refused(f"the content type is {kind!r}; expected application/json", 415)
 
 
 # -- replies to requests that failed
 
 
-def refusal(request: Request, error: PerdureError) -> Response:
+def build_error_reply(request: Request, error: PerdureError) -> Response:
     """The reply to a request that failed; to a browser without a session, the page to log in."""
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
         part = "hx-request" in request.headers  # of the page that is shown
-        here = split(request.headers.get("hx-current-url", "") if part else str(request.url))
+        here = split_url(request.headers.get("hx-current-url", "") if part else str(request.url))
         back = urlunsplit(("", "", here.path, here.query, "")) if request.method == "GET" else ""
         login = f"/ui/login?next={quote(back, safe='')}"
         if part:
             return Response(status_code=401, headers={"HX-Redirect": login})
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(login, 303)
-    return _error(request, status_of(error), str(error), headers)
+    return _build_error_content(request, http_status(error), str(error), headers)
 
 
 def add_error_replies(app: FastAPI) -> None:
@@ -318,28 +322,30 @@ def add_error_replies(app: FastAPI) -> None:
     @app.exception_handler(PerdureError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
-        return refusal(request, error)
+        return build_error_reply(request, error)
 
     @app.exception_handler(HTTPException)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _error(request, error.status_code, error.detail, error.headers)
+        return _build_error_content(request, error.status_code, error.detail, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _error(request, 422, "; ".join(map(_sentence, error.errors())))
+        return _build_error_content(
+            request, 422, "; ".join(map(_describe_invalid_field, error.errors()))
+        )
 
 
-def _error(
+def _build_error_content(
     request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     if request.url.path.startswith("/ui/") and not wants_json(request):
         return error_page(request, status, sentence, headers)
-    return JSON({"detail": sentence}, status, dict(headers or {}))
+    return JSONReply({"detail": sentence}, status, dict(headers or {}))
 
 
-def _sentence(error: Mapping[str, Any]) -> str:
+def _describe_invalid_field(error: Mapping[str, Any]) -> str:
     """What of a request is wrong: where, the value, and what was expected."""
     if error["type"] == "json_invalid":
         return f"the body is no JSON: {error['ctx']['error']}"

@@ -26,16 +26,20 @@ if TYPE_CHECKING:
     from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
-_ROOM: Final = 1_000_000  # bytes of a disk that are kept for records
-SAFE: Final = ("GET", "HEAD", "OPTIONS")
+_MIN_FREE_BYTES: Final = 1_000_000  # bytes of a disk that are kept for records
+SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 # a run is a turn, which the thread's own history records
-_READS: Final = ("read", "search", "get", "list_namespaces", "create_run")
+_UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "create_run")
 
 
 def is_change(action: Action | None, method: str = "POST") -> bool:
     """Whether an action is one that is recorded."""
-    return action is not None and action.split(":")[-1] not in _READS and method not in SAFE
+    return (
+        action is not None
+        and action.split(":")[-1] not in _UNRECORDED_ACTIONS
+        and method not in SAFE_METHODS
+    )
 
 
 class Audit:
@@ -63,7 +67,7 @@ class Audit:
             os.close(self._file)
             self._file = None
 
-    async def check(self, action: Action | None, method: str = "POST") -> None:
+    async def check_room(self, action: Action | None, method: str = "POST") -> None:
         """Refuse a change that could not be recorded.
 
         Raises:
@@ -71,10 +75,10 @@ class Audit:
         """
         if self._path is not None and is_change(action, method):
             free = (await asyncio.to_thread(shutil.disk_usage, self._path)).free
-            if free < _ROOM:
+            if free < _MIN_FREE_BYTES:
                 raise StorageFull(
                     f"nothing is changed: the disk of the audit log has {free:,} bytes left; "
-                    f"expected {_ROOM:,} or more"
+                    f"expected {_MIN_FREE_BYTES:,} or more"
                 )
 
     async def record(
@@ -100,10 +104,10 @@ class Audit:
             "request_id": request_id,
             "about": about or None,
         }
-        line = _line({name: each for name, each in record.items() if each is not None})
-        await asyncio.shield(asyncio.to_thread(self._write, f"{line}\n".encode()))
+        line = _encode_line({name: each for name, each in record.items() if each is not None})
+        await asyncio.shield(asyncio.to_thread(self._append_line, f"{line}\n".encode()))
 
-    def _write(self, line: bytes) -> None:
+    def _append_line(self, line: bytes) -> None:
         if self._file is None:
             _LOG.info(line.decode().rstrip())
             return
@@ -112,10 +116,15 @@ class Audit:
         os.fsync(self._file)
 
 
-def _line(fields: dict[str, Any]) -> str:
-    from perdure.server.reply import encoded, escaped  # imported late: perdure mcp starts faster
+def _encode_line(fields: dict[str, Any]) -> str:
+    from perdure.server.reply import (
+        encode_json,
+        escape_unprintable,
+    )  # imported late: perdure mcp starts faster
 
-    return escaped(encoded(fields).decode())  # JSON may have U+2028, where some tools end a line
+    return escape_unprintable(
+        encode_json(fields).decode()
+    )  # JSON may have U+2028, where some tools end a line
 
 
 class TextLines(logging.Formatter):
@@ -123,9 +132,9 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The lines."""
-        from perdure.server.reply import escaped
+        from perdure.server.reply import escape_unprintable
 
-        return escaped(super().format(record)).replace("\n", "\n  ")
+        return escape_unprintable(super().format(record)).replace("\n", "\n  ")
 
 
 class JSONLines(logging.Formatter):
@@ -137,7 +146,9 @@ class JSONLines(logging.Formatter):
         if record.exc_info:
             fields = {**fields, "error": self.formatException(record.exc_info)}
         at = datetime.fromtimestamp(record.created, UTC).isoformat()
-        return _line({"time": at, "level": record.levelname, "logger": record.name, **fields})
+        return _encode_line(
+            {"time": at, "level": record.levelname, "logger": record.name, **fields}
+        )
 
 
 def log_to_stderr(style: Literal["text", "json"] = "text") -> None:

@@ -15,14 +15,14 @@ from starlette.types import Receive, Scope, Send
 from perdure import __version__, memory
 from perdure.errors import InvalidValue, PerdureError
 from perdure.server.access import Identity, Local, public
-from perdure.server.call import Call, Caller
+from perdure.server.call import Call, CurrentCall
 from perdure.server.databases import DatabaseOptions, Databases
 from perdure.server.logs import Audit, is_change
 from perdure.server.mcp_opening import REPLAYED_ID
 from perdure.server.mcp_schema import INSTRUCTIONS, SERVER_NAME, ToolSchema
 from perdure.server.mcp_schema import TOOLS as SCHEMAS
 from perdure.server.mcp_tools import TOOLS, Tool
-from perdure.server.reply import status_of
+from perdure.server.reply import http_status
 from perdure.settings import Settings
 
 if TYPE_CHECKING:
@@ -95,13 +95,13 @@ def _find_tool(name: str) -> tuple[ToolSchema, Tool]:
 async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest) -> str:
     """Run a tool if its caller may use it, and record what it changed."""
     status, action = 500, tool.action  # type: ignore[attr-defined]
-    call = request.call.another(action)
+    call = request.call.with_action(action)
     try:
-        await request.audit.check(action)
+        await request.audit.check_room(action)
         answer, status = await tool(call, **arguments), 200
         return answer
     except PerdureError as exc:
-        status = status_of(exc)
+        status = http_status(exc)
         raise
     finally:
         if is_change(action):
@@ -190,7 +190,7 @@ routes = APIRouter()
 
 @routes.post("/mcp", include_in_schema=False)
 @public
-async def over_http(call: Caller) -> Response:
+async def over_http(call: CurrentCall) -> Response:
     """MCP by streamable HTTP, without sessions: there is nothing to GET or to DELETE.
 
     The user is identified here; what they may do is checked by the action of each tool.

@@ -25,7 +25,7 @@ from perdure.memory.run_config import TEAM, TEAMS
 from perdure.server.access import Forbidden, action
 from perdure.server.call import Call
 from perdure.server.mcp_schema import MAX_TEXT_CHARS
-from perdure.server.reply import as_text, cut
+from perdure.server.reply import format_as_text, truncate_text
 from perdure.server.teams import namespace_of_team
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores import Provenance
@@ -77,7 +77,7 @@ async def _add_teams(
     for team in sorted(call.identity.teams):
         own = {"namespace": (TEAMS, team)}
         with suppress(Forbidden):
-            allowed = await call.another(call.action).permit({**asked, **own})
+            allowed = await call.with_action(call.action).permit({**asked, **own})
             teams += [team] if tuple(allowed["namespace"]) == own["namespace"] else []
     if not teams:
         return dict(place)
@@ -100,7 +100,7 @@ async def remember(call: Call, text: str, key: str | None = None, team: str | No
         done = await _supersede(call.store, key, text, source, place)
     else:
         done = await memory.aremember(text, provenance=source, store=call.store, **place)
-    call.record(key=done.key)
+    call.record_for_audit(key=done.key)
     if done.change in ("quarantined", "refused"):
         reviewed = "somebody has to review it first: " if done.change == "quarantined" else ""
         raise InvalidValue(f"not kept, do not say that it is remembered: {reviewed}{done.reason}")
@@ -145,7 +145,7 @@ async def forget(call: Call, key: str, team: str | None = None) -> str:
     """Erase a memory for good, with all its versions. Only if the user wants that."""
     place = await call.permit_memories({"key": key, **namespace_of_team(team)})
     receipt = await memory.aforget(key, store=call.store, **place)
-    call.record(hashes=receipt.hashes)
+    call.record_for_audit(hashes=receipt.hashes)
     clean = "No byte of it is left" if receipt.clean else "Its bytes go with the next clean-up"
     return (
         f"Erased: {receipt.items} memories, {receipt.versions} earlier versions. {clean} in the "
@@ -161,7 +161,7 @@ async def search_threads(call: Call, text: str, limit: int = SEARCH_LIMIT) -> st
     found = await call.threads.search(wanted, limit)
     names = ("thread_id", "title", "status")
     threads = [{name: thread[name] or None for name in names} for thread in found]
-    hits = await call.said(text, replace(wanted, text=""), limit, _WAIT_S)
+    hits = await call.search_transcripts(text, replace(wanted, text=""), limit, _WAIT_S)
     said = [
         {
             "thread_id": hit.thread_id,
@@ -196,7 +196,10 @@ async def read_thread(call: Call, thread_id: str, last: int = 20, before: int | 
     if status.next:
         more["next"] = [*dict.fromkeys(status.next)]
     if status.questions:
-        texts = [cut(as_text(question), MAX_TEXT_CHARS)[0] for _, question in status.questions]
+        texts = [
+            truncate_text(format_as_text(question), MAX_TEXT_CHARS)[0]
+            for _, question in status.questions
+        ]
         more["waits_for_answers_to"] = texts
     return _quoted(thread_id=thread_id, messages=shown, **more)
 
@@ -207,7 +210,7 @@ TOOLS: Final[tuple[Tool, ...]] = (recall, remember, forget, search_threads, read
 
 
 def _message(message: BaseMessage) -> dict[str, Any]:
-    text, left = cut(message.text, MAX_TEXT_CHARS)
+    text, left = truncate_text(message.text, MAX_TEXT_CHARS)
     row = {"role": message.type, "text": f"{text} [+{left}]" if left else text}
     calls = [each["name"] for each in getattr(message, "tool_calls", ())]
     return {**row, "calls": calls} if calls else row

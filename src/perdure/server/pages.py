@@ -26,7 +26,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory.quotation import render_block_name
 from perdure.memory.thread_messages import parse_time
 from perdure.server.access import Action, action
-from perdure.server.reply import JSON, as_text, cut, encoded, wants_json
+from perdure.server.reply import JSONReply, encode_json, format_as_text, truncate_text, wants_json
 
 LONG: Final = 4_000  # characters of a text that a page shows; a link leads to the whole
 SHORT: Final = 160  # of a value in a list of changes
@@ -61,25 +61,26 @@ def shown(value: Any, long: int = LONG) -> dict[str, Any]:
         "failed": isinstance(value, ToolMessage) and value.status == "error",
         "blocks": [
             {"kind": kind, "text": text}
-            for kind, text in (_blocks(message) if message else [("text", as_text(value))])
+            for kind, text in (_blocks(message) if message else [("text", format_as_text(value))])
         ],
         "calls": [
-            {n: call[n] for n in ("id", "name")} | {"text": as_text(call["args"])} for call in calls
+            {n: call[n] for n in ("id", "name")} | {"text": format_as_text(call["args"])}
+            for call in calls
         ],
         "more": 0,
     }
     for part in (*row["blocks"], *row["calls"]):
-        part["text"], more = cut(part["text"], long)
+        part["text"], more = truncate_text(part["text"], long)
         row["more"] += more
     return row
 
 
 def short(value: Any) -> str:
     """The beginning of a value, in one line."""
-    text = value.text if isinstance(value, BaseMessage) else as_text(value)
+    text = value.text if isinstance(value, BaseMessage) else format_as_text(value)
     if isinstance(value, AIMessage) and not text:
         text = ", ".join(f"{call['name']}(…)" for call in value.tool_calls)
-    return cut(" ".join(text[: 4 * SHORT].split()), SHORT)[0]
+    return truncate_text(" ".join(text[: 4 * SHORT].split()), SHORT)[0]
 
 
 def are_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
@@ -91,14 +92,17 @@ def _blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
     content = message.content
     for block in [content] if isinstance(content, str) else content:
         if isinstance(block, str) or not isinstance(block, Mapping):
-            yield "text", _DATA.sub(r"[\1]", as_text(block))
+            yield "text", _DATA.sub(r"[\1]", format_as_text(block))
             continue
         kind = str(block.get("type") or "")
         if kind in _CALLS and isinstance(message, AIMessage) and message.tool_calls:
             continue
         text = block.get("text") or block.get("reasoning") or block.get("thinking")
         if not isinstance(text, str) or not kind:
-            yield "other", render_block_name(block) if kind else _DATA.sub(r"[\1]", as_text(block))
+            yield (
+                "other",
+                render_block_name(block) if kind else _DATA.sub(r"[\1]", format_as_text(block)),
+            )
         else:
             yield "text" if kind == "text" else "reasoning", text
 
@@ -199,7 +203,7 @@ def ago(at: datetime) -> str:
 
 def as_json_text(value: Any) -> str:
     """A value as indented JSON, to be shown."""
-    return json.dumps(json.loads(encoded(value)), indent=2, ensure_ascii=False)
+    return json.dumps(json.loads(encode_json(value)), indent=2, ensure_ascii=False)
 
 
 def moment(text: str, days: int = 0) -> datetime | None:
@@ -252,7 +256,7 @@ def page(request: Request, template: str, status: int = 200, /, **values: Any) -
     Within a page, `{{ text | visible }}` shows stored text.
     """
     if wants_json(request):
-        return JSON(values, status)
+        return JSONReply(values, status)
     made = _TEMPLATES.get_template(template).render(request=request, **values)
     return HTMLResponse(made, status, headers=HEADERS)
 

@@ -23,7 +23,7 @@ from perdure.memory.thread_memories import aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
 from perdure.server import api_threads
 from perdure.server.access import Refused, action
-from perdure.server.call import Caller
+from perdure.server.call import CurrentCall
 from perdure.server.pages import (
     SHORT,
     Number,
@@ -37,8 +37,8 @@ from perdure.server.pages import (
     type_name,
 )
 from perdure.server.pages_threads import OfThread
-from perdure.server.reply import as_text, cut
-from perdure.server.runs import All
+from perdure.server.reply import format_as_text, truncate_text
+from perdure.server.runs import ServerRuns
 
 routes = Pages()
 PAGE: Final = 100
@@ -120,7 +120,7 @@ async def checkpoint(
         {
             "task": task,
             "channel": name,
-            "text": cut(as_text(value), _VALUE)[0],
+            "text": truncate_text(format_as_text(value), _VALUE)[0],
             "is_trigger": name.startswith(_DUE),
         }
         for task, name, value in found.pending_writes or ()
@@ -156,7 +156,7 @@ async def _read(
 def _channel(name: str, value: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "kind": type_name(value)}
     if not isinstance(value, list | tuple | dict):
-        text, more = cut(as_text(value), _VALUE)
+        text, more = truncate_text(format_as_text(value), _VALUE)
         return {**row, "text": text, "cut": more > 0}
     elements = [(str(key), of) for key, of in value.items()] if isinstance(value, dict) else value
     lines = [line_of(element) for element in elements[-_ELEMENTS:]]
@@ -189,17 +189,17 @@ async def chosen(of: OfThread, a: Text, b: Text) -> Response:
 @action("threads:update")
 async def rewind(of: OfThread, checkpoint: str) -> Response:
     """Let the thread go on from a checkpoint."""
-    async with of.call.threads.turn(of.id):
+    async with of.call.threads.lock_for_change(of.id):
         await of.saver.arewind(of.id, checkpoint, checkpoint_ns=of.ns)
-        await of.call.threads.set_status(of.id, "idle")
+        await of.call.threads.set_run_status(of.id, "idle")
     return go_to("/ui/checkpoints", **of.named)
 
 
 @routes.post("/ui/fork")
 @action("threads:create")
-async def fork(call: Caller, id: str, checkpoint: str, new: Text) -> Response:
+async def fork(call: CurrentCall, id: str, checkpoint: str, new: Text) -> Response:
     """Copy what led to a checkpoint to a new thread, which is the user's."""
-    reading = call.another("threads:read")
+    reading = call.with_action("threads:read")
     await reading.permit_thread(id)
     await _read(reading.saver, id, "", checkpoint)
     asked = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.person}})
@@ -259,7 +259,9 @@ async def delete_preview(request: Request, of: OfThread) -> Response:
 
 @routes.post("/ui/delete")
 @action("threads:delete")
-async def delete(call: Caller, runs: All, id: str, memories: Text = "erase") -> Response:
+async def delete(
+    call: CurrentCall, runs: ServerRuns, id: str, memories: Text = "erase"
+) -> Response:
     """Delete a thread, and the memories of it unless they are to be kept."""
-    await api_threads.delete(call, runs, id, "keep" if memories == "keep" else "erase")
+    await api_threads.delete_thread(call, runs, id, "keep" if memories == "keep" else "erase")
     return go_to("/ui/threads")

@@ -23,9 +23,9 @@ from perdure.errors import ConfigurationError, PerdureError, UnknownMemory, Vers
 from perdure.memory import Collection
 from perdure.memory.run_config import TEAMS
 from perdure.server.access import Forbidden, action
-from perdure.server.call import Call, Caller, is_own, verbatim
+from perdure.server.call import Call, CurrentCall, build_literal_template, is_internal_namespace
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
-from perdure.server.reply import encoded, escaped, status_of
+from perdure.server.reply import encode_json, escape_unprintable, http_status
 from perdure.server.teams import is_of_team
 from perdure.stores import Provenance
 from perdure.stores.values import parse_json_object
@@ -75,14 +75,14 @@ async def permitted(call: Call, namespace: Namespace, **about: Any) -> dict[str,
     return {**value, "namespace": got}
 
 
-async def _one(call: Caller, asked: Asked) -> PageItem:
+async def _one(call: CurrentCall, asked: Asked) -> PageItem:
     if not asked.key:
         raise ConfigurationError("no key is given; expected ns=…&key=…")
     found = await permitted(call, asked.ns or call.memories, key=asked.key)
     return PageItem(found["namespace"], found["key"])
 
 
-async def _to_change(call: Caller, asked: Asked, new_key: Text = "") -> PageItem:
+async def _to_change(call: CurrentCall, asked: Asked, new_key: Text = "") -> PageItem:
     return await _one(call, PageItem(asked.ns, asked.key or new_key))
 
 
@@ -96,13 +96,15 @@ Changed = Annotated[PageItem, Depends(_to_change)]
 
 
 @routes.page("/ui/store", "store:list_namespaces")
-async def tree(request: Request, call: Caller, asked: Asked, start: Number = 0) -> Response:
+async def tree(request: Request, call: CurrentCall, asked: Asked, start: Number = 0) -> Response:
     """The namespaces right under one, with what is in each."""
     ns = asked.ns
     prefix = (await permitted(call, ns, limit=_NAMESPACES, offset=start))["namespace"]
     depth = len(ns) + 1 if prefix == ns else len(prefix)
     options: dict[str, Any] = {"max_depth": depth, "limit": _NAMESPACES + 1, "offset": start}
-    found = await call.listed(call.store.alist_namespaces, prefix=prefix, hides_own=True, **options)
+    found = await call.list_visible(
+        call.store.alist_namespaces, prefix=prefix, hides_own=True, **options
+    )
     if prefix == ns:  # in which "*" is a label, not any label
         found = [each for each in found if each[: len(ns)] == ns]
     shown = [each for each in found[:_NAMESPACES] if each != ns]
@@ -127,7 +129,7 @@ async def _find_teams(call: Call) -> list[Namespace]:
     for team in sorted(call.identity.teams):
         with suppress(Forbidden):
             found.append(
-                (await permitted(call.another("store:search"), (TEAMS, team)))["namespace"]
+                (await permitted(call.with_action("store:search"), (TEAMS, team)))["namespace"]
             )
     sizes = await call.store.anamespace_sizes(found) if found else []
     return [size.namespace for size in sizes if size.namespaces]
@@ -136,7 +138,7 @@ async def _find_teams(call: Call) -> list[Namespace]:
 @routes.page("/ui/store/items", "store:search")
 async def items(
     request: Request,
-    call: Caller,
+    call: CurrentCall,
     asked: Asked,
     q: str = "",
     filter: str = "",
@@ -148,7 +150,7 @@ async def items(
     about = await permitted(call, asked.ns, query=q.strip() or None, filter=chosen)
     ns, options = about["namespace"], {name: about[name] for name in ("query", "filter")}
     options |= {"limit": PAGE + 1, "offset": start, "as_of": moment(as_of), "refresh_ttl": False}
-    found = await call.listed(call.store.asearch, ns, hides_own=True, **options)
+    found = await call.list_visible(call.store.asearch, ns, hides_own=True, **options)
     return page(
         request,
         "items.html",
@@ -176,7 +178,12 @@ def record(item: Any) -> Values:
 
 @routes.page("/ui/memory", "store:get")
 async def item(
-    request: Request, call: Caller, place: One, as_of: str = "", start: Number = 0, done: str = ""
+    request: Request,
+    call: CurrentCall,
+    place: One,
+    as_of: str = "",
+    start: Number = 0,
+    done: str = "",
 ) -> Response:
     """An item with its versions and what changed between them."""
     said = done if done in _DONE else ""
@@ -204,7 +211,7 @@ async def _shown(
         "more": len(history) > start + _VERSIONS,
         "is_memory": _is_memory(call, last),
         "may_change": _may_change(place.ns),
-        "to_edit": escaped(json.dumps(last.value, indent=2, ensure_ascii=False)),
+        "to_edit": escape_unprintable(json.dumps(last.value, indent=2, ensure_ascii=False)),
         "done": "",
         "wrong": "",
         "typed": None,
@@ -239,7 +246,7 @@ def _is_memory(call: Call, item: Any) -> bool:
 
 
 def _may_change(namespace: Namespace) -> bool:
-    return bool(namespace) and not is_own(namespace)
+    return bool(namespace) and not is_internal_namespace(namespace)
 
 
 # -- changing it
@@ -249,7 +256,7 @@ def _may_change(namespace: Namespace) -> bool:
 @action("store:put")
 async def edit(
     request: Request,
-    call: Caller,
+    call: CurrentCall,
     place: Changed,
     text: Text = "",
     how: Text = "update",
@@ -285,11 +292,11 @@ async def edit(
         if present is None:
             raise
         values = await _shown(call, place, wrong=str(exc), typed=text or value)
-        return page(request, "memory.html", status_of(exc), **values)
+        return page(request, "memory.html", http_status(exc), **values)
 
 
 @routes.page("/ui/forget", "store:delete")
-async def ask_forget(request: Request, call: Caller, place: One) -> Response:
+async def ask_forget(request: Request, call: CurrentCall, place: One) -> Response:
     """What would be erased with an item."""
     last = (await _history(call, place))[-1]
     preview = await call.store.aforget(place.ns, key=place.key, dry_run=True)
@@ -299,20 +306,20 @@ async def ask_forget(request: Request, call: Caller, place: One) -> Response:
 
 @routes.post("/ui/forget")
 @action("store:delete")
-async def forget(request: Request, call: Caller, place: Changed) -> Response:
+async def forget(request: Request, call: CurrentCall, place: Changed) -> Response:
     """Erase an item with its versions."""
     if _is_memory(call, (await _history(call, place))[-1]):
         collection, config = collection_of(call, place.ns)
         receipt = await collection.aforget(place.key, config=config)
     else:
         receipt = await call.store.aforget(place.ns, key=place.key)
-    call.record(hashes=receipt.hashes)
+    call.record_for_audit(hashes=receipt.hashes)
     return page(request, "forgotten.html", **place._asdict(), receipt=receipt)
 
 
 def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
     """The memories of a namespace, and the config to call its methods with."""
-    template, config = verbatim(namespace)
+    template, config = build_literal_template(namespace)
     return Collection(call.store, template), config
 
 
@@ -321,7 +328,7 @@ def _by_hand(call: Call, namespace: Namespace) -> Provenance:
 
     A memory does not name an admin who changes it for its person. The audit log does.
     """
-    person, author = call.identity.person, call.author_of(namespace)
+    person, author = call.identity.person, call.find_team_author(namespace)
     is_own = author is not None or person in namespace[1:2]
     actor = person if is_own else _ADMIN
     return Provenance(actor=actor, trust="user", at=datetime.now(UTC), author=author)
@@ -374,7 +381,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     elif isinstance(value, str):
         yield path, value
     else:
-        yield path, json.dumps(json.loads(encoded(value)), ensure_ascii=False)
+        yield path, json.dumps(json.loads(encode_json(value)), ensure_ascii=False)
 
 
 def _parts(old: str | None, new: str | None, budget: WordBudget) -> tuple[tuple[Kind, str], ...]:

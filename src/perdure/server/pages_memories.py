@@ -17,7 +17,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory import Quarantine, arecall
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import Forbidden, action
-from perdure.server.call import Call, Caller, verbatim
+from perdure.server.call import Call, CurrentCall, build_literal_template
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page, plain
 from perdure.server.pages_items import PAGE, Asked, PageItem, collection_of, permitted, record
 from perdure.settings import MIN_SCORE, SHOWN_LIMIT, check_user
@@ -44,7 +44,7 @@ _BESIDE: Final = (
 )  # first labels of what else is known of a user
 
 
-async def _own(call: Caller, asked: Asked, q: str = "", user: str | None = None) -> PageItem:
+async def _own(call: CurrentCall, asked: Asked, q: str = "", user: str | None = None) -> PageItem:
     """The place of the user's memories, or for an admin of others: of a `user`, or any."""
     if user is not None:
         check_user("user", user, "leave it out for your own memories")
@@ -61,7 +61,7 @@ Own = Annotated[PageItem, Depends(_own)]
 @routes.page("/ui/memories", "store:search")
 async def memories(
     request: Request,
-    call: Caller,
+    call: CurrentCall,
     of: Own,
     q: str = "",
     kind: Annotated[tuple[str, ...], Query()] = (),
@@ -93,7 +93,7 @@ async def memories(
         "more": False,
     }
     if q.strip():
-        template, config = verbatim(ns)
+        template, config = build_literal_template(ns)
         store = call.store.without_refresh()
         options: dict[str, Any] = {"store": store, "config": config, "namespace": template}
         options |= {"kinds": kind or None, "limit": limit, "max_tokens": tokens or None}
@@ -118,7 +118,7 @@ async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
     """
     if not call.identity.is_admin or ns[:-1] != call.memories[:1] or ns[-1] != plain(ns[-1]):
         return []
-    users, listing = {ns[-1], call.identity.person}, call.another("store:list_namespaces")
+    users, listing = {ns[-1], call.identity.person}, call.with_action("store:list_namespaces")
     with suppress(Forbidden):
         prefix = (await permitted(listing, ns[:-1]))["namespace"]
         options: dict[str, Any] = {"max_depth": len(prefix) + 1, "limit": _USERS + 1}
@@ -131,7 +131,7 @@ async def _users(call: Call, ns: tuple[str, ...]) -> list[str]:
 
 
 @routes.page("/ui/quarantine", "store:search")
-async def quarantine(request: Request, of: Own, call: Caller) -> Response:
+async def quarantine(request: Request, of: Own, call: CurrentCall) -> Response:
     """What the gate held back; secrets are redacted, but of the entry that is asked for."""
     held, config = _quarantine(call, of)
     entries = reversed(await held.alist(config))
@@ -143,7 +143,7 @@ async def quarantine(request: Request, of: Own, call: Caller) -> Response:
 
 @routes.post("/ui/quarantine/release")
 @action("store:put")
-async def release(call: Caller, of: Own) -> Response:
+async def release(call: CurrentCall, of: Own) -> Response:
     """Make an entry a memory."""
     held, config = _quarantine(call, of)
     outcome = await held.arelease(of.key, config)
@@ -152,7 +152,7 @@ async def release(call: Caller, of: Own) -> Response:
 
 @routes.post("/ui/quarantine/discard")
 @action("store:delete")
-async def discard(call: Caller, of: Own) -> Response:
+async def discard(call: CurrentCall, of: Own) -> Response:
     """Erase an entry."""
     held, config = _quarantine(call, of)
     await held.adiscard(of.key, config)
@@ -160,7 +160,7 @@ async def discard(call: Caller, of: Own) -> Response:
 
 
 def _quarantine(call: Call, of: PageItem) -> tuple[Quarantine, RunnableConfig]:
-    template, config = verbatim(of.ns)
+    template, config = build_literal_template(of.ns)
     return Quarantine(call.store, template), config
 
 
@@ -168,7 +168,7 @@ def _quarantine(call: Call, of: PageItem) -> tuple[Quarantine, RunnableConfig]:
 
 
 @routes.page("/ui/forget-all", "store:delete")
-async def ask_forget_all(request: Request, call: Caller, of: Own) -> Response:
+async def ask_forget_all(request: Request, call: CurrentCall, of: Own) -> Response:
     """What would be erased of a user."""
     found = [await call.store.aforget(ns, dry_run=True) for ns in await _all_of(call, of)]
     return page(request, "forget_all.html", ns=of.ns, preview=reduce(add, found), phrase=PHRASE)
@@ -176,7 +176,7 @@ async def ask_forget_all(request: Request, call: Caller, of: Own) -> Response:
 
 @routes.post("/ui/forget-all")
 @action("store:delete")
-async def forget_all(request: Request, call: Caller, of: Own, typed: Text = "") -> Response:
+async def forget_all(request: Request, call: CurrentCall, of: Own, typed: Text = "") -> Response:
     """Erase all memories of a user, once the phrase was typed."""
     if typed.strip() != PHRASE:
         raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {PHRASE!r}")
@@ -185,7 +185,7 @@ async def forget_all(request: Request, call: Caller, of: Own, typed: Text = "") 
         collection, config = collection_of(call, ns)
         receipts.append(await collection.aforget_all(config=config))
     receipt = reduce(add, receipts)
-    call.record(hashes=receipt.hashes)
+    call.record_for_audit(hashes=receipt.hashes)
     return page(request, "forgotten.html", ns=of.ns, key=None, receipt=receipt)
 
 

@@ -14,15 +14,15 @@ from perdure.server.api_people import (
     permit_person,
     plan_person,
 )
-from perdure.server.call import Caller
+from perdure.server.call import CurrentCall
 from perdure.server.pages import Pages, Text, page
-from perdure.server.runs import All
+from perdure.server.runs import ServerRuns
 
 routes = Pages()
 
 
 @routes.page("/ui/person", "threads:read")
-async def person(request: Request, call: Caller, user: str = "") -> Response:
+async def person(request: Request, call: CurrentCall, user: str = "") -> Response:
     """What belongs to the user, or for an admin to any person."""
     whose = user or call.identity.person
     report = await plan_person(call, await permit_person(call, whose))
@@ -35,8 +35,8 @@ async def person(request: Request, call: Caller, user: str = "") -> Response:
 @action("threads:delete")
 async def forget(
     request: Request,
-    call: Caller,
-    runs: All,
+    call: CurrentCall,
+    runs: ServerRuns,
     user: str = "",
     typed: Text = "",
     hand_over: Text = "",

@@ -21,15 +21,15 @@ from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.graphs import questions
 from perdure.server.access import Forbidden, Refused, action
-from perdure.server.api_runs import begin, reached
-from perdure.server.assistants import assistant_of_thread
-from perdure.server.call import Call, Caller
+from perdure.server.api_runs import get_permitted_run, start_run
+from perdure.server.assistants import choose_thread_assistant
+from perdure.server.call import Call, CurrentCall
 from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
 from perdure.server.person import Sender
-from perdure.server.reply import JSON, escaped, wants_json
-from perdure.server.run import Run, request_of, shown
+from perdure.server.reply import JSONReply, escape_unprintable, wants_json
+from perdure.server.run import Run, build_run_json, restore_request
 from perdure.server.run_request import RunRequest
-from perdure.server.runs import All, Runs
+from perdure.server.runs import Runs, ServerRuns
 from perdure.server.threads import Thread
 
 routes = Pages()
@@ -47,7 +47,7 @@ class ToolReview(questions.ToolReview):
     @property
     def shown(self) -> str:
         """The arguments as JSON to be read and edited, in which nothing is hidden."""
-        return escaped(as_json_text(self.args))
+        return escape_unprintable(as_json_text(self.args))
 
 
 def reviews(question: Mapping[str, Any]) -> list[ToolReview]:
@@ -104,7 +104,7 @@ def run_row(row: RunRow) -> Values:
     live, delayed = row.live, row.live.status == "delayed"
     at = quote(live.thread_id, safe="", errors="surrogatepass")
     return {
-        **shown(row),
+        **build_run_json(row),
         "error": row.error,
         **_people_of(row),
         "is_live": live.status in LIVE_STATES,
@@ -129,8 +129,8 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
     is not served.
     """
     last, served = thread["metadata"].get("graph_id"), [*runs.graphs]
-    may = await call.may("threads:create_run", thread)
-    known = await runs.listed(call.identity.tenant, thread["thread_id"])
+    may = await call.may_use_thread("threads:create_run", thread)
+    known = await runs.list_runs(call.identity.tenant, thread["thread_id"])
     rows = [*map(run_row, known)]
     live = [row for row in rows if row["is_live"] and not row["begins_at"]]
     questions = [] if live else _questions(thread)  # else they may be answered
@@ -154,26 +154,28 @@ async def begins(call: Call) -> Values | None:
     """The metadata of a thread that the user begins; None: they may not, or not talk on it."""
     with suppress(Refused):
         asked = await call.permit({"metadata": {}})
-        if await call.may("threads:create_run", {"thread_id": None, **asked}):
+        if await call.may_use_thread("threads:create_run", {"thread_id": None, **asked}):
             return dict(asked["metadata"])
     return None
 
 
 @routes.post("/ui/new")
 @action("threads:create")
-async def new(call: Caller) -> Response:
+async def new(call: CurrentCall) -> Response:
     """Begin a thread, whose page has a box for the first message."""
     metadata = await begins(call)
     if metadata is None:
         raise Forbidden(f"{call.identity.user!r} may not begin a thread and talk on it")
     made = await call.threads.create(metadata=metadata)
-    call.record(thread_id=made["thread_id"])
+    call.record_for_audit(thread_id=made["thread_id"])
     return go_to("/ui/thread", id=made["thread_id"])
 
 
 @routes.post("/ui/answer")
 @action("threads:create_run")
-async def answer(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
+async def answer(
+    call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: Text
+) -> Response:
     """Answer a question of a graph; others that wait go on waiting."""
     _, thread = await _read(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
@@ -188,7 +190,7 @@ async def answer(call: Caller, runs: All, request: Request, id: str, assistant: 
 @routes.post("/ui/say")
 @action("threads:create_run")
 async def say(
-    call: Caller, runs: All, request: Request, id: str, text: Text, assistant: Text
+    call: CurrentCall, runs: ServerRuns, request: Request, id: str, text: Text, assistant: Text
 ) -> Response:
     """Say something to a graph: a message of the user is its input."""
     if not text.strip():
@@ -201,13 +203,15 @@ async def say(
 
 @routes.post("/ui/again")
 @action("threads:create_run")
-async def again(call: Caller, runs: All, request: Request, id: str, assistant: Text) -> Response:
+async def again(
+    call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: Text
+) -> Response:
     """Go on where a run failed, was stopped or cut off, or ask again what was not stored."""
     reading, thread = await _read(call, id)
     asked, author = dict[str, Any](), None
-    known = await runs.listed(call.identity.tenant, id)
+    known = await runs.list_runs(call.identity.tenant, id)
     if known and _is_unheard(known[0]):
-        asked = request_of(known[0]).model_dump(exclude_unset=True)
+        asked = restore_request(known[0]).model_dump(exclude_unset=True)
         sender = Sender.from_row(known[0].details)
         author = sender.author or sender.caller
         names = ("user_id", "owner")  # the person of the thread, which the run finds again
@@ -222,11 +226,16 @@ async def again(call: Caller, runs: All, request: Request, id: str, assistant: T
 @routes.post("/ui/stop")
 @action("threads:update")
 async def stop(
-    call: Caller, runs: All, request: Request, id: str, run_id: str, listed: bool = False
+    call: CurrentCall,
+    runs: ServerRuns,
+    request: Request,
+    id: str,
+    run_id: str,
+    listed: bool = False,
 ) -> Response:
     """Stop a run, also of the list; what it has stored stays."""
-    run = await reached(call, runs, id, run_id)
-    await runs.cancel(run.tenant, run.row.live)
+    run = await get_permitted_run(call, runs, id, run_id)
+    await runs.cancel_run(run.tenant, run.row.live)
     stopped = await _shown(request, id, run)
     return go_to("/ui/runs") if listed else stopped
 
@@ -234,7 +243,7 @@ async def stop(
 @routes.page("/ui/runs", "threads:search")
 async def all_runs(
     request: Request,
-    call: Caller,
+    call: CurrentCall,
     id: str = "",
     status: Literal["", RunStatus] = "",
     start: Number = 0,
@@ -244,7 +253,7 @@ async def all_runs(
     if id:
         await call.threads.get(id)
     conditions = ThreadQuery(metadata=asked["metadata"], ids=[id] if id else None)
-    found = await call.threads.runs(conditions, status or None, _PAGE + 1, start)
+    found = await call.threads.search_runs(conditions, status or None, _PAGE + 1, start)
     rows = []
     for row, is_last, thread in found[:_PAGE]:
         is_cut_off = row.live.status in _CUT_OFF and not thread["interrupts"]
@@ -263,7 +272,7 @@ async def all_runs(
 
 async def _read(call: Call, thread_id: str) -> tuple[Call, Thread]:
     """A thread that a form is about, and the call that may read it."""
-    reading = call.another("threads:read")
+    reading = call.with_action("threads:read")
     return reading, await reading.permit_thread(thread_id)
 
 
@@ -278,18 +287,18 @@ async def _begun(
     """Begin a run on a thread, of its assistant if it is of the graph that was chosen."""
     thread_id = thread["thread_id"]
     if asked["assistant_id"] == thread["metadata"].get("graph_id"):
-        asked["assistant_id"] = await assistant_of_thread(call, runs.graphs, thread)
+        asked["assistant_id"] = await choose_thread_assistant(call, runs.graphs, thread)
     shows = {"stream_mode": "messages-tuple", "stream_subgraphs": True, "stream_resumable": True}
     body = RunRequest.model_validate({**asked, **shows})
-    run = await begin(call, runs, body, thread_id, author=author)
+    run = await start_run(call, runs, body, thread_id, author=author)
     return await _shown(request, thread_id, run)
 
 
 async def _shown(request: Request, thread_id: str, run: Run) -> Response:
     """The script of the page is told of a run at once, other browsers once it has ended."""
     if wants_json(request):
-        return JSON(run_row(run.row))
+        return JSONReply(run_row(run.row))
     with suppress(TimeoutError):
         async with asyncio.timeout(_WAIT_S):
-            await run.wait()
+            await run.wait_until_ended()
     return RedirectResponse(f"{query('/ui/thread', id=thread_id)}#talk", 303)

@@ -16,7 +16,7 @@ from perdure.graphs.configured import configured_model
 from perdure.memory import Extraction, ModelExtractor
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import action
-from perdure.server.call import Call, Caller
+from perdure.server.call import Call, CurrentCall
 from perdure.server.pages import Pages, Text, go_to, page
 from perdure.server.pages_threads import titles
 from perdure.settings import Rules, Settings
@@ -28,7 +28,7 @@ _SHOWN: Final = 500  # jobs; the JSON twin lists all
 _STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # in this order
 
 
-async def _permitted(call: Caller) -> Call:
+async def _permitted(call: CurrentCall) -> Call:
     await call.permit()
     return call
 

@@ -19,11 +19,11 @@ from perdure.checkpointers.labels import describe_deeds
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory import VIEWS_NAMESPACE, ModelView, aviews
-from perdure.server.call import Call, Caller
+from perdure.server.call import Call, CurrentCall
 from perdure.server.pages import LONG, Number, Pages, Values, changes, moment, page, query, shown
 from perdure.server.pages_runs import begins, talk_of
-from perdure.server.reply import as_text, cut
-from perdure.server.runs import All
+from perdure.server.reply import format_as_text, truncate_text
+from perdure.server.runs import ServerRuns
 from perdure.settings import SHOWN_LIMIT
 
 routes = Pages()
@@ -41,8 +41,8 @@ _AFTER: Final = 20  # messages below one that a link leads to
 @routes.page("/ui/threads", "threads:search")
 async def threads(
     request: Request,
-    call: Caller,
-    runs: All,
+    call: CurrentCall,
+    runs: ServerRuns,
     q: str = "",
     meta: Annotated[list[str], Query()] = [],  # noqa: B006 - as FastAPI wants it
     since: str = "",
@@ -60,14 +60,14 @@ async def threads(
     )
     found = await call.threads.search(conditions, PAGE + 1, start)
     rows = await asyncio.gather(*(about(call, thread) for thread in found[:PAGE]))
-    hits = await call.said(q, replace(conditions, text=""), SHOWN_LIMIT, _WAIT_S)
+    hits = await call.search_transcripts(q, replace(conditions, text=""), SHOWN_LIMIT, _WAIT_S)
     said = [
         {
             **asdict(hit),
-            "title": cut(hit.title, _TITLE)[0],
+            "title": truncate_text(hit.title, _TITLE)[0],
             "link": hit.link,
             "excerpt": hit.excerpt(),
-            "text": cut(hit.text, LONG)[0],
+            "text": truncate_text(hit.text, LONG)[0],
         }
         for hit in hits
     ]
@@ -78,7 +78,8 @@ async def threads(
         threads=rows,
         said=said,
         unread=hits.unread,
-        begins=bool([*runs.graphs]) and await begins(call.another("threads:create")) is not None,
+        begins=bool([*runs.graphs])
+        and await begins(call.with_action("threads:create")) is not None,
         given=given,
         start=start,
         more=len(found) > PAGE,
@@ -115,14 +116,14 @@ async def about(call: Call, thread: dict[str, Any]) -> Values:
         row |= {"size": info.size_bytes, "active_at": info.active_at, "messages": info.messages}
         row["namespaces"] = sorted(ns for ns in info.namespaces if ns != VIEWS_NAMESPACE)
         row |= _open(await call.saver.astatus(thread_id))
-        row["title"] = cut(thread["title"], _TITLE)[0]
+        row["title"] = truncate_text(thread["title"], _TITLE)[0]
     return row
 
 
 def _open(status: ThreadStatus) -> Values:
     """Whether a run is unfinished, what waits for an answer, and the nodes that are to run."""
     waits = [
-        {"node": node, "text": cut(as_text(question), _QUESTION)[0]}
+        {"node": node, "text": truncate_text(format_as_text(question), _QUESTION)[0]}
         for node, question in status.questions
     ]
     return {"state": status.state, "waits": waits, "next": [*dict.fromkeys(status.next)]}
@@ -133,7 +134,7 @@ async def titles(saver: Checkpointer, ids: Iterable[str]) -> dict[str, str]:
     named = dict.fromkeys(ids, "")
     pairs = await ThreadList(saver).asearch(
         ThreadQuery(ids=[*named]),
-        lambda thread: (thread.thread_id, cut(thread.title, _TITLE)[0]),
+        lambda thread: (thread.thread_id, truncate_text(thread.title, _TITLE)[0]),
         len(named),
     )
     return named | dict(pairs)
@@ -165,7 +166,7 @@ class Asked(NamedTuple):
         return await about(self.call, self.thread)
 
 
-async def _asked(call: Caller, id: str, ns: str = "") -> Asked:
+async def _asked(call: CurrentCall, id: str, ns: str = "") -> Asked:
     return Asked(call, id, ns, await call.permit_thread(id))
 
 
@@ -177,7 +178,7 @@ OfThread = Annotated[Asked, Depends(_asked)]
 async def thread(
     request: Request,
     of: OfThread,
-    runs: All,
+    runs: ServerRuns,
     before: Number | None = None,
     order: Number | None = None,
     message: str | None = None,
@@ -232,7 +233,9 @@ async def message(request: Request, of: OfThread, position: Number) -> Response:
     for item in await of.saver.ahistory(of.id, checkpoint_ns=of.ns):
         if item.position == position:
             said = {**build_item_row(item, 1 << 40), "position": position}
-            return page(request, "message.html", **of.named, item=said, raw=as_text(item.value))
+            return page(
+                request, "message.html", **of.named, item=said, raw=format_as_text(item.value)
+            )
     raise UnknownThread(f"the thread {of.id!r} has nothing at position {position}")
 
 

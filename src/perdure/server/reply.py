@@ -36,7 +36,7 @@ from perdure.errors import (
 )
 from perdure.server.access import Refused
 
-_STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
+_STATUS_BY_ERROR: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]] = {
     (UnknownThread, UnknownCheckpoint, UnknownMemory, UnknownPerson): 404,
     (VersionConflict, AlreadyLocked): 409,
     LimitExceeded: 413,
@@ -46,20 +46,20 @@ _STATUS: Final[Mapping[type[PerdureError] | tuple[type[PerdureError], ...], int]
     (ConfigurationError, InvalidFilter, InvalidMessages, InvalidNamespace): 422,
     (InvalidPatch, InvalidUpdate, SerializationError): 422,
 }
-Json = dict[str, Any]
+JSONObject = dict[str, Any]
 """An object of JSON."""
-_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+_ORJSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """A value as JSON: messages as their fields, what JSON has no form for as its text."""
     try:
-        return orjson.dumps(value, _plain, _OPTIONS)
+        return orjson.dumps(value, _to_json_type, _ORJSON_OPTIONS)
     except TypeError:  # integers beyond 64 bits, lone surrogates, deep nesting
-        return json.dumps(value, default=_plain, skipkeys=True).encode()
+        return json.dumps(value, default=_to_json_type, skipkeys=True).encode()
 
 
-def _plain(value: Any) -> Any:
+def _to_json_type(value: Any) -> Any:
     if isinstance(value, BaseMessage | BaseModel):
         return value.model_dump()
     if isinstance(value, Mapping):
@@ -71,50 +71,50 @@ def _plain(value: Any) -> Any:
     return repr(value) if isinstance(value, BaseException) else str(value)
 
 
-def as_text(value: Any) -> str:
+def format_as_text(value: Any) -> str:
     """A text as it is, another value as JSON."""
-    return value if isinstance(value, str) else encoded(value).decode()
+    return value if isinstance(value, str) else encode_json(value).decode()
 
 
-def cut(text: str, long: int) -> tuple[str, int]:
+def truncate_text(text: str, max_length: int) -> tuple[str, int]:
     """The beginning of a text, and how many characters are left out."""
-    return (text, 0) if len(text) <= long else (text[:long], len(text) - long)
+    return (text, 0) if len(text) <= max_length else (text[:max_length], len(text) - max_length)
 
 
-def escaped(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Text in which what cannot be seen is escaped as in JSON, but for line feeds."""
     return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-class JSON(Response):
+class JSONReply(Response):
     """A reply in JSON."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         """The body."""
-        return encoded(content)
+        return encode_json(content)
 
 
-async def reply(content: Any) -> Response:
+async def build_json_reply(content: Any) -> Response:
     """A reply with stored values: encoded in a thread, as those of a long conversation take long.
 
     What an endpoint returns otherwise passes through pydantic, which refuses some of them.
     """
-    return await asyncio.to_thread(JSON, content)
+    return await asyncio.to_thread(JSONReply, content)
 
 
-def status_of(error: PerdureError) -> int:
+def http_status(error: PerdureError) -> int:
     """The status of HTTP for an error."""
     if isinstance(error, Refused):
         return error.status
-    return next((code for kinds, code in _STATUS.items() if isinstance(error, kinds)), 500)
+    return next((code for kinds, code in _STATUS_BY_ERROR.items() if isinstance(error, kinds)), 500)
 
 
-def split(address: str) -> SplitResult:
+def split_url(url: str) -> SplitResult:
     """The parts of an address of a client; of what is none, empty ones."""
     try:
-        return urlsplit(address)
+        return urlsplit(url)
     except ValueError:  # brackets that are no address
         return urlsplit("")
 

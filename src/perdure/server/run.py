@@ -17,11 +17,11 @@ from perdure.checkpointers.runs import ALL_RUNS, EventBatch, RunState
 from perdure.checkpointers.thread_list import RunStatus
 from perdure.errors import PerdureError
 from perdure.server import run_log
-from perdure.server.run_log import THREADS, Log, LoggedEvent
-from perdure.server.run_request import Configured, RunRequest
+from perdure.server.run_log import NUMBERS_PER_RUN, Log, LoggedEvent
+from perdure.server.run_request import ClientConfig, RunRequest
 
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
-CANCELS: Final = {each: each for each in ("interrupt", "rollback")}
+CANCEL_ACTIONS: Final = {each: each for each in ("interrupt", "rollback")}
 """How the runs before one are cancelled, by its strategy."""
 
 
@@ -70,31 +70,31 @@ class Run:
     protocol: str = "run"
     recorded: bool = False
     login: Any = None
-    begun: bool = False
+    may_have_started: bool = False
     log: Log = field(default_factory=Log)
     feed: Log | None = None
-    stored: int = 0
+    last_stored: int = 0
     output: Any = None
     output_event: LoggedEvent | None = None
-    waits: bool = False
+    waits_for_answer: bool = False
     cancelled: str | None = None
-    lost: bool = False
-    forgotten: bool = False
+    ownership_lost: bool = False
+    events_dropped: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    told_at: float = 0
+    row_read_at: float = 0
     task: asyncio.Task[None] | None = None
     failure: Exception | None = None
     outcome: RunState = "pending"
-    unheard: bool = False
+    has_unstored_input: bool = False
     carried_out: str | None = None
     rolled_back: bool = False
     former_status: RunStatus | None = None
     removals: int | None = None
-    tidied: bool = False
-    _batches: deque[tuple[int, int]] = field(default_factory=deque, init=False)
+    thread_is_clean: bool = False
+    _stored_batches: deque[tuple[int, int]] = field(default_factory=deque, init=False)
     """The stored batches: the number of the last event of each, and its bytes."""
-    _playing: bool = field(default=False, init=False)
-    _executing: bool = field(default=False, init=False)
+    _is_playing: bool = field(default=False, init=False)
+    _is_executing: bool = field(default=False, init=False)
     _output_requests: int = field(default=0, init=False)
 
     @property
@@ -103,7 +103,7 @@ class Run:
         return self.row.live.thread_id
 
     @property
-    def thread(self) -> int:
+    def thread_key(self) -> int:
         """The key of its thread."""
         return self.row.live.thread_key
 
@@ -113,7 +113,7 @@ class Run:
         return self.row.live.run_id
 
     @property
-    def graph(self) -> str:
+    def graph_name(self) -> str:
         """The name of its graph."""
         return self.row.live.graph
 
@@ -133,19 +133,19 @@ class Run:
         return self.row.error  # type: ignore[no-any-return]
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether all of it is done, its thread free for the next."""
         return self.task is None or self.task.done()
 
     @property
     def is_executing(self) -> bool:
         """Whether it is under way here."""
-        return self._executing
+        return self._is_executing
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether it may be under way in another process, or may have been until now."""
-        return self.begun and not self._executing and not self.ended
+        return self.may_have_started and not self._is_executing and not self.has_ended
 
     @property
     def events(self) -> Log:
@@ -153,16 +153,16 @@ class Run:
         return self.log if self.feed is None else self.feed
 
     @property
-    def first(self) -> int:
+    def number_before_events(self) -> int:
         """The number before that of its first event."""
-        return 0 if self.feed is None else self.row.live.seq * THREADS
+        return 0 if self.feed is None else self.row.live.seq * NUMBERS_PER_RUN
 
     @property
-    def seqs(self) -> tuple[int, int]:
+    def seq_range(self) -> tuple[int, int]:
         """The runs that its events are read with, from a `seq` to one."""
         return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
 
-    def batch(
+    def build_batch(
         self, closing: Sequence[LoggedEvent] = (), limit: int | None = None
     ) -> EventBatch | None:
         """Return the events that are not stored yet, or None if there are none.
@@ -174,8 +174,10 @@ class Run:
         if not self.recorded:
             return None
         log = self.events
-        told = [*log.events_after(self.stored, limit), *closing]
-        lost = log.lost if log.lost > max(self.first, self.stored) else 0
+        told = [*log.events_after(self.last_stored, limit), *closing]
+        lost = (
+            log.last_lost if log.last_lost > max(self.number_before_events, self.last_stored) else 0
+        )
         if not told:  # events that were dropped before they were stored are missing from now on
             return EventBatch(lost, lost, [], lost) if lost else None
         entries = [(event.kind, event.frame) for event in told]
@@ -184,72 +186,74 @@ class Run:
 
     def _find_last_outdated(self, size: int) -> int:
         """Return the number up to which stored events are removed if more of a size are stored."""
-        total, number = size + sum(each for _, each in self._batches), 0
-        for until, each in self._batches:
-            if total <= run_log.LIMIT:
+        total, number = size + sum(each for _, each in self._stored_batches), 0
+        for until, each in self._stored_batches:
+            if total <= run_log.RETAINED_BYTES:
                 break
             total, number = total - each, until
         return number
 
     def note_stored(self, batch: EventBatch) -> None:
         """Note that a batch is stored."""
-        self.stored = batch.last_number
-        self.events.stored = max(self.events.stored, batch.last_number)
-        self._batches.append((batch.last_number, sum(len(frame) for _, frame in batch.events)))
-        while self._batches and self._batches[0][0] <= batch.delete_until:
-            self._batches.popleft()
+        self.last_stored = batch.last_number
+        self.events.last_stored = max(self.events.last_stored, batch.last_number)
+        self._stored_batches.append(
+            (batch.last_number, sum(len(frame) for _, frame in batch.events))
+        )
+        while self._stored_batches and self._stored_batches[0][0] <= batch.delete_until:
+            self._stored_batches.popleft()
 
     def cancel(self, action: str = "interrupt") -> None:
         """Stop it; `rollback` also removes what it has stored."""
         if self.cancelled is None or action == "rollback":  # seen as it begins, if it has not
             self.cancelled = action
         self.changed.set()
-        self._stop()
+        self._cancel_task()
 
-    def lose(self) -> None:
+    def lose_ownership(self) -> None:
         """Stop it here; who has it now goes on with it."""
-        self.lost = True
-        self._stop()
+        self.ownership_lost = True
+        self._cancel_task()
 
-    def _stop(self) -> None:
-        if self._playing and self.task is not None:
-            self._playing = False
+    def _cancel_task(self) -> None:
+        if self._is_playing and self.task is not None:
+            self._is_playing = False
             if self.task is not asyncio.current_task():  # else it goes on, and looks at it
                 self.task.cancel()
 
-    def told(self, row: RunRow) -> None:
+    def update_row(self, row: RunRow) -> None:
         """Learn how it is stored."""
-        before, self.row, self.told_at = self.row.live, row, time.monotonic()
-        self.begun = self.begun or row.live.owner != before.owner
+        before, self.row, self.row_read_at = self.row.live, row, time.monotonic()
+        self.may_have_started = self.may_have_started or row.live.owner != before.owner
         self.changed.set()
-        if not self._executing:
+        if not self._is_executing:
             return
         if row.live.status != "running" or row.live.owner != before.owner:
-            self.lose()
+            self.lose_ownership()
         elif row.live.cancel_action:
             self.cancel(row.live.cancel_action)
 
-    async def wait(self) -> None:
+    async def wait_until_ended(self) -> None:
         """Wait for its end; if the waiting is cancelled, it goes on."""
         if self.task is not None:
             await asyncio.wait([self.task])
 
     @contextlib.contextmanager
-    def executing(self) -> Iterator[None]:
+    def mark_executing(self) -> Iterator[None]:
         """While it lasts, the run is under way here."""
-        self.lost = self.unheard = self.tidied = False
+        self.ownership_lost = self.has_unstored_input = self.thread_is_clean = False
         self.failure, self.outcome, self.carried_out = None, "pending", None
         self.cancelled = self.cancelled or self.row.live.cancel_action
-        self._executing = True
+        self._is_executing = True
         try:
             yield
         finally:
-            self._executing, self.begun = False, True
+            self._is_executing, self.may_have_started = False, True
 
     @contextlib.contextmanager
-    def playing(self) -> Iterator[None]:
+    def mark_playing(self) -> Iterator[None]:
         """While it lasts, the run can be cancelled; what ends it is its outcome."""
-        self._playing = True
+        self._is_playing = True
         try:
             yield
         except asyncio.CancelledError:
@@ -259,18 +263,18 @@ class Run:
         except Exception as exc:
             where = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
             _LOGGER.warning("run %s failed", self.run_id, exc_info=where)  # its text is content
-            self.fail(exc)
+            self.set_failure(exc)
         finally:
-            self._playing = False
+            self._is_playing = False
 
-    def fail(self, exc: Exception) -> None:
+    def set_failure(self, exc: Exception) -> None:
         """It ends by an error, the first one if there are several.
 
         The traceback is dropped, because its frames hold the state of the graph.
         """
         self.outcome, self.failure = "error", self.failure or _without_frames(exc)
 
-    def overtake(self) -> None:
+    def set_overtaken(self) -> None:
         """End it as interrupted, because another program has changed the thread meanwhile."""
         self.outcome = "interrupted"
         self.failure = RunOvertaken(
@@ -278,23 +282,23 @@ class Run:
             "run had stopped; the run is not continued, so that its input is not applied twice"
         )
 
-    def check(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Go no further if it was stopped before it played."""
-        if self.cancelled or self.lost:
+        if self.cancelled or self.ownership_lost:
             raise asyncio.CancelledError
 
-    def forget(self) -> None:
+    def drop_events(self) -> None:
         """Drop the events, and the output unless a request waits for it.
 
         Present readers of the events keep them.
         """
-        self.forgotten, self.output_event, self.log = True, None, Log()
+        self.events_dropped, self.output_event, self.log = True, None, Log()
         self.log.close()
         self.free_output()
 
     def free_input(self) -> None:
         """Drop the input and the config of the graph after the graph has ended."""
-        dropped = {"input": None, "command": None, "context": None, "config": Configured()}
+        dropped = {"input": None, "command": None, "context": None, "config": ClientConfig()}
         self.request = self.request.model_copy(update=dropped)
 
     def free_output(self) -> None:
@@ -310,12 +314,12 @@ class Run:
             yield
         finally:
             self._output_requests -= 1
-            if self.ended:
+            if self.has_ended:
                 self.free_output()
 
-    def shown(self) -> dict[str, Any]:
+    def build_json(self) -> dict[str, Any]:
         """As langgraph's clients know it."""
-        return shown(self.row)
+        return build_run_json(self.row)
 
 
 def _without_frames(exc: Exception) -> Exception:
@@ -330,18 +334,18 @@ def _without_frames(exc: Exception) -> Exception:
     return exc
 
 
-def error_of(exc: Exception) -> dict[str, str]:
+def describe_error(exc: Exception) -> dict[str, str]:
     """What clients are told of a failure."""
     return {"error": type(exc).__name__, "message": str(exc)[:2000]}
 
 
-def request_of(row: RunRow) -> RunRequest:
+def restore_request(row: RunRow) -> RunRequest:
     """What it was asked, if that is kept."""
     asked = (row.request or {}).get("request", {})
     return RunRequest.model_validate({**row.details, **asked})
 
 
-def shown(row: RunRow) -> dict[str, Any]:
+def build_run_json(row: RunRow) -> dict[str, Any]:
     """A run as langgraph's clients know it."""
     live = row.live
     return {
@@ -356,7 +360,7 @@ def shown(row: RunRow) -> dict[str, Any]:
     }
 
 
-def interrupted(values: Any, questions: Sequence[Any]) -> Any:
+def add_interrupts(values: Any, questions: Sequence[Any]) -> Any:
     """Values with what interrupted their graph; its state may be an object."""
     fields = values if isinstance(values, Mapping) else getattr(values, "__dict__", {})
     return {**fields, "__interrupt__": [*questions]} if questions else values

@@ -35,8 +35,8 @@ from perdure.memory.views import AwaitedViews
 from perdure.server.databases import OpenDatabase
 from perdure.server.graphs import Graph, Graphs
 from perdure.server.person import Person, Sender, choose_person, find_owner
-from perdure.server.reply import encoded
-from perdure.server.run import Run, error_of, shown
+from perdure.server.reply import encode_json
+from perdure.server.run import Run, build_run_json, describe_error
 from perdure.server.run_events import StoredEvents
 from perdure.server.run_log import LoggedEvent
 from perdure.server.run_progress import (
@@ -49,9 +49,9 @@ from perdure.server.teams import RunTeams
 from perdure.server.threads import Threads
 from perdure.storage.flow import Statement
 
-ATTEMPTS: Final = 3
+MAX_ATTEMPTS: Final = 3
 """How many times a run is started if the process dies each time. After that the run fails."""
-ENDS_S: Final = 5
+END_TIMEOUT_S: Final = 5
 """How many seconds the server waits for a cancelled run, for its last writes, or for its lock."""
 RETRY_S: Final = 0.5
 """The pause in seconds before the server tries again to store the end of a run."""
@@ -65,10 +65,10 @@ class RunAbandoned(PerdureError):
 class Player(Protocol):
     """Runs a graph to its end, and makes the events and the output of the run."""
 
-    async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
+    async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
         """Run the graph with an input, or continue it if `given` is None."""
 
-    def closing(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
+    def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """Return the last events of the run, which are stored together with its end."""
 
 
@@ -85,10 +85,10 @@ class GraphServer(Protocol):
     owners_are_people: bool
     teams: RunTeams | None
 
-    def measured(self) -> AbstractContextManager[None]:
+    def measure_run(self) -> AbstractContextManager[None]:
         """Measure the run of a graph."""
 
-    def player(self, run: Run) -> Player:
+    def get_player(self, run: Run) -> Player:
         """Return the object that plays a run."""
 
 
@@ -104,10 +104,10 @@ class ServedDatabase(Protocol):
     """
 
     saver: Checkpointer
-    parts: OpenDatabase
+    database: OpenDatabase
     table: RunTable
     events: StoredEvents
-    known: dict[str, Run]
+    runs_by_id: dict[str, Run]
 
     @property
     def server(self) -> GraphServer:
@@ -117,16 +117,16 @@ class ServedDatabase(Protocol):
     def threads(self) -> Threads:
         """The threads of the database."""
 
-    def holds(self) -> bool:
+    def check_lock(self) -> bool:
         """Return whether this process still has its lock. Without it all runs are stopped."""
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Read the rows of runs now, not only at the next regular time."""
 
-    async def refresh(self, run: Run) -> None:
+    async def refresh_run(self, run: Run) -> None:
         """Update a run from its row in the database."""
 
-    async def values(self, run: Run) -> Any:
+    async def read_output(self, run: Run) -> Any:
         """Return the output of a run, read from its last checkpoint."""
 
 
@@ -163,26 +163,30 @@ class RunExecution:
     async def execute(self) -> None:
         """Execute the run and store its end, unless another process takes the run over."""
         run, live = self._run, self._live
-        with run.executing():
+        with run.mark_executing():
             async with self._lock:
-                with run.playing():
-                    run.check()
-                    if live.attempt > ATTEMPTS:
-                        raise RunAbandoned(f"the server died {ATTEMPTS} times while it ran this")
+                with run.mark_playing():
+                    run.raise_if_stopped()
+                    if live.attempt > MAX_ATTEMPTS:
+                        raise RunAbandoned(
+                            f"the server died {MAX_ATTEMPTS} times while it ran this"
+                        )
                     # requests hold the lock only for a moment
-                    is_first = run.request.multitask_strategy == "reject" and not run.begun
-                    await self._take_lock(ENDS_S if is_first else None)
-                    if self._runs.holds():
-                        await self._runs.events.begin(run, live)
-                        await self._run_turn()
+                    is_first = (
+                        run.request.multitask_strategy == "reject" and not run.may_have_started
+                    )
+                    await self._take_lock(END_TIMEOUT_S if is_first else None)
+                    if self._runs.check_lock():
+                        await self._runs.events.start_recording(run, live)
+                        await self._play_counting_writes()
                 if isinstance(run.failure, StorageUnavailable):
-                    self._runs.holds()
-                if run.cancelled or run.lost or run.failure is not None:
-                    await self._writes.close(ENDS_S)
+                    self._runs.check_lock()
+                if run.cancelled or run.ownership_lost or run.failure is not None:
+                    await self._writes.close(END_TIMEOUT_S)
                 end = await self._store_end()
             if end is not None:
-                self._tell_end(end)
-            if run.lost:
+                self._publish_end(end)
+            if run.ownership_lost:
                 await self._runs.events.hand_over(run, live)
 
     async def _take_lock(self, timeout_s: float | None) -> None:
@@ -194,60 +198,62 @@ class RunExecution:
 
     # -- its graph
 
-    async def _run_turn(self) -> None:
+    async def _play_counting_writes(self) -> None:
         """Run the graph, and count its writes."""
         token = RUN_WRITES.set(self._writes)
         try:
-            await self._turn()
+            await self._play_graph()
         finally:
             RUN_WRITES.reset(token)
 
-    async def _turn(self) -> None:
+    async def _play_graph(self) -> None:
         run, saver, threads = self._run, self._saver, self._threads
         read_at = time.monotonic()
-        before = await threads.listed(run.thread_id)  # it may be deleted by now
-        run.removals = before.removals if before.key == run.thread else None
+        before = await threads.get_row(run.thread_id)  # it may be deleted by now
+        run.removals = before.removals if before.key == run.thread_key else None
         if run.feed is None or run.events.removals is None:
             run.events.note_removals(run.removals, read_at)
-        progress = await find_progress(saver, run) if run.begun else None
+        progress = await find_progress(saver, run) if run.may_have_started else None
         if progress == "overtaken":
-            run.overtake()
+            run.set_overtaken()
             return
         sender, person = await self._choose_person(before)
         ids = {"thread_id": run.thread_id, "run_id": run.run_id, **person.configurable()}
         if (choice := self._runs.server.teams) is not None:
             teams = choice.choose(run.tenant, sender, person)
             ids |= {} if teams is None else {TEAMS_KEY: teams}
-        graph_ids = {"graph_id": run.graph, "assistant_id": run.row.details["assistant_id"]}
+        graph_ids = {"graph_id": run.graph_name, "assistant_id": run.row.details["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
-        config = run.request.config_with({**graph_ids, **login, **ids}, begun=progress is not None)
+        config = run.request.build_config(
+            {**graph_ids, **login, **ids}, is_continued=progress is not None
+        )
         owner = find_owner(before, sender, person)
         config["metadata"] |= {} if owner is None else {"owner": owner}
         config["metadata"] |= person.metadata(sender)
         config["callbacks"] = [AwaitedViews(saver)]
         context = person.context(run.request.context)
         run.request = run.request.model_copy(update={"context": context})
-        given = None if progress else person.input(run.request.given())
-        run.waits = progress == "asks"
+        given = None if progress else person.input(run.request.graph_input())
+        run.waits_for_answer = progress == "asks"
         if progress is None:
             await store_start(saver, run, config)
-        with run.playing(), self._runs.server.measured():
-            run.check()
+        with run.mark_playing(), self._runs.server.measure_run():
+            run.raise_if_stopped()
             if progress != "asks":
-                opened = self._runs.server.graphs.opened(
-                    *(run.graph, saver, self._runs.parts.store, config),
+                opened = self._runs.server.graphs.open_graph(
+                    *(run.graph_name, saver, self._runs.database.store, config),
                     access="threads.create_run",
                     user=run.login,
                     context=run.request.context,
                 )
                 async with opened as graph:
-                    await self._runs.server.player(run).play(graph, config, given)
-            run.outcome = "interrupted" if run.waits else "success"
-        if run.lost or run.cancelled == "rollback" or run.temporary:
+                    await self._runs.server.get_player(run).play(graph, config, given)
+            run.outcome = "interrupted" if run.waits_for_answer else "success"
+        if run.ownership_lost or run.cancelled == "rollback" or run.temporary:
             return
         stands = "idle" if run.outcome == "success" else run.outcome
         run.former_status = before.last_run_status
-        await threads.set_status(run.thread_id, cast(RunStatus, stands), before)
+        await threads.set_run_status(run.thread_id, cast(RunStatus, stands), before)
 
     async def _choose_person(self, thread: ListedThread) -> tuple[Sender, Person]:
         """Return who sent the run, and the person whose memories it uses, which its row keeps.
@@ -274,34 +280,34 @@ class RunExecution:
         again.
         """
         run = self._run
-        while not run.lost:
+        while not run.ownership_lost:
             try:
-                if not run.tidied:
-                    await self._tidy()
-                    run.tidied = True
-                if (end := await self._end()) is not None:
+                if not run.thread_is_clean:
+                    await self._clean_up_thread()
+                    run.thread_is_clean = True
+                if (end := await self._try_store_end()) is not None:
                     return end
-                run.tidied = False  # it was cancelled meanwhile
+                run.thread_is_clean = False  # it was cancelled meanwhile
             except Exception as exc:
-                self._runs.holds()
+                self._runs.check_lock()
                 kind = type(exc).__name__  # its text may be content
                 _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, kind)
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
-                    run.fail(exc)  # its thread is damaged, for example
-                    run.tidied = True
+                    run.set_failure(exc)  # its thread is damaged, for example
+                    run.thread_is_clean = True
                 await asyncio.sleep(RETRY_S)
         return None
 
-    async def _tidy(self) -> None:
+    async def _clean_up_thread(self) -> None:
         """Carry out the cancellation of the run, if there is one, and prepare its end."""
         run = self._run
         run.carried_out = run.cancelled
         if run.carried_out == "rollback" or run.temporary:
-            await self._take_lock(ENDS_S)
+            await self._take_lock(END_TIMEOUT_S)
         if run.carried_out == "rollback":
             await self._roll_back()
         elif run.carried_out is not None:
-            await self._interrupt()
+            await self._mark_interrupted()
         self._webhook = None
         if run.request.webhook and not run.rolled_back:
             await self._prepare_webhook(run.request.webhook)
@@ -309,26 +315,26 @@ class RunExecution:
             with contextlib.suppress(UnknownThread):
                 await self._threads.delete_locked(run.thread_id, recorded=False)
         elif run.outcome == "error":
-            run.unheard = not await is_input_stored(self._saver, run)
+            run.has_unstored_input = not await is_input_stored(self._saver, run)
 
     async def _roll_back(self) -> None:
         """Remove all that the run has stored; the lock of the thread is held."""
         run = self._run
-        await self._writes.close(ENDS_S)
+        await self._writes.close(END_TIMEOUT_S)
         await self._saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
         await restore_start(self._saver, run)
         if run.former_status is not None:  # it had ended when the rollback was asked for
-            await self._threads.set_status(run.thread_id, run.former_status)
+            await self._threads.set_run_status(run.thread_id, run.former_status)
         if run.request.webhook:
             await WebhookTable(self._saver).delete(run.run_id)
         run.rolled_back, run.outcome, run.failure = True, "interrupted", None
 
-    async def _interrupt(self) -> None:
+    async def _mark_interrupted(self) -> None:
         """End the run as interrupted, also if it was cancelled after its last step."""
         run, is_late = self._run, self._run.outcome != "interrupted"
         run.outcome, run.failure = "interrupted", None
         if is_late and run.former_status is not None:  # the status of the thread says how it ended
-            await self._threads.set_status(run.thread_id, "interrupted")
+            await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _prepare_webhook(self, url: str) -> None:
         """Prepare the statement that stores the webhook together with the end of the run.
@@ -342,14 +348,14 @@ class RunExecution:
         values = run.output
         if values is None and run.outcome != "error":
             with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
-                values = await self._runs.values(run)  # its graph may be another now
+                values = await self._runs.read_output(run)  # its graph may be another now
         told = {
-            **shown(ended),
+            **build_run_json(ended),
             "values": values,
-            "error": None if run.failure is None else error_of(run.failure),
+            "error": None if run.failure is None else describe_error(run.failure),
         }
         about = {"user": run.user, "person": run.row.details.get("person")}
-        content = {"url": url, "run": json.loads(encoded(told)), **about}
+        content = {"url": url, "run": json.loads(encode_json(told)), **about}
         bare = {**content, "run": {**content["run"], "values": None, "error": None}}
         table = WebhookTable(self._saver)
         if run.temporary:
@@ -359,29 +365,29 @@ class RunExecution:
                 *(run.row.live, content, bare), keeps_thread=True, known_cancel=run.carried_out
             )
 
-    async def _end(self) -> _StoredEnd | None:
+    async def _try_store_end(self) -> _StoredEnd | None:
         """Store the end of the run. Return None if it was cancelled in another way meanwhile."""
         run, live, runs = self._run, self._live, self._runs
         if run.cancelled != run.carried_out and not run.temporary:
             return None
-        error = None if run.failure is None else error_of(run.failure)
-        asked = {"request": run.request.kept()} if run.unheard else None
-        closing = runs.server.player(run).closing(error)
-        last = await runs.events.last(run, live, closing)
+        error = None if run.failure is None else describe_error(run.failure)
+        asked = {"request": run.request.to_stored()} if run.has_unstored_input else None
+        closing = runs.server.get_player(run).build_closing_events(error)
+        last = await runs.events.store_all_but_last(run, live, closing)
         how: Any = "rolled back" if run.rolled_back else run.outcome
         known: Any = {"known_cancel": run.carried_out, "webhook": self._webhook}
         claimed = await runs.table.end_run(live, how, error, asked, last, **known)
         if claimed is not None and last is not None:
             run.note_stored(last)
         if claimed is None and not run.temporary:
-            await runs.refresh(run)
+            await runs.refresh_run(run)
             if run.status in LIVE_STATES and run.cancelled != run.carried_out:
                 return None
         return _StoredEnd(claimed, closing, error)
 
-    def _tell_end(self, end: _StoredEnd) -> None:
+    def _publish_end(self, end: _StoredEnd) -> None:
         """Tell readers of the end, and begin the next run of the thread if it is known here."""
-        run, live, known = self._run, self._live, self._runs.known
+        run, live, known = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:
             known.pop(run.run_id, None)
         if end.claimed is None and not run.temporary:
@@ -395,6 +401,6 @@ class RunExecution:
         run.events.extend(end.closing)
         claimed = end.claimed or []
         for each in filter(None, map(known.get, claimed)):
-            each.told(each.row._replace(live=each.row.live._replace(status="running")))
+            each.update_row(each.row._replace(live=each.row.live._replace(status="running")))
         if not known.keys() >= {*claimed}:
-            self._runs.look()
+            self._runs.wake()

@@ -21,51 +21,51 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
 from perdure.server.event_memory import EventAccount
-from perdure.server.reply import encoded
+from perdure.server.reply import encode_json
 
-LIMIT: Final = 4_000_000
+RETAINED_BYTES: Final = 4_000_000
 """The bytes of events that a log keeps although all readers have received them, or a single larger
 event. `EventMemory` may drop them earlier."""
-BEHIND: Final = 32_000_000
+BACKLOG_BYTES: Final = 32_000_000
 """The bytes of events that a log keeps for a reader that is behind. If the reader needs older
 events, it receives the error `StreamLost`. `EventMemory` may drop the events earlier."""
-PART: Final = 65_536
+CHUNK_BYTES: Final = 65_536
 """The most bytes of events that are passed to a connection at once. uvicorn keeps them until the
 client reads, without a limit of its own."""
-THREADS: Final = 1 << 32
+NUMBERS_PER_RUN: Final = 1 << 32
 """The numbers of the events of a thread begin with so many times the `seq` of their run."""
-OWN_PAGES: Final = 262_144
+OWN_PAGES_BYTES: Final = 262_144
 """The size in bytes from which an event has memory pages of its own. These pages are returned to
 the system when the event is dropped. Memory in the heap might not be."""
-LOOK_S: Final = 15
+ACCESS_CHECK_S: Final = 15
 """How often it is seen whether a reader is still known."""
 PING_S: Final = 15
 """How often a comment is sent, so that proxies keep a stream without events open."""
-SEND_S: Final = 30
+SEND_TIMEOUT_S: Final = 30
 """How long a reader may leave a stream unread, once its buffers are full."""
-_PRIVATE: Final[dict[str, Any]] = (
+_PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )  # private pages take half the time of shared ones
-_EARLY_S: Final = 0.001  # a timer may be as much too early
+_TIMER_TOLERANCE_S: Final = 0.001  # a timer may be as much too early
 _NUMBER: Final = attrgetter("number")
 
 
-def frame(event: str, data: Any) -> bytes:
+def build_frame(event: str, data: Any) -> bytes:
     """An event as it is sent."""
-    return b"event: %b\ndata: %b\n\n" % (_event_name(event), told(data))
+    return b"event: %b\ndata: %b\n\n" % (_encode_event_name(event), encode_event_data(data))
 
 
-def _event_name(event: str) -> bytes:
+def _encode_event_name(event: str) -> bytes:
     return event.replace("\n", " ").replace("\r", " ").encode()
 
 
-def told(value: Any) -> bytes:
+def encode_event_data(value: Any) -> bytes:
     """A value as JSON, whatever a graph has sent; a note, if it cannot be encoded."""
     try:
-        return encoded(value)
+        return encode_json(value)
     except Exception as exc:  # of a cycle, of what is nested too deep, of a `__str__`
         why = f"a {type(value).__name__} that cannot be sent as JSON ({type(exc).__name__})"
-        return encoded({"error": "NotSerializable", "message": why})
+        return encode_json({"error": "NotSerializable", "message": why})
 
 
 class EventDropped(LookupError):
@@ -92,7 +92,7 @@ class EventStream(StreamingResponse):
         is_within_event = False  # whether only a part of an event was sent
 
         async def sending(message: Message) -> None:
-            async with asyncio.timeout(SEND_S):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
                 await send(message)
 
         async def sending_events(message: Message) -> None:
@@ -118,7 +118,7 @@ class EventStream(StreamingResponse):
             await cast(AsyncGenerator[bytes, None], self.body_iterator).aclose()
 
 
-def streamed(
+def build_event_stream(
     frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
 ) -> EventStream:
     """A reply that is a stream of events, which proxies pass on as they come."""
@@ -135,13 +135,13 @@ class LoggedEvent:
         since: The value of `EventMemory.added` when the event was added.
     """
 
-    __slots__ = ("_content", "kind", "number", "since", "size")
+    __slots__ = ("_content", "kind", "number", "size", "total_when_added")
 
     def __init__(self, number: int, kind: Any, frame: bytes) -> None:
-        self.number, self.kind, self.size, self.since = number, kind, len(frame), 0
+        self.number, self.kind, self.size, self.total_when_added = number, kind, len(frame), 0
         self._content: bytes | mmap.mmap | None = frame
-        if self.size >= OWN_PAGES:
-            self._content = mmap.mmap(-1, self.size, **_PRIVATE)
+        if self.size >= OWN_PAGES_BYTES:
+            self._content = mmap.mmap(-1, self.size, **_PRIVATE_PAGES)
             self._content.write(frame)
 
     @property
@@ -153,7 +153,7 @@ class LoggedEvent:
         Raises:
             EventDropped: It was dropped.
         """
-        return self.part(0, self.size)
+        return self.read_range(0, self.size)
 
     @property
     def data(self) -> bytes:
@@ -162,9 +162,9 @@ class LoggedEvent:
         Raises:
             EventDropped: It was dropped.
         """
-        return self.part(self.find(b"\ndata: ") + 7, self.size - 2)
+        return self.read_range(self.find(b"\ndata: ") + 7, self.size - 2)
 
-    def part(self, start: int, stop: int) -> bytes:
+    def read_range(self, start: int, stop: int) -> bytes:
         """Return a range of the bytes of its frame.
 
         Raises:
@@ -212,19 +212,19 @@ def split_frames(
         if rename is not None:
             head, start = rename(event), event.find(b"\n") + 1
         length = len(head) + event.size - start
-        if joined and size + length > PART:
+        if joined and size + length > CHUNK_BYTES:
             yield b"".join(joined)
             joined, size = [], 0
-        if length <= PART:
-            joined.append(head + event.part(start, event.size))
+        if length <= CHUNK_BYTES:
+            joined.append(head + event.read_range(start, event.size))
             size += length
             continue
         while start < event.size:
-            stop = start + PART - len(head)
+            stop = start + CHUNK_BYTES - len(head)
             if event.size - stop < 2:  # keep both line feeds at its end in one part
                 stop = event.size
             try:
-                part = head + event.part(start, stop)
+                part = head + event.read_range(start, stop)
             except EventDropped as exc:
                 if head or start == 0:
                     raise
@@ -261,16 +261,22 @@ class Log:
         self.removals_read_at = 0.0
         self.newest: LoggedEvent | None = None
         self._entries: list[LoggedEvent] = []
-        self.first = self.last = self.dropped = self.stored = self.lost = self.size = 0
+        self.first = self.last = self.last_dropped = self.last_stored = self.last_lost = (
+            self.size
+        ) = 0
         self._closed = self.is_recorded = False
         self._account = account
         self._writers = 0
-        self._read: dict[asyncio.Event, int] = {}  # the last event that a reader has received
-        self._handed: dict[asyncio.Event, int] = {}  # the last event that was given to a reader
+        self._received_numbers: dict[
+            asyncio.Event, int
+        ] = {}  # the last event that a reader has received
+        self._handed_numbers: dict[
+            asyncio.Event, int
+        ] = {}  # the last event that was given to a reader
 
     def __del__(self) -> None:
         if self.size and self._account is not None:
-            self._account.forget(self.size)
+            self._account.uncount_later(self.size)
 
     @property
     def is_empty(self) -> bool:
@@ -278,37 +284,41 @@ class Log:
         return not self._entries
 
     @property
-    def is_read(self) -> bool:
+    def has_readers(self) -> bool:
         """Whether anybody reads it."""
-        return bool(self._read)
+        return bool(self._received_numbers)
 
     @property
     def is_lost(self) -> bool:
         """Whether its newest event, and so every event, was dropped before it was stored."""
-        return 0 < self.last == self.lost
+        return 0 < self.last == self.last_lost
 
     @property
-    def since(self) -> int:
-        """See `EventHolder.since`."""
-        return self._entries[0].since
+    def total_when_added(self) -> int:
+        """See `EventHolder.total_when_added`."""
+        return self._entries[0].total_when_added
 
     @property
-    def rank(self) -> int:
-        """See `EventHolder.rank`."""
+    def drop_priority(self) -> int:
+        """See `EventHolder.drop_priority`."""
         oldest = self._entries[0].number
-        if self.is_recorded and oldest > self.stored:  # even if nobody reads it at present
+        if self.is_recorded and oldest > self.last_stored:  # even if nobody reads it at present
             return 0
-        if oldest <= self._received():
+        if oldest <= self._last_received():
             return 2
-        if oldest > self.stored:
+        if oldest > self.last_stored:
             return 0
-        handed = self._handed.items()
-        return 1 if any(self._read[reader] < oldest <= number for reader, number in handed) else 2
+        handed = self._handed_numbers.items()
+        return (
+            1
+            if any(self._received_numbers[reader] < oldest <= number for reader, number in handed)
+            else 2
+        )
 
-    def _received(self) -> int:
-        return min(self._read.values(), default=self.last)
+    def _last_received(self) -> int:
+        return min(self._received_numbers.values(), default=self.last)
 
-    def charge(self, account: EventAccount) -> None:
+    def set_account(self, account: EventAccount) -> None:
         """Let another account count the memory of the events."""
         if self._account is account:
             return
@@ -323,39 +333,39 @@ class Log:
         """Note the number of erasures from the thread, and when it was read."""
         self.removals, self.removals_read_at = number, read_at
 
-    def begin(self) -> None:
+    def start_at_end(self) -> None:
         """Readers that have read none begin with the next event."""
         self.first = self.last
 
-    def skip(self, number: int) -> None:
+    def skip_to(self, number: int) -> None:
         """The next event has the number after this one."""
         self.last = max(self.last, number)
 
-    def leave(self, number: int) -> None:
+    def clear_until(self, number: int) -> None:
         """Keep none up to an event: they are read from the database."""
-        lost = self.lost
-        self._remove(len(self._entries))
-        self.lost, self.newest = lost, None
-        self.last = self.dropped = max(self.last, number)
+        lost = self.last_lost
+        self._remove_oldest(len(self._entries))
+        self.last_lost, self.newest = lost, None
+        self.last = self.last_dropped = max(self.last, number)
 
-    def made(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
+    def make_event(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
         """An event, as it is kept."""
-        content = number, _event_name(event), told(data)
+        content = number, _encode_event_name(event), encode_event_data(data)
         return LoggedEvent(number, kind, b"id: %d\nevent: %b\ndata: %b\n\n" % content)
 
     def add(self, event: str, data: Any, kind: Any = None) -> None:
         """Append an event; readers get it."""
-        self.extend([self.made(self.last + 1, event, data, kind)])
+        self.extend([self.make_event(self.last + 1, event, data, kind)])
 
     def extend(self, events: Iterable[LoggedEvent]) -> None:
         """Append events, but for those that are here; readers get them."""
         for event in events:
             if event.number > self.last:
-                self._count(event)
+                self._count_event(event)
                 self._entries.append(event)
                 self.last, self.newest = event.number, event
-        self._drop()
-        self._wake()
+        self._drop_beyond_limits()
+        self._wake_readers()
 
     def events_after(self, number: int, limit: int | None = None) -> list[LoggedEvent]:
         """Return the kept events after a number: at most `limit` bytes, but at least one event."""
@@ -371,20 +381,20 @@ class Log:
     def close(self) -> None:
         """There will be no more; readers come to an end."""
         self._closed = True
-        self._wake()
-        self._end()
+        self._wake_readers()
+        self._end_if_unused()
 
-    def begin_writing(self) -> None:
+    def add_writer(self) -> None:
         """Note a writer of events. `end_writing` must be called once for each writer."""
         self._writers += 1
         self._resume()
 
-    def end_writing(self) -> None:
+    def remove_writer(self) -> None:
         """See `begin_writing`."""
         self._writers -= 1
-        self._end()
+        self._end_if_unused()
 
-    async def after(
+    async def read_after(
         self, number: int, look: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[list[LoggedEvent]]:
         """Yield the events after a number as they come, until the log is closed or `look` raises.
@@ -395,31 +405,33 @@ class Log:
             LookupError: Events that follow it are no longer kept.
         """
         loop, reader = asyncio.get_running_loop(), asyncio.Event()
-        timer = loop.call_later(LOOK_S, reader.set)  # a timer for each event would take longer
+        timer = loop.call_later(
+            ACCESS_CHECK_S, reader.set
+        )  # a timer for each event would take longer
         try:
-            self._read[reader] = self._handed[reader] = number
+            self._received_numbers[reader] = self._handed_numbers[reader] = number
             self._resume()
             while True:
                 reader.clear()
-                if loop.time() >= timer.when() - _EARLY_S:
+                if loop.time() >= timer.when() - _TIMER_TOLERANCE_S:
                     await look()
-                    timer = loop.call_later(LOOK_S, reader.set)
-                if number < self.dropped:
-                    raise EventDropped(self.dropped)
-                found = self.events_after(number, PART)
+                    timer = loop.call_later(ACCESS_CHECK_S, reader.set)
+                if number < self.last_dropped:
+                    raise EventDropped(self.last_dropped)
+                found = self.events_after(number, CHUNK_BYTES)
                 if found:
-                    number = self._handed[reader] = found[-1].number
+                    number = self._handed_numbers[reader] = found[-1].number
                     yield found
-                    self._read[reader] = number
+                    self._received_numbers[reader] = number
                 elif self._closed:
                     return
                 else:
                     await reader.wait()
         finally:
             timer.cancel()
-            del self._read[reader], self._handed[reader]
-            self._drop()
-            self._end()
+            del self._received_numbers[reader], self._handed_numbers[reader]
+            self._drop_beyond_limits()
+            self._end_if_unused()
 
     def drop_some(self) -> None:
         """Drop the oldest events, about half of all.
@@ -427,7 +439,9 @@ class Log:
         If the oldest event is stored, only stored events are dropped. If the events are not
         recorded, the same holds for events that all readers have received.
         """
-        spare = self.stored if self.is_recorded else max(self._received(), self.stored)
+        spare = (
+            self.last_stored if self.is_recorded else max(self._last_received(), self.last_stored)
+        )
         count, size = 0, 0
         has_spare = self._entries[0].number <= spare
         for entry in self._entries:
@@ -435,33 +449,33 @@ class Log:
                 break
             size += entry.size
             count += 1
-        self._remove(count)
+        self._remove_oldest(count)
 
     def drop_all(self) -> None:
         """Drop all events."""
-        self._remove(len(self._entries))
+        self._remove_oldest(len(self._entries))
 
-    def _drop(self) -> None:
+    def _drop_beyond_limits(self) -> None:
         """Drop the oldest beyond the limit, but not the newest, nor what is about to be read."""
         size = self.size
-        if size <= LIMIT and size <= BEHIND:
+        if size <= RETAINED_BYTES and size <= BACKLOG_BYTES:
             return
-        received, count = self._received(), 0
+        received, count = self._last_received(), 0
         for entry in self._entries[:-1]:
-            if size <= (LIMIT if entry.number <= received else BEHIND):
+            if size <= (RETAINED_BYTES if entry.number <= received else BACKLOG_BYTES):
                 break
             size -= entry.size
             count += 1
-        self._remove(count)
+        self._remove_oldest(count)
 
-    def _count(self, event: LoggedEvent) -> None:
+    def _count_event(self, event: LoggedEvent) -> None:
         if self._account is None:
             self.size += event.size
         else:
             self._account.add(self, event.size)
-            event.since = self._account.memory.added
+            event.total_when_added = self._account.memory.total_added
 
-    def _remove(self, count: int) -> None:
+    def _remove_oldest(self, count: int) -> None:
         """Drop the oldest events."""
         if not count:
             return
@@ -469,25 +483,30 @@ class Log:
         for entry in self._entries[:count]:
             entry.drop()
             size += entry.size
-            self.dropped = entry.number
-        if self.dropped > self.stored:
-            self.lost = self.dropped
+            self.last_dropped = entry.number
+        if self.last_dropped > self.last_stored:
+            self.last_lost = self.last_dropped
         del self._entries[:count]
         if self._account is None:
             self.size -= size
         else:
             self._account.remove(self, size)
 
-    def _end(self) -> None:
+    def _end_if_unused(self) -> None:
         """Keep the events of a log without readers and writers only as far as there is room."""
         is_written = self._writers > 0 if self.thread else not self._closed
-        if self.size and self._account is not None and not is_written and not self._read:
-            self._account.memory.end(self)
+        if (
+            self.size
+            and self._account is not None
+            and not is_written
+            and not self._received_numbers
+        ):
+            self._account.memory.mark_ended(self)
 
     def _resume(self) -> None:
         if self._account is not None:
-            self._account.memory.resume(self)
+            self._account.memory.mark_in_use(self)
 
-    def _wake(self) -> None:
-        for reader in self._read:
+    def _wake_readers(self) -> None:
+        for reader in self._received_numbers:
             reader.set()

@@ -26,9 +26,9 @@ from perdure.server.run import Run
 Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 """The input was applied, and the run goes on; it asked a question; or the thread went on without
 it."""
-_START: Final = "__run_start"  # the channel of the counts; no graph has it
-_PATH: Final = f"run start{ASIDE_SUFFIX}"
-_SPECIAL: Final = frozenset({ERROR, INTERRUPT, RESUME, _START, FORMER_WRITES_CHANNEL})
+_START_CHANNEL: Final = "__run_start"  # the channel of the counts; no graph has it
+_START_PATH: Final = f"run start{ASIDE_SUFFIX}"
+_SPECIAL_CHANNELS: Final = frozenset({ERROR, INTERRUPT, RESUME, _START_CHANNEL, FORMER_WRITES_CHANNEL})
 
 
 class _Counts(NamedTuple):
@@ -38,11 +38,11 @@ class _Counts(NamedTuple):
     updates: int
 
     @classmethod
-    def of(cls, writes: Iterable[tuple[str, str, Any]]) -> _Counts:
+    def from_writes(cls, writes: Iterable[tuple[str, str, Any]]) -> _Counts:
         answers = updates = 0
         for task, channel, value in writes:
             if task == NULL_TASK:
-                updates += channel not in _SPECIAL
+                updates += channel not in _SPECIAL_CHANNELS
             elif channel == RESUME:
                 answers += len(value) if isinstance(value, list) else 1
         return cls(answers, updates)
@@ -60,10 +60,10 @@ async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> 
     at = {"checkpoint_ns": "", **{name: given[name] for name in names if given.get(name)}}
     start = await saver.aget_tuple({"configurable": at})
     if start is not None:
-        counts = _Counts.of(start.pending_writes or ())
+        counts = _Counts.from_writes(start.pending_writes or ())
         former = await _read_former_writes(saver, start)
-        writes = [(_START, [*counts]), (FORMER_WRITES_CHANNEL, former)]
-        await saver.aput_writes(start.config, writes, run.run_id, _PATH)
+        writes = [(_START_CHANNEL, [*counts]), (FORMER_WRITES_CHANNEL, former)]
+        await saver.aput_writes(start.config, writes, run.run_id, _START_PATH)
 
 
 async def restore_start(saver: Checkpointer, run: Run) -> None:
@@ -113,7 +113,7 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
     if start is None:
         return None
     checkpoint, before = start
-    after = _Counts.of(checkpoint.pending_writes or ())
+    after = _Counts.from_writes(checkpoint.pending_writes or ())
     is_answered, has_moved = after.answers > before.answers, checkpoint.config != head.config
     if not is_answered and after.updates == before.updates:
         # an answer is for the question that was asked where the run starts
@@ -134,12 +134,12 @@ async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
 
 
 async def _find_start(
-    saver: Checkpointer, at: RunnableConfig, run: Run
+    saver: Checkpointer, config: RunnableConfig, run: Run
 ) -> tuple[CheckpointTuple, _Counts] | None:
     """Return the checkpoint from which a run started, and its counts at that time."""
-    async for checkpoint in saver.alist(at):
+    async for checkpoint in saver.alist(config):
         for task, channel, value in checkpoint.pending_writes or ():
-            if (task, channel) == (run.run_id, _START):
+            if (task, channel) == (run.run_id, _START_CHANNEL):
                 return checkpoint, _Counts(*value)
     return None
 

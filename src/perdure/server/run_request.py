@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from perdure.checkpointers.labels import CALLER, DEED
 from perdure.errors import ConfigurationError
 from perdure.memory.run_config import parse_teams
-from perdure.server.threads import checked_metadata
+from perdure.server.threads import validate_metadata
 
-Mode = Literal[
+StreamMode = Literal[
     "values",
     "updates",
     "messages",
@@ -29,12 +29,12 @@ Mode = Literal[
     "checkpoints",
     "events",
 ]
-_OURS: Final = (
+_RESERVED_NAMES: Final = (
     "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, DEED,
 )  # fmt: skip
-_INTERRUPT: Final = re.compile("[0-9a-f]{32}")  # the id of one
-_REFUSED: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
-_LATEST_S: Final = 10 * 365 * 24 * 3600
+_INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")  # the id of one
+_UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
+_MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
 
 
 class Goto(BaseModel):
@@ -48,7 +48,7 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-def _choose_modes(modes: list[Mode]) -> list[Mode]:
+def _choose_modes(modes: list[StreamMode]) -> list[StreamMode]:
     """Return each mode once: `messages-tuple` in place of `messages`, and `values` for no mode.
 
     langgraph's server does the same. Otherwise each token would be sent twice.
@@ -77,37 +77,37 @@ def _expand_array(value: Any) -> list[Any]:
     return [value]
 
 
-def is_ours(name: str) -> bool:
+def is_reserved_name(name: str) -> bool:
     """Whether the server alone sets what has this name in a config, or langgraph does."""
-    return name in _OURS or name.startswith(("__", "langgraph_"))
+    return name in _RESERVED_NAMES or name.startswith(("__", "langgraph_"))
 
 
-def _theirs(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in metadata.items() if not is_ours(name)}
+def _drop_reserved_names(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metadata.items() if not is_reserved_name(name)}
 
 
-Metadata = Annotated[dict[str, Any], AfterValidator(_theirs)]
+Metadata = Annotated[dict[str, Any], AfterValidator(_drop_reserved_names)]
 """Metadata of a client, without what the server alone sets: a graph that calls this one sends it"""
 
 
-class Given(BaseModel):
+class WithoutNulls(BaseModel):
     """A part of a request, in which null is as good as nothing."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        is_object = isinstance(given, Mapping)
-        return {n: v for n, v in given.items() if v is not None} if is_object else given
+    def _drop_nulls(cls, body: Any) -> Any:
+        is_object = isinstance(body, Mapping)
+        return {n: v for n, v in body.items() if v is not None} if is_object else body
 
 
-class Order(Given):
+class CommandFields(WithoutNulls):
     """langgraph's `Command`."""
 
     update: dict[str, Any] | list[tuple[str, Any]] | None = None
     resume: Any = None
     goto: Annotated[list[str | Goto], BeforeValidator(_as_list)] = []
 
-    def command(self) -> Command[Any]:
+    def to_command(self) -> Command[Any]:
         """As langgraph takes it."""
         goto = [
             each if isinstance(each, str) else Send(each.node, each.input) for each in self.goto
@@ -122,7 +122,7 @@ class Order(Given):
     @property
     def answers(self) -> list[Any]:
         """The answers to interrupts, which may be by their ids."""
-        by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT.fullmatch, self.resume))
+        by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT_ID.fullmatch, self.resume))
         return [] if self.resume is None else [*self.resume.values()] if by_id else [self.resume]
 
     @property
@@ -134,7 +134,7 @@ class Order(Given):
         return [*given, *([(RESUME, self.resume)] if is_plain else [])]
 
 
-class CheckpointAt(BaseModel):
+class CheckpointRef(BaseModel):
     """Where to go on from."""
 
     thread_id: str | None = None
@@ -143,13 +143,13 @@ class CheckpointAt(BaseModel):
     checkpoint_map: dict[str, str] | None = None
 
 
-class Configurable(CheckpointAt):
+class Configurable(CheckpointRef):
     """The same, and what else a graph takes."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Configured(Given):
+class ClientConfig(WithoutNulls):
     """Of langchain's config, what a client may set."""
 
     tags: list[str] = []
@@ -158,22 +158,22 @@ class Configured(Given):
     metadata: Metadata = {}
 
 
-class RunRequest(Given):
+class RunRequest(WithoutNulls):
     """The body of a request for a run, as `langgraph_sdk` sends it."""
 
     assistant_id: str
     input: Any = None
-    command: Order | None = None
-    checkpoint: CheckpointAt | None = None
+    command: CommandFields | None = None
+    checkpoint: CheckpointRef | None = None
     checkpoint_id: str | None = None
-    config: Configured = Configured()
+    config: ClientConfig = ClientConfig()
     context: dict[str, Any] | None = None
     metadata: Metadata = {}
     interrupt_before: Literal["*"] | list[str] | None = None
     interrupt_after: Literal["*"] | list[str] | None = None
-    stream_mode: Annotated[list[Mode], BeforeValidator(_as_list), AfterValidator(_choose_modes)] = [
-        "values"
-    ]
+    stream_mode: Annotated[
+        list[StreamMode], BeforeValidator(_as_list), AfterValidator(_choose_modes)
+    ] = ["values"]
     stream_subgraphs: bool = False
     stream_resumable: bool = False
     on_disconnect: Literal["cancel", "continue"] = "continue"
@@ -182,7 +182,7 @@ class RunRequest(Given):
     if_not_exists: Literal["reject", "create"] = "reject"
     durability: Literal["sync", "async", "exit"] | None = None
     checkpoint_during: bool | None = None
-    after_seconds: float = Field(default=0, ge=0, le=_LATEST_S)
+    after_seconds: float = Field(default=0, ge=0, le=_MAX_DELAY_S)
     webhook: str | None = None
     strict_resume: bool | None = None
     feedback_keys: list[str] | None = None
@@ -190,7 +190,7 @@ class RunRequest(Given):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in _REFUSED:
+        for name in _UNSUPPORTED_FIELDS:
             if value := getattr(self, name):
                 raise ValueError(
                     f"{name} is {value!r}, which this server does not do: leave it out"
@@ -218,20 +218,22 @@ class RunRequest(Given):
 
     def check_metadata(self) -> None:
         """Check what its checkpoints would have as their metadata."""
-        labels = {n: v for n, v in self._configurable.items() if isinstance(v, str | int | float)}
-        checked_metadata({**labels, **self.config.metadata, **self.metadata})
+        labels = {
+            n: v for n, v in self._merged_configurable.items() if isinstance(v, str | int | float)
+        }
+        validate_metadata({**labels, **self.config.metadata, **self.metadata})
 
-    def given(self) -> Any:
+    def graph_input(self) -> Any:
         """The graph's input."""
-        return self.command.command() if self.command else self.input
+        return self.command.to_command() if self.command else self.input
 
     @property
-    def options(self) -> dict[str, Any]:
+    def call_options(self) -> dict[str, Any]:
         """How the graph is called, whoever reads what it tells."""
         names = {"context", "interrupt_before", "interrupt_after", "durability"}
         return self.model_dump(include=names)
 
-    def kept(self) -> dict[str, Any]:
+    def to_stored(self) -> dict[str, Any]:
         """As it is stored; its metadata and assistant are told of the run."""
         return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
 
@@ -243,7 +245,7 @@ class RunRequest(Given):
         sent = [each for each in self.command.goto if not isinstance(each, str)]
         return bool(self.command.update) or any(each.input is not None for each in sent)
 
-    def of_assistant(self, assistant: Mapping[str, Any]) -> Self:
+    def with_assistant(self, assistant: Mapping[str, Any]) -> Self:
         """The request upon what its assistant is configured with, which is fixed by that.
 
         Of the config's `configurable` and metadata, of the context and the metadata it overrides
@@ -260,15 +262,15 @@ class RunRequest(Given):
         made = self.model_copy(
             update={
                 "assistant_id": assistant["assistant_id"],
-                "config": Configured.model_validate(config),
-                "metadata": {**_theirs(assistant["metadata"]), **self.metadata},
+                "config": ClientConfig.model_validate(config),
+                "metadata": {**_drop_reserved_names(assistant["metadata"]), **self.metadata},
                 "context": {**assistant["context"], **(self.context or {})} or self.context,
             }
         )
         made.check_metadata()
         return made
 
-    def check(self, thread_id: str, user: str) -> None:
+    def check_reserved_names(self, thread_id: str, user: str) -> None:
         """Refuse what the server alone decides.
 
         Raises:
@@ -276,47 +278,49 @@ class RunRequest(Given):
                 langgraph's own.
         """
         own = {"thread_id": thread_id, "user_id": user, "owner": user}
-        for name, value in chain(self._configurable.items(), (self.context or {}).items()):
-            if is_ours(name) and value is not None and value != own.get(name):
+        for name, value in chain(self._merged_configurable.items(), (self.context or {}).items()):
+            if is_reserved_name(name) and value is not None and value != own.get(name):
                 raise ConfigurationError(
                     f"{name!r} is {value!r}, and the server alone sets it: leave it out"
                 )
 
-    def named_teams(self) -> set[str]:
+    def team_names(self) -> set[str]:
         """Return the teams that the config or the context names.
 
         Raises:
             InvalidConfig: One of them is no name.
         """
         names = set[str]()
-        for given in (self._configurable, self.context or {}):
+        for given in (self._merged_configurable, self.context or {}):
             for team, teams in ((given.get("team"), None), (None, given.get("teams"))):
                 names |= {*(parse_teams(team, teams) or ())}
         return names
 
     @property
-    def places(self) -> dict[str, str]:
+    def checkpoint_ids(self) -> dict[str, str]:
         """The checkpoints that it names, by their namespaces."""
-        at = self._configurable
+        at = self._merged_configurable
         here = {at.get("checkpoint_ns", ""): at.get("checkpoint_id")}
         return {ns: id for ns, id in {**here, **at.get("checkpoint_map", {})}.items() if id}
 
     @property
-    def _configurable(self) -> dict[str, Any]:
+    def _merged_configurable(self) -> dict[str, Any]:
         given = self.config.configurable.model_dump(exclude_unset=True)
-        given |= (self.checkpoint or CheckpointAt()).model_dump(exclude_none=True)
+        given |= (self.checkpoint or CheckpointRef()).model_dump(exclude_none=True)
         given |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
         return {
-            n: v for n, v in given.items() if v is not None or n not in CheckpointAt.model_fields
+            n: v for n, v in given.items() if v is not None or n not in CheckpointRef.model_fields
         }
 
-    def config_with(self, ours: Mapping[str, Any], *, begun: bool) -> RunnableConfig:
+    def build_config(
+        self, server_values: Mapping[str, Any], *, is_continued: bool
+    ) -> RunnableConfig:
         """The config of the run, with what the server alone sets; one that has begun goes on."""
-        given = self._configurable
-        if begun:
-            given = {n: v for n, v in given.items() if n not in CheckpointAt.model_fields}
+        given = self._merged_configurable
+        if is_continued:
+            given = {n: v for n, v in given.items() if n not in CheckpointRef.model_fields}
         return {
-            "configurable": {**given, **ours},
+            "configurable": {**given, **server_values},
             "metadata": {**self.config.metadata, **self.metadata},
             "tags": self.config.tags,
             "recursion_limit": self.config.recursion_limit,

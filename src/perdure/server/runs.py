@@ -25,20 +25,20 @@ from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
 from perdure.server.limits import Limits, TooMany
 from perdure.server.person import Sender
-from perdure.server.reply import encoded
-from perdure.server.run import CANCELS, Run
-from perdure.server.run_execution import ENDS_S, Player
-from perdure.server.run_log import THREADS, EventDropped, Log, LoggedEvent
-from perdure.server.run_queue import PAUSE_S, DatabaseRuns
+from perdure.server.reply import encode_json
+from perdure.server.run import CANCEL_ACTIONS, Run
+from perdure.server.run_execution import END_TIMEOUT_S, Player
+from perdure.server.run_log import NUMBERS_PER_RUN, EventDropped, Log, LoggedEvent
+from perdure.server.run_queue import RETRY_PAUSE_S, DatabaseRuns
 from perdure.server.run_request import RunRequest
 from perdure.server.teams import RunTeams
 from perdure.server.telemetry import Telemetry
 from perdure.server.webhooks import Webhooks
 
 Players: TypeAlias = "Mapping[str, Callable[[Run, Runs], Player]]"
-FEEDS: Final = 100
+RETAINED_FEEDS: Final = 100
 """How many threads have events that can be read again, besides those that somebody reads."""
-ERASED_S: Final = 0.5
+ERASURE_CHECK_S: Final = 0.5
 """How often the reader of a stream looks whether messages were erased from the thread."""
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 class Scheduler(Protocol):
     """Begins runs on a schedule."""
 
-    async def begin_due(self, runs: DatabaseRuns) -> None:
+    async def start_due_runs(self, runs: DatabaseRuns) -> None:
         """Begin those of a tenant that are due."""
 
 
@@ -86,18 +86,18 @@ class Runs:
         self.teams = teams
         self.owners_are_people = owners_are_people
         self.graphs, self._at_once, self._databases = graphs, limits.at_once, databases
-        self.used, self._players = databases.used, players
-        self.measured = telemetry.run if telemetry else contextlib.nullcontext
-        self.is_closed = self._refuses = False
+        self.keep_database_open, self._players = databases.keep_open, players
+        self.measure_run = telemetry.run if telemetry else contextlib.nullcontext
+        self.is_closed = self._is_draining = False
         self.memory = EventMemory(limits)
-        self._of: dict[str | None, DatabaseRuns] = {}
+        self._by_tenant: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
         self._recent: list[Log] = []  # first is what was asked for last
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
 
-    async def open(self, tenants: Collection[str | None]) -> None:
+    async def open_tenants(self, tenants: Collection[str | None]) -> None:
         """Take up what was left of tenants.
 
         Raises:
@@ -105,84 +105,86 @@ class Runs:
         """
         for tenant in tenants:
             try:
-                await (await self._databases.of(tenant)).saver.setup()
+                await (await self._databases.get_or_open(tenant)).saver.setup()
             except ConfigurationError as exc:  # requests are told why
                 _LOGGER.warning("no run is taken up: %s", exc)
             except StorageUnavailable as exc:
                 _LOGGER.warning("runs are taken up once the database is there: %s", exc)
-                await self.of(tenant)
+                await self.for_tenant(tenant)
             else:
-                runs = await self.of(tenant)
+                runs = await self.for_tenant(tenant)
                 await runs.ready.wait()
                 if runs.task.done():
                     runs.task.result()
 
-    async def of(self, tenant: str | None) -> DatabaseRuns:
+    async def for_tenant(self, tenant: str | None) -> DatabaseRuns:
         """Those of a tenant; from now on this process takes up what others leave there."""
-        parts = await self._databases.of(tenant)
-        runs = self._of.get(tenant)
-        if runs is None or runs.parts is not parts or runs.task.done():
-            runs = self._of[tenant] = DatabaseRuns(self, tenant, parts)
+        parts = await self._databases.get_or_open(tenant)
+        runs = self._by_tenant.get(tenant)
+        if runs is None or runs.database is not parts or runs.task.done():
+            runs = self._by_tenant[tenant] = DatabaseRuns(self, tenant, parts)
         return runs
 
-    def has(self, tenant: str | None, runs: DatabaseRuns) -> bool:
+    def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
         """Whether the database of some runs is open."""
-        return self._databases.has(tenant, runs.parts)
+        return self._databases.is_open(tenant, runs.database)
 
-    async def do_due(self, runs: DatabaseRuns) -> None:
+    async def start_due_work(self, runs: DatabaseRuns) -> None:
         """Begin what is due: runs on a schedule, and webhooks."""
-        if self.schedule is not None and not self._refuses:
-            await self.schedule.begin_due(runs)
-        await self.webhooks.send_due(runs)
+        if self.schedule is not None and not self._is_draining:
+            await self.schedule.start_due_runs(runs)
+        await self.webhooks.start_due_deliveries(runs)
 
-    def begun(self, run: Run) -> None:
+    def register_run(self, run: Run) -> None:
         """A run is followed."""
-        run.log.charge(self.memory.account_of(run.tenant, run.user))
+        run.log.set_account(self.memory.get_account(run.tenant, run.user))
         self._under_way[run] = self._players[run.protocol](run, self)
 
-    def player(self, run: Run) -> Player:
+    def get_player(self, run: Run) -> Player:
         """What plays a run that is followed."""
         return self._under_way[run]
 
-    def ended(self, run: Run) -> None:
+    def unregister_run(self, run: Run) -> None:
         """A run is followed no longer."""
         self._under_way.pop(run, None)
 
-    def feed(self, tenant: str | None, thread_id: str, thread: int, user: str = "") -> Log:
+    def get_feed(self, tenant: str | None, thread_id: str, thread: int, user: str = "") -> Log:
         """Return the log of events of a thread.
 
         A log of a deleted thread with the same id is closed. A new log is counted for the user.
         """
-        feed, account = self._feeds.get((tenant, thread_id)), self.memory.account_of(tenant, user)
+        feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
         if feed is not None and feed.thread != thread:  # a deleted thread had the same id
             feed.close()
             feed = None
         feed = feed or Log(thread, account)
         self._feeds[tenant, thread_id] = feed
-        self._recent = [feed, *(each for each in self._recent if each is not feed)][:FEEDS]
+        self._recent = [feed, *(each for each in self._recent if each is not feed)][:RETAINED_FEEDS]
         return feed
 
-    def read_feeds(self, tenant: str | None) -> dict[str, Log]:
+    def feeds_with_readers(self, tenant: str | None) -> dict[str, Log]:
         """Those that somebody reads, by the ids of their threads."""
-        return {id: log for (of, id), log in self._feeds.items() if of == tenant and log.is_read}
+        return {
+            id: log for (of, id), log in self._feeds.items() if of == tenant and log.has_readers
+        }
 
-    async def key_of(self, tenant: str | None, thread_id: str) -> int:
+    async def get_thread_key(self, tenant: str | None, thread_id: str) -> int:
         """See `RunTable.get_thread_key`."""
-        return await (await self.of(tenant)).table.get_thread_key(thread_id)
+        return await (await self.for_tenant(tenant)).table.get_thread_key(thread_id)
 
-    async def recalled(self, identity: Identity, thread_id: str, thread: int) -> Log:
+    async def open_feed(self, identity: Identity, thread_id: str, thread: int) -> Log:
         """The events of a thread; who has read none begins with a run that is under way."""
         tenant, user = identity.tenant, identity.user
-        feed, runs = self.feed(tenant, thread_id, thread, user), await self.of(tenant)
+        feed, runs = self.get_feed(tenant, thread_id, thread, user), await self.for_tenant(tenant)
         here = any(run.feed is feed and run.is_executing for run in self._under_way)
-        if not feed.is_read and not here:
-            newest = await runs.events.leave(feed, feed.thread, ALL_RUNS)
+        if not feed.has_readers and not here:
+            newest = await runs.events.leave_to_database(feed, feed.thread, ALL_RUNS)
             if newest is not None and newest[1] == feed.last:
                 seq, until, status = newest
-                feed.first = seq * THREADS if status in LIVE_STATES else until
+                feed.first = seq * NUMBERS_PER_RUN if status in LIVE_STATES else until
         return feed
 
-    async def told(
+    async def read_events(
         self,
         identity: Identity,
         thread: int,
@@ -201,21 +203,23 @@ class Runs:
         Raises:
             LookupError: See `StoredEvents.after`; or messages were erased since the events.
         """
-        runs = await self.of(identity.tenant)
-        account = self.memory.account_of(identity.tenant, identity.user)
+        runs = await self.for_tenant(identity.tenant)
+        account = self.memory.get_account(identity.tenant, identity.user)
         with runs.erasures.reading(thread):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
-            elif log.dropped or not log.is_empty:
-                await self._check_erased(runs, log, thread, checked_at)
-            async for events in runs.events.after(log, number, look, thread, seqs, account):
-                earliest = time.monotonic() - ERASED_S
+            elif log.last_dropped or not log.is_empty:
+                await self._check_erasures(runs, log, thread, checked_at)
+            async for events in runs.events.read_after(log, number, look, thread, seqs, account):
+                earliest = time.monotonic() - ERASURE_CHECK_S
                 if checked_at <= earliest:
-                    checked_at = await self._check_erased(runs, log, thread, earliest)
+                    checked_at = await self._check_erasures(runs, log, thread, earliest)
                 yield events
 
-    async def _check_erased(self, runs: DatabaseRuns, log: Log, thread: int, since: float) -> float:
+    async def _check_erasures(
+        self, runs: DatabaseRuns, log: Log, thread: int, since: float
+    ) -> float:
         """Drop the events of a thread from which messages were erased meanwhile.
 
         Args:
@@ -237,7 +241,7 @@ class Runs:
         if number is None or number <= (log.removals or 0):  # the log's may have been read later
             return read_at
         had_none = log.is_empty  # what was dropped is read from the database, which has no more
-        log.leave(log.last)
+        log.clear_until(log.last)
         stale = [
             run
             for run in self._under_way
@@ -249,14 +253,14 @@ class Runs:
                 return read_at
         raise LookupError("messages were erased from the thread")
 
-    def busy(self, tenant: str | None, thread_id: str) -> bool:
+    def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
         """Whether this process has a run of a thread, be it of one that was deleted."""
         whose = tenant, thread_id
         return any((run.tenant, run.thread_id) == whose for run in self._under_way)
 
-    async def listed(self, tenant: str | None, thread_id: str) -> list[RunRow]:
+    async def list_runs(self, tenant: str | None, thread_id: str) -> list[RunRow]:
         """Those of a thread that are known, newest first."""
-        return await (await self.of(tenant)).table.list_runs(thread_id)
+        return await (await self.for_tenant(tenant)).table.list_runs(thread_id)
 
     async def get(self, tenant: str | None, thread_id: str, run_id: str) -> Run:
         """A run of a thread.
@@ -264,7 +268,7 @@ class Runs:
         Raises:
             Refused: The thread has none with this id, or it ended long ago.
         """
-        run = await (await self.of(tenant)).read(thread_id, run_id)
+        run = await (await self.for_tenant(tenant)).get_run(thread_id, run_id)
         if run is None:
             why = (
                 f"thread {thread_id!r} has no run {run_id!r}; of a thread the last "
@@ -273,12 +277,12 @@ class Runs:
             raise Refused(why, 404)
         return run
 
-    async def recall(self, run: Run) -> None:
+    async def load_events(self, run: Run) -> None:
         """See `StoredEvents.recall`."""
-        runs = await self.of(run.tenant)
-        await runs.events.recall(run)
+        runs = await self.for_tenant(run.tenant)
+        await runs.events.load_events(run)
         if run.is_elsewhere:
-            runs.look()
+            runs.wake()
 
     async def encode_output(self, run: Run) -> bytes:
         """Return the values after the last step of a run that has ended, as JSON.
@@ -288,38 +292,38 @@ class Runs:
         """
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
-            table = (await self.of(run.tenant)).table
-            removals = (await table.count_removals([run.thread])).get(run.thread)
+            table = (await self.for_tenant(run.tenant)).table
+            removals = (await table.count_removals([run.thread_key])).get(run.thread_key)
             if removals not in (None, run.removals):
                 run.output = run.output_event = None
         if run.output_event is not None:
             with contextlib.suppress(EventDropped):
                 return run.output_event.data
         if run.output is None and not run.temporary:
-            return encoded(await (await self.of(run.tenant)).values(run))
-        return encoded(run.output)
+            return encode_json(await (await self.for_tenant(run.tenant)).read_output(run))
+        return encode_json(run.output)
 
-    def check(self, identity: Identity, more: int = 1) -> None:
+    def check_capacity(self, identity: Identity, count: int = 1) -> None:
         """Refuse an identity so many more runs, if that are more than may be under way."""
         whose = identity.tenant, identity.user
-        if sum((run.tenant, run.user) == whose for run in self._under_way) + more > self._at_once:
+        if sum((run.tenant, run.user) == whose for run in self._under_way) + count > self._at_once:
             raise TooMany(f"{self._at_once} runs are under way; end some first", again_s=5)
-        if self._refuses:
+        if self._is_draining:
             raise Refused("the server ends; ask again, or another one", 503, {"Retry-After": "1"})
 
-    def forget(self, tenant: str | None, thread_id: str) -> None:
+    def forget_thread(self, tenant: str | None, thread_id: str) -> None:
         """Forget the runs and the events of a thread that is no more: others may take its id."""
-        runs = self._of.get(tenant)
-        known = runs.known if runs is not None else {}
+        runs = self._by_tenant.get(tenant)
+        known = runs.runs_by_id if runs is not None else {}
         for run in [each for each in known.values() if each.thread_id == thread_id]:
             del known[run.run_id]
             run.cancel()
-            if run.ended:
-                run.forget()
+            if run.has_ended:
+                run.drop_events()
         if feed := self._feeds.pop((tenant, thread_id), None):
             feed.close()
 
-    async def start(
+    async def start_run(
         self,
         call: Call,
         request: RunRequest,
@@ -355,12 +359,12 @@ class Runs:
             Refused: Another run is under way, and the request is to be rejected; or see `check`.
         """
         identity = call.identity
-        self.check(identity)
-        runs = await self.of(identity.tenant)
+        self.check_capacity(identity)
+        runs = await self.for_tenant(identity.tenant)
         await runs.ready.wait()
         if not runs.owner:
             raise StorageUnavailable("the database was lost, and is connected again: try again")
-        strategy, login = request.multitask_strategy, plain(identity.raw)
+        strategy, login = request.multitask_strategy, extract_login_fields(identity.raw)
         sender = sender or Sender(identity.user)
         about = {
             "assistant_id": request.assistant_id,
@@ -370,7 +374,7 @@ class Runs:
             **sender.about(),
         }
         kept = {"temporary": temporary, "protocol": protocol, "login": login}
-        kept |= {"recorded": recorded, "request": request.kept()}
+        kept |= {"recorded": recorded, "request": request.to_stored()}
         now = time.time()
         not_before = now + request.after_seconds if request.after_seconds else None
         owner = "" if not_before else runs.owner  # any process takes one that is due
@@ -379,9 +383,9 @@ class Runs:
         whose = identity.tenant, identity.user
         how = temporary, protocol, recorded, identity.raw
         run = Run(row._replace(request=None), *whose, request, *how)
-        runs.known[run.run_id] = run  # a sweep may see the row first
+        runs.runs_by_id[run.run_id] = run  # a sweep may see the row first
         try:
-            cancels = None if not_before else CANCELS.get(strategy)
+            cancels = None if not_before else CANCEL_ACTIONS.get(strategy)
             rejects = strategy == "reject"
             accepted, ids = await runs.table.accept_run(
                 row,
@@ -391,21 +395,21 @@ class Runs:
                 due_cron=due,
             )
             if accepted is None:
-                await self._refuse(runs, run, ids)
+                await self._raise_not_accepted(runs, run, ids)
         except BaseException:
-            runs.known.pop(run.run_id, None)
+            runs.runs_by_id.pop(run.run_id, None)
             raise
         run.row = run.row._replace(live=accepted or run.row.live)
         if not_before:
-            del runs.known[run.run_id]  # who wants to see it begin asks for it
+            del runs.runs_by_id[run.run_id]  # who wants to see it begin asks for it
             return run
-        runs.follow(run, Context() if due else None)  # locks of the schedule are not its own
-        for each in [*runs.known.values()] if cancels else ():
-            if each.thread_id == thread_id and each is not run and not each.ended:
-                await runs.refresh(each)
+        runs.follow_run(run, Context() if due else None)  # locks of the schedule are not its own
+        for each in [*runs.runs_by_id.values()] if cancels else ():
+            if each.thread_id == thread_id and each is not run and not each.has_ended:
+                await runs.refresh_run(each)
         return run
 
-    async def _refuse(self, runs: DatabaseRuns, run: Run, ids: Collection[str]) -> None:
+    async def _raise_not_accepted(self, runs: DatabaseRuns, run: Run, ids: Collection[str]) -> None:
         """Say why a run was not accepted, unless it was, and the connection was lost then."""
         stored = await runs.table.list_runs(run.thread_id, run.run_id)
         if stored:
@@ -419,39 +423,41 @@ class Runs:
             409,
         )
 
-    async def drop(self, run: Run) -> None:
+    async def delete_run(self, run: Run) -> None:
         """Remove a run that has ended."""
-        runs = await self.of(run.tenant)
+        runs = await self.for_tenant(run.tenant)
         await runs.table.delete_ended_run(run.row.live)
-        runs.known.pop(run.run_id, None)
+        runs.runs_by_id.pop(run.run_id, None)
 
-    async def cancel(self, tenant: str | None, live: LiveRun, action: str = "interrupt") -> bool:
+    async def cancel_run(
+        self, tenant: str | None, live: LiveRun, action: str = "interrupt"
+    ) -> bool:
         """Stop a run, wherever it is. Returns False if it has ended meanwhile."""
-        runs = await self.of(tenant)
+        runs = await self.for_tenant(tenant)
         stopped = await runs.table.cancel_runs(live.thread_id, live.run_id, action)
-        if run := runs.known.get(live.run_id):
-            await runs.refresh(run)
+        if run := runs.runs_by_id.get(live.run_id):
+            await runs.refresh_run(run)
         return bool(stopped)
 
-    async def stop(self, tenant: str | None, thread_id: str) -> None:
+    async def stop_thread(self, tenant: str | None, thread_id: str) -> None:
         """Cancel the runs of a thread, and wait until they have ended.
 
         Raises:
             Refused: One does not end: a node of it goes on, though it was cancelled.
         """
-        runs, until = await self.of(tenant), time.monotonic() + ENDS_S
+        runs, until = await self.for_tenant(tenant), time.monotonic() + END_TIMEOUT_S
         await runs.table.cancel_runs(thread_id, "", "interrupt")
-        for run in [each for each in runs.known.values() if each.thread_id == thread_id]:
-            await runs.refresh(run)
+        for run in [each for each in runs.runs_by_id.values() if each.thread_id == thread_id]:
+            await runs.refresh_run(run)
         while ids := await runs.table.list_live_run_ids(thread_id):
             if time.monotonic() > until:
-                why = f"run {ids[0]!r} was cancelled and goes on after {ENDS_S} s; try later"
+                why = f"run {ids[0]!r} was cancelled and goes on after {END_TIMEOUT_S} s; try later"
                 raise Refused(why, 409)
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     async def drain(self, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
         """Accept no more runs, wait a time for those that are under way, and stop them then."""
-        self._refuses, until = True, time.monotonic() + grace_s
+        self._is_draining, until = True, time.monotonic() + grace_s
         while (left_s := until - time.monotonic()) > 0 and not hurry():
             tasks = [run.task for run in self._under_way if run.task and run.status == "running"]
             if not tasks:
@@ -462,12 +468,12 @@ class Runs:
     async def _stop_all(self) -> None:
         if self.is_closed:
             return
-        self._refuses = self.is_closed = True
+        self._is_draining = self.is_closed = True
         for run in self._under_way:
-            run.lose()
+            run.lose_ownership()
             run.changed.set()
         if tasks := [run.task for run in self._under_way if run.task is not None]:
-            await asyncio.wait(tasks, timeout=ENDS_S)
+            await asyncio.wait(tasks, timeout=END_TIMEOUT_S)
         for feed in self._feeds.values():
             feed.close()
 
@@ -475,25 +481,25 @@ class Runs:
         """Stop what runs, and leave it to the next process, as a kill would."""
         await self._stop_all()
         await self.webhooks.aclose()
-        for runs in self._of.values():
+        for runs in self._by_tenant.values():
             with contextlib.suppress(PerdureError):  # the lock of this process will be free
-                if runs.owner and self.has(runs.tenant, runs):
+                if runs.owner and self.is_open(runs.tenant, runs):
                     await runs.table.release_runs(runs.owner)
-            for task in (runs.task, runs.others):
+            for task in (runs.task, runs.due_work):
                 task.cancel()
-            await asyncio.wait([runs.task, runs.others])
+            await asyncio.wait([runs.task, runs.due_work])
 
 
-def plain(login: Any) -> Any:
+def extract_login_fields(login: Any) -> Any:
     """What is kept of a user whom a handler returned, so that a run can go on elsewhere."""
     return login if isinstance(login, Mapping) else getattr(login, "__dict__", None)
 
 
-async def runs_of(connection: HTTPConnection) -> Runs:
+async def get_server_runs(connection: HTTPConnection) -> Runs:
     """The runs of the process."""
     runs: Runs = connection.app.state.runs
     return runs
 
 
-All = Annotated[Runs, Depends(runs_of)]
+ServerRuns = Annotated[Runs, Depends(get_server_runs)]
 """An endpoint's argument."""

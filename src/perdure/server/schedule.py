@@ -21,31 +21,41 @@ from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow, DueCron
 from perdure.errors import ConfigurationError, StorageFull, StorageUnavailable
 from perdure.server.access import Access, Identity, Refused
-from perdure.server.api_runs import check
+from perdure.server.api_runs import prepare_run
 from perdure.server.auth_file import User
 from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.run_queue import DatabaseRuns
-from perdure.server.run_request import Given, RunRequest
+from perdure.server.run_request import RunRequest, WithoutNulls
 from perdure.server.runs import Runs
 from perdure.server.teams import read_teams
 
-PATIENCE_S: Final = 10
+HANDLER_TIMEOUT_S: Final = 10
 """How long the handlers of an Auth file may take for a cron."""
-CHECK_S: Final = 10
+DUE_CHECK_S: Final = 10
 """How often the due times of all crons are checked."""
 CLOCK_SKEW_S: Final = 300
 """Seconds by which the clocks of servers may differ without a cron running twice."""
-_NAMES: Final = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
-_LONGEST: Final = 200  # characters of a schedule, which is read each time that it is due
-_LATER: Final = (429, 503)  # it is to be asked again
+_SCHEDULE_NAMES: Final = (
+    "@hourly",
+    "@daily",
+    "@midnight",
+    "@weekly",
+    "@monthly",
+    "@yearly",
+    "@annually",
+)
+_MAX_SCHEDULE_LENGTH: Final = (
+    200  # characters of a schedule, which is read each time that it is due
+)
+_RETRY_STATUSES: Final = (429, 503)  # it is to be asked again
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-class CronOptions(Given):
+class CronOptions(WithoutNulls):
     """When a cron runs, and what becomes of the threads of its runs."""
 
-    schedule: str = Field(max_length=_LONGEST)
+    schedule: str = Field(max_length=_MAX_SCHEDULE_LENGTH)
     timezone: str | None = None
     end_time: datetime | None = None
     enabled: bool = True
@@ -69,16 +79,17 @@ class CronOptions(Given):
             ) from exc
         fields = schedule.split()
         try:
-            if len(fields) != 5 and schedule not in _NAMES:
+            if len(fields) != 5 and schedule not in _SCHEDULE_NAMES:
                 raise ValueError(f"it has {len(fields)} fields")
             times = croniter(schedule, datetime.fromtimestamp(after, zone))
-            at = _next(times, zone)
+            at = _next_in_zone(times, zone)
             while at.fold and fields[1:] and not fields[1].startswith("*"):
-                at = _next(times, zone)
+                at = _next_in_zone(times, zone)
         except ValueError as exc:
             raise ConfigurationError(
                 f"schedule is {schedule!r:.80}: {exc}; expected five fields (minute, hour, day, "
-                f"month, day of the week), like '0 9 * * mon-fri', or one of {', '.join(_NAMES)}"
+                "month, day of the week), such as '0 9 * * mon-fri', or one of "
+                f"{', '.join(_SCHEDULE_NAMES)}"
             ) from exc
         end = self.end_time and self.end_time.replace(tzinfo=self.end_time.tzinfo or UTC)
         is_over = end is not None and at > end
@@ -89,7 +100,7 @@ class CronRequest(RunRequest, CronOptions):
     """The body of a request for a cron: that of its runs, and when they are."""
 
 
-def _next(times: croniter, zone: ZoneInfo) -> datetime:
+def _next_in_zone(times: croniter, zone: ZoneInfo) -> datetime:
     """The next of some times; `fold` says whether its time of day comes for the second time."""
     at: datetime = times.get_next(datetime)
     return at.astimezone(UTC).astimezone(zone)
@@ -108,10 +119,10 @@ class Schedule:
         self._access, self._databases, self._runs = access, databases, runs
         self._checked_at: WeakKeyDictionary[DatabaseRuns, float] = WeakKeyDictionary()
 
-    async def begin_due(self, runs: DatabaseRuns) -> None:
+    async def start_due_runs(self, runs: DatabaseRuns) -> None:
         """Begin those of a tenant that are due."""
         table = CronTable(runs.saver)
-        if time.monotonic() - self._checked_at.get(runs, -CHECK_S) >= CHECK_S:
+        if time.monotonic() - self._checked_at.get(runs, -DUE_CHECK_S) >= DUE_CHECK_S:
             await self._reset_late(table)
             self._checked_at[runs] = time.monotonic()
         for cron_id in await table.list_due_ids():
@@ -119,7 +130,7 @@ class Schedule:
                 async with runs.saver.lock(f"perdure.cron/{cron_id}", timeout_s=0):
                     cron, now = await table.get(cron_id), time.time()
                     if cron is not None and cron.next_at is not None and cron.next_at <= now:
-                        await self._begin(runs, table, cron, now)
+                        await self._start_cron(runs, table, cron, now)
             except Exception as exc:  # the next sweep tries again, here or on another server
                 if isinstance(exc, StorageUnavailable) and isinstance(exc.__cause__, TimeoutError):
                     continue  # another server holds the lock, and begins it
@@ -149,7 +160,9 @@ class Schedule:
                 kind = type(exc).__name__  # its text may be content
                 _LOGGER.info("the due time of cron %s cannot be checked (%s)", cron.cron_id, kind)
 
-    async def _begin(self, runs: DatabaseRuns, table: CronTable, cron: CronRow, now: float) -> None:
+    async def _start_cron(
+        self, runs: DatabaseRuns, table: CronTable, cron: CronRow, now: float
+    ) -> None:
         content = cron.content
         if content["graph"] not in self._runs.graphs:
             return  # a server that has it begins it
@@ -158,18 +171,18 @@ class Schedule:
         request.on_completion = request.on_run_completed
         next_at = await asyncio.to_thread(request.next_time, now)
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._run(runs.tenant, request, DueCron(cron, next_at))
+            async with asyncio.timeout(HANDLER_TIMEOUT_S):
+                await self._start_run(runs.tenant, request, DueCron(cron, next_at))
         except (StorageUnavailable, StorageFull, TimeoutError):
             raise
         except Exception as exc:
-            if isinstance(exc, Refused) and exc.status in _LATER:
+            if isinstance(exc, Refused) and exc.status in _RETRY_STATUSES:
                 raise
             kind = type(exc).__name__
             _LOGGER.warning("cron %s was due, and its run is refused (%s)", cron.cron_id, kind)
             await table.advance_next_time(cron, next_at)
 
-    async def _run(self, tenant: str | None, request: CronRequest, due: DueCron) -> None:
+    async def _start_run(self, tenant: str | None, request: CronRequest, due: DueCron) -> None:
         content = due.cron.content
         login = None if content["login"] is None else User(content["login"])
         permissions, person = frozenset(content["permissions"]), content.get("acting_for")
@@ -178,6 +191,6 @@ class Schedule:
         again = getattr(self._access, "again", None)  # keys may be revoked meanwhile
         identity = await again(then) if again else then
         call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)
-        with call.used():
-            begin = await check(call, self._runs, request, due.cron.thread_id, due=due)
+        with call.keep_database_open():
+            begin = await prepare_run(call, self._runs, request, due.cron.thread_id, due=due)
             await begin()

@@ -25,7 +25,7 @@ from perdure.server.databases import OpenDatabase
 
 if TYPE_CHECKING:
     from perdure.memory.extraction import DueThreads
-    from perdure.server.guard import Seen
+    from perdure.server.guard import RequestSummary
 
 _LOG: Final = logging.getLogger("perdure.server")
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
@@ -113,7 +113,7 @@ class Telemetry:
         return self._measured("graph", "run")
 
     @contextmanager
-    def request(self, headers: Mapping[str, str], seen: Seen) -> Iterator[None]:
+    def request(self, headers: Mapping[str, str], seen: RequestSummary) -> Iterator[None]:
         """Measure a request; `seen` has its route and status when it ends."""
         with self._span(seen.method, headers) as span:
             try:

@@ -40,26 +40,26 @@ from perdure.errors import (
 from perdure.memory.thread_search import ThreadHits, TranscriptSearch, VisibleThreads
 from perdure.server.access import Filter, check_reach, containing, meets
 from perdure.server.person import find_person
-from perdure.server.reply import encoded
+from perdure.server.reply import encode_json
 from perdure.settings import SEARCH_LIMIT, check_user
 from perdure.stores.store import Store
 from perdure.stores.values import encode_value
 
 Thread = dict[str, Any]
 """A thread as langgraph's clients know it, without its values."""
-METADATA_BYTES: Final = 64_000
+MAX_METADATA_BYTES: Final = 64_000
 """How much JSON the metadata of a thread may be that a client gives it."""
-METADATA_LEVELS: Final = 8
+MAX_METADATA_LEVELS: Final = 8
 """How many levels it may have: `{"a": 1}` has one."""
-_ID_BYTES: Final = 4096  # of a thread that is made here
-_ALL: Final = 1 << 31
-_PAGE: Final = 500  # runs read at once, of those whose threads are compared
-RELEASE_S: Final = 0.5
+_MAX_ID_BYTES: Final = 4096  # of a thread that is made here
+_NO_LIMIT: Final = 1 << 31
+_RUNS_PER_READ: Final = 500  # runs read at once, of those whose threads are compared
+LOCK_RELEASE_S: Final = 0.5
 """How many seconds a change of a thread without a live run waits for the lock of the thread."""
-_WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
+_DELETE_WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
 
 
-def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     """Metadata that a client gives a thread, which every list of threads reads.
 
     Raises:
@@ -67,7 +67,7 @@ def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
             beyond 64 bits, which no checkpoint can hold.
     """
     level: list[Any] = [metadata]
-    for _ in range(METADATA_LEVELS):
+    for _ in range(MAX_METADATA_LEVELS):
         values = [*chain(*(part.values() if isinstance(part, dict) else part for part in level))]
         level = [value for value in values if isinstance(value, dict | list)]
         for value in values:
@@ -77,16 +77,16 @@ def checked_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
                 )
     if level:
         raise ConfigurationError(
-            f"the metadata {metadata!r:.80} has more than {METADATA_LEVELS} levels"
+            f"the metadata {metadata!r:.80} has more than {MAX_METADATA_LEVELS} levels"
         )
-    if (size := len(encoded(metadata))) > METADATA_BYTES:
+    if (size := len(encode_json(metadata))) > MAX_METADATA_BYTES:
         raise ConfigurationError(
-            f"the metadata {metadata!r:.80} has {size} bytes; expected at most {METADATA_BYTES}"
+            f"the metadata {metadata!r:.80} has {size} bytes; expected at most {MAX_METADATA_BYTES}"
         )
     return metadata
 
 
-def checked_owners(metadata: dict[str, Any]) -> dict[str, Any]:
+def validate_owners(metadata: dict[str, Any]) -> dict[str, Any]:
     """Check the user that a client's metadata names, if any, and return the metadata.
 
     Raises:
@@ -114,31 +114,31 @@ class Threads:
         self,
         saver: Checkpointer,
         filter: Filter,
-        busy: Callable[[str], bool] = lambda _: False,
-        forget: Callable[[str], None] = lambda _: None,
+        is_busy: Callable[[str], bool] = lambda _: False,
+        forget_thread: Callable[[str], None] = lambda _: None,
         default_ttl: TimeToLive | None = None,
         *,
         owners_are_people: bool = True,
     ) -> None:
         self._saver, self._list, self._default_ttl = saver, ThreadList(saver), default_ttl
-        self._filter, self._busy, self._forget = filter, busy, forget
+        self._filter, self._is_busy, self._forget_thread = filter, is_busy, forget_thread
         self._owners_are_people = owners_are_people
 
     # -- one thread
 
     async def get(self, thread_id: str) -> Thread:
         """Return a thread as clients know it; see `reach`."""
-        return _shown(await self.reach(thread_id))
+        return _build_thread(await self.get_permitted_row(thread_id))
 
-    async def reach(self, thread_id: str) -> ListedThread:
+    async def get_permitted_row(self, thread_id: str) -> ListedThread:
         """Return the row of a thread that the caller may reach.
 
         Raises:
             UnknownThread: There is no such thread, or the caller may not reach it.
         """
-        thread = await self.listed(thread_id)
+        thread = await self.get_row(thread_id)
         if not meets(thread.metadata, self._filter):
-            raise _unknown(thread_id)
+            raise _unknown_thread_error(thread_id)
         return thread
 
     async def create(
@@ -156,13 +156,13 @@ class Threads:
             Forbidden: It could not be reached with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
-        client = ClientMetadata(_storable(metadata or {}), source_user, is_reserved=True)
-        is_new = await self._check_new(thread_id, client.metadata) is None
+        client = ClientMetadata(_copy_storable(metadata or {}), source_user, is_reserved=True)
+        is_new = await self._find_or_check_new(thread_id, client.metadata) is None
         if is_new and await self._insert(thread_id, client, ttl):
             return await self.get(thread_id)
-        raise exists(f"a thread {thread_id!r}")
+        raise already_exists_error(f"a thread {thread_id!r}")
 
-    async def reach_or_create(self, thread_id: str, metadata: Mapping[str, Any]) -> ListedThread:
+    async def get_or_create_row(self, thread_id: str, metadata: Mapping[str, Any]) -> ListedThread:
         """Return the row of a thread, which is created with the metadata if there is none.
 
         Raises:
@@ -170,16 +170,18 @@ class Threads:
             VersionConflict: The thread of this id was deleted meanwhile.
             Forbidden: A new thread with this metadata could not be reached.
         """
-        client = ClientMetadata(_storable(metadata), None, is_reserved=True)
-        known = await self._check_new(thread_id, client.metadata)
+        client = ClientMetadata(_copy_storable(metadata), None, is_reserved=True)
+        known = await self._find_or_check_new(thread_id, client.metadata)
         if known is None:
             if await self._insert(thread_id, client):
-                return await self.reach(thread_id)
+                return await self.get_permitted_row(thread_id)
             known = await self._list.aget(thread_id)
         if known is None:
-            raise exists(f"a thread {thread_id!r}")
+            raise already_exists_error(f"a thread {thread_id!r}")
         if not meets(known.metadata, self._filter):
-            raise _unknown(thread_id)  # as all other requests for the thread of somebody else
+            raise _unknown_thread_error(
+                thread_id
+            )  # as all other requests for the thread of somebody else
         return known
 
     async def _insert(
@@ -206,16 +208,16 @@ class Threads:
         check_reach("a thread", {**thread["metadata"], **metadata}, self._filter)
 
         def changed(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
-            client, ended = _kept(thread)
-            given = checked_metadata({**client.metadata, **metadata})
-            return client._replace(metadata=_storable(given)), ended
+            client, ended = _choose_stored_fields(thread)
+            given = validate_metadata({**client.metadata, **metadata})
+            return client._replace(metadata=_copy_storable(given)), ended
 
         await self._list.aupdate(thread_id, changed)
         if ttl is not None:
             await self._list.aset_ttl(thread_id, ttl)
         return await self.get(thread_id)
 
-    async def listed(self, thread_id: str) -> ListedThread:
+    async def get_row(self, thread_id: str) -> ListedThread:
         """A thread as lists have it, whoever may reach it.
 
         Raises:
@@ -223,17 +225,22 @@ class Threads:
         """
         if thread := await self._list.aget(thread_id):
             return thread
-        raise _unknown(thread_id)
+        raise _unknown_thread_error(thread_id)
 
-    async def set_status(
+    async def set_run_status(
         self, thread_id: str, status: RunStatus, before: ListedThread | None = None
     ) -> None:
         """Write how a run of a thread ended, if that changed; `before` is how the thread was."""
         waits = status == "interrupted"
-        if before and before.head_metadata is not None and not waits and _stays(before, status):
+        if (
+            before
+            and before.head_metadata is not None
+            and not waits
+            and _is_unchanged(before, status)
+        ):
             return
         await self._list.aupdate(
-            thread_id, lambda thread: (_kept(thread)[0], status), may_wait=waits
+            thread_id, lambda thread: (_choose_stored_fields(thread)[0], status), may_wait=waits
         )
 
     async def delete(self, thread_id: str) -> None:
@@ -243,7 +250,7 @@ class Threads:
             UnknownThread: See `get`.
             AlreadyLocked: A turn of another program does not end.
         """
-        async with self.turn(thread_id, timeout_s=_WAIT_S):
+        async with self.lock_for_change(thread_id, timeout_s=_DELETE_WAIT_S):
             await self.delete_locked(thread_id, recorded=True)
 
     async def delete_locked(self, thread_id: str, *, recorded: bool) -> None:
@@ -258,22 +265,22 @@ class Threads:
         """
         await self.get(thread_id)
         await self._list.adelete(thread_id, add_removal_record=recorded)
-        self._forget(thread_id)
+        self._forget_thread(thread_id)
 
-    async def expire(self, limit: int) -> int:
+    async def delete_expired(self, limit: int) -> int:
         """Delete some threads whose time is over, and return how many; not those in a turn."""
         done = 0
         for thread_id in await self._list.alist_expired(limit):
             with suppress(AlreadyLocked):
-                async with self.turn(thread_id, timeout_s=0):
+                async with self.lock_for_change(thread_id, timeout_s=0):
                     done += await self._list.adelete_if_expired(thread_id)
                     if await self._list.aget(thread_id) is None:
-                        self._forget(thread_id)
+                        self._forget_thread(thread_id)
         return done
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
         """Delete the checkpoints of a thread that a rule does not keep; see `get` and `turn`."""
-        async with self.turn(thread_id):
+        async with self.lock_for_change(thread_id):
             await self.get(thread_id)
             await self._saver.aretain(keep, thread_ids=[thread_id])
 
@@ -294,12 +301,12 @@ class Threads:
             VersionConflict: There is a thread with the id of the copy.
             Forbidden: See `create`.
         """
-        source = _shown(await self.listed(thread_id))
+        source = _build_thread(await self.get_row(thread_id))
         target = str(uuid4()) if target is None else target
         user = source["metadata"].get("user_id")
-        client = ClientMetadata(_storable({**source["metadata"], **metadata}), user)
-        if await self._check_new(target, client.metadata) is not None:
-            raise exists(f"a thread {target!r}")
+        client = ClientMetadata(_copy_storable({**source["metadata"], **metadata}), user)
+        if await self._find_or_check_new(target, client.metadata) is not None:
+            raise already_exists_error(f"a thread {target!r}")
         goes_on = source["status"] == "busy" or checkpoint_id is not None
         stands: RunStatus = "idle" if goes_on else source["status"]
         try:
@@ -307,13 +314,15 @@ class Threads:
         except UnknownThread:  # it has no turn
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
-            raise exists(f"a thread {target!r}") from exc
+            raise already_exists_error(f"a thread {target!r}") from exc
         if self._default_ttl is not None and "ttl" not in source:
             await self._list.aset_ttl(target, self._default_ttl)
         return await self.get(target)
 
     @asynccontextmanager
-    async def turn(self, thread_id: str, timeout_s: float | None = None) -> AsyncIterator[None]:
+    async def lock_for_change(
+        self, thread_id: str, timeout_s: float | None = None
+    ) -> AsyncIterator[None]:
         """Hold the lock of a thread while it is changed.
 
         Args:
@@ -328,7 +337,7 @@ class Threads:
         """
         why = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
         table = RunTable(self._saver)
-        timeouts = [0, RELEASE_S] if timeout_s is None else [timeout_s]
+        timeouts = [0, LOCK_RELEASE_S] if timeout_s is None else [timeout_s]
         async with AsyncExitStack() as stack:
             for number, timeout in enumerate(timeouts, 1):
                 try:
@@ -349,28 +358,30 @@ class Threads:
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
         """Return whether a thread is the person's, or nobody's."""
-        return self._is_readable_by(await self.listed(thread_id), person)
+        return self._is_readable_by(await self.get_row(thread_id), person)
 
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
         # without a person, also if nothing is remembered of the thread, its owner may read it
         known = self.find_person(thread) or thread.metadata.get("owner")
         return known is None or known == person
 
-    async def _check_new(self, thread_id: str, metadata: Mapping[str, Any]) -> ListedThread | None:
+    async def _find_or_check_new(
+        self, thread_id: str, metadata: Mapping[str, Any]
+    ) -> ListedThread | None:
         """The thread that there is, else check that whoever makes it may reach it."""
-        if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _ID_BYTES:
+        if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _MAX_ID_BYTES:
             raise InvalidConfig(
                 f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
-                f"most {_ID_BYTES}, and no NUL"
+                f"most {_MAX_ID_BYTES}, and no NUL"
             )
         thread = await self._list.aget(thread_id)
-        if thread is None and self._busy(thread_id):  # by one of now, or that was deleted
+        if thread is None and self._is_busy(thread_id):  # by one of now, or that was deleted
             thread = await self._list.aget(thread_id)
             if thread is None:
-                raise exists(f"a thread {thread_id!r}")
+                raise already_exists_error(f"a thread {thread_id!r}")
         if thread is None:
             check_reach("a thread", metadata, self._filter)
-            self._forget(thread_id)  # another program may have deleted one
+            self._forget_thread(thread_id)  # another program may have deleted one
         return thread
 
     # -- many threads
@@ -386,30 +397,32 @@ class Threads:
         of their status it is one SELECT for each, as that of some threads is told by their heads.
         """
         if query.sort_by == "status":
-            return await self._by_status(query, limit, offset)
-        return await self._list.asearch(self._narrowed(query), self._match(query), limit, offset)
+            return await self._search_by_status(query, limit, offset)
+        return await self._list.asearch(
+            self._narrow_query(query), self._build_match(query), limit, offset
+        )
 
     async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
         """Return the ids of the threads that `search` finds, without those that have no person."""
-        match = self._match(query)
+        match = self._build_match(query)
 
         def match_person(listed: ListedThread) -> str | None:
             is_own = match(listed) and self.find_person(listed) == query.person
             return listed.thread_id if is_own else None
 
-        return {*await self._list.asearch(self._narrowed(query), match_person, _ALL, 0)}
+        return {*await self._list.asearch(self._narrow_query(query), match_person, _NO_LIMIT, 0)}
 
-    async def runs(
+    async def search_runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool, Thread]]:
         """A page of the runs of the threads of a query, newest first, whatever their order.
 
         Each with whether it is the last of its thread, and the thread.
         """
-        table, narrowed = RunTable(self._saver), self._narrowed(query)
+        table, narrowed = RunTable(self._saver), self._narrow_query(query)
         found: list[tuple[RunRow, bool, Thread]] = []
-        for start in count(0, _PAGE):
-            page = await table.search_runs(narrowed, status, _PAGE, start)
+        for start in count(0, _RUNS_PER_READ):
+            page = await table.search_runs(narrowed, status, _RUNS_PER_READ, start)
             ids = [*{row.live.thread_id for row, _ in page}]
             of = {
                 each["thread_id"]: each
@@ -420,18 +433,18 @@ class Threads:
                 for row, is_last in page
                 if row.live.thread_id in of
             ]
-            if len(found) >= offset + limit or len(page) < _PAGE:
+            if len(found) >= offset + limit or len(page) < _RUNS_PER_READ:
                 break
         return found[offset:][:limit]
 
-    async def said(
+    async def search_transcripts(
         self, store: Store, text: str, query: ThreadQuery, limit: int, wait_s: float
     ) -> ThreadHits:
         """The threads, of those of a query, in which a text was said.
 
         It waits so long while threads are read that have changed; see `memory.search_threads`.
         """
-        visible = VisibleThreads(self._narrowed(query), self._match(query))
+        visible = VisibleThreads(self._narrow_query(query), self._build_match(query))
 
         def search() -> ThreadHits:
             return TranscriptSearch.for_checkpointer(self._saver, store).search(
@@ -440,12 +453,12 @@ class Threads:
 
         return await asyncio.to_thread(search)
 
-    def _match(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
+    def _build_match(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
         """What makes a thread of one of a query, and None of any other."""
         has_metadata = containing(dict(query.metadata or {}))
 
         def match(listed: ListedThread) -> Thread | None:
-            thread = _shown(listed)
+            thread = _build_thread(listed)
             metadata, at = thread["metadata"], thread["updated_at"]
             matches = (
                 has_metadata(metadata)
@@ -460,7 +473,7 @@ class Threads:
 
         return match
 
-    async def _by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
+    async def _search_by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
         """A page of the threads of a query, in order of their status."""
         statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
         found: dict[str, Thread] = {}  # once, though one may change while others are read
@@ -473,19 +486,22 @@ class Threads:
 
     async def count(self, query: ThreadQuery) -> int:
         """How many threads a query finds."""
-        narrowed = self._narrowed(query)
+        narrowed = self._narrow_query(query)
         if narrowed.is_exact:
             return await self._list.acount(narrowed)
-        return len(await self.search(query, _ALL))
+        return len(await self.search(query, _NO_LIMIT))
 
-    def _narrowed(self, query: ThreadQuery) -> ThreadQuery:
+    def _narrow_query(self, query: ThreadQuery) -> ThreadQuery:
         """What SQL is asked for: at least the threads of a query that may be reached."""
-        metadata = {**(query.metadata or {}), **dict(map(_equal, self._filter.items()))}
+        metadata = {
+            **(query.metadata or {}),
+            **dict(map(_condition_as_metadata, self._filter.items())),
+        }
         is_exact = not (metadata or query.text or query.status or query.person)
         return replace(query, metadata=metadata, is_exact=is_exact)
 
 
-def _storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of metadata, which can be stored as JSON.
 
     Raises:
@@ -495,17 +511,17 @@ def _storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metadata)
 
 
-def _unknown(thread_id: str) -> UnknownThread:
+def _unknown_thread_error(thread_id: str) -> UnknownThread:
     return UnknownThread(f"there is no thread {thread_id!r}")
 
 
-def exists(what: str) -> VersionConflict:
+def already_exists_error(subject: str) -> VersionConflict:
     """The error of what is to be created with an id that another has."""
-    why = f"there is {what} already; choose another id, or if_exists='do_nothing'"
+    why = f"there is {subject} already; choose another id, or if_exists='do_nothing'"
     return VersionConflict(why)
 
 
-def _equal(condition: tuple[str, Any]) -> tuple[str, Any]:
+def _condition_as_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
     """A condition of a filter as metadata that has what meets it."""
     match condition:
         case name, {"$eq": value, **others} if not others:
@@ -515,7 +531,7 @@ def _equal(condition: tuple[str, Any]) -> tuple[str, Any]:
     return condition
 
 
-def _kept(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
+def _choose_stored_fields(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
     """What the server keeps of a thread from now on; if another program began it, nothing more."""
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
@@ -525,14 +541,14 @@ def _kept(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
     return ClientMetadata({}), "idle"
 
 
-def _stays(thread: ListedThread, status: RunStatus) -> bool:
+def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
     """Whether a run that ends so changes nothing of what the server keeps of a thread."""
-    return (_kept(thread)[0], status) == (thread.client, thread.last_run_status)
+    return (_choose_stored_fields(thread)[0], status) == (thread.client, thread.last_run_status)
 
 
-def _shown(thread: ListedThread) -> Thread:
+def _build_thread(thread: ListedThread) -> Thread:
     """A thread as clients know it."""
-    stands = _stands(
+    stands = _choose_status(
         thread.status, thread.last_run_status if thread.uses_client_metadata else "idle"
     )
     ttl = thread.ttl and {
@@ -548,7 +564,7 @@ def _shown(thread: ListedThread) -> Thread:
         "title": thread.display_title,  # which langgraph's clients do not know
         "status": "busy" if thread.is_busy else stands,
         "interrupts": {
-            task.id: [interrupt_of(one) for one in task.interrupts]
+            task.id: [build_interrupt(one) for one in task.interrupts]
             for task in thread.status.tasks
             if task.interrupts and not task.done
         },
@@ -556,14 +572,14 @@ def _shown(thread: ListedThread) -> Thread:
     }
 
 
-def _stands(status: ThreadStatus, ended: RunStatus) -> RunStatus:
+def _choose_status(status: ThreadStatus, ended: RunStatus) -> RunStatus:
     """How a thread stands whose last run here ended so; other programs may have run it since."""
     if status.state == "waiting":
         return "interrupted"
     return "idle" if status.state == "idle" and ended == "interrupted" else ended
 
 
-def interrupt_of(one: Any) -> Any:
+def build_interrupt(one: Any) -> Any:
     """What a task asked, as clients know it."""
     if isinstance(one, dict):
         return one

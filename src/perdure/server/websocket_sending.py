@@ -51,10 +51,10 @@ class WebSocketSender:
         since: `EventMemory.added` when it began to send the message.
     """
 
-    rank = 0
+    drop_priority = 0
 
     def __init__(self, websocket: WebSocket, account: EventAccount) -> None:
-        self.size = self.since = 0
+        self.size = self.total_when_added = 0
         self._websocket, self._account = websocket, account
         self._lock = asyncio.Lock()
         self._timeout: asyncio.Timeout | None = None
@@ -71,9 +71,9 @@ class WebSocketSender:
             self._account.add(self, len(data))
             text = data.decode()
             del data
-            self.since = self._account.memory.added
+            self.total_when_added = self._account.memory.total_added
             try:
-                async with asyncio.timeout(run_log.SEND_S) as self._timeout:
+                async with asyncio.timeout(run_log.SEND_TIMEOUT_S) as self._timeout:
                     await self._websocket.send_text(text)
             finally:
                 self._timeout = None
