@@ -28,7 +28,9 @@ Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 it."""
 _START_CHANNEL: Final = "__run_start"  # the channel of the counts; no graph has it
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
-_SPECIAL_CHANNELS: Final = frozenset({ERROR, INTERRUPT, RESUME, _START_CHANNEL, FORMER_WRITES_CHANNEL})
+_SPECIAL_CHANNELS: Final = frozenset(
+    {ERROR, INTERRUPT, RESUME, _START_CHANNEL, FORMER_WRITES_CHANNEL}
+)
 
 
 class _Counts(NamedTuple):
