@@ -78,7 +78,7 @@ def is_plain(message: BaseMessage) -> bool:
 
 
 def _has_only_new_defaults(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
-    """Return whether a message differs from the known fields only by new fields with default values.
+    """Return whether a message has, beyond the known fields, only new fields with defaults.
 
     A newer langchain-core may have added fields to the class.
     """

@@ -37,13 +37,13 @@ MALFORMED: Final = (
     ValueError,
 )
 """The exceptions that are raised by records of a form that perdure does not write."""
-_LAST_MOMENT: Final = 253_402_300_799  # the last second of the year 9999, in seconds since 1970
+_MAX_TIME: Final = 253_402_300_799  # the last second of the year 9999, in seconds since 1970
 _MAX_DEPTH: Final = 100  # levels of nested references; langgraph's channels have two
 _MAX_COUNT: Final = 1 << 48  # the largest number of puts of a thread; SQLite has 64 bits for it
 
 
 class _Log:
-    """The positions of those items of a log that have a row."""
+    """The positions of the items of a log that have a row."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
@@ -70,25 +70,27 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
     Raises:
         One of `MALFORMED`: A record has another form than perdure writes.
     """
-    logs = {log: _Log(records.order[log]) for log, *_ in records.logs}
+    logs = {log: _Log(records.sorted_positions[log]) for log, *_ in records.logs}
     _check(len({name for _, name, *_ in records.logs}) == len(logs), "two logs of one channel")
     for held in (records.items or {}).values():
         for at, body in held.items():
             if at >= ALIASES:
                 _check(unpack(body) in held and unpack(body) < ALIASES, f"alias {at}")
     _check(type(records.seq) is int and 0 <= records.seq < _MAX_COUNT, "the number of puts")
-    _check_moments(records.created_at, records.updated_at)
+    _check_times(records.created_at, records.updated_at)
     for times in records.times.values():
-        _check_moments(*times.values())
+        _check_times(*times.values())
     if records.ttl is not None:
         minutes, since, keeps = records.ttl
-        _check(0 < minutes < _LAST_MOMENT and keeps in (0, 1, 2), "the time to live")
-        _check_moments(since)
+        _check(0 < minutes < _MAX_TIME and keeps in (0, 1, 2), "the time to live")
+        _check_times(since)
     if records.title is not None:
         _check(isinstance(records.title.text, str), "the title")
         _check(isinstance(records.title.message_id, str | None), "the message of the title")
-    if records.told is not None:
-        _check(isinstance(reader.codec.decode(records.told), dict), "the metadata for lists")
+    if records.listed_metadata is not None:
+        _check(
+            isinstance(reader.codec.decode(records.listed_metadata), dict), "the metadata for lists"
+        )
     if records.client is not None:
         metadata, user, reserved = records.client
         is_known = isinstance(metadata, dict) and isinstance(user, str | None)
@@ -101,10 +103,11 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
 def _check_namespace(
     reader: CheckpointReader, logs: Mapping[int, _Log], namespace: NamespaceRecords
 ) -> None:
+    """Check the checkpoints and pending writes of a namespace."""
     places = {within for within, _, _ in namespace.checkpoints}
     _check(namespace.head in places or not places, "the head")
     for _, put_at, snapshot in namespace.checkpoints:
-        _check_moments(put_at)
+        _check_times(put_at)
         stored, _ = snapshot.encoded_fields
         _check(isinstance(reader.codec.decode(stored), dict), "a checkpoint")
         _check(isinstance(reader.decode_metadata(snapshot), dict), "the metadata of a checkpoint")
@@ -150,10 +153,12 @@ def _check_reference(logs: Mapping[int, _Log], ref: Any, depth: int = 0) -> None
             _check_reference(logs, rest[0], depth + 1)
 
 
-def _check_moments(*moments: float) -> None:
-    _check(all(0 <= moment <= _LAST_MOMENT for moment in moments), "a moment")
+def _check_times(*moments: float) -> None:
+    """Check that times are valid seconds since 1970."""
+    _check(all(0 <= moment <= _MAX_TIME for moment in moments), "a moment")
 
 
 def _check(is_right: bool, what: str) -> None:
+    """Raise `ValueError` with the name of a wrong part unless the part is right."""
     if not is_right:
         raise ValueError(f"{what} is wrong")

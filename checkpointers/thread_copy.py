@@ -1,10 +1,12 @@
-"""Threads copied within a database, and merged with those of another.
+"""Copy threads within a database, and merge the threads of another database into this one.
 
-Items, checkpoints and pending writes travel as stored bytes, opened with the key of the source and
-sealed with that of the target. Only metadata is decoded, of which checkpoints are found by tags.
+Items, checkpoints and pending writes are copied as stored bytes, which are decrypted with the key
+of the source and encrypted with the key of the target. Only metadata is decoded, because the index
+of metadata is built from it.
 
-In a merge a thread in both is left if it is the same or went on here, replaced by what it became if
-it went on there, and refused if it went on in both. Each thread is written in one transaction.
+In a merge, a thread that exists in both databases is handled as follows. It is skipped if both are
+equal or if only the target's thread has continued. It is replaced if only the source's thread has
+continued. It is refused if both have continued. Each thread is written in one transaction.
 """
 
 from __future__ import annotations
@@ -70,18 +72,17 @@ from perdure.errors import (
 )
 from perdure.storage.flow import NO_LIMIT, Flow, Statement
 
-_SEQ_MASK: Final = 0xFFFFFFFF
-_MAX_NAMED_THREADS: Final = 20  # refused threads
+_MAX_NAMED_THREADS: Final = 20  # refused threads that an error message names
 
 
 class TranscriptTree(NamedTuple):
-    """What was said on a thread: on the way to its head, and to the end of each branch.
+    """The transcripts of a thread up to its head and up to the end of each branch.
 
     Attributes:
         values: The items, by position.
-        times: When each item was first stored, in seconds since 1970, by position.
-        ways: The positions of the items that lead to the head, then, for each branch, of those that
-            lead to its end.
+        times: The time at which each item was first stored, in seconds since 1970, by position.
+        lineages: The positions of the items up to the head, followed by the positions of the items
+            up to the end of each branch.
         is_known: Whether the items of the newest state are known; see `HistoryItem.seen`.
         is_lost: Whether neither the value nor the items of the channel are stored, although the
             newest state has the channel.
@@ -103,116 +104,159 @@ def read_transcript_tree(
         return None
     rows = yield reader.sql("checkpoints_page", *key_range(head.namespace_key), NO_LIMIT)
     trunk = {row[0] for row in select_lineage(rows, head.snapshot.key)}
-    inner, log, ways = {row[2] for row in rows}, 0, list[list[int]]()
+    parents, log, lineages = {row[2] for row in rows}, 0, list[list[int]]()
     for row in reversed(rows):
         is_head = row[0] == head.snapshot.key
-        if is_head or (row[0] not in trunk and row[1] not in inner):
+        if is_head or (row[0] not in trunk and row[1] not in parents):
             snapshot = reader.decrypt_row(thread_id, "", row)
             yield from reader.resolve_ranges(thread_id, head.thread, snapshot)
             key, ranges = snapshot.transcript.get(channel, (0, []))
             log = key or log
-            way = yield from reader.read_origins(thread_id, head.thread, log, ranges)
-            ways.insert(0 if is_head else len(ways), way)
-    ranges = join_ranges((at, at + 1) for at in sorted({*chain(*ways)}))
+            lineage = yield from reader.read_origins(thread_id, head.thread, log, ranges)
+            lineages.insert(0 if is_head else len(lineages), lineage)
+    ranges = join_ranges((position, position + 1) for position in sorted({*chain(*lineages)}))
     ref = head.snapshot.references.get(channel)
     is_known = ref is None or value_reference(ref) is not None
     if not ranges:
         return TranscriptTree(
-            {}, {}, ways, is_known, channel in head.snapshot.channel_versions and ref is None
+            {}, {}, lineages, is_known, channel in head.snapshot.channel_versions and ref is None
         )
     times = yield from reader.read_item_times(log, ranges)
     stored = (yield from reader.load_items(thread_id, head.thread, log, ranges)).items_in(ranges)
     values = reader.codec.decode_all(stored)
     return TranscriptTree(
-        dict(zip(iter_positions(ranges), values, strict=True)), times, ways, is_known
+        dict(zip(iter_positions(ranges), values, strict=True)), times, lineages, is_known
     )
 
 
 def write_thread(
-    reader: CheckpointReader, records: ThreadRecords, target: str, keys: list[int], now: float
+    reader: CheckpointReader,
+    records: ThreadRecords,
+    target_id: str,
+    keys: list[int],
+    updated_at: float,
 ) -> Flow[int]:
-    """Write a thread that is not there, as last written to at `now`; returns its key.
+    """Write a new thread from records.
 
-    It takes `records.keys` of the keys, the last ones.
+    Args:
+        reader: The reader of the target database.
+        records: The records of the thread.
+        target_id: The id of the new thread.
+        keys: Allocated keys. `records.key_count` of them are taken from the end of the list.
+        updated_at: The time of the last write to the thread, in seconds since 1970.
+
+    Returns:
+        The key of the new thread.
     """
-    new = keys.pop()
-    stamp = random.getrandbits(62)
-    removals = yield from reader.removals.read_newest_number(target)
-    row = new, target, records.seq, stamp, records.created_at, now, removals
-    yield reader.sql("new_thread", *row, reader.removals.hash_thread(target))
-    if records.title is not None or records.told is not None:
-        told = None if records.told is None else (reader.codec.decode(records.told), records.told)
+    thread_key = keys.pop()
+    version_token = random.getrandbits(62)
+    newest_removal = yield from reader.removals.read_newest_number(target_id)
+    row = (
+        thread_key,
+        target_id,
+        records.seq,
+        version_token,
+        records.created_at,
+        updated_at,
+        newest_removal,
+    )
+    yield reader.sql("new_thread", *row, reader.removals.hash_thread(target_id))
+    if records.title is not None or records.listed_metadata is not None:
+        listed = (
+            None
+            if records.listed_metadata is None
+            else (reader.codec.decode(records.listed_metadata), records.listed_metadata)
+        )
         yield reader.sql(
-            "set_list_entry", *encrypt_list_entry(reader.seal, target, records.title, told), new
+            "set_list_entry",
+            *encrypt_list_entry(reader.seal, target_id, records.title, listed),
+            thread_key,
         )
     if records.client is not None:
         yield reader.sql(
             "set_client_metadata",
-            *encrypt_client_metadata(reader.seal, target, records.client),
-            new,
+            *encrypt_client_metadata(reader.seal, target_id, records.client),
+            thread_key,
         )
     if records.status != "idle":
-        yield reader.sql("set_status", records.status, new)
+        yield reader.sql("set_status", records.status, thread_key)
     if records.may_wait:
-        yield reader.sql("mark_may_wait", new)
+        yield reader.sql("mark_may_wait", thread_key)
     if records.ttl is not None:
-        yield reader.sql("set_ttl", *records.ttl, target)
-    writer = _ThreadWriter(reader, records, target, new, keys)
+        yield reader.sql("set_ttl", *records.ttl, target_id)
+    writer = _ThreadWriter(reader, records, target_id, thread_key, keys)
     yield from writer.write_logs()
     for namespace in records.namespaces:
         yield from writer.write_namespace(namespace)
-    return new
+    return thread_key
 
 
 class _ThreadWriter:
-    """The flows that write the parts of a thread under the key `new`."""
+    """Writes the parts of a thread under a new key.
+
+    Args:
+        reader: The reader of the target database.
+        records: The records of the thread.
+        target_id: The id of the new thread.
+        thread_key: The key of the new thread.
+        keys: Allocated keys for the logs and namespaces.
+    """
 
     def __init__(
         self,
         reader: CheckpointReader,
         records: ThreadRecords,
-        target: str,
-        new: int,
+        target_id: str,
+        thread_key: int,
         keys: list[int],
     ) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
-        self.records, self.target, self.new = records, target, new
-        self.keys = keys  # of its logs and namespaces
-        self.logs: dict[int, int] = {}  # which became which
+        self.records, self.target_id, self.thread_key = records, target_id, thread_key
+        self.keys = keys
+        self.logs: dict[int, int] = {}  # new keys of logs, by their keys in the source
 
     def write_logs(self) -> Flow[None]:
-        for log, name, *ends in self.records.logs:
+        """Write all logs with their items, page by page."""
+        for log, name, *last_keys in self.records.logs:
             key = self.logs[log] = self.keys.pop()
-            yield self.sql("new_log", key, self.new, name)
-            for first, stop in used_log_ranges(*ends):
+            yield self.sql("new_log", key, self.thread_key, name)
+            for first, stop in used_log_ranges(*last_keys):
                 start = first
-                while page := (yield from self.records.page(self.reader, name, log, start, stop)):
+                while page := (
+                    yield from self.records.read_page(self.reader, name, log, start, stop)
+                ):
                     rows, end = [], page[-1][0] + 1
                     read_times = self.records.read_page_times
                     times = yield from read_times(self.reader, log, start, end)
                     start = end
-                    for at, stored in page:
-                        hashed = content_hash(self.seal, key, stored) if at < ALIASES else 0
-                        body = self.seal.seal(stored, item_associated_data(self.target, name, at))
-                        rows.append((row_key(key, at), hashed, times[at], body))
+                    for position, stored in page:
+                        item_hash = (
+                            content_hash(self.seal, key, stored) if position < ALIASES else 0
+                        )
+                        body = self.seal.seal(
+                            stored, item_associated_data(self.target_id, name, position)
+                        )
+                        rows.append((row_key(key, position), item_hash, times[position], body))
                     yield Statement(self.sql["add_item"], rows, execute_many=True)
 
     def write_namespace(self, records: NamespaceRecords) -> Flow[None]:
+        """Write a namespace with its checkpoints and pending writes."""
         ns, head, checkpoints, writes = records
         namespace = self.keys.pop()
-        yield self.sql("new_namespace", namespace, self.new, ns)
+        yield self.sql("new_namespace", namespace, self.thread_key, ns)
         yield self.sql("set_explicit_head", head, namespace)
-        for within, put_at, snapshot in checkpoints:
-            yield from self._write_checkpoint(ns, row_key(namespace, within), put_at, snapshot)
-        for uid, task, path, written in writes:
-            moved = [[i, channel, _map_logs(ref, self.logs)] for i, channel, ref in written]
-            body = encrypt_writes(self.seal, (self.target, ns, uid, task, path), moved)
+        for seq, put_at, snapshot in checkpoints:
+            yield from self._write_checkpoint(ns, row_key(namespace, seq), put_at, snapshot)
+        for uid, task, path, task_writes in writes:
+            mapped = [[i, channel, _map_logs(ref, self.logs)] for i, channel, ref in task_writes]
+            body = encrypt_writes(self.seal, (self.target_id, ns, uid, task, path), mapped)
             yield self.sql("put_writes", namespace, pack_id(uid), pack_id(task), path, body)
 
     def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
-        refs, said = _map_value_logs(snapshot, self.logs)
+        """Write a checkpoint with references to the new logs, and its tags."""
+        refs, transcripts = _map_value_logs(snapshot, self.logs)
         # no run of this thread has put it
-        moved = replace(snapshot, references=refs, run_started_at=None)
+        mapped = replace(snapshot, references=refs, run_started_at=None)
         row = (
             key,
             pack_id(snapshot.checkpoint_id),
@@ -220,14 +264,14 @@ class _ThreadWriter:
             snapshot.run_start,
             put_at,
         )
-        body = encrypt_checkpoint(self.seal, self.target, ns, row, moved, said)
+        body = encrypt_checkpoint(self.seal, self.target_id, ns, row, mapped, transcripts)
         yield self.sql("add_checkpoint", key, key >> 32, *row[1:], body)
         for number in metadata_tags(self.seal, self.reader.decode_metadata(snapshot)):
             yield self.sql("add_tag", number, key)
 
 
 def _map_logs(ref: Any, logs: Mapping[int, Any]) -> Any:
-    """A reference with other logs, given by those that it has."""
+    """Return a reference in which each log is replaced with `logs[log]`."""
     if isinstance(ref, bytes):
         return ref
     kind, *rest = ref
@@ -244,10 +288,16 @@ def _map_logs(ref: Any, logs: Mapping[int, Any]) -> Any:
 def _map_value_logs(
     snapshot: Snapshot, logs: Mapping[int, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the channels of a checkpoint hold, and what was said, with other logs."""
+    """Replace the logs in the references and in the stored transcripts of a checkpoint.
+
+    Returns:
+        The references by channel, and the stored transcripts by channel.
+    """
     refs = {channel: _map_logs(ref, logs) for channel, ref in snapshot.references.items()}
-    said = {c: _map_logs([LIST, *written], logs)[1:] for c, written in snapshot.transcript.items()}
-    return refs, said
+    transcripts = {
+        c: _map_logs([LIST, *written], logs)[1:] for c, written in snapshot.transcript.items()
+    }
+    return refs, transcripts
 
 
 def copy_thread(
@@ -258,7 +308,21 @@ def copy_thread(
     client: ClientMetadata | None = None,
     status: str = "idle",
 ) -> None:
-    """Copy a thread into a new one, with what the server keeps of it."""
+    """Copy a thread into a new one.
+
+    Args:
+        maintenance: The maintenance of the database.
+        source: The id of the thread.
+        target: The id of the new thread.
+        checkpoint_id: The checkpoint up to which to copy, or None for the whole thread.
+        client: The clients' metadata of the new thread, or None.
+        status: The status of the last run on the server.
+
+    Raises:
+        UnknownThread: The thread does not exist.
+        UnknownCheckpoint: The thread has no such checkpoint.
+        InvalidConfig: The new thread exists already.
+    """
     reader = maintenance.reader
 
     def flow() -> Flow[list[int]]:
@@ -266,14 +330,14 @@ def copy_thread(
         records.client, records.status = client, status
         if records.ttl is not None:
             minutes, _, keeps = records.ttl
-            records.ttl = minutes, time.time(), min(keeps, 1)  # the time starts with the copy
+            records.ttl = minutes, time.time(), min(keeps, 1)  # the time to live starts now
         if (yield reader.sql("find_thread", target)):
             raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
-        keys = yield from reader.allocate_keys(records.keys)
-        new = yield from write_thread(reader, records, target, keys, time.time())
+        keys = yield from reader.allocate_keys(records.key_count)
+        thread_key = yield from write_thread(reader, records, target, keys, time.time())
         if checkpoint_id is not None:
-            yield from maintenance.delete_unreferenced_items(target, new)
-            yield reader.sql("mark_rows_removed", new)
+            yield from maintenance.delete_unreferenced_items(target, thread_key)
+            yield reader.sql("mark_rows_removed", thread_key)
         return keys
 
     maintenance.database.write(flow, reader.cache.keys.refill, exclusive_names=(source, target))
@@ -284,7 +348,16 @@ def copy_thread(
 
 @dataclass
 class ThreadContents:
-    """What a thread holds, whatever the keys of its logs; references name these."""
+    """The comparable content of a thread, in which references name channels and not keys of logs.
+
+    Attributes:
+        checkpoints: The checkpoints, in put order.
+        heads: The id of the head, by namespace.
+        writes: The channel and reference of each write, by namespace, checkpoint, task, path and
+            index.
+        items: The bytes of the items, by channel and position. They are compared only by
+            `continues`.
+    """
 
     checkpoints: list[tuple[Any, ...]]  # in put order
     heads: dict[str, str]
@@ -292,7 +365,7 @@ class ThreadContents:
     items: dict[tuple[str, int], bytes] = field(compare=False)
 
     def continues(self, other: ThreadContents) -> bool:
-        """Whether this is what the other one was or became."""
+        """Return whether this thread equals the other one or is a continuation of it."""
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
             and all(self.items.get(at, item) == item for at, item in other.items.items())
@@ -304,13 +377,14 @@ class ThreadContents:
         )
 
     def _has_later_heads(self, other: ThreadContents) -> bool:
-        """Whether each namespace has the head of the other one, or one that was put after it.
+        """Return whether each head equals that of the other thread or was put after it.
 
-        One that was rewound, so that its head is not the newest, goes on from there only.
+        If the head of the other thread was rewound, the next checkpoint must have that head as its
+        parent.
         """
-        known = len(other.checkpoints)
+        common = len(other.checkpoints)
         newest = {ns: uid for ns, uid, *_ in other.checkpoints}
-        next_parents = {ns: parent for ns, _, parent, *_ in reversed(self.checkpoints[known:])}
+        next_parents = {ns: parent for ns, _, parent, *_ in reversed(self.checkpoints[common:])}
         return all(
             self.heads.get(ns) == head
             or (ns in next_parents and head in (newest[ns], next_parents[ns]))
@@ -319,90 +393,108 @@ class ThreadContents:
 
 
 def build_contents(records: ThreadRecords) -> ThreadContents:
-    """The contents of a thread whose items were read."""
+    """Build the comparable content of a thread whose items were read."""
     names = {log: name for log, name, *_ in records.logs}
     checkpoints, heads, writes = [], {}, {}
-    for ns, head, stored, written in records.namespaces:
-        for within, _, snapshot in stored:
-            of = (
-                snapshot.encoded_fields,
-                snapshot.channel_versions,
-                snapshot.versions_seen,
-                _map_value_logs(snapshot, names),
-            )
-            checkpoints.append((within, ns, snapshot.checkpoint_id, snapshot.parent_id, *of))
-            if within == head:
+    for ns, head, stored, write_records in records.namespaces:
+        for seq, _, snapshot in stored:
+            ids = ns, snapshot.checkpoint_id, snapshot.parent_id
+            versions = snapshot.channel_versions, snapshot.versions_seen
+            values = _map_value_logs(snapshot, names)
+            checkpoints.append((seq, *ids, snapshot.encoded_fields, *versions, values))
+            if seq == head:
                 heads[ns] = snapshot.checkpoint_id
-        for uid, task, path, task_writes in written:
+        for uid, task, path, task_writes in write_records:
             for number, channel, ref in task_writes:
                 writes[ns, uid, task, path, number] = channel, _map_logs(ref, names)
     items = {
         (names[log], at): item
-        for log, held in (records.items or {}).items()
-        for at, item in held.items()
+        for log, log_items in (records.items or {}).items()
+        for at, item in log_items.items()
     }
     in_order = [checkpoint[1:] for checkpoint in sorted(checkpoints, key=itemgetter(0))]
     return ThreadContents(in_order, heads, writes, items)
 
 
 def _format_thread_ids(thread_ids: list[str]) -> str:
-    more = (
-        f" and {len(thread_ids) - _MAX_NAMED_THREADS} more"
-        if len(thread_ids) > _MAX_NAMED_THREADS
-        else ""
-    )
-    return f"{', '.join(map(repr, thread_ids[:_MAX_NAMED_THREADS]))}{more}"
+    """Format thread ids for a message. Only the number of further ids is given for long lists."""
+    names = ", ".join(map(repr, thread_ids[:_MAX_NAMED_THREADS]))
+    unnamed_count = len(thread_ids) - _MAX_NAMED_THREADS
+    return f"{names} and {unnamed_count} more" if unnamed_count > 0 else names
 
 
 class DatabaseMerge:
-    """Takes over the threads of another database; `names` are new ids of some of them.
+    """Merges the threads of another database into this one.
 
-    Once `stopped` is set, no further thread is taken over.
+    If `stopped` is set, the merge stops before the next thread.
+
+    Args:
+        source: The maintenance of the other database.
+        target: The maintenance of this database.
+        new_ids: New ids for some threads, by their ids in the source.
     """
 
-    def __init__(self, source: Maintenance, target: Maintenance, names: Mapping[str, str]) -> None:
-        self.source, self.target, self.names = source, target, names
+    def __init__(
+        self, source: Maintenance, target: Maintenance, new_ids: Mapping[str, str]
+    ) -> None:
+        self.source, self.target, self.new_ids = source, target, new_ids
         self.stopped = threading.Event()
         self._is_new = False  # whether the last written thread is new in the target
         self._rolled_back: list[str] = []  # refused threads with a run that was rolled back here
 
     def run(self) -> ImportReport:
-        """Take over all threads but those that went on in both, which are named in the end."""
+        """Merge all threads, and refuse those that have continued in both databases.
+
+        Returns:
+            The number of imported objects.
+
+        Raises:
+            ConfigurationError: A thread to rename does not exist, or two threads would have one id.
+            ImportFailed: Threads were refused and are named in the message, or the merge was
+                cancelled.
+        """
         threads = [*self.source.listing.iter_thread_ids()]
         path = self.source.database.path
-        if unknown := self.names.keys() - {*threads}:
-            raise ConfigurationError(f"{path} has no thread {sorted(unknown)[0]!r} to rename")
-        given = Counter(self.names.get(thread_id, thread_id) for thread_id in threads)
-        if self.names and len(given) < len(threads):
-            ((new, _),) = given.most_common(1)
-            raise ConfigurationError(f"two threads of {path} would be {new!r}; give other ids")
+        if unknown := self.new_ids.keys() - {*threads}:
+            raise ConfigurationError(
+                f"{path} has no thread {sorted(unknown)[0]!r} that could be renamed; use an id "
+                "that 'perdure threads' lists for it"
+            )
+        target_ids = Counter(self.new_ids.get(thread_id, thread_id) for thread_id in threads)
+        if self.new_ids and len(target_ids) < len(threads):
+            ((new_id, _),) = target_ids.most_common(1)
+            raise ConfigurationError(
+                f"two threads of {path} would have the id {new_id!r}; give them different new ids"
+            )
         report, refused = ImportReport(), list[str]()
         for thread_id in threads:
             if self.stopped.is_set():
                 raise ImportFailed(f"the import of {path!r} was cancelled")
             try:
-                done = self._import_thread(thread_id, self.names.get(thread_id, thread_id))
-            except UnknownThread:  # it was deleted just now
+                thread_report = self._import_thread(
+                    thread_id, self.new_ids.get(thread_id, thread_id)
+                )
+            except UnknownThread:  # the thread was deleted meanwhile
                 continue
-            report += done or ImportReport()
-            if done is None:
+            report += thread_report or ImportReport()
+            if thread_report is None:
                 refused.append(thread_id)
         if refused:
-            others = [each for each in refused if each not in self._rolled_back]
-            why = []
-            if others:
-                why.append(
-                    f"these threads are others here than in {path!r}, and neither continues the "
-                    f"other: {_format_thread_ids(others)}"
+            forked = [thread_id for thread_id in refused if thread_id not in self._rolled_back]
+            reasons = []
+            if forked:
+                reasons.append(
+                    f"these threads differ here and in {path!r}, and neither continues the other: "
+                    f"{_format_thread_ids(forked)}"
                 )
             if self._rolled_back:
-                why.append(
+                reasons.append(
                     f"these threads of {path!r} contain a run that was rolled back here: "
                     f"{_format_thread_ids(self._rolled_back)}"
                 )
             raise ImportFailed(
-                f"{'. '.join(why)}. {report.threads} others are imported. Give new ids to take "
-                "both: names={'ID': 'NEW'}, or 'perdure import --as ID=NEW'"
+                f"{'. '.join(reasons)}. {report.threads} others are imported. To keep both "
+                "threads, give new ids: names={'ID': 'NEW'}, or 'perdure import --as ID=NEW'"
             )
         return report
 
@@ -416,13 +508,17 @@ class DatabaseMerge:
             ImportFailed: Something was erased from the source meanwhile, and the target already had
                 the thread, so that it may now contain the erased data.
         """
-        last = partial(self.source.reader.removals.read_newest_number, thread_id)
+        read_number = partial(self.source.reader.removals.read_newest_number, thread_id)
         while True:
-            number = self.source.database.read(last)
+            number = self.source.database.read(read_number)
             records = self.source.database.read(partial(self._read_records, thread_id))
-            done = self._write_new_records(records, target)
-            if done is None or not done.checkpoints or self.source.database.read(last) == number:
-                return done
+            report = self._write_new_records(records, target)
+            if (
+                report is None
+                or not report.checkpoints
+                or self.source.database.read(read_number) == number
+            ):
+                return report
             if not self._is_new:
                 raise ImportFailed(
                     f"something was erased from thread {thread_id!r} of "
@@ -433,7 +529,11 @@ class DatabaseMerge:
             self.target.write(target, delete)
 
     def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
-        """Read a thread with its items, and check it as far as the target relies upon it."""
+        """Read a thread with its items, and check everything that the target relies upon.
+
+        Raises:
+            CorruptRecord: A record has a form that perdure does not write.
+        """
         try:
             records = yield from read_thread_records(self.source.reader, thread_id)
             yield from read_items(self.source.reader, records)
@@ -443,13 +543,13 @@ class DatabaseMerge:
         except MALFORMED as exc:
             raise CorruptRecord(
                 f"thread {thread_id!r} of {self.source.database.path!r} is not imported, because "
-                f"its records are not as perdure writes them ({exc!r:.200}): it was damaged or "
-                "tampered with"
+                f"its records are not as perdure writes them ({exc!r:.200}); the database was "
+                "damaged or tampered with"
             ) from exc
         return records
 
     def _compare_with_target(
-        self, records: ThreadRecords, target: str, there: ThreadContents
+        self, records: ThreadRecords, target: str, source_contents: ThreadContents
     ) -> Flow[ThreadContents | ImportReport | None]:
         """Compare a thread of the source with the thread of the target.
 
@@ -462,47 +562,55 @@ class DatabaseMerge:
             return ThreadContents([], {}, {}, {})
         stored = yield from read_thread_records(reader, target)
         yield from read_items(reader, stored)
-        here = build_contents(stored)
-        onward, back = there.continues(here), here.continues(there)
-        if (here == there and onward) or (back and not onward):
-            return ImportReport(1, 1, skipped=len(there.checkpoints))
-        if back or not onward:
+        target_contents = build_contents(stored)
+        continues_target = source_contents.continues(target_contents)
+        continues_source = target_contents.continues(source_contents)
+        is_equal = target_contents == source_contents and continues_target
+        if is_equal or (continues_source and not continues_target):
+            return ImportReport(1, 1, skipped=len(source_contents.checkpoints))
+        if continues_source or not continues_target:
             return None
-        new_ids = {uid for _, uid, *_ in there.checkpoints[len(here.checkpoints) :]}
+        new_ids = {
+            uid for _, uid, *_ in source_contents.checkpoints[len(target_contents.checkpoints) :]
+        }
         if (yield from reader.removals.find_rolled_back(target, new_ids)):
             self._rolled_back.append(records.thread_id)
             return None
-        return here
+        return target_contents
 
     def _write_new_records(self, records: ThreadRecords, target: str) -> ImportReport | None:
-        """Write a thread as far as it is not here; None: it is refused."""
+        """Write a thread unless it is here; return None if the thread is refused."""
         reader, keys = self.target.reader, list[int]()
-        there = build_contents(records)
+        source_contents = build_contents(records)
 
         def flow() -> Flow[ImportReport | None]:
-            here = yield from self._compare_with_target(records, target, there)
-            if not isinstance(here, ThreadContents):
-                return here
-            keys[:] = yield from reader.allocate_keys(records.keys)
-            for _, status, _, kept in (yield reader.sql("lock_client_metadata", target)):
-                if kept is not None:
-                    records.client = decrypt_client_metadata(reader.seal, target, kept)
+            target_contents = yield from self._compare_with_target(records, target, source_contents)
+            if not isinstance(target_contents, ThreadContents):
+                return target_contents
+            keys[:] = yield from reader.allocate_keys(records.key_count)
+            for _, status, _, sealed_client in (yield reader.sql("lock_client_metadata", target)):
+                if sealed_client is not None:
+                    records.client = decrypt_client_metadata(reader.seal, target, sealed_client)
                     records.status = status
             for ttl in (yield reader.sql("find_ttl", target)):
                 records.ttl = ttl
-            before = yield reader.sql("find_thread", target)
-            self._is_new = not before
+            old_rows = yield reader.sql("find_thread", target)
+            self._is_new = not old_rows
             yield from self.target.delete_thread(target, runs=False, recorded=False)
-            new = yield from write_thread(reader, records, target, keys, records.updated_at)
-            of_runs = "move_runs", "move_events"
-            yield [reader.sql(move, new, thread) for thread, *_ in before for move in of_runs]
-            known = len(here.checkpoints)
-            more = len(there.writes) - len(here.writes)
-            return ImportReport(1, 0, len(there.checkpoints) - known, more, known)
+            thread_key = yield from write_thread(reader, records, target, keys, records.updated_at)
+            move_statements = "move_runs", "move_events"
+            yield [
+                reader.sql(move, thread_key, thread)
+                for thread, *_ in old_rows
+                for move in move_statements
+            ]
+            common = len(target_contents.checkpoints)
+            new_writes = len(source_contents.writes) - len(target_contents.writes)
+            return ImportReport(1, 0, len(source_contents.checkpoints) - common, new_writes, common)
 
-        def committed(_: object) -> None:
+        def update_cache(_: object) -> None:
             if keys:
                 reader.cache.keys.refill(keys)
             reader.cache.drop_thread(target)
 
-        return self.target.database.write(flow, committed, exclusive_names=(target,))
+        return self.target.database.write(flow, update_cache, exclusive_names=(target,))

@@ -1,4 +1,4 @@
-"""The records of threads, which are read from a database and written into it or into another."""
+"""Read the records of a thread, so that it can be copied into this or another database."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ _SEQ_MASK: Final = 0xFFFFFFFF
 
 
 class NamespaceRecords(NamedTuple):
-    """A namespace of a thread.
+    """The checkpoints and pending writes of a namespace.
 
-    `head` is the place of its head. Each element of `checkpoints` has a place, the time of
-    the put, and the content. Each element of `writes` has a checkpoint, a task, a path and the
-    content of the pending writes.
+    Attributes:
+        ns: The namespace.
+        head: The sequence number of the head.
+        checkpoints: The sequence number, the time of the put in seconds since 1970, and the content
+            of each checkpoint.
+        writes: The checkpoint id, the task id, the path and the pending writes of each task.
     """
 
     ns: str
@@ -42,45 +45,58 @@ class NamespaceRecords(NamedTuple):
 
 @dataclass
 class ThreadRecords:
-    """The records of a thread. If `items` is None, they are read from the database page by page."""
+    """The records of a thread.
+
+    Attributes:
+        seq: The counter of puts.
+        listed_metadata: The encoded metadata that lists of threads show, or None.
+        may_wait: Whether the row of the thread says that it may wait for an answer.
+        ttl: The minutes of the time to live, its start, and what is kept; see the statement
+            `set_ttl`.
+        items: The bytes of the items, by log and position. If None, items are read from the
+            database page by page.
+        sorted_positions: The sorted positions of `items`, by log.
+        times: The time at which each item was first stored, by log and position.
+    """
 
     thread_id: str
     seq: int
     created_at: float
     updated_at: float
     title: Title | None
-    told: bytes | None  # the part of its metadata that lists of threads show
+    listed_metadata: bytes | None
     status: str
     client: ClientMetadata | None
-    may_wait: bool  # whether its row says that it may wait for an answer
+    may_wait: bool
     logs: list[Row]
     namespaces: list[NamespaceRecords]
-    ttl: Row | None = None  # minutes, their start, and what is kept; see `set_ttl`
-    items: dict[int, dict[int, bytes]] | None = None  # by log and position
-    order: dict[int, list[int]] = field(default_factory=dict)  # positions of `items`, by log
-    times: dict[int, dict[int, float]] = field(
-        default_factory=dict
-    )  # time of first storage, by log and position
+    ttl: Row | None = None
+    items: dict[int, dict[int, bytes]] | None = None
+    sorted_positions: dict[int, list[int]] = field(default_factory=dict)
+    times: dict[int, dict[int, float]] = field(default_factory=dict)
 
     @property
-    def keys(self) -> int:
+    def key_count(self) -> int:
         """The number of keys that are needed to store the thread."""
         return 1 + len(self.logs) + len(self.namespaces)
 
-    def page(
+    def read_page(
         self, reader: CheckpointReader, name: str, log: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Return position and content of the first items in a range of a log; gaps are allowed."""
+        """Return the position and the bytes of the first items in a range of a log.
+
+        Positions without an item are skipped.
+        """
         if self.items is None:
             return (yield from reader.read_items_page(self.thread_id, name, log, start, stop))
-        held, order = self.items[log], self.order[log]
+        log_items, order = self.items[log], self.sorted_positions[log]
         first = bisect_left(order, start)
-        return [(at, held[at]) for at in order[first : first + ITEMS_PAGE_SIZE] if at < stop]
+        return [(at, log_items[at]) for at in order[first : first + ITEMS_PAGE_SIZE] if at < stop]
 
     def read_page_times(
         self, reader: CheckpointReader, log: int, start: int, stop: int
     ) -> Flow[dict[int, float]]:
-        """Return the time of first storage of each item in a range of a log, by position."""
+        """Return the time at which each item in a range of a log was first stored, by position."""
         if self.items is None:
             return (yield from reader.read_item_times(log, [(start, stop)]))
         return self.times[log]
@@ -91,50 +107,59 @@ def read_thread_records(
 ) -> Flow[ThreadRecords]:
     """Read the records of a thread without its items.
 
-    With a checkpoint, only the records that lead to that checkpoint are read.
+    Args:
+        reader: The reader of the database.
+        thread_id: The thread.
+        checkpoint_id: The checkpoint up to which records are read, or None for all. In the root
+            namespace, only the ancestors of the checkpoint are read.
 
     Raises:
-        UnknownThread: There is no such thread.
-        UnknownCheckpoint: It has no such checkpoint in its root namespace.
+        UnknownThread: The thread does not exist.
+        UnknownCheckpoint: The thread has no such checkpoint in its root namespace.
     """
     rows = yield reader.sql("one_thread", thread_id)
     if not rows:
         raise build_not_found_error(Address(thread_id, "", None))
-    last = _SEQ_MASK
+    last_seq = _SEQ_MASK
     if checkpoint_id is not None:
         at = Address(thread_id, "", checkpoint_id)
-        end = yield from reader.find_checkpoint(at)
-        if end is None:
+        checkpoint = yield from reader.find_checkpoint(at)
+        if checkpoint is None:
             raise build_not_found_error(at)
-        last = end.snapshot.key & _SEQ_MASK
+        last_seq = checkpoint.snapshot.key & _SEQ_MASK
     thread, _, created_at, updated_at, _, stored = rows[0]
-    ((status, seq, kept, waiting),) = yield reader.sql("find_client_metadata", thread_id)
-    title, told = decrypt_list_entry(reader.seal, thread_id, stored)
+    ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
+    title, listed_metadata = decrypt_list_entry(reader.seal, thread_id, stored)
     if checkpoint_id is not None:  # they may come from a later checkpoint
-        title = told = None
-    client = decrypt_client_metadata(reader.seal, thread_id, kept)
+        title = listed_metadata = None
+    client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
     logs = yield reader.sql("thread_logs", thread)
     namespaces = []
     for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
-        read = yield from _read_namespace(reader, thread_id, namespace, ns, head, last)
-        if read.checkpoints or (read.writes and last == _SEQ_MASK):
-            namespaces.append(read)
+        namespace_records = yield from _read_namespace(
+            reader, thread_id, namespace, ns, head, last_seq
+        )
+        if namespace_records.checkpoints or (namespace_records.writes and last_seq == _SEQ_MASK):
+            namespaces.append(namespace_records)
     ttl = yield reader.sql("find_ttl", thread_id)
-    about = title, told, status, client, checkpoint_id is not None or bool(waiting)
-    records = ThreadRecords(thread_id, seq, created_at, updated_at, *about, logs, namespaces)
+    details = title, listed_metadata, status, client, checkpoint_id is not None or bool(may_wait)
+    records = ThreadRecords(thread_id, seq, created_at, updated_at, *details, logs, namespaces)
     records.ttl = ttl[0] if ttl else None
     return records
 
 
 def _read_namespace(
-    reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last: int
+    reader: CheckpointReader, thread_id: str, namespace: int, ns: str, head: int, last_seq: int
 ) -> Flow[NamespaceRecords]:
-    """Read the records of a namespace up to a place; in the root, only those that lead there."""
+    """Read the records of a namespace up to a sequence number.
+
+    In the root namespace, only the checkpoint with this number and its ancestors are read.
+    """
     rows = yield reader.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
     yield from reader.check_complete(len(rows), *key_range(namespace))
-    if last != _SEQ_MASK:
-        rows = [row for row in rows if row[0] & _SEQ_MASK <= last]
-        rows = rows if ns else select_lineage(rows, row_key(namespace, last))
+    if last_seq != _SEQ_MASK:
+        rows = [row for row in rows if row[0] & _SEQ_MASK <= last_seq]
+        rows = rows if ns else select_lineage(rows, row_key(namespace, last_seq))
         head = max((row[0] & _SEQ_MASK for row in rows), default=0)
     checkpoints = [
         (row[0] & _SEQ_MASK, row[4], reader.decrypt_row(thread_id, ns, row)) for row in rows
@@ -143,7 +168,7 @@ def _read_namespace(
     writes = []
     for row in (yield reader.sql("namespace_writes", namespace)):
         uid, task, path = unpack_id(row[0]) or "", unpack_id(row[1]) or "", row[2]
-        if uid in ids or last == _SEQ_MASK:
+        if uid in ids or last_seq == _SEQ_MASK:
             writes.append((uid, task, path, decrypt_writes(reader.seal, thread_id, ns, row)))
     return NamespaceRecords(ns, head, checkpoints, writes)
 
@@ -151,16 +176,16 @@ def _read_namespace(
 def read_items(reader: CheckpointReader, records: ThreadRecords) -> Flow[None]:
     """Read the items of a thread into its records, so that it can be copied or compared."""
     items = {}
-    for log, name, *ends in records.logs:
-        items[log] = held = dict[int, bytes]()
-        for first, stop in used_log_ranges(*ends):
+    for log, name, *last_keys in records.logs:
+        items[log] = log_items = dict[int, bytes]()
+        for first, stop in used_log_ranges(*last_keys):
             start = first
             while page := (
                 yield from reader.read_items_page(records.thread_id, name, log, start, stop)
             ):
-                held |= dict(page)
+                log_items |= dict(page)
                 start = page[-1][0] + 1
-        records.order[log] = [*held]
-        spans = used_log_ranges(*ends)
+        records.sorted_positions[log] = [*log_items]
+        spans = used_log_ranges(*last_keys)
         records.times[log] = yield from reader.read_item_times(log, spans)
     records.items = items
