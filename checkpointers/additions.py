@@ -1,4 +1,4 @@
-"""What a write adds to the logs of its thread, and what is kept of that once it is committed."""
+"""Append items to the logs of a thread, and update the cache after the commit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from perdure.storage.encryption import Seal
 from perdure.storage.flow import NamedSQL, Row, Statement
 
 LOG_KIND_BY_INLINE_KIND: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
-"""Kinds of references that have their parts in them, and of those that point into a log."""
+"""The kind of a reference to log items, by the kind of the inline reference that it replaces."""
 _log = logging.getLogger("perdure")
 
 
@@ -59,15 +59,16 @@ class Additions:
 
     Args:
         sql: The statements, by name.
-        seal: Encrypts what is written.
-        thread_id: Whose logs they are.
-        thread: What is kept of it, with a log for each channel of which something is added.
+        seal: Encrypts the items.
+        thread_id: The thread.
+        thread: The cached thread, with a log for each channel to which items are added.
         stored_at: The time of first storage of the items, in seconds since 1970.
-        times: The times of items that differ from `stored_at`, by channel and content.
+        item_times: The times of items that differ from `stored_at`, by channel and content.
 
     Attributes:
-        placed: Where the items stand that were new to the plan, by channel and content.
-        items, aliases: What is appended: log, position, and item or origin.
+        positions_by_item: The positions of the new items, by channel and content.
+        items: The appended items, each as log, position and content.
+        aliases: The appended aliases, each as log, position and the position that it repeats.
     """
 
     sql: NamedSQL
@@ -88,7 +89,14 @@ class Additions:
         parent: Snapshot | None,
         merge: Merge | None,
     ) -> None:
-        """Give a checkpoint its channels: what is new, is as in the parent, or is taken over."""
+        """Set the references of a checkpoint's channels, and add new items to the logs.
+
+        Args:
+            snapshot: The checkpoint, without references.
+            nodes: The values of the channels; None means the value of the parent.
+            parent: The parent of the checkpoint, or None.
+            merge: The channels that are taken over from the head, or None.
+        """
         if parent is not None:
             snapshot.transcript.update(parent.transcript)
         for channel, node in nodes.items():
@@ -100,7 +108,7 @@ class Additions:
                 snapshot.inherit_channel(channel, parent)
         if parent is not None:
             for channel, version in snapshot.channel_versions.items():
-                # a graph that does not know a channel carries its version on, not its value
+                # a graph without this channel keeps the version of the channel, but not its value
                 if channel not in snapshot.references and parent.has_version(channel, version):
                     snapshot.inherit_channel(channel, parent)
         if merge is not None:
@@ -109,7 +117,7 @@ class Additions:
     def add_value(
         self, channel: str, node: SplitValue, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
-        """The reference of a channel's value; what is new in it is added to the log."""
+        """Add the new items of a value to the log, and return the reference to the value."""
         if node.update is not None:
             ref = self._add_update(channel, node.update, snapshot, parent)
             if node.undivided is None:
@@ -119,42 +127,51 @@ class Additions:
                 return node.undivided
             return self.add_value(channel, node.undivided, snapshot, parent)
         log = self.thread.logs_by_channel[channel]
-        first = log.next_position
-        kept, rest = node.kept_ranges, self._place_parts(log, node.parts) if node.parts else []
-        ranges = join_ranges([*kept, *rest]) if rest else kept
+        first_new = log.next_position
+        kept_ranges, other_ranges = (
+            node.kept_ranges,
+            self._place_parts(log, node.parts) if node.parts else [],
+        )
+        ranges = join_ranges([*kept_ranges, *other_ranges]) if other_ranges else kept_ranges
         if node.kind == ITEM:
             item = [ITEM, log.key, ranges[0][0]]
             return [SNAPSHOT, item] if node.is_snapshot else item
-        before = parent.transcript.get(channel) if parent is not None else None
-        if before is None or before[0] != log.key:
-            said = drop_repeats(ranges)
+        parent_transcript = parent.transcript.get(channel) if parent is not None else None
+        if parent_transcript is None or parent_transcript[0] != log.key:
+            transcript = drop_repeats(ranges)
         elif node.repeated_items:
-            repeated = [
-                place
+            repeated_positions = [
+                position
                 for item in node.repeated_items
-                if (place := log.find_position(item)) is not None
+                if (position := log.find_position(item)) is not None
             ]
-            new = subtract_ranges(rest, merge_ranges((place, place + 1) for place in repeated))
-            said = _extend_transcript(log, before[1], new, first)
-        elif before[1] == kept and rest in ([], [(first, log.next_position)]):  # it only grew
-            said = ranges
+            new_ranges = subtract_ranges(
+                other_ranges,
+                merge_ranges((position, position + 1) for position in repeated_positions),
+            )
+            transcript = _extend_transcript(log, parent_transcript[1], new_ranges, first_new)
+        elif parent_transcript[1] == kept_ranges and other_ranges in (
+            [],
+            [(first_new, log.next_position)],
+        ):  # the value has only grown
+            transcript = ranges
         else:
-            said = _extend_transcript(log, before[1], rest, first)
-        few = self._limit_ranges(log, ranges)
-        snapshot.ranges[channel] = (log.key, few)
+            transcript = _extend_transcript(log, parent_transcript[1], other_ranges, first_new)
+        value_ranges = self._limit_ranges(log, ranges)
+        snapshot.ranges[channel] = (log.key, value_ranges)
         snapshot.transcript[channel] = (
             log.key,
-            few if said == ranges else self._limit_ranges(log, said),
+            value_ranges if transcript == ranges else self._limit_ranges(log, transcript),
         )
-        ref = [node.kind, log.key, flatten_ranges(few)]
+        ref = [node.kind, log.key, flatten_ranges(value_ranges)]
         return [SNAPSHOT, ref] if node.is_snapshot else ref
 
     def _add_update(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
         """Add the writes to a `DeltaChannel` to its log, and return the channel's reference."""
-        log, places = self.thread.logs_by_channel[channel], list[int | None]()
-        first = log.next_position
+        log, entry_positions = self.thread.logs_by_channel[channel], list[int | None]()
+        first_new = log.next_position
         for entry in update.entries:
             item, position = entry.item, None
             if item is not None:
@@ -164,34 +181,47 @@ class Additions:
                     self._add_row(log, position, content_hash(self.seal, log.key, item), item)
                     self.items.append((log, position, item))
                 self.positions_by_item[channel, item] = position
-            places.append(position)
-        transcript_places = [
-            place
-            for entry, place in zip(update.entries, places, strict=True)
-            if place is not None and entry.item not in update.repeated
+            entry_positions.append(position)
+        transcript_positions = [
+            entry_position
+            for entry, entry_position in zip(update.entries, entry_positions, strict=True)
+            if entry_position is not None and entry.item not in update.repeated
         ]
-        rest = join_ranges((place, place + 1) for place in transcript_places)
+        new_ranges = join_ranges(
+            (entry_position, entry_position + 1) for entry_position in transcript_positions
+        )
         if update.base:  # the transcript already has these items, perhaps in another form
-            rest = subtract_ranges(rest, merge_ranges(_origin_ranges(log, update.base)))
-        before = parent.transcript.get(channel) if parent is not None else None
-        said = _extend_transcript(log, before[1] if before else [], rest, first)
-        snapshot.transcript[channel] = (log.key, self._limit_ranges(log, said))
+            new_ranges = subtract_ranges(new_ranges, merge_ranges(_origin_ranges(log, update.base)))
+        parent_transcript = parent.transcript.get(channel) if parent is not None else None
+        transcript = _extend_transcript(
+            log, parent_transcript[1] if parent_transcript else [], new_ranges, first_new
+        )
+        snapshot.transcript[channel] = (log.key, self._limit_ranges(log, transcript))
         if update.base is None:
             return [DELTA, update.kind]
-        held = update.value_ranges(places)
-        few = snapshot.transcript[channel][1] if held == said else self._limit_ranges(log, held)
-        snapshot.ranges[channel] = (log.key, few)
-        return [DELTA, [LIST, log.key, flatten_ranges(few)]]
+        value_ranges = update.value_ranges(entry_positions)
+        stored_ranges = (
+            snapshot.transcript[channel][1]
+            if value_ranges == transcript
+            else self._limit_ranges(log, value_ranges)
+        )
+        snapshot.ranges[channel] = (log.key, stored_ranges)
+        return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
 
     def replace_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
-        """A write that led to a checkpoint, pointing into the log where that holds all of it."""
+        """Return a pending write with references to the log, if the log contains all its items.
+
+        Args:
+            snapshot: The checkpoint that contains the result of the write.
+            write: The write.
+        """
         index, channel, ref = write
-        held = snapshot.ranges.get(channel) or snapshot.transcript.get(channel)
-        if held is None:
+        log_ranges = snapshot.ranges.get(channel) or snapshot.transcript.get(channel)
+        if log_ranges is None:
             return write
         if isinstance(ref, bytes):
             position = self.positions_by_item.get((channel, ref))
-            return write if position is None else [index, channel, [ITEM, held[0], position]]
+            return write if position is None else [index, channel, [ITEM, log_ranges[0], position]]
         ranges = []
         for element in ref[1] if ref[0] in LOG_KIND_BY_INLINE_KIND else [b""]:
             if not isinstance(element, bytes):
@@ -204,17 +234,20 @@ class Additions:
         return [
             index,
             channel,
-            [LOG_KIND_BY_INLINE_KIND[ref[0]], held[0], flatten_ranges(join_ranges(ranges))],
+            [LOG_KIND_BY_INLINE_KIND[ref[0]], log_ranges[0], flatten_ranges(join_ranges(ranges))],
         ]
 
     def append_parts(self, channel: str, parts: list[bytes | Range]) -> Ranges:
-        """The positions of parts after the new ones are appended, in few ranges."""
+        """Append the new items among parts, and return the ranges of all parts.
+
+        The number of ranges is limited by aliases; see `max_ranges`.
+        """
         log = self.thread.logs_by_channel[channel]
         return self._limit_ranges(log, self._place_parts(log, parts))
 
     def _place_parts(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
-        """The positions of parts after the new ones are appended, in order."""
-        out = []
+        """Append the new items among parts, and return the ranges of all parts in order."""
+        ranges = []
         for part in parts:
             if isinstance(part, bytes):
                 position = self.positions_by_item.get((log.name, part))
@@ -223,8 +256,8 @@ class Additions:
                     self._add_row(log, position, content_hash(self.seal, log.key, part), part)
                     self.items.append((log, position, part))
                 part = position, position + 1
-            out.append(part)
-        return join_ranges(out)
+            ranges.append(part)
+        return join_ranges(ranges)
 
     def _add_row(self, log: ChannelLog, position: int, hashed: int, data: bytes) -> None:
         body = self.seal.seal(data, item_associated_data(self.thread_id, log.name, position))
@@ -232,30 +265,33 @@ class Additions:
         self._rows.append((row_key(log.key, position), hashed, stored_at, body))
 
     def _limit_ranges(self, log: ChannelLog, ranges: Ranges) -> Ranges:
-        """The same items in no more ranges than `limit` allows, scattered ones as aliases."""
+        """Return ranges with the same items, at most as many as `max_ranges` allows.
+
+        Scattered items are appended to the log again as aliases.
+        """
         if len(ranges) <= MIN_RANGE_LIMIT or len(ranges) <= max_ranges(count_positions(ranges)):
             return ranges
-        out: Ranges = []
+        limited: Ranges = []
         for group in group_ranges(ranges):
             if len(group) == 1:
-                out += group
+                limited += group
                 continue
             start = log.next_alias
             for origin in iter_positions(_origin_ranges(log, group)):
                 self._add_row(log, log.next_alias, 0, pack(origin))
                 self.aliases.append((log, log.next_alias, origin))
                 log.next_alias += 1
-            out.append((start, log.next_alias))
-        return join_ranges(out)
+            limited.append((start, log.next_alias))
+        return join_ranges(limited)
 
     def build_statements(self) -> list[Statement]:
-        """The statements that write all of it."""
+        """Return the statements that insert the new items and aliases."""
         return (
             [Statement(self.sql["add_item"], self._rows, execute_many=True)] if self._rows else []
         )
 
     def cache_items(self) -> None:
-        """Have at hand what is written now."""
+        """Add the committed items and aliases to the cached logs."""
         for log, position, item in self.items:
             self.thread.size_bytes += log.add_item(position, item)
             log.planned_count -= 1
@@ -265,17 +301,25 @@ class Additions:
 
 @dataclass(slots=True)
 class Commit:
-    """A transaction: what it writes, and what is kept of the thread after it.
+    """A planned transaction, with the changes of the cache that follow its commit.
 
     Attributes:
-        statements: The first finds out whether the thread is as it was kept.
-        snapshot: The checkpoint that is put, if one is.
-        head: The head of its namespace after it, which is that checkpoint, or stays another.
-        overlaps: Whether the put reveals that two runs of the thread overlap.
-        written: What a task wrote: namespace and id of the checkpoint, task, row.
-        fresh: Whether `thread` was read in this transaction: it is kept after it.
-        replaced: Whether a checkpoint of it has other content now: nothing is kept.
-        keys: What is left of those that this transaction asked for.
+        cache: The cache of threads.
+        watch: The watch of the checkpointer's tables, which has the epoch after the commit.
+        thread_id: The thread.
+        thread: The cached thread, as it is after the commit.
+        statements: The statements. The first one fails if the thread has changed since the plan.
+        additions: The items that are appended to the logs.
+        snapshot: The checkpoint that is put, or None.
+        head: The head of its namespace after the put, which may be another checkpoint.
+        reveals_overlap: Whether the put reveals that two runs of the thread overlap.
+        written_row: For writes of a task: the namespace and the id of the checkpoint, the task id,
+            and the row.
+        is_thread_read: Whether the transaction has read `thread`, which then replaces the cached
+            thread.
+        replaces_checkpoint: Whether the content of a stored checkpoint has changed. The thread is
+            then dropped from the cache.
+        remaining_keys: Keys that the transaction has reserved and not used.
     """
 
     cache: Cache
@@ -293,12 +337,12 @@ class Commit:
     remaining_keys: list[int] = field(default_factory=list)
 
     def set_write_rows(self, rows: list[Row]) -> None:
-        """See in the first statement's row whether tasks wrote before the checkpoint was put."""
+        """Record from the first statement's row whether the new head has pending writes already."""
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
 
     def update_cache(self) -> None:
-        """Have at hand what is stored now."""
+        """Update the cache after the commit."""
         cache = self.cache
         if self.additions is not None:
             self.additions.cache_items()
@@ -327,36 +371,46 @@ class Commit:
                 *(self.thread_id, self.snapshot.checkpoint_id),
             )
 
-    def _cache_written_row(self, ns: str, uid: str, task: str, row: Row) -> None:
-        """Have a pending write at hand, if it is one of what is the head by now."""
+    def _cache_written_row(
+        self, checkpoint_ns: str, checkpoint_id: str, task_id: str, row: Row
+    ) -> None:
+        """Cache a pending write, if its checkpoint is the head."""
         thread = self.cache.get_thread(self.thread_id)
-        head = thread.heads.get(ns) if thread is not None else None
-        if head is None or head.snapshot is None or head.snapshot.checkpoint_id != uid:
+        head = thread.heads.get(checkpoint_ns) if thread is not None else None
+        if head is None or head.snapshot is None or head.snapshot.checkpoint_id != checkpoint_id:
             return
         if head.write_rows is not None:
-            head.write_rows[task] = row
+            head.write_rows[task_id] = row
 
 
-def _extend_transcript(log: ChannelLog, before: Ranges, rest: Ranges, first: int) -> Ranges:
-    """What was said before, then what is new in the rest of a value, in order.
+def _extend_transcript(
+    log: ChannelLog, former: Ranges, new_ranges: Ranges, first_new: int
+) -> Ranges:
+    """Return a transcript with the new items of a value appended.
 
-    Positions from `first` on are those of items appended just now.
+    Args:
+        log: The log.
+        former: The transcript of the parent.
+        new_ranges: The part of the value that the parent's value does not begin with.
+        first_new: The first position of the items that were appended by this put.
     """
-    if any(start < first or start >= ALIASES for start, _ in rest):
-        rest = subtract_ranges(_origin_ranges(log, rest), merge_ranges(_origin_ranges(log, before)))
-    return join_ranges([*before, *drop_repeats(rest)])
+    if any(start < first_new or start >= ALIASES for start, _ in new_ranges):
+        new_ranges = subtract_ranges(
+            _origin_ranges(log, new_ranges), merge_ranges(_origin_ranges(log, former))
+        )
+    return join_ranges([*former, *drop_repeats(new_ranges)])
 
 
 def _origin_ranges(log: ChannelLog, ranges: Ranges) -> Ranges:
-    """The first positions of the items of ranges."""
-    out: Ranges = []
+    """Return ranges with aliases replaced by the positions that they repeat."""
+    originals: Ranges = []
     for start, stop in ranges:
         if start < ALIASES:
-            out.append((start, stop))
+            originals.append((start, stop))
         else:
-            # one that is not known must not be taken for an item: see `CheckpointReader.resolve`
-            out += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
-    return join_ranges(out)
+            # raise KeyError for an alias that is not cached, instead of treating it as an item
+            originals += ((o, o + 1) for o in map(log.origins.__getitem__, range(start, stop)))
+    return join_ranges(originals)
 
 
 def cache_pending_writes(
@@ -364,10 +418,12 @@ def cache_pending_writes(
 ) -> None:
     """Cache the writes of a task if the next checkpoint may store some of them in a log."""
     if any(map(_may_enter_log, writes)):
-        at = request.address.checkpoint_ns, request.address.checkpoint_id or ""
-        tasks = thread.pending_writes.get(at, {})
+        checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""
+        tasks = thread.pending_writes.get(checkpoint, {})
         keep_recent(
-            thread.pending_writes, at, {**tasks, request.task_id: (request.task_path, writes, body)}
+            thread.pending_writes,
+            checkpoint,
+            {**tasks, request.task_id: (request.task_path, writes, body)},
         )
 
 

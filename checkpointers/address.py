@@ -1,4 +1,4 @@
-"""Addresses: the thread, namespace and checkpoint that a config names."""
+"""Read and check the thread id, namespace, checkpoint id and other values in a config."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _MAPPING: Final = (dict, Mapping)
 
 
 class Address(NamedTuple):
-    """The address in a config: thread, namespace and perhaps one checkpoint."""
+    """The address of a checkpoint: thread id, namespace and checkpoint id.
+
+    The id of the checkpoint is None if the address means the head of the namespace.
+    """
 
     thread_id: str
     checkpoint_ns: str
@@ -60,26 +63,42 @@ class Address(NamedTuple):
 
 
 def parse_address(config: RunnableConfig) -> Address:
-    """The address in a config; raises as `named` does."""
+    """Return the address in a config.
+
+    Raises:
+        InvalidConfig: See `build_address`.
+    """
     configurable = config.get("configurable") if isinstance(config, _MAPPING) else None
     if not isinstance(configurable, _MAPPING):
         raise InvalidConfig(
             f"the config {config!r} has no 'configurable' mapping; "
             "pass {'configurable': {'thread_id': 'some-id'}}"
         )
-    at = thread_id, ns, uid = (
+    parts = thread_id, checkpoint_ns, checkpoint_id = (
         configurable.get("thread_id"),
         configurable.get("checkpoint_ns", ""),
         configurable.get("checkpoint_id"),
     )
-    if not (type(thread_id) is type(ns) is str and (uid is None or type(uid) is str)):
-        return build_address(*at)
-    plain = thread_id and thread_id.isascii() and ns.isascii() and (uid is None or uid.isascii())
-    return Address(thread_id, ns, uid or None) if plain else build_address(*at)
+    if not (
+        type(thread_id) is type(checkpoint_ns) is str
+        and (checkpoint_id is None or type(checkpoint_id) is str)
+    ):
+        return build_address(*parts)
+    is_ascii = (
+        thread_id
+        and thread_id.isascii()
+        and checkpoint_ns.isascii()
+        and (checkpoint_id is None or checkpoint_id.isascii())
+    )
+    return (
+        Address(thread_id, checkpoint_ns, checkpoint_id or None)
+        if is_ascii
+        else build_address(*parts)
+    )
 
 
 def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Address:
-    """An address of these parts; no checkpoint_id, or an empty one, is the head's.
+    """Return the address of these parts; None or `""` as checkpoint_id means the head.
 
     Raises:
         InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
@@ -96,10 +115,10 @@ def find_context(config: RunnableConfig) -> Any:
 
     Only a config that langgraph gives to a node, a tool or a checkpointer has a context.
     """
-    runtime: Any = sys.modules.get("langgraph.runtime")  # without it no graph runs
-    for part in config.get("configurable", {}).values() if runtime else ():
-        if isinstance(part, runtime.Runtime):
-            return part.context
+    runtime: Any = sys.modules.get("langgraph.runtime")  # if it is not imported, no graph runs
+    for value in config.get("configurable", {}).values() if runtime else ():
+        if isinstance(value, runtime.Runtime):
+            return value.context
     return None
 
 
@@ -109,20 +128,20 @@ def find_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[st
     The context is a dict or an object with attributes. Names whose value is None are omitted.
     """
     context = find_context(config)
-    read = context.get if isinstance(context, Mapping) else partial(getattr, context)
-    return {name: value for name in names if (value := read(name, None)) is not None}
+    get_value = context.get if isinstance(context, Mapping) else partial(getattr, context)
+    return {name: value for name in names if (value := get_value(name, None)) is not None}
 
 
 def check_thread_id(thread_id: object) -> str:
-    """The thread id as text. Integers and UUIDs are taken as their text, as langgraph's savers do.
+    """Return the thread id as text. Integers and UUIDs are converted, as in langgraph's savers.
 
     Raises:
-        InvalidConfig: It is missing, empty or of another type.
+        InvalidConfig: The thread id is missing, empty or of another type.
     """
     if isinstance(thread_id, bool) or not isinstance(thread_id, str | int | UUID):
         raise InvalidConfig(
-            f"thread_id is {thread_id!r}; a checkpointer needs text to know which conversation "
-            "this is: pass {'configurable': {'thread_id': 'some-id'}}"
+            f"thread_id is {thread_id!r}; a checkpointer needs text that identifies the "
+            "conversation, so pass {'configurable': {'thread_id': 'some-id'}}"
         )
     text = check_text("thread_id", str(thread_id))
     if not text:
@@ -131,16 +150,17 @@ def check_thread_id(thread_id: object) -> str:
 
 
 def check_thread_ids(thread_ids: object) -> list[str]:
-    """Thread ids, each as `check_thread_id` takes it."""
+    """Check a list of thread ids by `check_thread_id`, and return them as text."""
     return [check_thread_id(value) for value in _check_list("thread_ids", thread_ids)]
 
 
 def check_texts(name: str, values: object) -> list[str]:
-    """Several ids of what `name` says."""
+    """Check a list of texts. `name` is the name of the argument, for error messages."""
     return [check_text(name, value) for value in _check_list(name, values, str)]
 
 
 def _check_list(name: str, values: object, kind: type = object) -> list[Any]:
+    """Check that values are an iterable of a type other than text, and return them as a list."""
     if not isinstance(values, str | bytes) and isinstance(values, Iterable):
         items = list(values)
         if all(isinstance(item, kind) for item in items):
@@ -150,15 +170,15 @@ def _check_list(name: str, values: object, kind: type = object) -> list[Any]:
 
 
 def check_optional_text(name: str, value: object) -> str | None:
-    """Text, or None; see `check_text`."""
+    """Check text by `check_text`; None is allowed."""
     return None if value is None else check_text(name, value)
 
 
 def check_datetime(name: str, value: datetime) -> datetime:
-    """A moment with a time zone.
+    """Check that a datetime has a time zone, and return it.
 
     Raises:
-        ConfigurationError: It has none.
+        ConfigurationError: The datetime has no time zone.
     """
     if value.tzinfo is None:
         raise ConfigurationError(f"{name} is {value!r}; expected a datetime with a time zone")
@@ -166,10 +186,10 @@ def check_datetime(name: str, value: datetime) -> datetime:
 
 
 def check_text(name: str, value: object) -> str:
-    """Text that a database can hold.
+    """Check that a value is text that a database can store, and return it.
 
     Raises:
-        InvalidConfig: It is of another type, or has a lone surrogate.
+        InvalidConfig: The value has another type, or contains a lone surrogate.
     """
     if type(value) is str and value.isascii():
         return value

@@ -116,9 +116,11 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: There is no such thread or namespace, and `missing_ok` is False.
             UnknownCheckpoint: The thread has no such checkpoint.
         """
-        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
+        address = build_address(thread_id, checkpoint_ns, checkpoint_id)
         return self._read(
-            lambda: self._threads.read_history(at, channel, ends, before, missing_ok=missing_ok)
+            lambda: self._threads.read_history(
+                address, channel, ends, before, missing_ok=missing_ok
+            )
         )()
 
     async def ahistory(
@@ -133,11 +135,13 @@ class Checkpointer(CheckpointSaver):
         missing_ok: bool = False,
     ) -> _List[HistoryItem]:
         """See `history`."""
-        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
-        decoded = await self.database.aread(
-            lambda: self._threads.read_history(at, channel, ends, before, missing_ok=missing_ok)
+        address = build_address(thread_id, checkpoint_ns, checkpoint_id)
+        decode_items = await self.database.aread(
+            lambda: self._threads.read_history(
+                address, channel, ends, before, missing_ok=missing_ok
+            )
         )
-        return await self.database.run_in_thread(decoded)
+        return await self.database.run_in_thread(decode_items)
 
     def delta_values(
         self, thread_id: str, *, checkpoint_id: str | None = None, checkpoint_ns: str = ""
@@ -157,8 +161,8 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: The thread or the namespace does not exist.
             UnknownCheckpoint: The thread has no such checkpoint.
         """
-        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(lambda: self._threads.read_delta_values(at))
+        address = build_address(thread_id, checkpoint_ns, checkpoint_id)
+        return self._read(lambda: self._threads.read_delta_values(address))
 
     adelta_values = make_async_twin(delta_values)
 
@@ -247,8 +251,8 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: There is no such thread or namespace.
             UnknownCheckpoint: The thread has no such checkpoint.
         """
-        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(lambda: self._threads.read_status(at))
+        address = build_address(thread_id, checkpoint_ns, checkpoint_id)
+        return self._read(lambda: self._threads.read_status(address))
 
     astatus = make_async_twin(status)
 
@@ -327,8 +331,8 @@ class Checkpointer(CheckpointSaver):
             UnknownThread: There is no such thread or namespace.
             UnknownCheckpoint: A later checkpoint does not exist.
         """
-        at = build_address(thread_id, checkpoint_ns, None)
-        return self._read(lambda: self._differences.compare(at, pairs, limit))
+        address = build_address(thread_id, checkpoint_ns, None)
+        return self._read(lambda: self._differences.compare(address, pairs, limit))
 
     adifferences = make_async_twin(differences)
 
@@ -413,8 +417,8 @@ class Checkpointer(CheckpointSaver):
 
         thread_id = check_thread_id(thread_id)
         ids = None if message_ids is None else check_texts("message_ids", message_ids)
-        parts = self._reader, self._maintenance, thread_id, ids
-        report = self._maintenance.write(thread_id, lambda: erase_from_thread(*parts))
+        arguments = self._reader, self._maintenance, thread_id, ids
+        report = self._maintenance.write(thread_id, lambda: erase_from_thread(*arguments))
         return replace(report, scrubbed=self.database.scrub())
 
     aerase = make_async_twin(erase)
@@ -480,8 +484,8 @@ class Checkpointer(CheckpointSaver):
         """
         thread_id, ids = check_thread_id(thread_id), check_texts("message_ids", message_ids)
         after = check_datetime("moment", moment).timestamp()
-        what = thread_id, channel, ids, after, config
-        return self._read(lambda: find_brought_after(self._reader, self._run_starts, *what))
+        arguments = thread_id, channel, ids, after, config
+        return self._read(lambda: find_brought_after(self._reader, self._run_starts, *arguments))
 
     asaid_after = make_async_twin(said_after)
 
@@ -578,11 +582,11 @@ class Checkpointer(CheckpointSaver):
         Raises:
             UnknownCheckpoint: The thread has no such checkpoint.
         """
-        at = build_address(thread_id, checkpoint_ns, checkpoint_id)
+        address = build_address(thread_id, checkpoint_ns, checkpoint_id)
         if not self.database.write(
-            lambda: self._writer.set_explicit_head(at), exclusive_names=(thread_id,)
+            lambda: self._writer.set_explicit_head(address), exclusive_names=(thread_id,)
         ):
-            raise build_not_found_error(at._replace(checkpoint_id=checkpoint_id))
+            raise build_not_found_error(address._replace(checkpoint_id=checkpoint_id))
 
     arewind = make_async_twin(rewind)
 
@@ -644,8 +648,8 @@ class Checkpointer(CheckpointSaver):
         names: Mapping[str, str] | None,
         max_value_bytes: int,
     ) -> Importer | DatabaseMerge:
-        for new in (names or {}).values():
-            check_thread_id(new)
+        for new_id in (names or {}).values():
+            check_thread_id(new_id)
         if isinstance(source, Checkpointer):
             return DatabaseMerge(source._maintenance, self._maintenance, names or {})
         if names:
@@ -654,5 +658,5 @@ class Checkpointer(CheckpointSaver):
                 "threads of a file keep their ids, so omit names="
             )
         codec = Codec(serde or self.serde, self.types)
-        other = open_source(source, codec, max_value_bytes)
-        return Importer(other, self._reader, self._read, self._write)
+        other_source = open_source(source, codec, max_value_bytes)
+        return Importer(other_source, self._reader, self._read, self._write)

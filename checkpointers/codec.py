@@ -1,9 +1,11 @@
-"""Values to bytes and back.
+"""Encode values as bytes, and decode them.
 
-Under langgraph's `JsonPlusSerializer` messages, most of what a thread holds, have a form of their
-own (`messages`), and everything else is msgpack (`values`). What is rebuilt equals what that
-serializer gives back, type for type. Under another serializer every value goes through that one.
-Equal values have equal bytes, but for the order of a message's fields.
+With langgraph's `JsonPlusSerializer`, messages have a compact form (`messages`), because most
+stored values are messages. All other values are msgpack (`values`). A decoded value equals the
+value that langgraph's serializer would return, type for type. With another serializer, all values
+are encoded by that serializer.
+
+Equal values have equal encodings, except that the order of a message's fields may differ.
 """
 
 from __future__ import annotations
@@ -45,25 +47,25 @@ from perdure.checkpointers.values import (
 )
 from perdure.errors import CorruptRecord, ForbiddenType, SerializationError, Unstorable
 
-# first byte of a value that is no message: what the rest of it is
+# the first byte of an encoded value that is not a message says which form the rest has
 _FORM_CODES: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _FORM_NAMES: Final = {code: name for name, code in _FORM_CODES.items()}
-_OTHER_FORM: Final = 31  # any other name follows: its length in one byte, then itself
+_OTHER_FORM: Final = 31  # followed by the length of the form's name (one byte) and the name
 _PLAIN: Final = b"\x10"  # "msgpack"
-MESSAGE: Final = b"\x92"  # msgpack's array of two, with which a message in its own form begins
+MESSAGE: Final = b"\x92"  # first byte of a message in compact form: a msgpack array of two
 _MESSAGES: Final = frozenset(CLASSES.values())
 _NULL: Final = b"\x11"
-_SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)  # what langgraph's serializer has forms for
+_SERIALIZER_TYPES: Final = (bytes, bytearray, NoneType)  # types for which the serializer has a form
 _log = logging.getLogger("perdure")
-_MAX_STEPS: Final = 20  # of a path; each takes a trial of all parts on the way
+_MAX_STEPS: Final = 20  # maximum steps in the path of an error; each step encodes all parts again
 
 
 class Codec:
-    """Encodes values for the log with one serializer.
+    """Encode values for the log with one serializer, and decode them.
 
     Args:
-        serde: The serializer. Of langgraph's own only the allowlist and `pickle_fallback` count,
-            see `Allowlist`; messages have their own form only with it.
+        serde: The serializer. Of langgraph's own serializer, only the allowlist and
+            `pickle_fallback` are used; see `Allowlist`.
         types: Registered types and aliases, which are used only with langgraph's serializer.
 
     Attributes:
@@ -82,14 +84,21 @@ class Codec:
         self.is_replacement_logged = False
 
     def encode(self, value: Any, path: Callable[[], str], *, exact: bool = False) -> bytes:
-        """One value as stored bytes, equal for equal values; an error names its `path`.
+        """Encode one value. Equal values have equal encodings.
 
-        A message is encoded as it comes back, so that encoding it then gives the same bytes. In a
-        text a lone surrogate becomes "?", unless it is to be `exact`.
+        A message is encoded in the form in which it is read back, so that encoding it again gives
+        the same bytes.
+
+        Args:
+            value: The value.
+            path: Returns the path of the value, for error messages.
+            exact: Whether a text with a lone surrogate is refused. Otherwise "?" replaces the
+                surrogate.
 
         Raises:
-            Unstorable: It, or a part of it, cannot be stored, or would come back as another.
-            ForbiddenType: It could be stored, but its type is not on the allowlist for reading.
+            Unstorable: The value or a part of it cannot be stored, or would be read back as a
+                different value.
+            ForbiddenType: The type of the value is not on the allowlist for reading.
         """
         if value is None and self.packs_messages:
             return _NULL
@@ -105,7 +114,7 @@ class Codec:
             return self._encode_or_explain(value, path, exact=exact)
 
     def _encode_as_read_back(self, stored: bytes) -> bytes:
-        """The encoding of what a message, encoded as it is, comes back as."""
+        """Return the encoding of the message that is read back from an encoded message."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
@@ -143,11 +152,11 @@ class Codec:
         return _PLAIN + packed
 
     def decode(self, stored: bytes) -> Any:
-        """The value of stored bytes, new at each call.
+        """Decode a value. Each call returns a new object.
 
         Raises:
-            ForbiddenType: A type in it is not on the allowlist.
-            CorruptRecord: The bytes are not what `encode` writes.
+            ForbiddenType: A type in the value is not on the allowlist.
+            CorruptRecord: The bytes have no form that `encode` writes.
         """
         try:
             if stored[:1] == MESSAGE:
@@ -155,16 +164,21 @@ class Codec:
             name, data = _split_form_tag(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
-                f"a stored value of {len(stored)} bytes does not say how it was written"
+                f"a stored value of {len(stored)} bytes has no known form and is damaged; "
+                "restore the database from a backup"
             ) from exc
         return self.load_with_serializer(name, data)
 
     def load_with_serializer(self, name: str, data: bytes) -> Any:
-        """What the serializer wrote, or this codec in its place, under the name of the form.
+        """Decode bytes that the serializer has written, or this codec in the same form.
+
+        Args:
+            name: The name of the form, such as "msgpack".
+            data: The bytes.
 
         Raises:
-            ForbiddenType: A type in it is not on the allowlist.
-            CorruptRecord: The serializer cannot read it.
+            ForbiddenType: A type in the value is not on the allowlist.
+            CorruptRecord: The serializer cannot read the bytes.
         """
         try:
             if name == "msgpack" and self._allowlist is not None:
@@ -197,30 +211,47 @@ class Codec:
     def encode_for_comparison(
         self, values: Sequence[Any], path: Callable[[int], str]
     ) -> list[bytes]:
-        """The bytes by which values are compared; an error, as of `encode`, names the `path`."""
+        """Return the encodings by which values are compared.
+
+        Args:
+            values: The values.
+            path: Returns the path of the value with an index, for error messages.
+        """
         if self.packs_messages and (packed := _encode_all_plain(values)) is not None:
             return packed
-        return [self._encode_one_for_comparison(value, path, i) for i, value in enumerate(values)]
+        return [
+            self._encode_one_for_comparison(value, path, index)
+            for index, value in enumerate(values)
+        ]
 
-    def _encode_one_for_comparison(self, value: Any, path: Callable[[int], str], i: int) -> bytes:
+    def _encode_one_for_comparison(
+        self, value: Any, path: Callable[[int], str], index: int
+    ) -> bytes:
         if self.packs_messages and (packed := _encode_all_plain([value])) is not None:
             return packed[0]
-        if type(value) is bytearray:  # within a list the serializer makes them bytes
+        if type(value) is bytearray:  # inside a list, the serializer converts them to bytes
             value = bytes(value)
-        return self._encode_or_explain(value, lambda: path(i))
+        return self._encode_or_explain(value, lambda: path(index))
 
-    def encode_for_storage(self, value: Any, full: bytes, path: Callable[[], str]) -> bytes:
-        """The bytes that are stored for a value: those by which it is compared, if it comes back.
+    def encode_for_storage(self, value: Any, encoded: bytes, path: Callable[[], str]) -> bytes:
+        """Return the bytes that are stored for a value.
 
-        Else those of what comes back in its place: storing that gives the same bytes again.
+        They are the encoding for comparison, except for a message that would be read back as a
+        different object. Then they are the encoding of that object, so that storing it again gives
+        the same bytes.
+
+        Args:
+            value: The value.
+            encoded: Its encoding for comparison.
+            path: Returns the path of the value, for error messages.
         """
         if not self.packs_messages or not isinstance(value, BaseMessage):
-            return full
-        if full[:1] == MESSAGE:
-            if is_plain(value):  # of equal messages the bytes are equal, whatever their order
-                return pack_in_class_order(value) or full
-            full = self._encode_or_explain(value, path)
-        return self._encode_as_read_back(full)
+            return encoded
+        if encoded[:1] == MESSAGE:
+            if is_plain(value):  # equal messages get equal bytes, regardless of field order
+                return pack_in_class_order(value) or encoded
+            encoded = self._encode_or_explain(value, path)
+        return self._encode_as_read_back(encoded)
 
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
         """Yield the encodings of a value under the earlier names of its classes.
@@ -237,7 +268,7 @@ class Codec:
                     yield former
 
     def decode_all(self, stored: Sequence[bytes]) -> list[Any]:
-        """New values; no two callers share a mutable part.
+        """Decode several values. Each call returns new objects.
 
         Raises:
             ForbiddenType, CorruptRecord: See `decode`.
@@ -246,16 +277,16 @@ class Codec:
         if kinds == {MESSAGE}:
             return unpack_messages(stored)
         if kinds == {_PLAIN} and self.packs_messages:
-            with suppress(ValueError):  # only the serializer knows what is in one of them
+            with suppress(ValueError):  # one of them contains an extension; decode each value
                 return unpack_all([item[1:] for item in stored])
         return [*map(self.decode, stored)]
 
 
 def _encode_all_plain(values: Sequence[Any]) -> list[bytes] | None:
-    """The bytes of values that are all messages, or all plain data; else None."""
+    """Return the encodings of values that are all messages or all plain data, or else None."""
     classes = list(map(type, values))
-    kinds = set(classes)
-    if kinds <= _MESSAGES:
+    distinct_classes = set(classes)
+    if distinct_classes <= _MESSAGES:
         return pack_messages(classes, values)
     try:
         return [_PLAIN + item for item in map(packb, values, repeat(None), repeat(PACK))]
@@ -279,32 +310,33 @@ def _split_form_tag(stored: bytes) -> tuple[str, bytes]:
     return _FORM_NAMES[code], stored[1:]
 
 
-# -- refusing values: which part of one cannot be stored
+# -- errors for values that cannot be stored
 
 
 def _build_refusal(
     encode: Callable[[Any], object], value: Any, path: str, reason: Exception
 ) -> SerializationError:
-    """The error that names the innermost part of a value for which `encode` raises."""
-    where, parts = path, _named_parts(value)
+    """Return the error that names the innermost part of a value for which `encode` fails."""
+    part_path, parts = path, _named_parts(value)
     for _ in range(_MAX_STEPS):
         for step, part in parts:
             try:
                 encode(part)
             except Exception as exc:
-                where, value, reason = where + step, part, exc
+                part_path, value, reason = part_path + step, part, exc
                 break
         else:
             break
         parts = _named_parts(value)
     if isinstance(reason, TypeNotAllowed):
-        return _forbidden_type_error(reason.name, where)
+        return _forbidden_type_error(reason.name, part_path)
     if isinstance(reason, RecursionError):
         return Unstorable(
-            f"{path} cannot be stored: from {where} on, {reason}. Flatten it, or store it as text"
+            f"{path} cannot be stored, because at {part_path} {reason}. Flatten the value, or "
+            "store it as text"
         )
     cls = type(value)
-    shown = f"a {cls.__qualname__} ({reprlib.repr(value)[:80]})"
+    description = f"a {cls.__qualname__} ({reprlib.repr(value)[:80]})"
     remedy = (
         "Keep plain data, messages, pydantic models, dataclasses, enums or named tuples in the "
         "state"
@@ -316,7 +348,7 @@ def _build_refusal(
             "serde=JsonPlusSerializer(pickle_fallback=True) stores it with pickle, which runs code "
             "from the file when the value is read"
         )
-    return Unstorable(f"{where} is {shown}, which cannot be stored: {reason}. {remedy}")
+    return Unstorable(f"{part_path} is {description}, which cannot be stored: {reason}. {remedy}")
 
 
 def _named_parts(value: Any) -> list[tuple[str, Any]]:
@@ -337,7 +369,7 @@ def _named_parts(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-# -- langgraph's own serializers report a refused type only as an event
+# -- langgraph's serializers report a refused type only as an event, so a listener records it
 
 _refused = threading.local()
 
@@ -353,7 +385,7 @@ register_serde_event_listener(_note_refusal)
 
 @contextmanager
 def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
-    """The types that the serializer refuses in this thread meanwhile."""
+    """Collect the types that the serializer refuses in this OS thread while the block runs."""
     _refused.names = names = list[tuple[str, str]]()
     try:
         yield names
@@ -362,20 +394,24 @@ def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
 
 
 def _forbidden_type_error(name: tuple[str, ...], where: str) -> ForbiddenType:
-    """The error that names a refused type, and how to allow it."""
+    """Return the error that names a refused type and says how to allow the type."""
     module, cls = name
     return ForbiddenType(
-        f"{where} holds a {module}.{cls}, which is not on the allowlist of types that may be "
+        f"{where} contains a {module}.{cls}, which is not on the allowlist of types that may be "
         f"rebuilt from a database; if you trust it, open the checkpointer with "
         f"allow=[({module!r}, {cls!r})] (or allow=[{cls}])"
     )
 
 
 class ValuesAsEncoded(Sequence[Any]):
-    """Values of which each message is rebuilt as it was when it was encoded."""
+    """A sequence of values that protects messages from later changes.
 
-    def __init__(self, values: Sequence[Any], full: list[bytes]) -> None:
-        self._values, self._full = values, full
+    Each message is decoded from its encoding, so it is as it was when it was encoded. All other
+    values are returned unchanged.
+    """
+
+    def __init__(self, values: Sequence[Any], encoded: list[bytes]) -> None:
+        self._values, self._full = values, encoded
 
     def __len__(self) -> int:
         return len(self._full)

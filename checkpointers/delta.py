@@ -99,7 +99,9 @@ class ChannelUpdate:
             return join_ranges([*base, *((p, p + 1) for p in added_positions if p is not None)])
         value: list[int | None] = [*iter_positions(base)]
         order = {position: number for number, position in enumerate(value)}
-        numbers = {uid: order[position] for uid, position in self.positions_by_id.items()}
+        numbers = {
+            message_id: order[position] for message_id, position in self.positions_by_id.items()
+        }
         for entry, position in zip(self.entries, added_positions, strict=True):
             if entry.clears:
                 value, numbers = [], {}
@@ -161,8 +163,8 @@ def plan_channel_update(
     ):
         converted = [_convert_messages(write) for _, _, write in writes]
         if None not in converted:
-            made = _build_message_entries(codec, channel, writes, converted)
-            return ChannelUpdate(LIST, made, True, base)
+            entries_of_messages = _build_message_entries(codec, channel, writes, converted)
+            return ChannelUpdate(LIST, entries_of_messages, True, base)
     entries, kind = list[Entry](), LIST
     for overwrites, value, write in writes:
         if overwrites:
@@ -212,15 +214,15 @@ def _build_message_entries(
         added = [message for message in messages if not isinstance(message, RemoveMessage)]
         items = iter(_encode_items(codec, channel, added))
         for message in messages:
-            uid = message.id or None
+            message_id = message.id or None
             if not isinstance(message, RemoveMessage):
-                is_new = uid is None and not is_cleared
-                entries.append(Entry(next(items), uid, message, is_new=is_new))
-            elif uid == _REMOVE_ALL:
+                is_new = message_id is None and not is_cleared
+                entries.append(Entry(next(items), message_id, message, is_new=is_new))
+            elif message_id == _REMOVE_ALL:
                 entries.append(Entry(clears=True))
                 is_cleared = True
             else:
-                entries.append(Entry(message_id=uid))
+                entries.append(Entry(message_id=message_id))
     return entries
 
 
@@ -239,14 +241,21 @@ def find_message_positions(codec: Codec, log: ChannelLog, ranges: Ranges) -> dic
 
     All items of the ranges must have been loaded.
     """
-    places = [*iter_positions(ranges)]
-    unread = [place for place in places if place not in log.message_ids]
-    if unread:
-        items = codec.decode_all([log.items_in([(place, place + 1)])[0] for place in unread])
-        log.message_ids.update(
-            (place, getattr(item, "id", None)) for place, item in zip(unread, items, strict=True)
+    item_positions = [*iter_positions(ranges)]
+    unread_positions = [position for position in item_positions if position not in log.message_ids]
+    if unread_positions:
+        items = codec.decode_all(
+            [log.items_in([(position, position + 1)])[0] for position in unread_positions]
         )
-    return {uid: place for place in places if (uid := log.message_ids[place]) is not None}
+        log.message_ids.update(
+            (position, getattr(item, "id", None))
+            for position, item in zip(unread_positions, items, strict=True)
+        )
+    return {
+        message_id: position
+        for position in item_positions
+        if (message_id := log.message_ids[position]) is not None
+    }
 
 
 def content_key(message: BaseMessage) -> tuple[str, str]:
@@ -258,7 +267,9 @@ def content_key(message: BaseMessage) -> tuple[str, str]:
     return kind, repr((message.content, getattr(message, "tool_calls", [])))
 
 
-def find_restored_messages(update: ChannelUpdate, said: Sequence[Any]) -> frozenset[bytes]:
+def find_restored_messages(
+    update: ChannelUpdate, transcript_messages: Sequence[Any]
+) -> frozenset[bytes]:
     """Find the items that repeat, now with an id, a message that was first written without one.
 
     A node that removes all messages and returns some of them again gives an id to each message that
@@ -266,21 +277,21 @@ def find_restored_messages(update: ChannelUpdate, said: Sequence[Any]) -> frozen
 
     Args:
         update: The update of a channel of messages.
-        said: The messages of the transcript before the update.
+        transcript_messages: The messages of the transcript before the update.
     """
-    transcript, is_cleared, found = Transcript(), False, set[bytes]()
-    for message in said:
+    unmatched, is_cleared, restored = Transcript(), False, set[bytes]()
+    for message in transcript_messages:
         if isinstance(message, BaseMessage) and not message.id:
-            transcript.add(message)
+            unmatched.add(message)
     for entry in update.entries:
         is_cleared = is_cleared or entry.clears
         if entry.item is None:
             continue
-        if entry.message_id and is_cleared and transcript.take_match(entry.message) is not None:
-            found.add(entry.item)
+        if entry.message_id and is_cleared and unmatched.take_match(entry.message) is not None:
+            restored.add(entry.item)
         elif not entry.message_id and not is_cleared:
-            transcript.add(entry.message)
-    return frozenset(found)
+            unmatched.add(entry.message)
+    return frozenset(restored)
 
 
 class Transcript:
@@ -299,17 +310,17 @@ class Transcript:
     def add(self, message: Any) -> None:
         """Add a message. A value that is not a message only increases the count."""
         if isinstance(message, BaseMessage):
-            known = self._entries.setdefault(content_key(message), [])
-            known.append((self._count, message.id or None))
+            entries = self._entries.setdefault(content_key(message), [])
+            entries.append((self._count, message.id or None))
         self._count += 1
 
     def take_match(self, message: Any) -> int | None:
         """Return the index of a message that matches, or None. Each message matches only once."""
-        known = (
+        candidates = (
             self._entries.get(content_key(message), []) if isinstance(message, BaseMessage) else []
         )
-        for entry in known:
+        for entry in candidates:
             if entry[1] == (message.id or None) or None in (entry[1], message.id or None):
-                known.remove(entry)
+                candidates.remove(entry)
                 return entry[0]
         return None

@@ -75,7 +75,7 @@ def read_deltas(
         parent: The parent of the checkpoint.
         rows: The rows `(uid, task, path, body)` of all writes at the parent.
     """
-    out = DeltaWrites()
+    delta_writes = DeltaWrites()
     is_head = head.snapshot is not None and head.snapshot.key == parent.key
     is_fork = put.metadata.get("source") in START_SOURCES and not is_head
     changed = [
@@ -84,19 +84,19 @@ def read_deltas(
         if parent.channel_versions.get(channel) != put.version_of(channel)
         and not (is_fork and channel in put.checkpoint["channel_values"])
     ]
-    values = yield from _load_written_values(reader, put, thread, rows, changed, out)
+    values = yield from _load_written_values(reader, put, thread, rows, changed, delta_writes)
     for channel in changed:
         update = yield from _build_channel_update(
             reader, put, thread, parent, channel, values[channel]
         )
-        out.updates[channel] = update
+        delta_writes.updates[channel] = update
         if channel == "messages":
             yield from _update_title(reader, put, thread, parent, update)
     for channel in put.snapshot_channels:
         repeated = yield from _find_repeated_items(reader, put, thread, parent, channel)
         if repeated:
-            out.repeated_items[channel] = repeated
-    return out
+            delta_writes.repeated_items[channel] = repeated
+    return delta_writes
 
 
 def _load_written_values(
@@ -105,29 +105,29 @@ def _load_written_values(
     thread: Thread,
     rows: Sequence[Row],
     channels: Sequence[str],
-    out: DeltaWrites,
+    delta_writes: DeltaWrites,
 ) -> Flow[dict[str, list[Any]]]:
     """Read the values written to channels, in the order in which langgraph applies them.
 
-    The pending writes and their size are stored in `out`.
+    The pending writes and their size are stored in `delta_writes`.
     """
-    found: list[tuple[Any, str, Any]] = []
-    out.size_bytes = 0 if channels else None
+    entries: list[tuple[Any, str, Any]] = []
+    delta_writes.size_bytes = 0 if channels else None
     for row in rows if channels else ():
-        task, path, writes = unpack_id(row[1]) or "", row[2], []
+        task_id, task_path, writes = unpack_id(row[1]) or "", row[2], []
         for index, channel, ref in decrypt_writes(reader.seal, *put.address[:2], row):
             if channel in channels:
                 value = yield from reader.read_value(put.address.thread_id, thread, ref)
-                found.append((writes_sort_key(path, task, index), channel, value))
+                entries.append((writes_sort_key(task_path, task_id, index), channel, value))
                 if isinstance(ref, bytes) or ref[0] == MAP:
                     ref = _encode_elements(reader.codec, ref, value)
             writes.append([index, channel, ref])
-        pending: PendingTask = (path, writes, row[3])
-        out.pending_writes[task] = pending
-        out.size_bytes = (out.size_bytes or 0) + 1 + len(row[3])
-    found.sort(key=lambda entry: entry[0])
+        pending: PendingTask = (task_path, writes, row[3])
+        delta_writes.pending_writes[task_id] = pending
+        delta_writes.size_bytes = (delta_writes.size_bytes or 0) + 1 + len(row[3])
+    entries.sort(key=lambda entry: entry[0])
     values: dict[str, list[Any]] = {channel: [] for channel in channels}
-    for _, channel, value in found:
+    for _, channel, value in entries:
         values[channel].append(value)
     return values
 
@@ -154,24 +154,26 @@ def _build_channel_update(
 ) -> Flow[ChannelUpdate]:
     """Build the update of a channel from the writes and, if known, its value at the parent."""
     base, has_messages = _find_parent_ranges(reader, parent, channel), None
-    key, before = parent.transcript.get(channel, (0, []))
-    if base or before:
-        last = (base or before)[-1][1] - 1
+    key, transcript_ranges = parent.transcript.get(channel, (0, []))
+    if base or transcript_ranges:
+        last = (base or transcript_ranges)[-1][1] - 1
         log = yield from reader.load_items(put.address.thread_id, thread, key, [(last, last + 1)])
         [value] = reader.codec.decode_all(log.items_in([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
     update = plan_channel_update(reader.codec, channel, values, base, has_messages)
     if update.is_messages and base:
-        wanted = {entry.message_id for entry in update.entries}
+        wanted_ids = {entry.message_id for entry in update.entries}
         log = yield from reader.load_items(put.address.thread_id, thread, key, base)
         ids = find_message_positions(reader.codec, log, base)
-        update.positions_by_id = {uid: place for uid, place in ids.items() if uid in wanted}
+        update.positions_by_id = {
+            message_id: position for message_id, position in ids.items() if message_id in wanted_ids
+        }
     if update.is_messages and update.clears:
-        key, said = parent.transcript.get(channel, (0, []))
+        key, transcript = parent.transcript.get(channel, (0, []))
         messages = list[Any]()
-        if said:
-            log = yield from reader.load_items(put.address.thread_id, thread, key, said)
-            messages = reader.codec.decode_all(log.items_in(said))
+        if transcript:
+            log = yield from reader.load_items(put.address.thread_id, thread, key, transcript)
+            messages = reader.codec.decode_all(log.items_in(transcript))
         update.repeated = find_restored_messages(update, messages)
     return update
 
@@ -205,13 +207,16 @@ def _update_title(
     title = thread.title
     if title is not None and title != NO_TITLE and title.message_id not in new_ids:
         return
-    key, said = parent.transcript.get("messages", (0, []))
-    first = [(place, place + 1) for place in islice(iter_positions(said), TITLE_CANDIDATES)]
+    key, transcript = parent.transcript.get("messages", (0, []))
+    first_ranges = [
+        (position, position + 1)
+        for position in islice(iter_positions(transcript), TITLE_CANDIDATES)
+    ]
     items = list[bytes]()
-    if first:
-        items = (yield from reader.load_items(put.address.thread_id, thread, key, first)).items_in(
-            first
-        )
+    if first_ranges:
+        items = (
+            yield from reader.load_items(put.address.thread_id, thread, key, first_ranges)
+        ).items_in(first_ranges)
     items += [entry.item for entry in update.entries if entry.item is not None]
     put.title = build_title({}, reader.codec.decode_all(items[:TITLE_CANDIDATES]))
 
@@ -223,19 +228,23 @@ def _find_repeated_items(
 
     The form differs, for example, if a reducer has given an id to the message.
     """
-    key, said = parent.transcript.get(channel, (0, []))
+    key, transcript = parent.transcript.get(channel, (0, []))
     log = thread.logs_by_channel.get(channel)
-    if log is None or not said or log.key != key:
+    if log is None or not transcript or log.key != key:
         return frozenset()
-    known = {*(yield from reader.read_origins(put.address.thread_id, thread, key, said))}
-    new: list[tuple[Any, bytes]] = []
-    for value, full in put.encoded_elements_of(channel):
-        if log.find_position(full) not in known:
-            stored = reader.codec.encode_for_storage(value, full, partial("{}".format, channel))
-            if log.find_position(stored) not in known:
-                new.append((value, stored))
-    if not new:
+    transcript_positions = {
+        *(yield from reader.read_origins(put.address.thread_id, thread, key, transcript))
+    }
+    new_items: list[tuple[Any, bytes]] = []
+    for value, encoded in put.encoded_elements_of(channel):
+        if log.find_position(encoded) not in transcript_positions:
+            stored = reader.codec.encode_for_storage(value, encoded, partial("{}".format, channel))
+            if log.find_position(stored) not in transcript_positions:
+                new_items.append((value, stored))
+    if not new_items:
         return frozenset()
-    yield from reader.load_items(put.address.thread_id, thread, key, said)
-    transcript = Transcript(reader.codec.decode_all(log.items_in(said)))
-    return frozenset(stored for value, stored in new if transcript.take_match(value) is not None)
+    yield from reader.load_items(put.address.thread_id, thread, key, transcript)
+    messages = Transcript(reader.codec.decode_all(log.items_in(transcript)))
+    return frozenset(
+        stored for value, stored in new_items if messages.take_match(value) is not None
+    )

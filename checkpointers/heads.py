@@ -38,9 +38,9 @@ def run_start(
         return 0 if put.address.checkpoint_id is not None and put.merge is not None else seq
     if put.is_deliberate and (head.snapshot is None or head.snapshot.key != parent.key):
         return seq
-    before, step = steps
-    starts = step is not None and before is not None and step != before + 1
-    return seq if starts else parent.run_start
+    parent_step, step = steps
+    is_new_run = step is not None and parent_step is not None and step != parent_step + 1
+    return seq if is_new_run else parent.run_start
 
 
 def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
@@ -55,17 +55,17 @@ def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> 
         snapshot: The checkpoint that is put.
         seq: The sequence number of the put.
     """
-    now, after = head.snapshot, Head(head.namespace_key, 0, snapshot)
+    former, new_head = head.snapshot, Head(head.namespace_key, 0, snapshot)
     if put.merge is not None and put.merge.keeps_head is not None:
-        kept = put.merge.keeps_head
-        return Head(head.namespace_key, kept.key & _LOW, kept), True
-    if now is None or snapshot.parent_id == now.checkpoint_id:
-        return after, False
+        kept_head = put.merge.keeps_head
+        return Head(head.namespace_key, kept_head.key & _LOW, kept_head), True
+    if former is None or snapshot.parent_id == former.checkpoint_id:
+        return new_head, False
     if snapshot.run_start == seq:
         is_turn = put.metadata.get("source") == "input" and not put.address.checkpoint_ns
-        return after, is_turn and not put.is_deliberate
-    if (snapshot.run_start, snapshot.checkpoint_id) > (now.run_start, now.checkpoint_id):
-        return after, False
+        return new_head, is_turn and not put.is_deliberate
+    if (snapshot.run_start, snapshot.checkpoint_id) > (former.run_start, former.checkpoint_id):
+        return new_head, False
     return Head(
-        head.namespace_key, head.explicit_head or now.key & _LOW, now
+        head.namespace_key, head.explicit_head or former.key & _LOW, former
     ), not head.explicit_head

@@ -1,4 +1,4 @@
-"""The classes that every process rebuilds: those of langgraph, langchain-core and Python itself."""
+"""List the classes of Python, langgraph and langchain-core that every process may rebuild."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 Name = tuple[str, str]
 """The name of a class: its module and its qualified name."""
 
-# the types that langgraph's serializer rebuilds in strict mode by calling them, and
-# types of pydantic
+# Classes that langgraph's serializer calls in strict mode to rebuild a value, and classes of
+# pydantic: module, and names separated by spaces.
 _KNOWN_NAMES: Final = {
     "datetime": "datetime date time timedelta timezone",
     "uuid": "UUID",

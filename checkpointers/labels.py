@@ -48,8 +48,10 @@ def describe_deeds(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
     >>> describe_deeds([{"perdure_caller": "boss", "perdure_deed": "answered"}, {}])
     ['answered by boss']
     """
-    told = (f"{each.get(DEED)} by {each[CALLER]}" for each in metadata if CALLER in each)
-    return [*dict.fromkeys(told)]
+    descriptions = (
+        f"{values.get(DEED)} by {values[CALLER]}" for values in metadata if CALLER in values
+    )
+    return [*dict.fromkeys(descriptions)]
 
 
 def find_updated(parent_id: str | None, metadata: Mapping[str, Any]) -> str | None:
@@ -97,16 +99,18 @@ def inherit_labels(
     labels = {**inherited, **own, **labels_in(metadata)}
     if MERGED not in metadata:
         labels.pop(MERGED, None)
-    of_parent = {name: inherited[name] for name in USER_LABELS if name in inherited}
-    if of_parent.keys() <= metadata.keys():
+    parent_user = {name: inherited[name] for name in USER_LABELS if name in inherited}
+    if parent_user.keys() <= metadata.keys():
         return labels
-    named = _find_user_names(config)
-    named |= {name: metadata[name] for name in USER_LABELS if name in metadata}
-    user = of_parent.get("owner", of_parent.get("user_id"))
-    if not all(_is_same_user(value, of_parent.get(name, user)) for name, value in named.items()):
-        for name in of_parent.keys() - metadata.keys():
+    named_users = _find_user_names(config)
+    named_users |= {name: metadata[name] for name in USER_LABELS if name in metadata}
+    user = parent_user.get("owner", parent_user.get("user_id"))
+    if not all(
+        _is_same_user(value, parent_user.get(name, user)) for name, value in named_users.items()
+    ):
+        for name in parent_user.keys() - metadata.keys():
             del labels[name]
-    labels |= {name: value for name, value in named.items() if _is_valid_label(value)}
+    labels |= {name: value for name, value in named_users.items() if _is_valid_label(value)}
     return labels
 
 
@@ -115,7 +119,7 @@ def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
 
     Fields of a pydantic model are included only if the caller has set them.
     """
-    context, named = find_context(config), dict[str, Any]()
+    context, named_users = find_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
     for name in USER_LABELS:
         value = _UNNAMED
@@ -123,12 +127,12 @@ def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
             value = context.get(name, _UNNAMED)
         elif name in getattr(context, "model_fields_set", (name,)):
             value = getattr(context, name, _UNNAMED)
-        for part in (configurable, metadata):
+        for source in (configurable, metadata):
             if value is _UNNAMED:
-                value = part.get(name, _UNNAMED)
+                value = source.get(name, _UNNAMED)
         if value is not _UNNAMED:
-            named[name] = value
-    return named
+            named_users[name] = value
+    return named_users
 
 
 def _is_same_user(value: object, inherited: object) -> bool:

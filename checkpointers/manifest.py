@@ -54,8 +54,10 @@ def group_ranges(ranges: Ranges) -> list[Ranges]:
     >>> regrouped([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
     """
-    keep = max_ranges(count_positions(ranges)) // 4
-    longest = set(sorted(range(len(ranges)), key=lambda i: ranges[i][0] - ranges[i][1])[:keep])
+    kept_count = max_ranges(count_positions(ranges)) // 4
+    longest = set(
+        sorted(range(len(ranges)), key=lambda i: ranges[i][0] - ranges[i][1])[:kept_count]
+    )
     groups: list[Ranges] = []
     for i, part in enumerate(ranges):
         if i in longest or i - 1 in longest or not groups:
@@ -71,13 +73,13 @@ def join_ranges(parts: Iterable[Range]) -> Ranges:
     >>> joined([(0, 2), (2, 5), (7, 8)])
     [(0, 5), (7, 8)]
     """
-    out: Ranges = []
+    joined: Ranges = []
     for start, stop in parts:
-        if out and out[-1][1] == start:
-            out[-1] = (out[-1][0], stop)
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
         elif start < stop:
-            out.append((start, stop))
-    return out
+            joined.append((start, stop))
+    return joined
 
 
 def iter_positions(ranges: Ranges) -> Iterator[int]:
@@ -97,39 +99,39 @@ def merge_ranges(ranges: Iterable[Range]) -> Ranges:
     >>> covered([(5, 7), (0, 2), (1, 4)])
     [(0, 4), (5, 7)]
     """
-    out: Ranges = []
+    merged: Ranges = []
     for start, stop in sorted(ranges):
-        if out and start <= out[-1][1]:
-            out[-1] = (out[-1][0], max(out[-1][1], stop))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
         else:
-            out.append((start, stop))
-    return out
+            merged.append((start, stop))
+    return merged
 
 
-def subtract_ranges(ranges: Ranges, have: Ranges) -> Ranges:
-    """Return the parts of `ranges` that are not in the set `have`, in order.
+def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
+    """Return the parts of `ranges` that are not in the set `excluded`, in order.
 
-    `have` must be sorted and without overlap, as `merge_ranges` returns it.
+    `excluded` must be sorted and without overlap, as `merge_ranges` returns it.
 
     >>> missing([(0, 10)], [(2, 4), (6, 7)])
     [(0, 2), (4, 6), (7, 10)]
     """
-    starts = [start for start, _ in have]
-    out: Ranges = []
+    starts = [start for start, _ in excluded]
+    remaining: Ranges = []
     for start, stop in ranges:
-        at = start
-        for i in range(max(0, bisect_right(starts, start) - 1), len(have)):
-            lo, hi = have[i]
-            if lo >= stop:
+        position = start
+        for i in range(max(0, bisect_right(starts, start) - 1), len(excluded)):
+            excluded_start, excluded_stop = excluded[i]
+            if excluded_start >= stop:
                 break
-            if hi <= at:
+            if excluded_stop <= position:
                 continue
-            if lo > at:
-                out.append((at, lo))
-            at = max(at, hi)
-        if at < stop:
-            out.append((at, stop))
-    return out
+            if excluded_start > position:
+                remaining.append((position, excluded_start))
+            position = max(position, excluded_stop)
+        if position < stop:
+            remaining.append((position, stop))
+    return remaining
 
 
 def drop_repeats(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
@@ -150,27 +152,27 @@ def drop_repeats(ranges: Ranges, origin: Callable[[int], int] | None = None) -> 
     ):
         return ranges
     seen: set[int] = set()
-    out: Ranges = []
+    unique: Ranges = []
     for position in iter_positions(ranges):
-        first = position if origin is None else origin(position)
-        if first not in seen:
-            seen.add(first)
-            out.append((position, position + 1))
-    return join_ranges(out)
+        original = position if origin is None else origin(position)
+        if original not in seen:
+            seen.add(original)
+            unique.append((position, position + 1))
+    return join_ranges(unique)
 
 
 def flatten_ranges(ranges: Ranges) -> list[int]:
     """Return ranges in their stored form, a flat list of starts and lengths."""
-    out: list[int] = []
+    numbers: list[int] = []
     for start, stop in ranges:
-        out += (start, stop - start)
-    return out
+        numbers += (start, stop - start)
+    return numbers
 
 
 def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
     """Return ranges from their stored form."""
-    it = iter(numbers)
-    return [(start, start + length) for start, length in zip(it, it, strict=True)]
+    iterator = iter(numbers)
+    return [(start, start + length) for start, length in zip(iterator, iterator, strict=True)]
 
 
 def value_reference(ref: Any) -> Any:
@@ -192,8 +194,8 @@ def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
     if kind == ITEM:
         yield ref[1], [ref[2], 1]
     elif kind == MAP:
-        for inner in ref[1].values():
-            yield from iter_log_references(inner)
+        for inner_ref in ref[1].values():
+            yield from iter_log_references(inner_ref)
     elif kind in (LIST, DICT):
         yield ref[1], ref[2]
     else:

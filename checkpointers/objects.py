@@ -1,7 +1,7 @@
-"""Pydantic models, dataclasses, enums and named tuples: taken apart and put together again.
+"""Read and rebuild pydantic models, dataclasses, enums and named tuples by their attributes.
 
-No code of the class runs: no constructor, `__setattr__`, property, validator or `_missing_`. Only a
-default that the class declares is computed, for a field that the stored data lacks.
+No code of the class runs: no constructor, `__setattr__`, property, validator or `_missing_`. The
+only exception is a default of the class, which is computed for a field that the stored data lacks.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pydantic_core import PydanticUndefined
 
 Kind = Literal["model", "dataclass", "enum", "namedtuple"]
 
-_HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement
+_HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was created by Python code
 _module_dict: Final[Callable[[Any], dict[str, Any]]] = vars(ModuleType)["__dict__"].__get__
 _class_dict: Final[Callable[[Any], dict[str, Any]]] = vars(type)["__dict__"].__get__
 _INSTANCE_HOOKS: Final = ("__setattr__", "__getattr__", "__getattribute__", "__del__")
 
 
 class AttributeMismatch(ValueError):
-    """The stored attributes are not those of the class as it is now."""
+    """The stored attributes do not match the present definition of the class."""
 
 
 @functools.lru_cache(maxsize=1024)
 def kind_of(cls: type) -> Kind | None:
-    """Which kind of plain data class it is, if it is one."""
+    """Return the kind of a plain data class, or None for any other class."""
     bases = cls.__mro__
     if enum.Enum in bases:
         return "enum"
@@ -50,9 +50,11 @@ def kind_of(cls: type) -> Kind | None:
 
 
 def name_of(cls: type) -> tuple[str, str]:
-    """The module and the name by which `find_class` finds a class."""
+    """Return the module and the name by which `find_class` finds a class."""
     name = cls.__qualname__
-    if "[" in name and BaseModel in cls.__mro__:  # pydantic names no outer class before `Box[int]`
+    if (
+        "[" in name and BaseModel in cls.__mro__
+    ):  # pydantic omits outer classes in the name `Box[int]`
         origin = cls.__pydantic_generic_metadata__["origin"]  # type: ignore[attr-defined]
         if origin is not None:
             name = origin.__qualname__ + name[name.index("[") :]
@@ -60,32 +62,37 @@ def name_of(cls: type) -> tuple[str, str]:
 
 
 def find_class(module: str, name: str, *, load: bool) -> type | None:
-    """A class by its module and `__qualname__`, or None; with `load` the module may be imported.
+    """Find a class by its module and `__qualname__`; return None if it does not exist.
 
-    Neither a module's `__getattr__` nor a lazy module is asked: only what is there is found, of a
-    parametrised pydantic model, `Box[int]`, only what the process has made.
+    No code of the module runs: its `__getattr__` is not called, and lazy modules are not loaded. A
+    parametrised pydantic model such as `Box[int]` is found only if the process has created it.
+
+    Args:
+        module: The name of the module.
+        name: The qualified name of the class.
+        load: Whether the module is imported if it is not loaded.
     """
     if load and module not in sys.modules:
         try:
             importlib.import_module(module)
-        except Exception:  # whatever its code raises
+        except Exception:  # the code of the module can raise any error
             return None
     imported = sys.modules.get(module)
     if not issubclass(type(imported), ModuleType):
         return None
     generic, bracket, parameters = name.partition("[")
-    names = _module_dict(imported)
-    part: Any = None
-    for step in generic.split("."):
-        part = names.get(step)
-        if not issubclass(type(part), type):
+    namespace = _module_dict(imported)
+    found_class: Any = None
+    for name_part in generic.split("."):
+        found_class = namespace.get(name_part)
+        if not issubclass(type(found_class), type):
             return None
-        names = _class_dict(part)
+        namespace = _class_dict(found_class)
     if bracket:
-        whole = part.__name__ + bracket + parameters
-        made = [cls for cls in type.__subclasses__(part) if cls.__name__ == whole]
-        part = made[0] if len(made) == 1 else None
-    return cast("type | None", part)
+        full_name = found_class.__name__ + bracket + parameters
+        created = [cls for cls in type.__subclasses__(found_class) if cls.__name__ == full_name]
+        found_class = created[0] if len(created) == 1 else None
+    return cast("type | None", found_class)
 
 
 def explain_missing_class(module: str, name: str) -> str:
@@ -93,23 +100,24 @@ def explain_missing_class(module: str, name: str) -> str:
     imported = sys.modules.get(module)
     if not issubclass(type(imported), ModuleType):
         return f"this process has not imported the module {module!r}"
-    names, path = _module_dict(imported), module
-    for step in name.partition("[")[0].split("."):
-        part = names.get(step)
-        if not issubclass(type(part), type):
-            return f"{path!r} has no class {step!r}"
-        names, path = _class_dict(part), f"{path}.{step}"
+    namespace, path = _module_dict(imported), module
+    for name_part in name.partition("[")[0].split("."):
+        found_class = namespace.get(name_part)
+        if not issubclass(type(found_class), type):
+            return f"{path!r} has no class {name_part!r}"
+        namespace, path = _class_dict(found_class), f"{path}.{name_part}"
     return "it is not found in its module"
 
 
-# -- taking apart
+# -- reading the attributes of an object
 
 
 def read_attributes(value: Any) -> dict[str, Any]:
-    """The attributes that an instance holds: fields in the order of the class, then the others.
+    """Return the attributes of an instance: fields in the order of the class, then all others.
 
-    Not among them are private attributes of models, values of `functools.cached_property`, which
-    are computed again when asked for, and what `typing` notes on an instance of a generic class.
+    Private attributes of models are left out. So are values of `functools.cached_property`, which
+    are computed again on access, and the attribute that `typing` sets on instances of generic
+    classes.
     """
     cls: Any = type(value)
     kind = kind_of(cls)
@@ -120,47 +128,49 @@ def read_attributes(value: Any) -> dict[str, Any]:
     if kind == "model":
         fields = {n: value.__dict__[n] for n in cls.__pydantic_fields__ if n in value.__dict__}
         return fields | _sort_by_name(value.__pydantic_extra__)
-    slots, own = _find_slots(cls)
-    held = dict(own.__get__(value)) if own else {}
-    for name in [*held]:
+    slots, dict_descriptor = _find_slots(cls)
+    attributes = dict(dict_descriptor.__get__(value)) if dict_descriptor else {}
+    for name in [*attributes]:
         declared = inspect.getattr_static(cls, name, None)
         if name == "__orig_class__" or isinstance(declared, functools.cached_property):
-            del held[name]
+            del attributes[name]
     for name, slot in slots.items():
         try:
-            held[name] = slot.__get__(value)
-        except AttributeError:  # not set
+            attributes[name] = slot.__get__(value)
+        except AttributeError:  # the slot has no value
             continue
-    fields = {f.name: held.pop(f.name) for f in dataclasses.fields(cls) if f.name in held}
-    return fields | _sort_by_name(held)
+    fields = {
+        f.name: attributes.pop(f.name) for f in dataclasses.fields(cls) if f.name in attributes
+    }
+    return fields | _sort_by_name(attributes)
 
 
 def read_private_attributes(model: BaseModel) -> dict[str, Any]:
-    """The private attributes of a pydantic model that are set."""
+    """Return the private attributes of a pydantic model that have a value."""
     private = _sort_by_name(model.__pydantic_private__)
-    return {name: part for name, part in private.items() if part is not PydanticUndefined}
+    return {name: value for name, value in private.items() if value is not PydanticUndefined}
 
 
-def _sort_by_name(held: Mapping[str, Any] | None) -> dict[str, Any]:
-    """In the same order for equal contents, so that equal values give equal bytes."""
-    return {name: held[name] for name in sorted(held)} if held else {}
+def _sort_by_name(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of a dict with sorted keys, so that equal values have equal encodings."""
+    return {name: attributes[name] for name in sorted(attributes)} if attributes else {}
 
 
 @functools.lru_cache(maxsize=1024)
 def _find_slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
-    """Where the instances of a class hold attributes: its slots, and their `__dict__`."""
+    """Return the slots of a class by name, and the descriptor of its `__dict__`, if it has one."""
     slots: dict[str, MemberDescriptorType] = {}
-    own = None
+    dict_descriptor = None
     for base in reversed(cls.__mro__):
         for name, attribute in _class_dict(base).items():
             if type(attribute) is MemberDescriptorType:
                 slots[name] = attribute
             elif name == "__dict__" and type(attribute) is GetSetDescriptorType:
-                own = attribute
-    return slots, own
+                dict_descriptor = attribute
+    return slots, dict_descriptor
 
 
-# -- putting together
+# -- rebuilding an object
 
 
 def rebuild_object(
@@ -171,52 +181,54 @@ def rebuild_object(
     *,
     dumped: bool = False,
 ) -> Any:
-    """An instance of a plain data class, of its attributes by name, or an enum's value.
+    """Rebuild an instance of a plain data class, or find a member of an enum.
 
     Args:
         cls: The class.
-        payload: The attributes.
+        payload: The attributes by name, or the value of a member of an enum.
         private: The private attributes of a pydantic model.
-        fields_set: Its `model_fields_set`; None: all fields in the payload.
-        dumped: Whether `model_dump()` gave the payload: models and dataclasses in it are dicts.
+        fields_set: The `model_fields_set` of a pydantic model; None means all fields in `payload`.
+        dumped: Whether the payload is the result of `model_dump()`, in which nested models and
+            dataclasses are dicts.
 
     Raises:
-        Misfit: The class takes no such attributes.
+        AttributeMismatch: The class does not have these attributes.
     """
     kind = kind_of(cls)
     if kind == "enum":
         return _find_enum_member(cls, payload)
     if type(payload) is not dict or not all(type(name) is str for name in payload):
         raise AttributeMismatch(
-            f"its attributes are a {type(payload).__name__}; expected a dict by name"
+            f"the attributes are a {type(payload).__name__}; expected a dict by name"
         )
     if kind == "model":
         return _rebuild_model(cls, payload, private or {}, fields_set, dumped)
     if kind == "namedtuple":
         fields = {**cls._field_defaults, **payload}
-        if lacking := set(cls._fields) - fields.keys():
-            raise AttributeMismatch(f"it lacks {sorted(lacking)}")
+        if missing_fields := set(cls._fields) - fields.keys():
+            raise AttributeMismatch(f"the stored fields lack {sorted(missing_fields)}")
         return tuple.__new__(cls, [fields[name] for name in cls._fields])
     return _rebuild_dataclass(cls, payload)
 
 
 def _find_enum_member(cls: Any, value: Any) -> Any:
-    for like in (value, tuple(value)) if type(value) is list else (value,):
+    """Return the member of an enum with this value, or a combination of members of a flag."""
+    for candidate in (value, tuple(value)) if type(value) is list else (value,):
         for member in cls.__members__.values():
-            own = object.__getattribute__(member, "_value_")
-            if type(own) is type(like) and own == like:
+            member_value = object.__getattribute__(member, "_value_")
+            if type(member_value) is type(candidate) and member_value == candidate:
                 return member
     if enum.Flag in cls.__mro__ and type(value) is int and _is_safe_flag(cls):
-        # what Flag itself does for a combination of members, even where a class overrides it
+        # combine the members by Flag's own method, even if the class overrides it
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
-    raise AttributeMismatch(f"it has no member with the value {value!r}")
+    raise AttributeMismatch(f"the enum has no member with the value {value!r}")
 
 
 def _is_safe_flag(cls: Any) -> bool:
-    """Whether `enum` makes a combination of a flag's members without code of the class."""
-    own = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
+    """Return whether `enum` can combine members of a flag without running code of the class."""
+    own_bases = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
     return cls._member_type_ in (object, int) and not any(
-        hook in _class_dict(base) for base in own for hook in _INSTANCE_HOOKS
+        hook in _class_dict(base) for base in own_bases for hook in _INSTANCE_HOOKS
     )
 
 
@@ -227,85 +239,92 @@ def _rebuild_model(
     fields_set: list[str] | None,
     dumped: bool,
 ) -> Any:
+    """Rebuild a pydantic model by setting its attributes, with defaults for missing fields."""
     fields: dict[str, Any] = {}
-    rest = dict(payload)
+    unused = dict(payload)
     for name in cls.model_computed_fields if dumped else ():
-        rest.pop(name, None)
-    present = set()
+        unused.pop(name, None)
+    set_names = set()
     for name, info in cls.__pydantic_fields__.items():
         key = name if name in payload or not dumped else info.serialization_alias or info.alias
         if key in payload:
-            part = rest.pop(key)
-            fields[name] = _rebuild_dumped(info.annotation, part) if dumped else part
-            present.add(name)
+            value = unused.pop(key)
+            fields[name] = _rebuild_dumped(info.annotation, value) if dumped else value
+            set_names.add(name)
         elif not info.is_required():
             fields[name] = info.get_default(call_default_factory=True, validated_data=fields)
-    extra = rest if cls.model_config.get("extra") == "allow" else None
-    hidden = {
+    extra = unused if cls.model_config.get("extra") == "allow" else None
+    private_values = {
         name: private[name] if name in private else attribute.get_default()
         for name, attribute in cls.__private_attributes__.items()
     }
-    hidden = {name: part for name, part in hidden.items() if part is not PydanticUndefined}
-    made = object.__new__(cls)
-    for slot, part in {
+    private_values = {
+        name: value for name, value in private_values.items() if value is not PydanticUndefined
+    }
+    instance = object.__new__(cls)
+    for slot, value in {
         "__dict__": fields,
         "__pydantic_extra__": extra,
-        "__pydantic_fields_set__": present | {*(extra or ())}
+        "__pydantic_fields_set__": set_names | {*(extra or ())}
         if fields_set is None
         else {*fields_set},
-        "__pydantic_private__": hidden if cls.__private_attributes__ else None,
+        "__pydantic_private__": private_values if cls.__private_attributes__ else None,
     }.items():
-        BaseModel.__dict__[slot].__set__(made, part)
-    return made
+        BaseModel.__dict__[slot].__set__(instance, value)
+    return instance
 
 
 def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
-    slots, own = _find_slots(cls)
-    held = dict(payload)
+    """Rebuild a dataclass by setting its attributes, with defaults for missing fields."""
+    slots, dict_descriptor = _find_slots(cls)
+    attributes = dict(payload)
     for field in dataclasses.fields(cls):
-        if field.name in held:
+        if field.name in attributes:
             continue
         if field.default_factory is not dataclasses.MISSING:
-            held[field.name] = field.default_factory()
+            attributes[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            if field.name in slots:  # elsewhere the class has it
-                held[field.name] = field.default
+            if field.name in slots:  # without slots, the class attribute is the default
+                attributes[field.name] = field.default
         elif field.init:
-            raise AttributeMismatch(f"it lacks {field.name!r}")
-    made = object.__new__(cls)
-    names = own.__get__(made) if own else {}
-    for name, part in held.items():
+            raise AttributeMismatch(f"the stored fields lack {field.name!r}")
+    instance = object.__new__(cls)
+    instance_dict = dict_descriptor.__get__(instance) if dict_descriptor else {}
+    for name, value in attributes.items():
         if name in slots:
-            slots[name].__set__(made, part)
+            slots[name].__set__(instance, value)
         else:
-            names[name] = part
-    return made
+            instance_dict[name] = value
+    return instance
 
 
-# -- what `model_dump()` took apart
+# -- rebuilding the result of `model_dump()`
 
 
 def _rebuild_dumped(annotation: Any, value: Any) -> Any:
-    """A field's value, with models and dataclasses put together as its annotation says."""
+    """Return a dumped field with its models and dataclasses rebuilt according to the annotation."""
     if type(value) not in (dict, list):
         return value
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _rebuild_dumped(args[0], value)
     if origin in (Union, UnionType):
-        tried = (_rebuild_dumped(arg, value) for arg in args)
-        return next((made for made in tried if made is not value), value)
+        candidates = (_rebuild_dumped(arg, value) for arg in args)
+        return next((rebuilt for rebuilt in candidates if rebuilt is not value), value)
     if type(value) is dict:
         return _rebuild_dumped_dict(annotation, args, value)
-    item = args[0] if args else Any
+    item_type = args[0] if args else Any
     if origin is tuple or annotation is tuple:
-        kinds = args if len(args) == len(value) and args[-1] is not ... else [item] * len(value)
-        return tuple(map(_rebuild_dumped, kinds, value))
-    made = [_rebuild_dumped(item, part) for part in value]
-    return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+        item_types = (
+            args if len(args) == len(value) and args[-1] is not ... else [item_type] * len(value)
+        )
+        return tuple(map(_rebuild_dumped, item_types, value))
+    rebuilt = [_rebuild_dumped(item_type, element) for element in value]
+    return rebuilt if any(a is not b for a, b in zip(rebuilt, value, strict=True)) else value
 
 
 def _rebuild_dumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
+    """Rebuild a dumped model, dataclass or dict; return the dict itself if nothing changes."""
     kind = kind_of(annotation) if isinstance(annotation, type) else None
     if kind == "model" and value.keys() == annotation.__pydantic_fields__.keys():
         return rebuild_object(annotation, value, dumped=True)
@@ -317,6 +336,6 @@ def _rebuild_dumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any
                 annotation, {n: _rebuild_dumped(hints.get(n), value[n]) for n in names}
             )
     elif kind is None and len(args) == 2:
-        made = {key: _rebuild_dumped(args[1], part) for key, part in value.items()}
-        return made if any(made[key] is not value[key] for key in value) else value
+        rebuilt = {key: _rebuild_dumped(args[1], entry) for key, entry in value.items()}
+        return rebuilt if any(rebuilt[key] is not value[key] for key in value) else value
     return value

@@ -69,7 +69,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
         pool_size: int = 10,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        serde, seal, known = choose_serializer(key, serde, allow, strict, types, aliases)
+        serde, seal, stored_types = choose_serializer(key, serde, allow, strict, types, aliases)
         sql = _SQL[tenant is not None]
         database = PostgresDatabase(
             dsn,
@@ -83,4 +83,4 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
             pool_size=pool_size,
             timeout_s=timeout_s,
         )
-        super().__init__(database, sql, serde, seal, cache_bytes, known)
+        super().__init__(database, sql, serde, seal, cache_bytes, stored_types)

@@ -201,22 +201,24 @@ class CheckpointPut:
             elif channel in self.new_versions or self.address.checkpoint_id is None:
                 self._encode_channel(codec, channel)
         with suppress(TypeError, ValueError, OverflowError):  # raised if `ts` is not a time
-            made_at = datetime.fromisoformat(checkpoint["ts"])
-            made_at = made_at.replace(tzinfo=made_at.tzinfo or UTC)
-            self.created_at = max(0.0, made_at.timestamp())
+            created_at = datetime.fromisoformat(checkpoint["ts"])
+            created_at = created_at.replace(tzinfo=created_at.tzinfo or UTC)
+            self.created_at = max(0.0, created_at.timestamp())
         if TIMES_KEY in self.metadata and "messages" in self._encoded:
             self._set_item_times(
                 self._encoded["messages"].encoded_elements, self.metadata[TIMES_KEY]
             )
         if COUNTERS in self.metadata:
-            known = self.metadata[COUNTERS] or ()
-            lacking = [c for c in known if c in self._versions and c not in self._values]
-            self.delta_channels = [*self.delta_channels, *lacking]
+            counted_channels = self.metadata[COUNTERS] or ()
+            channels_without_snapshot = [
+                c for c in counted_channels if c in self._versions and c not in self._values
+            ]
+            self.delta_channels = [*self.delta_channels, *channels_without_snapshot]
         if not self.address.checkpoint_ns:
             self.title = build_title(self.metadata, self._values.get("messages"))
-        other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
+        other_fields = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         self.encoded_fields = [
-            codec.encode(other, lambda: "checkpoint"),
+            codec.encode(other_fields, lambda: "checkpoint"),
             codec.encode(
                 self.metadata, lambda: "metadata", exact=True
             ),  # user ids in it must not be changed
@@ -225,9 +227,11 @@ class CheckpointPut:
     def _set_item_times(self, items: list[bytes], times: Any) -> None:
         """Set the times of the last items, except times in the future."""
         now = time.time()
-        for item, at in zip(items[::-1], times[::-1] if type(times) is list else (), strict=False):
-            if type(at) is float and 0 <= at <= now:
-                self.item_times["messages", item] = at
+        for item, item_time in zip(
+            items[::-1], times[::-1] if type(times) is list else (), strict=False
+        ):
+            if type(item_time) is float and 0 <= item_time <= now:
+                self.item_times["messages", item] = item_time
 
     def encode_rest(self, codec: Codec) -> None:
         """Encode the unchanged channels as well, which the stored parent may lack."""
@@ -285,22 +289,22 @@ class CheckpointPut:
             UnknownCheckpoint: A `Continuation` has no parent value that it could continue.
         """
         versions, changed = self._versions, self.new_versions
-        out: dict[str, Node | None] = {}
+        nodes: dict[str, Node | None] = {}
         for channel in self._values:
-            kept = channel not in changed and channel in versions
+            is_unchanged = channel not in changed and channel in versions
             if (
-                kept
+                is_unchanged
                 and parent is not None
                 and parent.has_version(channel, versions[channel])
                 and parent.references[channel][0] != DELTA
             ):
-                out[channel] = None
+                nodes[channel] = None
             elif channel in self._inline:
-                out[channel] = self._inline[channel]
+                nodes[channel] = self._inline[channel]
             else:
                 value = self._encode_channel(codec, channel)
                 if value.kind is None:
-                    out[channel] = value.encoded
+                    nodes[channel] = value.encoded
                     continue
                 log = logs.get(channel) or ChannelLog(0, channel)
                 if value.continues_parent and (parent is None or channel not in parent.ranges):
@@ -311,28 +315,32 @@ class CheckpointPut:
                         "Repeat the operation"
                     )
                 hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
-                out[channel] = _split_value(codec, log, value, hint, f"channel_values[{channel!r}]")
+                nodes[channel] = _split_value(
+                    codec, log, value, hint, f"channel_values[{channel!r}]"
+                )
         if self.replayed is not None:
-            self._add_replayed(self.replayed, logs, out)
-        return out
+            self._add_replayed(self.replayed, logs, nodes)
+        return nodes
 
     def _add_replayed(
-        self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], out: dict[str, Node | None]
+        self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], nodes: dict[str, Node | None]
     ) -> None:
         """Add the updates of `DeltaChannel`s, and the repeated items of snapshots, to the nodes."""
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
-            whole, undivided = log.is_complete, out.get(channel)
+            is_log_complete, former_node = log.is_complete, nodes.get(channel)
             parts = update.build_parts(log)
-            if isinstance(undivided, SplitValue):
-                parts += undivided.parts
-            elif not isinstance(undivided, bytes):
-                undivided = None
-            out[channel] = SplitValue(DELTA, [], parts, whole, update=update, undivided=undivided)
-        for channel, repeated in replayed.repeated_items.items():
-            node = out[channel]
+            if isinstance(former_node, SplitValue):
+                parts += former_node.parts
+            elif not isinstance(former_node, bytes):
+                former_node = None
+            nodes[channel] = SplitValue(
+                DELTA, [], parts, is_log_complete, update=update, undivided=former_node
+            )
+        for channel, repeated_items in replayed.repeated_items.items():
+            node = nodes[channel]
             if isinstance(node, SplitValue):
-                out[channel] = node._replace(repeated_items=repeated)
+                nodes[channel] = node._replace(repeated_items=repeated_items)
 
     def decode_values(self, codec: Codec) -> tuple[dict[str, Any], Any, Any]:
         """Decode the values, the other fields of the checkpoint, and its metadata.
@@ -342,25 +350,25 @@ class CheckpointPut:
         self.encode_rest(codec)
         self.detach_from_cache(0, -1)
         values = {channel: decode_inline(codec, ref) for channel, ref in self._inline.items()}
-        for channel, held in self._encoded.items():
-            if held.kind in (LIST, DICT):
-                parts: Any = [*held.elements]
-                value = dict(parts) if held.kind == DICT else parts
+        for channel, encoded in self._encoded.items():
+            if encoded.kind in (LIST, DICT):
+                elements: Any = [*encoded.elements]
+                value = dict(elements) if encoded.kind == DICT else elements
             else:
-                value = codec.decode(held.encoded)
-            wrapped = held.is_snapshot and type(value) is not DeltaSnapshot
-            values[channel] = DeltaSnapshot(value) if wrapped else value
-        other, metadata = map(codec.decode, self.encoded_fields)
-        return values, other, metadata
+                value = codec.decode(encoded.encoded)
+            needs_snapshot = encoded.is_snapshot and type(value) is not DeltaSnapshot
+            values[channel] = DeltaSnapshot(value) if needs_snapshot else value
+        other_fields, metadata = map(codec.decode, self.encoded_fields)
+        return values, other_fields, metadata
 
     def with_values(
-        self, codec: Codec, values: dict[str, Any], other: Any, metadata: Any
+        self, codec: Codec, values: dict[str, Any], other_fields: Any, metadata: Any
     ) -> CheckpointPut:
         """Build an encoded copy of this put with other values and fields; see `decode_values`."""
-        for channel, held in self._encoded.items():
-            if held.continues_parent:
+        for channel, encoded in self._encoded.items():
+            if encoded.continues_parent:
                 values[channel] = Continuation(values.get(channel, []))
-        checkpoint: Any = {**other, "id": self.checkpoint["id"], "channel_values": values}
+        checkpoint: Any = {**other_fields, "id": self.checkpoint["id"], "channel_values": values}
         checkpoint |= {"channel_versions": self._versions, "versions_seen": self._versions_seen}
         parts = self.address, checkpoint, metadata, self.new_versions, self.is_deliberate
         put = CheckpointPut(*parts, config=self.config, loaded_removal=self.loaded_removal)
@@ -371,16 +379,26 @@ class CheckpointPut:
 
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
         """Build the snapshot of the checkpoint, without the references of its channels."""
-        uid, step, fields = self.checkpoint["id"], self.metadata.get("step"), [*self.encoded_fields]
-        made = Snapshot(
-            uid, 0, self.address.checkpoint_id, 0, fields, self._versions, self._versions_seen
+        checkpoint_id, step, fields = (
+            self.checkpoint["id"],
+            self.metadata.get("step"),
+            [*self.encoded_fields],
         )
-        made.step = step if type(step) is int else None
+        snapshot = Snapshot(
+            checkpoint_id,
+            0,
+            self.address.checkpoint_id,
+            0,
+            fields,
+            self._versions,
+            self._versions_seen,
+        )
+        snapshot.step = step if type(step) is int else None
         if self.merge is None:  # a merged checkpoint has messages of another run
-            made.run_started_at = (
+            snapshot.run_started_at = (
                 parent.run_started_at if self.continues_run and parent else self.run_started_at
             )
-        return made
+        return snapshot
 
 
 @dataclass(slots=True)
@@ -418,7 +436,7 @@ class TaskWrites:
         Raises:
             Unstorable: A value cannot be stored.
         """
-        out: dict[int, Write] = {}
+        writes_by_index: dict[int, Write] = {}
         for i, (channel, value) in enumerate(self.writes):
             index = WRITES_IDX_MAP.get(channel, i)
             if channel == ERROR and isinstance(value, BaseException):
@@ -426,9 +444,9 @@ class TaskWrites:
             elif channel == INTERRUPT:
                 self.has_interrupt = True
             self.is_stopped = self.is_stopped or channel in (ERROR, INTERRUPT)
-            ref = encode_inline(codec, thread, channel, value, f"the write to {channel!r}")
-            out[index] = [index, channel, ref]
-        self.encoded, self.cached_thread = list(out.values()), thread
+            reference = encode_inline(codec, thread, channel, value, f"the write to {channel!r}")
+            writes_by_index[index] = [index, channel, reference]
+        self.encoded, self.cached_thread = list(writes_by_index.values()), thread
 
     def references_for_state(self, key: int, generation: int) -> list[Write]:
         """Return the encoded writes for a thread with this key and generation.
@@ -441,29 +459,36 @@ class TaskWrites:
         ]
 
 
-def inline_log_ranges(ref: Any, kept: Thread | None, state: tuple[int, int]) -> Any:
+def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, int]) -> Any:
     """Return a reference that is valid for a thread with this key and generation.
 
     Args:
         ref: A reference from `encode_inline`.
-        kept: The cached thread to whose logs the reference may point.
+        cached_thread: The cached thread to whose logs the reference may point.
         state: The key and the generation of the thread.
 
     Returns:
         The reference itself if the cached thread has this state. Otherwise a copy in which log
         ranges are replaced by the items.
     """
-    if isinstance(ref, bytes) or kept is None or (kept.key, kept.generation) == state:
+    if (
+        isinstance(ref, bytes)
+        or cached_thread is None
+        or (cached_thread.key, cached_thread.generation) == state
+    ):
         return ref
-    kind, inner = ref
+    kind, content = ref
     if kind == MAP:
-        return [MAP, {name: inline_log_ranges(part, kept, state) for name, part in inner.items()}]
+        return [
+            MAP,
+            {name: inline_log_ranges(part, cached_thread, state) for name, part in content.items()},
+        ]
     items: list[bytes] = []
-    for element in inner:
+    for element in content:
         if isinstance(element, bytes):
             items.append(element)
         else:
-            items += kept.logs[element[0]].items_in(unflatten_ranges(element[1:]))
+            items += cached_thread.logs[element[0]].items_in(unflatten_ranges(element[1:]))
     return [kind, items]
 
 
@@ -485,14 +510,14 @@ def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | Non
     The present title is replaced if there was none, if the metadata contains a title, or if the put
     changes the message that the title quotes.
     """
-    present, title = thread.title, put.title
+    former, title = thread.title, put.title
     if title is None:
-        return NO_TITLE if present is None and thread.last_seq == 1 else present
+        return NO_TITLE if former is None and thread.last_seq == 1 else former
     if title.message_id is not None and nodes.get("messages") is None:
-        return present  # the put leaves the messages of the parent unchanged
-    if present is None or present == NO_TITLE or title.message_id in (None, present.message_id):
+        return former  # the put leaves the messages of the parent unchanged
+    if former is None or former == NO_TITLE or title.message_id in (None, former.message_id):
         return title
-    return present
+    return former
 
 
 def _shorten_title(text: str) -> str:
@@ -511,15 +536,17 @@ def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
     """
     if type(value) is Continuation:
         return EncodedValue(LIST, *_elements(codec, value.items, path), b"", continues_parent=True)
-    content = value.value if type(value) is DeltaSnapshot else value
-    if _is_splittable(content):
-        kind = DICT if type(content) is dict else LIST
-        return EncodedValue(kind, *_elements(codec, content, path), b"", content is not value)
-    stored = codec.encode(value, lambda: path)
-    inline = len(stored) <= MAX_INLINE_BYTES and not isinstance(value, BaseMessage)
-    if content is not value and not inline:
-        return EncodedValue(ITEM, [], [], codec.encode(content, lambda: path), True)
-    return EncodedValue(None if inline else ITEM, [], [], stored)
+    inner_value = value.value if type(value) is DeltaSnapshot else value
+    if _is_splittable(inner_value):
+        kind = DICT if type(inner_value) is dict else LIST
+        return EncodedValue(
+            kind, *_elements(codec, inner_value, path), b"", inner_value is not value
+        )
+    encoded = codec.encode(value, lambda: path)
+    is_inline = len(encoded) <= MAX_INLINE_BYTES and not isinstance(value, BaseMessage)
+    if inner_value is not value and not is_inline:
+        return EncodedValue(ITEM, [], [], codec.encode(inner_value, lambda: path), True)
+    return EncodedValue(None if is_inline else ITEM, [], [], encoded)
 
 
 def _split_value(
@@ -534,17 +561,19 @@ def _split_value(
         hint: The ranges of the parent's value, which are compared first.
         path: The path of the value, for error messages.
     """
-    whole = log.is_complete  # read it first, because another thread may add items
+    is_log_complete = log.is_complete  # read it first, because another thread may add items
     if value.kind == ITEM:
-        at = log.find_position(value.encoded)
-        parts: list[bytes | Range] = [value.encoded if at is None else (at, at + 1)]
-        return SplitValue(ITEM, [], parts, whole, value.is_snapshot)
-    likely = [] if value.continues_parent else hint
-    kept, parts = _match_elements(
-        codec, log, log.find_position, value.elements, value.encoded_elements, likely, path
+        position = log.find_position(value.encoded)
+        parts: list[bytes | Range] = [
+            value.encoded if position is None else (position, position + 1)
+        ]
+        return SplitValue(ITEM, [], parts, is_log_complete, value.is_snapshot)
+    likely_ranges = [] if value.continues_parent else hint
+    kept_ranges, parts = _match_elements(
+        codec, log, log.find_position, value.elements, value.encoded_elements, likely_ranges, path
     )
-    kept = hint if value.continues_parent else kept
-    return SplitValue(value.kind or LIST, kept, parts, whole, value.is_snapshot)
+    kept_ranges = hint if value.continues_parent else kept_ranges
+    return SplitValue(value.kind or LIST, kept_ranges, parts, is_log_complete, value.is_snapshot)
 
 
 def encode_inline(
@@ -575,28 +604,32 @@ def encode_inline(
     """
     if not _is_splittable(value):
         return codec.encode(value, lambda: path)
-    split = type(value) is dict and not nested and len(value) <= 32
-    if split and any(map(_has_parts, value.values())):
-        entries = {}
+    is_split = type(value) is dict and not nested and len(value) <= 32
+    if is_split and any(map(_has_parts, value.values())):
+        references = {}
         for key, part in value.items():
             name = str(key) if channel == START else channel  # the keys of an input are channels
-            entries[key] = encode_inline(codec, thread, name, part, f"{path}[{key!r}]", nested=True)
-        return [MAP, entries]
+            references[key] = encode_inline(
+                codec, thread, name, part, f"{path}[{key!r}]", nested=True
+            )
+        return [MAP, references]
     kind = DICT_HERE if type(value) is dict else LIST_HERE
-    elements, full = _elements(codec, value, path)
+    elements, comparison_forms = _elements(codec, value, path)
     if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
         log = thread.logs_by_channel.get(channel)
         if log is not None and log.items:  # a reference must not point to uncommitted items
             _, parts = _match_elements(
-                codec, log, log.find_stored_position, elements, full, [], path
+                codec, log, log.find_stored_position, elements, comparison_forms, [], path
             )
             return [kind, [_element_reference(log, part) for part in parts]]
-    pairs = zip(elements, full, strict=True)
-    stored = [codec.encode_for_storage(element, data, lambda: path) for element, data in pairs]
-    if sum(map(len, stored)) > MAX_INLINE_BYTES or any(
+    pairs = zip(elements, comparison_forms, strict=True)
+    encoded_elements = [
+        codec.encode_for_storage(element, data, lambda: path) for element, data in pairs
+    ]
+    if sum(map(len, encoded_elements)) > MAX_INLINE_BYTES or any(
         isinstance(e, BaseMessage) for e in elements
     ):
-        return [kind, stored]
+        return [kind, encoded_elements]
     return codec.encode(value, lambda: path)
 
 
@@ -604,10 +637,10 @@ def decode_inline(codec: Codec, ref: Any) -> Any:
     """Return the value of a reference that contains all of its parts inline, without log ranges."""
     if isinstance(ref, bytes):
         return codec.decode(ref)
-    kind, inner = ref
+    kind, content = ref
     if kind == MAP:
-        return {name: decode_inline(codec, part) for name, part in inner.items()}
-    parts = codec.decode_all(inner)
+        return {name: decode_inline(codec, part) for name, part in content.items()}
+    parts = codec.decode_all(content)
     return dict(parts) if kind == DICT_HERE else parts
 
 
@@ -626,9 +659,9 @@ def _match_elements(
     codec: Codec,
     log: ChannelLog,
     find: Callable[[bytes], int | None],
-    values: Sequence[Any],
-    full: list[bytes],
-    hint: Ranges,
+    elements: Sequence[Any],
+    encoded_elements: list[bytes],
+    likely_ranges: Ranges,
     path: str,
 ) -> tuple[Ranges, list[bytes | Range]]:
     """Find the elements of a value in a log.
@@ -637,56 +670,69 @@ def _match_elements(
         codec: Encodes values.
         log: The cached part of the channel's log.
         find: Returns the position of an encoded item in the log, or None.
-        values: The elements.
-        full: The encoding of each element.
-        hint: The ranges of the parent's value, which often begins with the same elements.
+        elements: The elements.
+        encoded_elements: The encoding of each element.
+        likely_ranges: The ranges of the parent's value, which often begins with the same elements.
         path: The path of the value, for error messages.
 
     Returns:
-        The ranges of `hint` with which the value begins, and the rest of the value as ranges of the
-        log and encoded new items.
+        The ranges of `likely_ranges` with which the value begins, and the rest of the value as
+        ranges of the log and encoded new items.
     """
-    kept: Ranges = []
+    kept_ranges: Ranges = []
     parts: list[bytes | Range] = []
     i = 0
-    for start, stop in hint:
-        if not log.has_items(start, stop, full[i : i + stop - start]):
+    for start, stop in likely_ranges:
+        if not log.has_items(start, stop, encoded_elements[i : i + stop - start]):
             break
-        kept.append((start, stop))
+        kept_ranges.append((start, stop))
         i += stop - start
-    rest = hint[len(kept) :]
-    near = _positions_by_content(log, rest) if rest and i < len(values) else {}
-    while i < len(values):
-        position = near.get(full[i])
+    other_ranges = likely_ranges[len(kept_ranges) :]
+    likely_positions = (
+        _positions_by_content(log, other_ranges) if other_ranges and i < len(elements) else {}
+    )
+    while i < len(elements):
+        position = likely_positions.get(encoded_elements[i])
         if position is None:
-            position = find(full[i])
+            position = find(encoded_elements[i])
         if position is None:
-            stored = codec.encode_for_storage(values[i], full[i], partial("{}[{}]".format, path, i))
-            position = find(stored) if stored is not full[i] else None
+            stored_form = codec.encode_for_storage(
+                elements[i], encoded_elements[i], partial("{}[{}]".format, path, i)
+            )
+            position = find(stored_form) if stored_form is not encoded_elements[i] else None
             if position is None and codec.former_names:
-                former = map(find, codec.iter_former_encodings(values[i], stored))
-                position = next((at for at in former if at is not None), None)
+                former_positions = map(find, codec.iter_former_encodings(elements[i], stored_form))
+                position = next(
+                    (
+                        former_position
+                        for former_position in former_positions
+                        if former_position is not None
+                    ),
+                    None,
+                )
             if position is None:
-                parts.append(stored)
+                parts.append(stored_form)
                 i += 1
                 continue
-        stop = position + _count_equal_items(log, position, full, i)
+        stop = position + _count_equal_items(log, position, encoded_elements, i)
         parts.append((position, stop))
         i += stop - position
-    return kept, parts
+    return kept_ranges, parts
 
 
-def _count_equal_items(log: ChannelLog, position: int, full: list[bytes], i: int) -> int:
-    """Return how many log items from a position on equal the elements from `i` on, at least 1."""
-    at = log.items.get if position < ALIASES else log.get
-    run, size, more = 1, 8, 8
-    while more == size:  # compare growing pieces, to avoid copying the whole rest each time
+def _count_equal_items(
+    log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
+) -> int:
+    """Return how many log items from a position on equal the elements from `index` on."""
+    get_item = log.items.get if position < ALIASES else log.get
+    equal_count, size, new_matches = 1, 8, 8
+    while new_matches == size:  # compare growing pieces, to avoid copying the whole rest each time
         size *= 2
-        piece = full[i + run : i + run + size]
-        at_hand = map(at, range(position + run, position + run + size))
-        more = sum(takewhile(bool, map(eq, at_hand, piece)))
-        run += more
-    return run
+        piece = encoded_elements[index + equal_count : index + equal_count + size]
+        log_items = map(get_item, range(position + equal_count, position + equal_count + size))
+        new_matches = sum(takewhile(bool, map(eq, log_items, piece)))
+        equal_count += new_matches
+    return equal_count
 
 
 def _element_reference(log: ChannelLog, part: bytes | Range) -> Any:
@@ -696,12 +742,12 @@ def _element_reference(log: ChannelLog, part: bytes | Range) -> Any:
 
 def _positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
     """Return the positions of the cached items of ranges, by content."""
-    out: dict[bytes, int] = {}
+    by_content: dict[bytes, int] = {}
     for position in iter_positions(ranges):
-        full = log.get(position)
-        if full is not None:
-            out.setdefault(full, position)
-    return out
+        item = log.get(position)
+        if item is not None:
+            by_content.setdefault(item, position)
+    return by_content
 
 
 def _can_pack(keys: list[Any]) -> bool:

@@ -95,12 +95,12 @@ class CheckpointReader:
     # -- checkpoints
 
     def find_checkpoint(
-        self, at: Address, key: int | None = None, *, alone: bool = False
+        self, address: Address, key: int | None = None, *, alone: bool = False
     ) -> Flow[StoredCheckpoint | None]:
         """Read the checkpoint of an address, or the head, without its values.
 
         Args:
-            at: The address.
+            address: The address.
             key: The row key of the checkpoint, if it is known. The index of ids is used only if no
                 row has this key.
             alone: Whether the statement is sent as a request of its own. Later statements then may
@@ -112,34 +112,44 @@ class CheckpointReader:
         Raises:
             CorruptRecord: The row or an index is damaged.
         """
-        rows, holds = list[Row](), True
-        if key is not None or at.checkpoint_id is None:
-            statement = self.sql("head_with_keys", at.thread_id, at.checkpoint_ns)
+        rows, is_cache_valid = list[Row](), True
+        if key is not None or address.checkpoint_id is None:
+            statement = self.sql("head_with_keys", address.thread_id, address.checkpoint_ns)
             if key is not None:
-                statement = self.sql("checkpoint_row_with_keys", at.thread_id, key)
+                statement = self.sql("checkpoint_row_with_keys", address.thread_id, key)
             if alone:
                 [rows] = yield LastRequest([statement])
             else:
-                rows, holds = yield from self.read_with_cache_check(at.thread_id, statement)
-        if not rows and at.checkpoint_id is not None:
-            packed = pack_id(at.checkpoint_id)
-            statement = self.sql("checkpoint_with_keys", packed, at.thread_id, at.checkpoint_ns)
-            rows, holds = yield from self.read_with_cache_check(at.thread_id, statement)
+                rows, is_cache_valid = yield from self.read_with_cache_check(
+                    address.thread_id, statement
+                )
+        if not rows and address.checkpoint_id is not None:
+            packed_id = pack_id(address.checkpoint_id)
+            statement = self.sql(
+                "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
+            )
+            rows, is_cache_valid = yield from self.read_with_cache_check(
+                address.thread_id, statement
+            )
         if not rows:
-            yield from self.check_missing(at)
+            yield from self.check_missing(address)
             return None
-        thread_key, generation, removals, namespace, *row = rows[0]
-        uid = unpack_id(row[1])
-        if thread_key is None or at.checkpoint_id not in (None, uid):
-            raise damaged_index_error(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
-        thread = self._cached_thread(at.thread_id, (thread_key, generation, removals), holds)
-        snapshot = thread.committed_snapshot(at.checkpoint_ns, uid or "")
+        thread_key, generation, newest_removal, namespace_key, *row = rows[0]
+        checkpoint_id = unpack_id(row[1])
+        if thread_key is None or address.checkpoint_id not in (None, checkpoint_id):
+            raise damaged_index_error(
+                f"checkpoint {address.checkpoint_id!r} of thread {address.thread_id!r}"
+            )
+        thread = self._cached_thread(
+            address.thread_id, (thread_key, generation, newest_removal), is_cache_valid
+        )
+        snapshot = thread.committed_snapshot(address.checkpoint_ns, checkpoint_id or "")
         if snapshot is None or snapshot.key != row[0]:
-            snapshot = self.decrypt_row(at.thread_id, at.checkpoint_ns, tuple(row))
-            yield from self.resolve_ranges(at.thread_id, thread, snapshot)
+            snapshot = self.decrypt_row(address.thread_id, address.checkpoint_ns, tuple(row))
+            yield from self.resolve_ranges(address.thread_id, thread, snapshot)
             thread.note_newest_checkpoint(snapshot)
-            thread.last_namespace = at.checkpoint_ns, namespace
-        return StoredCheckpoint(thread, namespace, snapshot)
+            thread.last_namespace = address.checkpoint_ns, namespace_key
+        return StoredCheckpoint(thread, namespace_key, snapshot)
 
     def read_with_cache_check(
         self, thread_id: str, statement: Statement
@@ -152,117 +162,133 @@ class CheckpointReader:
         Returns:
             The rows, and whether the cached data may be used.
         """
-        kept = self.cache.get_thread(thread_id)
-        if kept is None or kept.newest_checkpoint is None:
+        cached = self.cache.get_thread(thread_id)
+        if cached is None or cached.newest_checkpoint is None:
             return (yield statement), True
-        key, uid = kept.newest_checkpoint
-        rows, newest = yield [statement, self.sql("find_checkpoint_id", key)]
-        return rows, bool(newest) and unpack_id(newest[0][0]) == uid
+        key, checkpoint_id = cached.newest_checkpoint
+        rows, found_ids = yield [statement, self.sql("find_checkpoint_id", key)]
+        return rows, bool(found_ids) and unpack_id(found_ids[0][0]) == checkpoint_id
 
-    def _cached_thread(self, thread_id: str, state: tuple[int, int, int], holds: bool) -> Thread:
+    def _cached_thread(
+        self, thread_id: str, state: tuple[int, int, int], is_cache_valid: bool
+    ) -> Thread:
         """Return the cached thread of a state, or an empty thread if the cache is stale."""
-        return self.cache.get_or_add_thread(thread_id, *state) if holds else Thread(*state)
+        return self.cache.get_or_add_thread(thread_id, *state) if is_cache_valid else Thread(*state)
 
-    def check_missing(self, at: Address) -> Flow[None]:
+    def check_missing(self, address: Address) -> Flow[None]:
         """Check that a checkpoint that was not found does not exist.
 
         Raises:
             CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
         """
         if self.sql["damaged_index_entries"]:
-            params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
-            for (what,) in (yield self.sql("damaged_index_entries", *params)):
-                raise damaged_index_error(what)
+            params = address.thread_id, address.checkpoint_ns, pack_id(address.checkpoint_id)
+            for (entry,) in (yield self.sql("damaged_index_entries", *params)):
+                raise damaged_index_error(entry)
 
-    def check_complete(self, rows: int, start: int, stop: int) -> Flow[None]:
+    def check_complete(self, row_count: int, start: int, stop: int) -> Flow[None]:
         """Check that a range of keys of one namespace has as many rows as the index of ids.
 
         Raises:
             CorruptRecord: The index is damaged.
         """
-        ((indexed,),) = yield self.sql("indexed_checkpoints", start >> 32, start, stop)
-        if indexed != rows:
+        ((indexed_count,),) = yield self.sql("indexed_checkpoints", start >> 32, start, stop)
+        if indexed_count != row_count:
             raise damaged_index_error(f"namespace {start >> 32}")
 
-    def read_tuple(self, at: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
+    def read_tuple(self, address: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
         """Read the checkpoint of an address with all its values.
 
         The caller may change the values, because they are new objects.
 
         Args:
-            at: The address.
+            address: The address.
             key: The row key of the checkpoint, if it is known; see `find_checkpoint`.
         """
-        kept = self._cached_head(at) if key is None else None
-        if kept is not None:
+        cached = self._cached_head(address) if key is None else None
+        if cached is not None:
             # If the head is unchanged after the pending writes were read, the writes belong to it.
             rows, heads = yield LastRequest(
                 [
-                    self._writes_statement(kept),
-                    self.sql("head_with_keys", at.thread_id, at.checkpoint_ns),
+                    self._writes_statement(cached),
+                    self.sql("head_with_keys", address.thread_id, address.checkpoint_ns),
                 ]
             )
-            of = kept.thread
-            state = of.key, of.generation, of.newest_removal, kept.namespace_key, kept.snapshot.key
+            cached_thread = cached.thread
+            state = (
+                cached_thread.key,
+                cached_thread.generation,
+                cached_thread.newest_removal,
+                cached.namespace_key,
+                cached.snapshot.key,
+            )
             if heads and (*heads[0][:5], unpack_id(heads[0][5])) == (
                 *state,
-                kept.snapshot.checkpoint_id,
+                cached.snapshot.checkpoint_id,
             ):
                 with suppress(
                     CorruptRecord
                 ):  # items of a pending write may be deleted between requests
-                    return (yield from self._build_tuple(at, kept, rows))
-        if key is None and at.checkpoint_id is None and self.cache.get_thread(at.thread_id) is None:
+                    return (yield from self._build_tuple(address, cached, rows))
+        if (
+            key is None
+            and address.checkpoint_id is None
+            and self.cache.get_thread(address.thread_id) is None
+        ):
             with suppress(CorruptRecord):  # the thread may be deleted before the next request
                 return (
                     yield from self._read_tuple_of(
-                        at, (yield from self.find_checkpoint(at, alone=True))
+                        address, (yield from self.find_checkpoint(address, alone=True))
                     )
                 )
-        return (yield from self._read_tuple_of(at, (yield from self.find_checkpoint(at, key))))
+        return (
+            yield from self._read_tuple_of(address, (yield from self.find_checkpoint(address, key)))
+        )
 
     def _read_tuple_of(
-        self, at: Address, checkpoint: StoredCheckpoint | None
+        self, address: Address, checkpoint: StoredCheckpoint | None
     ) -> Flow[CheckpointTuple | None]:
         if checkpoint is None:
             return None
         return (
-            yield from self._build_tuple(at, checkpoint, (yield self._writes_statement(checkpoint)))
+            yield from self._build_tuple(
+                address, checkpoint, (yield self._writes_statement(checkpoint))
+            )
         )
 
-    def cached_tuple(self, at: Address, epoch: object) -> CheckpointTuple | None:
+    def cached_tuple(self, address: Address, epoch: object) -> CheckpointTuple | None:
         """Return the head from the cache, or None if it must be read.
 
         The cache is used only if this process has put the head, nobody has written since, and all
         items are cached.
 
         Args:
-            at: The address.
+            address: The address.
             epoch: The present epoch of the database.
         """
-        kept = self._cached_head(at)
-        if kept is None:
+        stored = self._cached_head(address)
+        if stored is None:
             return None
-        head = kept.thread.heads.get(at.checkpoint_ns)
-        if head is None or head.snapshot is not kept.snapshot or head.epoch != epoch:
+        head = stored.thread.heads.get(address.checkpoint_ns)
+        if head is None or head.snapshot is not stored.snapshot or head.epoch != epoch:
             return None
         if head.write_rows is None:
             return None
         flow = self._build_tuple(
-            at, kept, [(None, None, *row) for row in head.write_rows.copy().values()]
+            address, stored, [(None, None, *row) for row in head.write_rows.copy().values()]
         )
         try:
             flow.send(None)
-        except StopIteration as done:
-            self.cache.mark_used(at.thread_id)
-            return cast(CheckpointTuple, done.value)
+        except StopIteration as stop:
+            self.cache.mark_used(address.thread_id)
+            return cast(CheckpointTuple, stop.value)
         flow.close()  # an item of a pending write is not cached
         return None
 
-    def is_head_cached(self, at: Address, max_items: int = sys.maxsize) -> bool:
+    def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
         """Return whether an address is that of a cached head with at most `max_items` items."""
-        thread = self.cache.get_thread(at.thread_id) if at.checkpoint_id is None else None
-        head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
+        thread = self.cache.get_thread(address.thread_id) if address.checkpoint_id is None else None
+        head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
             return False
         return (
@@ -270,11 +296,11 @@ class CheckpointReader:
             <= max_items
         )
 
-    def _cached_head(self, at: Address) -> StoredCheckpoint | None:
+    def _cached_head(self, address: Address) -> StoredCheckpoint | None:
         """Return the head that this process has put, if all its items are cached, or None."""
-        thread = self.cache.get_thread(at.thread_id)
-        head = thread.heads.get(at.checkpoint_ns) if thread is not None else None
-        if thread is None or head is None or at.checkpoint_id is not None:
+        thread = self.cache.get_thread(address.thread_id)
+        head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
+        if thread is None or head is None or address.checkpoint_id is not None:
             return None
         snapshot = head.snapshot
         if snapshot is None or head.is_uncommitted:
@@ -304,13 +330,13 @@ class CheckpointReader:
         )
 
     def _build_tuple(
-        self, at: Address, stored: StoredCheckpoint, rows: Sequence[Row]
+        self, address: Address, stored: StoredCheckpoint, rows: Sequence[Row]
     ) -> Flow[CheckpointTuple]:
         snapshot, values = stored.snapshot, {}
         for channel, ref in snapshot.references.items():
             if ref[0] != DELTA:
-                values[channel] = yield from self.read_value(at.thread_id, stored.thread, ref)
-        writes = yield from self.read_writes(at, stored, rows)
+                values[channel] = yield from self.read_value(address.thread_id, stored.thread, ref)
+        writes = yield from self.read_writes(address, stored, rows)
         checkpoint = {
             **self.codec.decode(snapshot.encoded_fields[0]),
             "id": snapshot.checkpoint_id,
@@ -319,29 +345,29 @@ class CheckpointReader:
             "versions_seen": {node: dict(seen) for node, seen in snapshot.versions_seen.items()},
         }
         return CheckpointTuple(
-            at.config(snapshot.checkpoint_id, stored.thread.newest_removal),
+            address.config(snapshot.checkpoint_id, stored.thread.newest_removal),
             checkpoint,  # type: ignore[arg-type]
             cast(CheckpointMetadata, self.decode_metadata(snapshot)),
-            at.config(snapshot.parent_id) if snapshot.parent_id else None,
+            address.config(snapshot.parent_id) if snapshot.parent_id else None,
             writes,
         )
 
-    def status_at(self, at: Address) -> Flow[ThreadStatus | None]:
-        """The status of a thread at a checkpoint; see `find`."""
-        checkpoint = yield from self.find_checkpoint(at)
+    def find_status(self, address: Address) -> Flow[ThreadStatus | None]:
+        """Return the status at a checkpoint, or None if the checkpoint does not exist."""
+        checkpoint = yield from self.find_checkpoint(address)
         if checkpoint is None:
             return None
         rows = yield from self.read_write_rows(checkpoint)
-        return (yield from self.status(*at[:2], checkpoint.snapshot, rows))
+        return (yield from self.read_status(*address[:2], checkpoint.snapshot, rows))
 
-    def status(
-        self, thread_id: str, ns: str, snapshot: Snapshot, rows: Sequence[Row]
+    def read_status(
+        self, thread_id: str, checkpoint_ns: str, snapshot: Snapshot, rows: Sequence[Row]
     ) -> Flow[ThreadStatus]:
         """Read the values that determine the status at a checkpoint, and return the status.
 
         Args:
             thread_id: The thread.
-            ns: The namespace.
+            checkpoint_ns: The namespace.
             snapshot: The checkpoint.
             rows: The rows `(checkpoint_id, task_id, task_path, body)` of its pending writes.
         """
@@ -353,10 +379,12 @@ class CheckpointReader:
                 thread_id, snapshot.references[channel]
             )
         writes = []
-        for uid, task, path, body in rows:
-            stored = decrypt_writes(self.seal, thread_id, ns, (uid, task, path, body))
+        for checkpoint_id, task_id, task_path, body in rows:
+            stored = decrypt_writes(
+                self.seal, thread_id, checkpoint_ns, (checkpoint_id, task_id, task_path, body)
+            )
             for _, channel, ref in stored:
-                write = TaskWrite(unpack_id(task) or "", path, channel)
+                write = TaskWrite(unpack_id(task_id) or "", task_path, channel)
                 if channel in (INTERRUPT, ERROR):
                     write = write._replace(
                         value=(yield from self.read_value_of_thread(thread_id, ref))
@@ -371,48 +399,54 @@ class CheckpointReader:
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), holds = yield from self.read_with_cache_check(thread_id, statement)
-        thread = self._cached_thread(thread_id, (key, *state), holds)
+        ((key, _, *state),), is_cache_valid = yield from self.read_with_cache_check(
+            thread_id, statement
+        )
+        thread = self._cached_thread(thread_id, (key, *state), is_cache_valid)
         return (yield from self.read_value(thread_id, thread, ref))
 
-    def is_head(self, at: Address) -> Flow[bool]:
+    def is_head(self, address: Address) -> Flow[bool]:
         """Return whether the checkpoint of an address is the head of its namespace."""
-        uid = pack_id(at.checkpoint_id)
-        rows = yield self.sql("read_write_state", uid, at.checkpoint_ns, at.thread_id)
+        packed_id = pack_id(address.checkpoint_id)
+        rows = yield self.sql(
+            "read_write_state", packed_id, address.checkpoint_ns, address.thread_id
+        )
         return bool(rows) and rows[0][7] == rows[0][9]
 
     def read_snapshot(
-        self, thread_id: str, ns: str, namespace: int, uid: str
+        self, thread_id: str, checkpoint_ns: str, namespace_key: int, checkpoint_id: str
     ) -> Flow[Snapshot | None]:
         """Read one checkpoint of a namespace, with its ranges, or None if it does not exist."""
-        rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
-        if rows and unpack_id(rows[0][1]) != uid:
-            raise damaged_index_error(f"checkpoint {uid!r} of thread {thread_id!r}")
-        return (yield from self.resolve_row(thread_id, ns, rows[0])) if rows else None
+        rows = yield self.sql("find_checkpoint", namespace_key, pack_id(checkpoint_id))
+        if rows and unpack_id(rows[0][1]) != checkpoint_id:
+            raise damaged_index_error(f"checkpoint {checkpoint_id!r} of thread {thread_id!r}")
+        return (yield from self.resolve_row(thread_id, checkpoint_ns, rows[0])) if rows else None
 
-    def resolve_row(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
+    def resolve_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Flow[Snapshot]:
         """Return the snapshot of a row, with its ranges."""
-        snapshot = self.decrypt_row(thread_id, ns, row)
+        snapshot = self.decrypt_row(thread_id, checkpoint_ns, row)
         statement = self.sql("find_thread", thread_id)
-        ((key, _, *state),), holds = yield from self.read_with_cache_check(thread_id, statement)
-        thread = self._cached_thread(thread_id, (key, *state), holds)
+        ((key, _, *state),), is_cache_valid = yield from self.read_with_cache_check(
+            thread_id, statement
+        )
+        thread = self._cached_thread(thread_id, (key, *state), is_cache_valid)
         yield from self.resolve_ranges(thread_id, thread, snapshot)
         return snapshot
 
-    def decrypt_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
+    def decrypt_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
         """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
 
         The ranges of the snapshot have the stored form; `resolve_ranges` converts them.
         """
-        return decrypt_checkpoint(self.seal, thread_id, ns, row)
+        return decrypt_checkpoint(self.seal, thread_id, checkpoint_ns, row)
 
     def read_all_rows(
-        self, thread_id: str, ns: str, namespace: int
+        self, thread_id: str, checkpoint_ns: str, namespace_key: int
     ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
         """Read all checkpoints of a namespace, newest first, with ranges in the stored form."""
-        rows = yield self.sql("checkpoints_page", *key_range(namespace), NO_LIMIT)
-        yield from self.check_complete(len(rows), *key_range(namespace))
-        return ((row, self.decrypt_row(thread_id, ns, row)) for row in rows)
+        rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
+        yield from self.check_complete(len(rows), *key_range(namespace_key))
+        return ((row, self.decrypt_row(thread_id, checkpoint_ns, row)) for row in rows)
 
     def decode_metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """Decode the metadata of a checkpoint; each call returns a new dict."""
@@ -427,13 +461,15 @@ class CheckpointReader:
             head: The row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)` of the
                 head, or None if the thread has no head.
         """
-        for thread, *_, listed in (yield self.sql("one_thread", thread_id)):
-            title, _ = decrypt_list_entry(self.seal, thread_id, listed)
+        for thread_key, *_, list_entry in (yield self.sql("one_thread", thread_id)):
+            title, _ = decrypt_list_entry(self.seal, thread_id, list_entry)
             metadata = self.decode_metadata(self.decrypt_row(thread_id, "", head)) if head else {}
-            told = select_listed_metadata(metadata)
-            stored = told, self.codec.encode(told, lambda: "metadata", exact=True)
+            listed = select_listed_metadata(metadata)
+            stored = listed, self.codec.encode(listed, lambda: "metadata", exact=True)
             yield self.sql(
-                "set_list_entry", *encrypt_list_entry(self.seal, thread_id, title, stored), thread
+                "set_list_entry",
+                *encrypt_list_entry(self.seal, thread_id, title, stored),
+                thread_key,
             )
 
     def activity_time(self, snapshot: Snapshot, put_at: float) -> float:
@@ -443,8 +479,8 @@ class CheckpointReader:
         """
         ts = self.codec.decode(snapshot.encoded_fields[0]).get("ts")
         try:
-            at = datetime.fromisoformat(ts)
-            return min(put_at, at.replace(tzinfo=at.tzinfo or UTC).timestamp())
+            time = datetime.fromisoformat(ts)
+            return min(put_at, time.replace(tzinfo=time.tzinfo or UTC).timestamp())
         except (TypeError, ValueError, OverflowError):
             return put_at
 
@@ -467,17 +503,17 @@ class CheckpointReader:
         The snapshot must come from `decrypt_row`. Aliases are loaded if the transcript contains
         some, because it has each item only once.
         """
-        written: Any = snapshot.transcript
+        stored_transcript: Any = snapshot.transcript
         snapshot.transcript = {}
-        for channel, (key, numbers) in written.items():
+        for channel, (key, numbers) in stored_transcript.items():
             snapshot.transcript[channel] = (key, unflatten_ranges(numbers))
         for channel, ref in snapshot.references.items():
             if ref[0] in (SNAPSHOT, DELTA) and isinstance(ref, list):
                 ref = ref[1]
             if isinstance(ref, list) and ref[0] in (LIST, DICT):
-                held = snapshot.ranges[channel] = (ref[1], unflatten_ranges(ref[2]))
+                value_ranges = snapshot.ranges[channel] = (ref[1], unflatten_ranges(ref[2]))
                 if not channel.startswith("__"):
-                    snapshot.transcript.setdefault(channel, held)
+                    snapshot.transcript.setdefault(channel, value_ranges)
         for channel, (key, ranges) in snapshot.transcript.items():
             origin = None
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
@@ -486,7 +522,7 @@ class CheckpointReader:
                 if log.is_free_of_repeats(ranges):  # the case of nearly all values
                     continue
                 origin = log.origin_position
-            if channel not in written:
+            if channel not in stored_transcript:
                 snapshot.transcript[channel] = (key, drop_repeats(ranges, origin))
 
     def allocate_keys(self, count: int) -> Flow[list[int]]:
@@ -498,15 +534,15 @@ class CheckpointReader:
         """
         keys = self.cache.keys.take_keys(count)
         if keys is None:
-            ((last,),) = yield self.sql("allocate_keys", count + _KEY_BLOCK_SIZE)
-            keys = [*range(last, last - count - _KEY_BLOCK_SIZE, -1)]
+            ((last_key,),) = yield self.sql("allocate_keys", count + _KEY_BLOCK_SIZE)
+            keys = [*range(last_key, last_key - count - _KEY_BLOCK_SIZE, -1)]
         return keys
 
     # -- values
 
     def read_writes(
         self,
-        at: Address,
+        address: Address,
         checkpoint: StoredCheckpoint,
         rows: Sequence[Row],
         channels: Collection[str] | None = None,
@@ -514,20 +550,22 @@ class CheckpointReader:
         """Decode pending writes, in the order in which langgraph applies their tasks.
 
         Args:
-            at: The address of the checkpoint.
+            address: The address of the checkpoint.
             checkpoint: The checkpoint.
             rows: Rows of the statement `checkpoint_writes`.
             channels: Only writes to these channels are read; None means all.
         """
-        out = []
+        writes = []
         for row in self._select_own_rows(rows):
-            task = unpack_id(row[1]) or ""
-            for index, channel, ref in decrypt_writes(self.seal, *at[:2], row):
+            task_id = unpack_id(row[1]) or ""
+            for index, channel, ref in decrypt_writes(self.seal, *address[:2], row):
                 if channels is None or channel in channels:
-                    value = yield from self.read_value(at.thread_id, checkpoint.thread, ref)
-                    out.append((writes_sort_key(row[2], task, index), (task, channel, value)))
-        out.sort(key=lambda entry: entry[0])
-        return [write for _, write in out]
+                    value = yield from self.read_value(address.thread_id, checkpoint.thread, ref)
+                    writes.append(
+                        (writes_sort_key(row[2], task_id, index), (task_id, channel, value))
+                    )
+        writes.sort(key=lambda entry: entry[0])
+        return [write for _, write in writes]
 
     def _select_own_rows(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Yield the rows of a checkpoint's own writes from those of `checkpoint_writes`.
@@ -535,11 +573,11 @@ class CheckpointReader:
         The statement also returns the neighbouring rows of other checkpoints. They are decrypted
         too, because a row with a damaged key may be one of this checkpoint.
         """
-        for owner, ns, *row in rows:
-            if owner is None:
+        for owner_id, checkpoint_ns, *row in rows:
+            if owner_id is None:
                 yield tuple(row)
             else:  # raises CorruptRecord if its key is damaged
-                decrypt_writes(self.seal, owner, ns, tuple(row))
+                decrypt_writes(self.seal, owner_id, checkpoint_ns, tuple(row))
 
     def read_value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
         """Read the value of a reference; see `manifest` for the kinds of references."""
@@ -549,10 +587,10 @@ class CheckpointReader:
         if kind == SNAPSHOT:
             return DeltaSnapshot((yield from self.read_value(thread_id, thread, ref[1])))
         if kind == MAP:
-            out = {}
-            for key, inner in ref[1].items():
-                out[key] = yield from self.read_value(thread_id, thread, inner)
-            return out
+            entries = {}
+            for key, inner_ref in ref[1].items():
+                entries[key] = yield from self.read_value(thread_id, thread, inner_ref)
+            return entries
         if kind in (LIST_HERE, DICT_HERE):
             elements = ref[1]
         else:
@@ -599,23 +637,23 @@ class CheckpointReader:
             if not rows:
                 raise CorruptRecord(f"thread {thread_id!r}: log {key} is missing")
             log = thread.get_or_add_log(key, rows[0][0])
-        lacking = [pair for pair in ranges if not log.has_range(*pair)]
-        aliases = [pair for pair in lacking if pair[0] >= ALIASES]
+        missing_ranges = [pair for pair in ranges if not log.has_range(*pair)]
+        aliases = [pair for pair in missing_ranges if pair[0] >= ALIASES]
         if aliases:
             bodies = yield from self._read_bodies(thread_id, log, aliases)
             origins = dict(zip(iter_positions(aliases), map(unpack, bodies), strict=True))
             originals = join_ranges(
                 (origin, origin + 1) for origin in sorted(set(origins.values()))
             )
-            lacking = [pair for pair in lacking if pair[0] < ALIASES]
-            lacking += [
+            missing_ranges = [pair for pair in missing_ranges if pair[0] < ALIASES]
+            missing_ranges += [
                 pair
-                for pair in subtract_ranges(originals, merge_ranges(lacking))
+                for pair in subtract_ranges(originals, merge_ranges(missing_ranges))
                 if not log.has_range(*pair)
             ]
-        if lacking:
-            stored = yield from self._read_bodies(thread_id, log, lacking)
-            thread.add_items(log, zip(iter_positions(lacking), stored, strict=True))
+        if missing_ranges:
+            bodies_of_items = yield from self._read_bodies(thread_id, log, missing_ranges)
+            thread.add_items(log, zip(iter_positions(missing_ranges), bodies_of_items, strict=True))
         if aliases:
             log.origins.update(origins)
         return log
@@ -648,7 +686,7 @@ class CheckpointReader:
         """Read the contents of all items, or aliases, of ranges in order."""
         statements = [self.sql("items_between", *key_range(log.key, *pair)) for pair in ranges]
         answers = yield statements
-        out: list[bytes] = []
+        contents: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
             are_all = (
                 len(rows) == stop - start
@@ -659,46 +697,52 @@ class CheckpointReader:
                     f"{log.name!r} are in the log; restore it from a backup"
                 )
             bodies = [body for _, body in rows]
-            out += self.seal.unseal_rows(bodies, ("item", thread_id, log.name), start)
-        return out
+            contents += self.seal.unseal_rows(bodies, ("item", thread_id, log.name), start)
+        return contents
 
     # -- values of langgraph's `DeltaChannel`s
 
     def read_delta_history(
-        self, at: Address, channels: Sequence[str]
+        self, address: Address, channels: Sequence[str]
     ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Read the writes to each channel since its last stored value, and this value.
 
         The ancestors of the checkpoint are read one after the other, until each channel has a
         stored value. Contract: `BaseCheckpointSaver.get_delta_channel_history`.
         """
-        out: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
+        histories: dict[str, DeltaChannelHistory] = {
+            channel: {"writes": []} for channel in channels
+        }
         remaining = set(channels)
-        here = (yield from self.find_checkpoint(at)) if channels else None
-        while here is not None and here.snapshot.parent_id and remaining:
-            uid = here.snapshot.parent_id
+        checkpoint = (yield from self.find_checkpoint(address)) if channels else None
+        while checkpoint is not None and checkpoint.snapshot.parent_id and remaining:
+            parent_id = checkpoint.snapshot.parent_id
             snapshot = yield from self.read_snapshot(
-                at.thread_id, at.checkpoint_ns, here.namespace_key, uid
+                address.thread_id, address.checkpoint_ns, checkpoint.namespace_key, parent_id
             )
             if snapshot is None:
                 break
-            here = here._replace(snapshot=snapshot)
-            rows = yield self._writes_statement(here)
-            writes = yield from self.read_writes(at, here, rows, remaining)
+            checkpoint = checkpoint._replace(snapshot=snapshot)
+            rows = yield self._writes_statement(checkpoint)
+            writes = yield from self.read_writes(address, checkpoint, rows, remaining)
             for channel in remaining:
-                out[channel]["writes"][:0] = [write for write in writes if write[1] == channel]
-            stored = snapshot.stored_channels()
-            for channel in remaining & stored:
+                histories[channel]["writes"][:0] = [
+                    write for write in writes if write[1] == channel
+                ]
+            stored_channels = snapshot.stored_channels()
+            for channel in remaining & stored_channels:
                 ref = snapshot.references[channel]
-                out[channel]["seed"] = yield from self.read_value(at.thread_id, here.thread, ref)
-            remaining -= stored
-        return out
+                histories[channel]["seed"] = yield from self.read_value(
+                    address.thread_id, checkpoint.thread, ref
+                )
+            remaining -= stored_channels
+        return histories
 
 
-def damaged_index_error(what: str) -> CorruptRecord:
+def damaged_index_error(entry: str) -> CorruptRecord:
     """Return the error for an index whose entry does not match its row.
 
     Args:
-        what: The entry, such as "checkpoint 'c1' of thread 't1'".
+        entry: The entry, such as "checkpoint 'c1' of thread 't1'".
     """
-    return CorruptRecord(f"an index is damaged at {what}; restore the file from a backup")
+    return CorruptRecord(f"an index is damaged at {entry}; restore the file from a backup")

@@ -55,24 +55,30 @@ class RunStarts:
         self._runs: dict[tuple[object, str], LoadedRun] = {}
 
     def note_load(
-        self, config: RunnableConfig, at: Address, began: float, loaded: CheckpointTuple | None
+        self,
+        config: RunnableConfig,
+        address: Address,
+        started_at: float,
+        loaded: CheckpointTuple | None,
     ) -> None:
         """Remember that a run has loaded a checkpoint, if the config is that of a run."""
-        runtime = None if at.checkpoint_ns else runtime_of(config)
+        runtime = None if address.checkpoint_ns else runtime_of(config)
         control = control_of(runtime)
         if runtime is None or control is None or runtime.execution_info is not None:
             return
-        key, is_addressed = (control, at.thread_id), at.checkpoint_id is not None
-        before = self._runs.pop(key, None)
-        names_none = not is_addressed and "checkpoint_id" in config["configurable"]
-        if names_none and before is not None and before.is_addressed:
-            self._runs[key] = before  # langgraph looks whether the thread has gone on from there
+        key, is_addressed = (control, address.thread_id), address.checkpoint_id is not None
+        former_run = self._runs.pop(key, None)
+        has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
+        if has_empty_id and former_run is not None and former_run.is_addressed:
+            self._runs[key] = (
+                former_run  # langgraph looks whether the thread has gone on from there
+            )
             return
         drop_oldest(self._runs, _MAX_RUNS)
-        writes = (loaded.pending_writes if loaded is not None else None) or ()
-        has_writes = any(not channel.startswith("__") for _, channel, _ in writes)
-        uid = None if loaded is None else loaded.checkpoint["id"]
-        self._runs[key] = LoadedRun(began, uid, has_writes, is_addressed)
+        pending_writes = (loaded.pending_writes if loaded is not None else None) or ()
+        has_writes = any(not channel.startswith("__") for _, channel, _ in pending_writes)
+        checkpoint_id = None if loaded is None else loaded.checkpoint["id"]
+        self._runs[key] = LoadedRun(started_at, checkpoint_id, has_writes, is_addressed)
 
     def find_run(self, config: RunnableConfig, thread_id: str) -> LoadedRun | None:
         """Return the run of a config, or None if it is not known."""
@@ -114,38 +120,38 @@ def find_brought_after(
         config: The config of a node, if the messages are of the state of its run. None means that
             they are stored on the way to the head of the thread.
     """
-    period, at = (after, time.time()), Address(thread_id, "", None)
+    period, address = (after, time.time()), Address(thread_id, "", None)
     if config is None:
-        stored = yield from reader.find_checkpoint(at)
-        known = yield from _find_brought_messages(
+        stored = yield from reader.find_checkpoint(address)
+        brought_by_id = yield from _find_brought_messages(
             reader, thread_id, stored, channel, message_ids, period
         )
-        return [known.get(each, False) for each in message_ids]
+        return [brought_by_id.get(each, False) for each in message_ids]
     run = runs.find_run(config, thread_id)
     namespace = str(config.get("configurable", {}).get("checkpoint_ns") or "")
     if run is None or _BETWEEN_GRAPHS in namespace:
         return [False] * len(message_ids)
     if run.checkpoint_id is None:
         return [_is_within(run.started_at, period)] * len(message_ids)
-    at = at._replace(checkpoint_id=run.checkpoint_id)
-    stored = yield from reader.find_checkpoint(at)
+    address = address._replace(checkpoint_id=run.checkpoint_id)
+    stored = yield from reader.find_checkpoint(address)
     if stored is None:  # it was pruned meanwhile
         return [False] * len(message_ids)
-    known = yield from _find_brought_messages(
+    brought_by_id = yield from _find_brought_messages(
         reader, thread_id, stored, channel, message_ids, period
     )
-    began = run.started_at
+    started_at = run.started_at
     if not run.has_input:  # it may continue a run that was stopped
-        status = yield from reader.status_at(at)
+        status = yield from reader.find_status(address)
         if status is None or status.tasks:
-            began = stored.snapshot.run_started_at or 0.0
-    is_new = _is_within(began, period) and not run.has_writes
-    return [known.get(each, is_new) for each in message_ids]
+            started_at = stored.snapshot.run_started_at or 0.0
+    is_new = _is_within(started_at, period) and not run.has_writes
+    return [brought_by_id.get(each, is_new) for each in message_ids]
 
 
-def _is_within(began: float | None, period: tuple[float, float]) -> bool:
+def _is_within(started_at: float | None, period: tuple[float, float]) -> bool:
     """Return whether a run began after the start of a period, and not after its end."""
-    return began is not None and period[0] < began <= period[1]
+    return started_at is not None and period[0] < started_at <= period[1]
 
 
 def _find_brought_messages(
@@ -165,21 +171,23 @@ def _find_brought_messages(
     if stored is None or channel not in stored.snapshot.transcript:
         return {}
     key, _ = stored.snapshot.transcript[channel]
-    way = yield from _read_origins(reader, thread_id, stored, stored.snapshot, channel)
-    ranges = join_ranges((place, place + 1) for place in sorted(way))
-    log = yield from reader.load_items(thread_id, stored.thread, key, ranges)
-    wanted, places = {*message_ids}, dict[int, str]()
-    values = reader.codec.decode_all(log.items_in(ranges))
-    for place, message in zip(iter_positions(ranges), values, strict=True):
-        if (message_id := getattr(message, "id", None)) in wanted:
-            places[place] = message_id
-    brought = yield from _find_brought_positions(
-        reader, thread_id, stored, channel, {*places}, period
+    transcript_positions = yield from _read_origins(
+        reader, thread_id, stored, stored.snapshot, channel
     )
-    out = dict[str, bool]()
-    for place, message_id in places.items():
-        out[message_id] = out.get(message_id, True) and place in brought
-    return out
+    ranges = join_ranges((position, position + 1) for position in sorted(transcript_positions))
+    log = yield from reader.load_items(thread_id, stored.thread, key, ranges)
+    wanted_ids, id_by_position = {*message_ids}, dict[int, str]()
+    values = reader.codec.decode_all(log.items_in(ranges))
+    for position, message in zip(iter_positions(ranges), values, strict=True):
+        if (message_id := getattr(message, "id", None)) in wanted_ids:
+            id_by_position[position] = message_id
+    brought = yield from _find_brought_positions(
+        reader, thread_id, stored, channel, {*id_by_position}, period
+    )
+    results = dict[str, bool]()
+    for position, message_id in id_by_position.items():
+        results[message_id] = results.get(message_id, True) and position in brought
+    return results
 
 
 def _find_brought_positions(
@@ -187,26 +195,28 @@ def _find_brought_positions(
     thread_id: str,
     stored: StoredCheckpoint,
     channel: str,
-    places: set[int],
+    item_positions: set[int],
     period: tuple[float, float],
 ) -> Flow[set[int]]:
     """Return the positions of a checkpoint's items that were brought by runs of a period."""
-    brought, left = set[int](), places
-    at: Snapshot | None = stored.snapshot
-    while left and at is not None and _is_within(at.run_started_at, period):
-        before: Snapshot | None = None
-        if at.parent_id is not None:
-            parts = thread_id, "", stored.namespace_key, at.parent_id
-            before = yield from reader.read_snapshot(*parts)
-            if before is None:  # it was pruned
+    brought, remaining = set[int](), item_positions
+    checkpoint: Snapshot | None = stored.snapshot
+    while remaining and checkpoint is not None and _is_within(checkpoint.run_started_at, period):
+        parent: Snapshot | None = None
+        if checkpoint.parent_id is not None:
+            parts = thread_id, "", stored.namespace_key, checkpoint.parent_id
+            parent = yield from reader.read_snapshot(*parts)
+            if parent is None:  # it was pruned
                 return brought
-        there = set[int]()
-        if before is not None:
-            there = left & (yield from _read_origins(reader, thread_id, stored, before, channel))
+        in_parent = set[int]()
+        if parent is not None:
+            in_parent = remaining & (
+                yield from _read_origins(reader, thread_id, stored, parent, channel)
+            )
         # an input is not yet in the channel: what is new there was written by an earlier run
-        if reader.decode_metadata(at).get("source") != "input":
-            brought |= left - there
-        at, left = before, there
+        if reader.decode_metadata(checkpoint).get("source") != "input":
+            brought |= remaining - in_parent
+        checkpoint, remaining = parent, in_parent
     return brought
 
 

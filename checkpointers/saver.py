@@ -144,62 +144,62 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The config has no usable thread_id.
             CorruptRecord: A stored row is damaged or was tampered with.
         """
-        at, began = parse_address(config), time.time()
-        epoch = self.database.epoch(self._watch) if self._reader.is_head_cached(at) else None
-        checkpoint = self._find_cached_tuple(at, epoch) or self._read(
-            lambda: self._read_tuple(at, config)
+        address, started_at = parse_address(config), time.time()
+        epoch = self.database.epoch(self._watch) if self._reader.is_head_cached(address) else None
+        checkpoint = self._find_cached_tuple(address, epoch) or self._read(
+            lambda: self._read_tuple(address, config)
         )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._note_loaded_removal(config, checkpoint)
-        self._run_starts.note_load(config, at, began, checkpoint)
+        self._run_starts.note_load(config, address, started_at, checkpoint)
         return checkpoint
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        at, began = parse_address(config), time.time()
-        if self._reader.is_head_cached(at, OFF_LOOP_ITEMS):
+        address, started_at = parse_address(config), time.time()
+        if self._reader.is_head_cached(address, OFF_LOOP_ITEMS):
             epoch = self.database.epoch(self._watch)
             if epoch is None:
                 epoch = await self.database.wait_for_epoch(self._watch)
-            checkpoint = self._find_cached_tuple(at, epoch)
+            checkpoint = self._find_cached_tuple(address, epoch)
         else:
             checkpoint = None
         if checkpoint is None:
             checkpoint = await self.database.run_in_thread(
-                lambda: self._read(lambda: self._read_tuple(at, config))
+                lambda: self._read(lambda: self._read_tuple(address, config))
             )
         if checkpoint is not None and REMOVALS_KEY in checkpoint.config["configurable"]:
             self._note_loaded_removal(config, checkpoint)
-        self._run_starts.note_load(config, at, began, checkpoint)
+        self._run_starts.note_load(config, address, started_at, checkpoint)
         return checkpoint
 
-    def _find_cached_tuple(self, at: Address, epoch: object | None) -> CheckpointTuple | None:
+    def _find_cached_tuple(self, address: Address, epoch: object | None) -> CheckpointTuple | None:
         """Return the head from the cache, if the cache is valid for an epoch of the database."""
         if epoch is None:
             return None
         with collector_paused():
-            return self._reader.cached_tuple(at, epoch)
+            return self._reader.cached_tuple(address, epoch)
 
-    def _read_tuple(self, at: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
+    def _read_tuple(self, address: Address, config: RunnableConfig) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember its address if it was read by its id and is no head.
 
         A put on top of such a checkpoint continues it on purpose (`CheckpointPut.is_deliberate`).
         """
-        checkpoint = yield from self._reader.read_tuple(at)
-        if checkpoint is None and not at.checkpoint_ns and self._removals.key is not None:
-            number = yield from self._removals.read_newest_number(at.thread_id)
+        checkpoint = yield from self._reader.read_tuple(address)
+        if checkpoint is None and not address.checkpoint_ns and self._removals.key is not None:
+            number = yield from self._removals.read_newest_number(address.thread_id)
             if number:
-                self._removals.note_load(config, at.thread_id, number)
-        if checkpoint is None or at.checkpoint_id is None:
+                self._removals.note_load(config, address.thread_id, number)
+        if checkpoint is None or address.checkpoint_id is None:
             return checkpoint
-        if not (yield from self._reader.is_head(at)):
-            _remember_recent(self._read_by_id, at, True)
+        if not (yield from self._reader.is_head(address)):
+            _remember_recent(self._read_by_id, address, True)
         return checkpoint
 
     def _note_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
         """Remember the removal number of a loaded checkpoint for its run; see `RemovalRecords`."""
-        of: Any = checkpoint.config["configurable"]
-        self._removals.note_load(config, of["thread_id"], of[REMOVALS_KEY])
+        configurable: Any = checkpoint.config["configurable"]
+        self._removals.note_load(config, configurable["thread_id"], configurable[REMOVALS_KEY])
 
     def list(
         self,
@@ -223,9 +223,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 compared with the ids, which sort by time.
             limit: The maximum number of checkpoints.
         """
-        many = None if limit is None else max(limit, 0)
-        for at, key in islice(self._listing.iter_addresses(config, filter, before), many):
-            checkpoint = self._read(partial(self._reader.read_tuple, at, key))
+        max_count = None if limit is None else max(limit, 0)
+        for address, row_key in islice(
+            self._listing.iter_addresses(config, filter, before), max_count
+        ):
+            checkpoint = self._read(partial(self._reader.read_tuple, address, row_key))
             if checkpoint is not None:  # it may have been pruned in the meantime
                 yield checkpoint
 
@@ -238,9 +240,11 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        listed = self.list(config, filter=filter, before=before, limit=limit)
-        while (item := await self.database.run_in_thread(lambda: next(listed, None))) is not None:
-            yield item
+        checkpoints = self.list(config, filter=filter, before=before, limit=limit)
+        while (
+            checkpoint := await self.database.run_in_thread(lambda: next(checkpoints, None))
+        ) is not None:
+            yield checkpoint
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -301,17 +305,19 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> CheckpointPut:
-        at = parse_address(config)
+        address = parse_address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
-        whole = dict(get_checkpoint_metadata(config, metadata))
-        names = self._labels.get(at.thread_id)
-        if names and not at.checkpoint_ns:
-            labels = context_labels(config, names)
-            whole |= {**labels, LABELS: sorted(labels)} if labels else {}
-        deliberate = self._read_by_id.pop(at, False)
+        full_metadata = dict(get_checkpoint_metadata(config, metadata))
+        label_names = self._labels.get(address.thread_id)
+        if label_names and not address.checkpoint_ns:
+            labels = context_labels(config, label_names)
+            full_metadata |= {**labels, LABELS: sorted(labels)} if labels else {}
+        is_deliberate = self._read_by_id.pop(address, False)
         values = checkpoint["channel_values"].values()
-        deliberate = deliberate or any(type(value) is Continuation for value in values)
-        put = CheckpointPut(at, checkpoint, whole, new_versions, deliberate, config=config)
+        is_deliberate = is_deliberate or any(type(value) is Continuation for value in values)
+        put = CheckpointPut(
+            address, checkpoint, full_metadata, new_versions, is_deliberate, config=config
+        )
         self._run_starts.set_run_start(put)
         return put
 
@@ -332,9 +338,9 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The thread_id is not valid.
         """
         thread_id = check_thread_id(thread_id)
-        before = self._labels.get(thread_id, set())
-        if not before.issuperset(names):
-            _remember_recent(self._labels, thread_id, before | {*names})
+        former_names = self._labels.get(thread_id, set())
+        if not former_names.issuperset(names):
+            _remember_recent(self._labels, thread_id, former_names | {*names})
 
     def put_writes(
         self,
@@ -364,22 +370,28 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_path: str = "",
     ) -> None:
         """See `put_writes`."""
-        written = self._build_task_writes(config, writes, task_id, task_path)
-        await self._awrite(written, _count_items(map(itemgetter(1), writes)))
+        request = self._build_task_writes(config, writes, task_id, task_path)
+        await self._awrite(request, _count_items(map(itemgetter(1), writes)))
 
     def _build_task_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, path: str
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
     ) -> TaskWrites:
-        at = parse_address(config)
+        address = parse_address(config)
         check_text("task_id", task_id)
-        check_text("task_path", path)
-        if at.checkpoint_id is None:
+        check_text("task_path", task_path)
+        if address.checkpoint_id is None:
             raise InvalidConfig(
-                f"the config of writes to thread {at.thread_id!r} has no checkpoint_id; pass the "
-                "config that put() returned"
+                f"the config of writes to thread {address.thread_id!r} has no checkpoint_id; pass "
+                "the config that put() returned"
             )
-        deliberate = at in self._read_by_id
-        return TaskWrites(at, task_id, path, writes, is_deliberate=deliberate, config=config)
+        is_deliberate = address in self._read_by_id
+        return TaskWrites(
+            address, task_id, task_path, writes, is_deliberate=is_deliberate, config=config
+        )
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the next version of a channel.
@@ -400,29 +412,33 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             return self.database.read(make)
 
     def _write(self, put: CheckpointPut | TaskWrites) -> None:
-        writes = RUN_WRITES.get()
-        with _NO_RUN if writes is None else writes.count_write():
-            job = self._writer.plan_database_write(put)
-            if writes is not None:
-                job = job._replace(make=writes.refuse_when_closed(job.make))
-            self.database.write(*job)
+        run_writes = RUN_WRITES.get()
+        with _NO_RUN if run_writes is None else run_writes.count_write():
+            database_write = self._writer.plan_database_write(put)
+            if run_writes is not None:
+                database_write = database_write._replace(
+                    make=run_writes.refuse_when_closed(database_write.make)
+                )
+            self.database.write(*database_write)
 
-    async def _awrite(self, put: CheckpointPut | TaskWrites, items: int) -> None:
-        writes = RUN_WRITES.get()
-        with _NO_RUN if writes is None else writes.count_write():
-            if items <= OFF_LOOP_ITEMS:
-                job = self._writer.plan_database_write(put)
+    async def _awrite(self, put: CheckpointPut | TaskWrites, item_count: int) -> None:
+        run_writes = RUN_WRITES.get()
+        with _NO_RUN if run_writes is None else run_writes.count_write():
+            if item_count <= OFF_LOOP_ITEMS:
+                database_write = self._writer.plan_database_write(put)
             else:
-                job = await self.database.run_in_thread(
+                database_write = await self.database.run_in_thread(
                     lambda: self._writer.plan_database_write(put)
                 )
-            if writes is not None:
-                job = job._replace(make=writes.refuse_when_closed(job.make))
+            if run_writes is not None:
+                database_write = database_write._replace(
+                    make=run_writes.refuse_when_closed(database_write.make)
+                )
             if isinstance(put, TaskWrites) and put.task_id == NULL_TASK:
                 with short_switch_interval():
-                    await self.database.awrite(*job)
+                    await self.database.awrite(*database_write)
             else:
-                await self.database.awrite(*job)
+                await self.database.awrite(*database_write)
 
 
 def choose_serializer(
@@ -434,37 +450,37 @@ def choose_serializer(
     aliases: Aliases = (),
 ) -> tuple[SerializerProtocol, Seal, StoredTypes]:
     """Return the serializer, the encryption and the stored types for the options of `open`."""
-    seal, known = build_seal(key), StoredTypes(types, aliases)
+    seal, stored_types = build_seal(key), StoredTypes(types, aliases)
     if serde is None:
         names = [name_of(t) if isinstance(t, type) else t for t in allow]
-        names += [*map(name_of, known.classes), *([] if strict else [Allowlist.LOADED])]
+        names += [*map(name_of, stored_types.classes), *([] if strict else [Allowlist.LOADED])]
         serde = JsonPlusSerializer(allowed_msgpack_modules=names or None)
-    plain = serde.serde if isinstance(serde, EncryptedSerializer) else serde
-    if known.is_used and type(plain) is not JsonPlusSerializer:
+    plain_serde = serde.serde if isinstance(serde, EncryptedSerializer) else serde
+    if stored_types.is_used and type(plain_serde) is not JsonPlusSerializer:
         raise ConfigurationError(
             f"types= and aliases= require langgraph's JsonPlusSerializer, but serde= is "
             f"{serde!r:.80}; omit serde=, or store your types with your serializer instead"
         )
     if not isinstance(serde, EncryptedSerializer):
-        return serde, seal, known
+        return serde, seal, stored_types
     if not isinstance(seal, ChecksumSeal):
         raise ConfigurationError(
             "both a key and an EncryptedSerializer are set; use one of them. With key= (or "
             "PERDURE_KEY) each row is also bound to its position"
         )
     # The serializer encrypts equal values to different bytes. Values are compared as plain text.
-    return serde.serde, LangGraphSeal(serde.cipher), known
+    return serde.serde, LangGraphSeal(serde.cipher), stored_types
 
 
-def _remember_recent(kept: dict[Any, Any], key: Any, value: Any) -> None:
-    while len(kept) >= _MAX_REMEMBERED:
-        kept.pop(next(iter(kept)), None)
-    kept[key] = value
+def _remember_recent(recent: dict[Any, Any], key: Any, value: Any) -> None:
+    while len(recent) >= _MAX_REMEMBERED:
+        recent.pop(next(iter(recent)), None)
+    recent[key] = value
 
 
 def _count_items(values: Iterable[Any]) -> int:
-    items = 0
+    count = 0
     for value in values:  # a loop, because a generator is slower and every write runs this
         if type(value) is list or type(value) is dict:
-            items += len(value)
-    return items
+            count += len(value)
+    return count

@@ -79,7 +79,7 @@ class SQLiteCheckpointer(Checkpointer):
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> None:
         read_only = True if untrusted else read_only
-        serde, seal, known = choose_serializer(key, serde, allow, strict, types, aliases)
+        serde, seal, stored_types = choose_serializer(key, serde, allow, strict, types, aliases)
         database = SQLiteDatabase(
             path,
             _SCHEMA,
@@ -91,4 +91,4 @@ class SQLiteCheckpointer(Checkpointer):
             untrusted=untrusted,
             max_value_bytes=max_value_bytes,
         )
-        super().__init__(database, _SQL, serde, seal, cache_bytes, known)
+        super().__init__(database, _SQL, serde, seal, cache_bytes, stored_types)

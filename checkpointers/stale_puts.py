@@ -117,7 +117,7 @@ class StalePut:
         self._remover = Remover.from_texts(self._make_keyed_texts, reader.codec.types.texts_of)
 
     def _make_keyed_texts(self, kind: str) -> KeyedTexts:
-        hashes = (each for record in self._records for each in record.texts.get(kind, ()))
+        hashes = (text_hash for record in self._records for text_hash in record.texts.get(kind, ()))
         self._known.append(KeyedTexts(kind, hashes, self._removals))
         return self._known[-1]
 
@@ -133,17 +133,21 @@ class StalePut:
         Raises:
             ThreadDeleted: The thread was deleted, with the checkpoint that the request continues.
         """
-        thread_id, ns, _ = request.address
+        thread_id, checkpoint_ns, _ = request.address
         number, is_run = reader.removals.find_loaded_number(request)
         records = yield from reader.removals.read_since(thread_id, number)
-        deletions = [at for at, record in enumerate(records) if record.checkpoints is not None]
+        deletions = [
+            index for index, record in enumerate(records) if record.checkpoints is not None
+        ]
         if deletions:
-            gone = frozenset[bytes]().union(*(records[at].checkpoints or () for at in deletions))
-            yield from _check_not_deleted(reader, request, gone, is_run)
+            deleted_hashes = frozenset[bytes]().union(
+                *(records[index].checkpoints or () for index in deletions)
+            )
+            yield from _check_not_deleted(reader, request, deleted_hashes, is_run)
             records = records[
                 deletions[-1] + 1 :
             ]  # earlier records belong to a deleted conversation
-        return cls(reader, records, bool(ns)) if records else None
+        return cls(reader, records, bool(checkpoint_ns)) if records else None
 
     def learned_texts(self) -> Mapping[str, Iterable[str]]:
         """Return the texts of erased messages that were found by id only in this request."""
@@ -159,22 +163,24 @@ class StalePut:
 
     def filter_checkpoint(self, put: CheckpointPut) -> CheckpointPut:
         """Return a put without the erased messages and without quotations of them."""
-        values, other, metadata = put.decode_values(self._codec)
+        values, other_fields, metadata = put.decode_values(self._codec)
         self._find_erased(values.items(), inputs=False)
-        self._remover.remove_from(other, ValueContext())
-        left: dict[str, Any] = {}
+        self._remover.remove_from(other_fields, ValueContext())
+        remaining: dict[str, Any] = {}
         is_answer_gone = False
         for channel, value in values.items():
-            new = self._remove_erased(channel, value, inputs=channel.startswith("__"))
-            if new is not REMOVED:
-                left[channel] = new
+            filtered = self._remove_erased(channel, value, inputs=channel.startswith("__"))
+            if filtered is not REMOVED:
+                remaining[channel] = filtered
             is_answer_gone = is_answer_gone or self._lost_last_tool_call(value)
         if is_answer_gone:  # a tool node would repeat the call
-            left = {name: value for name, value in left.items() if not name.startswith(NEXT_NODE)}
-        other = self._remover.remove_from(other, ValueContext())
+            remaining = {
+                name: value for name, value in remaining.items() if not name.startswith(NEXT_NODE)
+            }
+        other_fields = self._remover.remove_from(other_fields, ValueContext())
         metadata = self._remover.remove_from(metadata, ValueContext(describes_task=True))
-        fields = ({} if part is REMOVED else part for part in (other, metadata))
-        return put.with_values(self._codec, left, *fields)
+        fields = ({} if part is REMOVED else part for part in (other_fields, metadata))
+        return put.with_values(self._codec, remaining, *fields)
 
     def _find_erased(self, values: Iterable[tuple[str, Any]], *, inputs: bool) -> None:
         """Find the erased messages in values by their ids, and learn their texts."""
@@ -190,8 +196,8 @@ class StalePut:
 
     def _remove_erased(self, channel: str, value: Any, *, inputs: bool) -> Any:
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
-            left, gone = remove_quoting_tasks(self._remover, value)
-            return left if gone else value
+            remaining, is_changed = remove_quoting_tasks(self._remover, value)
+            return remaining if is_changed else value
         texts = inputs and channel in self._remover.channels
         tasks = channel in TASK_CHANNELS or self._is_inner
         return self._remover.remove_from(value, ValueContext(inputs, texts, tasks))
@@ -219,18 +225,22 @@ class StalePut:
         self._find_erased(
             zip((channel for _, channel, _ in writes), values, strict=True), inputs=True
         )
-        kept: list[Write] = []
+        remaining: list[Write] = []
         for (index, channel, ref), value in zip(writes, values, strict=True):
-            new = self._remove_erased(channel, value, inputs=True)
-            if new is value:
-                kept.append([index, channel, ref])
-            elif new is not REMOVED and channel not in UNALTERED:
+            filtered = self._remove_erased(channel, value, inputs=True)
+            if filtered is value:
+                remaining.append([index, channel, ref])
+            elif filtered is not REMOVED and channel not in UNALTERED:
                 path = f"the write to {channel!r}"
-                kept.append([index, channel, encode_inline(self._codec, None, channel, new, path)])
-        if len(kept) < len(writes) and has_no_result(kept):  # otherwise the task would run again
-            done = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
-            kept = [done] if has_no_result(writes) else [*kept, done]
-        return kept, any(channel == INTERRUPT for _, channel, _ in kept)
+                remaining.append(
+                    [index, channel, encode_inline(self._codec, None, channel, filtered, path)]
+                )
+        if len(remaining) < len(writes) and has_no_result(
+            remaining
+        ):  # otherwise the task would run again
+            no_writes = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
+            remaining = [no_writes] if has_no_result(writes) else [*remaining, no_writes]
+        return remaining, any(channel == INTERRUPT for _, channel, _ in remaining)
 
 
 def find_erased(

@@ -198,29 +198,31 @@ class StoredTypes:
 
     def find_alias_target(self, name: Name) -> type | None:
         """Return the class to which an alias maps a stored name, or None."""
-        module, whole = name
+        module, qualified_name = name
         target = self._targets.get(name)
-        if target is None and "[" in whole:  # a parametrised pydantic model
-            generic, bracket, parameters = whole.partition("[")
+        if target is None and "[" in qualified_name:  # a parametrised pydantic model
+            generic, bracket, parameters = qualified_name.partition("[")
             target = self._targets.get((module, generic))
             if target is not None:
                 new_module, new_name = name_of(target)
-                found = find_class(new_module, f"{new_name}{bracket}{parameters}", load=False)
-                return found or target
+                parametrised = find_class(
+                    new_module, f"{new_name}{bracket}{parameters}", load=False
+                )
+                return parametrised or target
         return target
 
     def find_registered(self, name: Name) -> StoredType[Any] | None:
         """Return the registered type with this present or earlier stored name, or None."""
-        found = self._by_name.get(name)
-        if found is None and (target := self._targets.get(name)) is not None:
-            found = self.by_class.get(target)
-        return found
+        registered = self._by_name.get(name)
+        if registered is None and (target := self._targets.get(name)) is not None:
+            registered = self.by_class.get(target)
+        return registered
 
     def build_former_name_tables(self) -> list[dict[Name, Name]]:
         """Build tables that map present names to earlier names, one table per renaming."""
         depth = max(map(len, self.former.values()), default=0)
         return [
-            {new: olds[min(i, len(olds) - 1)] for new, olds in self.former.items()}
+            {new: old_names[min(i, len(old_names) - 1)] for new, old_names in self.former.items()}
             for i in range(depth)
         ]
 
@@ -249,7 +251,7 @@ class StoredTypes:
         return texts
 
 
-def parse_name(what: str, name: Any) -> Name:
+def parse_name(label: str, name: Any) -> Name:
     """Return the module and the qualified name in a pair or in text like 'module:Name'.
 
     Raises:
@@ -260,7 +262,7 @@ def parse_name(what: str, name: Any) -> Name:
         module, qualified = pair
         if all(isinstance(part, str) and part.strip() for part in (module, qualified)):
             return module, qualified
-    raise ConfigurationError(f"{what} is {name!r:.80}; expected {_NAME}")
+    raise ConfigurationError(f"{label} is {name!r:.80}; expected {_NAME}")
 
 
 def rename_class(name: Name, table: Mapping[Name, Name]) -> Name:
@@ -268,12 +270,12 @@ def rename_class(name: Name, table: Mapping[Name, Name]) -> Name:
 
     A parametrised pydantic model is looked up by the name of its generic class.
     """
-    found = table.get(name)
-    if found is None and "[" in name[1]:
+    new_name = table.get(name)
+    if new_name is None and "[" in name[1]:
         generic, bracket, parameters = name[1].partition("[")
         base = table.get((name[0], generic))
-        found = None if base is None else (base[0], f"{base[1]}{bracket}{parameters}")
-    return found or name
+        new_name = None if base is None else (base[0], f"{base[1]}{bracket}{parameters}")
+    return new_name or name
 
 
 def _resolve_aliases(aliases: Aliases, stored_name: Callable[[type], Name]) -> dict[Name, type]:
@@ -337,12 +339,12 @@ def _import_class(old: Name, name: Name) -> type:
             f"aliases maps {_format_name(old)} to {_format_name(name)}, whose module cannot be "
             f"imported: {_format_error(exc)}"
         ) from exc
-    found = find_class(*name, load=False)
-    if found is None:
+    cls = find_class(*name, load=False)
+    if cls is None:
         raise ConfigurationError(
             f"aliases maps {_format_name(old)} to {_format_name(name)}, but there is no such class"
         )
-    return found
+    return cls
 
 
 def _refuse_supported_class(cls: Any) -> None:
@@ -359,10 +361,10 @@ def _refuse_supported_class(cls: Any) -> None:
         )
 
 
-def _build_texts_error(registered: StoredType[Any], what: str) -> SerializationError:
+def _build_texts_error(registered: StoredType[Any], failure: str) -> SerializationError:
     return SerializationError(
-        f"texts of the registered type {_format_name(registered.stored_name)} {what}, so it is not "
-        "known which messages its values quote; nothing was erased. Correct the function and "
+        f"texts of the registered type {_format_name(registered.stored_name)} {failure}, so it is "
+        "not known which messages its values quote; nothing was erased. Correct the function and "
         "erase again"
     )
 

@@ -302,7 +302,9 @@ class ThreadReader:
             if thread in checkpoints:
                 head = self.reader.decrypt_row(thread_id, "", tuple(checkpoints[thread]))
                 uid, metadata = head.checkpoint_id, self.reader.decode_metadata(head)
-                status = yield from self.reader.status(thread_id, "", head, written.get(thread, []))
+                status = yield from self.reader.read_status(
+                    thread_id, "", head, written.get(thread, [])
+                )
             stored_title, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
             if stored_title is None and head is not None:
                 stored_title = yield from self._read_title(thread_id, head, metadata)
@@ -351,7 +353,7 @@ class ThreadReader:
 
     def read_status(self, at: Address) -> Flow[ThreadStatus]:
         """Return the status of a thread at a checkpoint; see `Checkpointer.status`."""
-        status = yield from self.reader.status_at(at)
+        status = yield from self.reader.find_status(at)
         if status is None:
             raise build_not_found_error(at)
         return status
@@ -495,7 +497,7 @@ class ThreadReader:
         """
         snapshot = yield from self.reader.resolve_row(thread_id, ns, row)
         fields: dict[str, Any] = self.reader.codec.decode(snapshot.encoded_fields[0])
-        status = yield from self.reader.status(thread_id, ns, snapshot, [])
+        status = yield from self.reader.read_status(thread_id, ns, snapshot, [])
         order = row[0] & 0xFFFFFFFF
         return CheckpointInfo(
             snapshot.checkpoint_id,

@@ -70,25 +70,33 @@ async def undo_writes(
 def _restore_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
-    ns, checkpoint_id, tasks = former
+    checkpoint_ns, checkpoint_id, tasks = former
     for thread, *_ in (yield reader.sql("find_thread", thread_id)):
         namespaces = {name: key for key, name, _ in (yield reader.sql("thread_namespaces", thread))}
-        rows = (yield reader.sql("namespace_writes", namespaces[ns])) if ns in namespaces else ()
+        rows = (
+            (yield reader.sql("namespace_writes", namespaces[checkpoint_ns]))
+            if checkpoint_ns in namespaces
+            else ()
+        )
         for row in rows:
-            task, path = unpack_id(row[1]) or "", row[2]
-            if unpack_id(row[0]) != checkpoint_id or (is_by_update(path) and task != run_id):
+            task_id, task_path = unpack_id(row[1]) or "", row[2]
+            if unpack_id(row[0]) != checkpoint_id or (
+                is_by_update(task_path) and task_id != run_id
+            ):
                 continue
-            at = namespaces[ns], pack_id(checkpoint_id), pack_id(task)
-            if task == run_id or task not in tasks:
-                yield reader.sql("drop_task_writes", *at)
+            row_key = namespaces[checkpoint_ns], pack_id(checkpoint_id), pack_id(task_id)
+            if task_id == run_id or task_id not in tasks:
+                yield reader.sql("drop_task_writes", *row_key)
                 continue
-            has_result, control = tasks[task]
-            writes = decrypt_writes(reader.seal, thread_id, ns, row)
-            left = [write for write in writes if has_result and write[0] >= 0]
+            has_result, control = tasks[task_id]
+            writes = decrypt_writes(reader.seal, thread_id, checkpoint_ns, row)
+            restored = [write for write in writes if has_result and write[0] >= 0]
             for channel, value in control.items():
                 ref = encode_inline(reader.codec, None, channel, value, f"the write to {channel!r}")
-                left.append([WRITES_IDX_MAP[channel], channel, ref])
-            place = thread_id, ns, checkpoint_id, task, path
-            body = encrypt_writes(reader.seal, place, sorted(left, key=lambda write: write[0]))
-            yield reader.sql("put_writes", *at, path, body)
+                restored.append([WRITES_IDX_MAP[channel], channel, ref])
+            associated_data = thread_id, checkpoint_ns, checkpoint_id, task_id, task_path
+            body = encrypt_writes(
+                reader.seal, associated_data, sorted(restored, key=lambda write: write[0])
+            )
+            yield reader.sql("put_writes", *row_key, task_path, body)
         yield reader.sql("mark_head_changed", thread)

@@ -1,9 +1,12 @@
-"""Values as msgpack and back: plain data, and extensions for everything else.
+"""Convert values to msgpack and back: plain data, and extensions for everything else.
 
-The extensions are langgraph's (`langgraph.checkpoint.serde.jsonplus`): each holds `[module, name,
-payload, ...]`. Names are qualified, models are stored by attribute, not by `model_dump()`, and a
-tuple, a bytearray or a key of a dict within a plain data class stays what it is. Only the types in
-`KNOWN`, and those that an allowlist names, are ever called; see `objects` for the others.
+The extensions are those of langgraph (`langgraph.checkpoint.serde.jsonplus`). Each contains
+`[module, name, payload, ...]`. There are three differences from langgraph. Class names are
+qualified names. Models are stored by their attributes and not by `model_dump()`. Tuples, bytearrays
+and dict keys inside a plain data class keep their types.
+
+Only classes in `KNOWN` and classes that an allowlist names are called to rebuild a value. Instances
+of other classes are rebuilt without running their code; see `objects`.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ from perdure.checkpointers.stored_types import NO_TYPES, StoredType, StoredTypes
 
 _log = logging.getLogger("perdure")
 
-# langgraph's options, but that it takes subclasses for their base, and replaces lone surrogates at
-# once, where `Converter` does so only if there are some
+# langgraph's options, with two differences: langgraph encodes subclasses as their base class, and
+# always replaces lone surrogates, which `Converter` does only if the value contains some
 PACK: Final = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -49,12 +52,13 @@ PACK: Final = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
 _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
-SURROGATES: Final = "string contains surrogates"  # what ormsgpack raises
+SURROGATES: Final = "string contains surrogates"  # ormsgpack's error message for lone surrogates
 _UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS
-_MAX_LEVELS: Final = 254  # ormsgpack's own limit for lists and dicts within each other
-_MAX_OBJECTS: Final = 100  # within each other; each takes a share of the thread's stack
+_MAX_LEVELS: Final = 254  # levels of nested lists and dicts; a limit of ormsgpack
+_MAX_OBJECTS: Final = 100  # levels of nested objects; each level uses stack of the OS thread
 _TOO_DEEP: Final = (
-    f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects than {_MAX_OBJECTS}"
+    f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects are nested deeper "
+    f"than {_MAX_OBJECTS} levels"
 )
 _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
@@ -68,7 +72,7 @@ _SEND: Final = ("langgraph.types", "Send")
 _ITEM: Final = ("langgraph.store.base", "Item")
 _DELTA_SNAPSHOT: Final = ("langgraph.checkpoint.serde.types", "_DeltaSnapshot")
 
-# langgraph's serializer, for values that hold no others
+# langgraph's serializer, for values that contain no other objects
 _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 DeltaSnapshot: Final[Any] = type(
     _LANGGRAPH.loads_typed(
@@ -94,22 +98,22 @@ class Continuation:
 # -- plain data
 
 
-# a TypeError says that something in a value is not plain data
+# raises TypeError if some part of the value is not plain data
 pack: Final[Callable[[Any], bytes]] = functools.partial(ormsgpack.packb, option=PACK)
-# a ValueError says that bytes are no msgpack, or hold an extension
+# raises ValueError if the bytes are not msgpack, or contain an extension
 unpack: Final[Callable[[bytes | memoryview], Any]] = functools.partial(
     ormsgpack.unpackb, option=_UNPACK
 )
 
 
-def unpack_all(parts: Sequence[bytes]) -> list[Any]:
-    """The value of each of these bytes, as `unpack`, but at once."""
-    n = len(parts)  # for the header of an array: https://msgpack.org
-    if n < 16:
-        header = bytes((0x90 | n,))
+def unpack_all(encoded: Sequence[bytes]) -> list[Any]:
+    """Unpack several values in one call, which is faster than a call of `unpack` for each."""
+    count = len(encoded)  # build the header of an array; see https://msgpack.org
+    if count < 16:
+        header = bytes((0x90 | count,))
     else:
-        header = b"\xdc" + n.to_bytes(2) if n < 1 << 16 else b"\xdd" + n.to_bytes(4)
-    values: list[Any] = unpack(header + b"".join(parts))
+        header = b"\xdc" + count.to_bytes(2) if count < 1 << 16 else b"\xdd" + count.to_bytes(4)
+    values: list[Any] = unpack(header + b"".join(encoded))
     return values
 
 
@@ -117,7 +121,7 @@ def unpack_all(parts: Sequence[bytes]) -> list[Any]:
 
 
 class TypeNotAllowed(TypeError):
-    """A class that may not be rebuilt under the allowlist in force."""
+    """A class is not on the allowlist, so its instances may not be rebuilt."""
 
     def __init__(self, name: Name) -> None:
         super().__init__(f"{name[0]}.{name[1]} is not on the allowlist")
@@ -125,13 +129,16 @@ class TypeNotAllowed(TypeError):
 
 
 class Allowlist:
-    """Which classes may be rebuilt, as the `allowed_msgpack_modules` of a serializer say.
+    """The classes that may be rebuilt, according to a serializer's `allowed_msgpack_modules`.
 
-    With `LOADED` among them, or `True` in their place, these are the plain data classes that the
-    process has imported, and all classes named. Without they are those named: the strict rule.
+    If this option is True or contains `LOADED`, these are all plain data classes that the process
+    has imported, and the classes that the option names. Otherwise the strict rule applies, and only
+    the named classes may be rebuilt.
 
     Attributes:
         types: The types that the program has registered, and its aliases for stored names.
+        is_strict: Whether the strict rule applies.
+        has_name: Returns whether the option names a class.
     """
 
     LOADED: Final = ("perdure", "any plain data class that is loaded")
@@ -147,19 +154,23 @@ class Allowlist:
         self.has_name = functools.lru_cache(maxsize=1024)(lambda name: not everything and has(name))
 
     def check_allowed(self, name: Name) -> None:
-        """Raise `TypeNotAllowed` for a plain data class; others must be in `names`."""
+        """Raise `TypeNotAllowed` if the strict rule applies and does not name a plain data class.
+
+        The callers check classes that are not plain data classes by `has_name`.
+        """
         if self.is_strict and not self.has_name(name):
             raise TypeNotAllowed(name)
 
 
 class DetachedFields(dict[str, Any]):
-    """The fields of an object whose class this process has not got.
+    """The fields of an object whose class is not available in this process.
 
-    Stored again, it is an object of that class, with the fields it has by then.
+    If the dict is stored again, it is stored as an object of that class, with its present fields.
 
     Attributes:
-        origin: The extension code, the class and what follows the payload.
-        whole: Whether the dict is the payload; else the payload is its `value`.
+        origin: The extension code, the name of the class, and the values after the payload.
+        is_payload: Whether the dict itself is the payload. Otherwise the payload is its entry
+            `value`.
     """
 
     __slots__ = ("origin", "whole")
@@ -167,7 +178,7 @@ class DetachedFields(dict[str, Any]):
     origin: tuple[int, Name, list[Any]]
     is_payload: bool
 
-    # by identity, so that one that stood in a set or was a key stands there again
+    # hashed by identity, so that it can be an element of a set or a key, like the original object
     __hash__ = object.__hash__  # type: ignore[assignment]
 
 
@@ -175,16 +186,17 @@ class DetachedFields(dict[str, Any]):
 
 
 class Converter:
-    """Converts one value, with all that it holds, to msgpack or back.
+    """Convert one value, with everything that it contains, to msgpack or back.
 
     Args:
-        allowlist: Which classes may be in it.
-        exact: Whether a text with a lone surrogate is refused everywhere, not only in what is
-            stored exactly (sets, enums, data classes), as the key of a dict or the id of a message.
+        allowlist: The classes that may occur in the value.
+        exact: Whether a text with a lone surrogate is refused everywhere. By default it is refused
+            only in values that are stored exactly (sets, enums, data classes), in keys of dicts and
+            in ids of messages.
         former: The earlier names under which to encode classes, by present name.
 
     Attributes:
-        replacing: Whether lone surrogates become "?", because the value has some.
+        is_replacing: Whether lone surrogates are replaced with "?", because the value has some.
     """
 
     def __init__(
@@ -200,15 +212,15 @@ class Converter:
         # inside a registered type, a nested value that cannot be loaded is an error
         self._in_registered = False
         self._depth = 0
-        self._error: Exception | None = None  # the innermost; ormsgpack would tell only its class
+        self._error: Exception | None = None  # the innermost error, whose message ormsgpack drops
 
     def pack(self, value: Any) -> bytes:
-        """A value as msgpack.
+        """Convert a value to msgpack.
 
         Raises:
-            TypeNotAllowed: A class in it is not on the allowlist.
-            RecursionError: It is nested too deep.
-            TypeError: It, or a part of it, cannot be stored.
+            TypeNotAllowed: A class in the value is not on the allowlist.
+            RecursionError: The value is nested too deeply.
+            TypeError: The value or a part of it cannot be stored.
         """
         try:
             return self._pack_value(value)
@@ -222,11 +234,11 @@ class Converter:
             raise error from None
 
     def unpack(self, data: bytes | memoryview) -> Any:
-        """The value of what `pack`, or langgraph's serializer, gave.
+        """Convert msgpack from `pack` or from langgraph's serializer to the value.
 
         Raises:
-            TypeNotAllowed: A class in it is not on the allowlist, under the strict rule.
-            ValueError: It is nothing that they gave.
+            TypeNotAllowed: The strict rule applies, and a class in the value is not named.
+            ValueError: The data has another format.
         """
         try:
             return self._unpack_value(data)
@@ -274,13 +286,15 @@ class Converter:
         if name == _DELTA_SNAPSHOT:
             return ormsgpack.Ext(_SNAPSHOT, self._pack_value(value.value))
         if isinstance(value, BaseException):
-            raise TypeError("an exception would come back as text; store str(error) or its parts")
+            raise TypeError(
+                "an exception would be read back as text; store str(error) or its attributes"
+            )
         if kind_of(cls) is not None:
             return self._encode_object(value)
         return self._encode_other(value, name)
 
     def _encode_exactly(self, code: int, parts: list[Any]) -> ormsgpack.Ext:
-        """An extension in which nothing is made plainer without a word."""
+        """Build an extension in which every value keeps its exact type."""
         return ormsgpack.Ext(code, self._pack_value(self._convert_exactly(parts), _EXACT))
 
     def _convert_exactly(self, value: Any) -> Any:
@@ -295,12 +309,15 @@ class Converter:
         return self._encode_exactly(_PAIRS, [[*pair] for pair in value.items()])
 
     def _encode_known_class(self, value: Any, name: Name) -> ormsgpack.Ext:
-        """As langgraph encodes it, but with what it holds encoded here."""
+        """Encode an instance of a class in `KNOWN` as langgraph does.
+
+        The values that the instance contains are encoded by this converter.
+        """
         cls: Any = type(value)
-        code, rest = _KEYWORDS, []
+        code, further_parts = _KEYWORDS, []
         payload: Any
         if isinstance(value, set | frozenset):
-            # equal sets may differ in order, even in one process
+            # sort the elements, because equal sets may iterate in different orders
             parts = sorted(
                 value, key=lambda part: self._pack_value(self._convert_exactly(part), _EXACT)
             )
@@ -312,7 +329,7 @@ class Converter:
             if (timeout := getattr(value, "timeout", None)) is not None:
                 payload.append(timeout)
         elif isinstance(value, BaseModel):
-            code, payload, rest = _MODEL, value.model_dump(), ["model_validate_json"]
+            code, payload, further_parts = _MODEL, value.model_dump(), ["model_validate_json"]
             # otherwise pydantic would dump such values as text or plain dicts
             payload |= {
                 n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
@@ -325,7 +342,7 @@ class Converter:
             payload = {slot: getattr(value, slot) for slot in cls.__slots__}
         else:
             return _encode_by_langgraph(value)
-        return ormsgpack.Ext(code, self._pack_value([*name, payload, *rest]))
+        return ormsgpack.Ext(code, self._pack_value([*name, payload, *further_parts]))
 
     def _encode_deque(self, value: deque[Any], name: Name) -> ormsgpack.Ext:
         """Encode a deque as langgraph does, but with its `maxlen`, which langgraph drops."""
@@ -397,14 +414,14 @@ class Converter:
             ):
                 return _encode_by_langgraph(value)
             raise TypeError(
-                f"a {type(value).__name__} of {dtype} would not come back as it is; store a "
+                f"a {type(value).__name__} of {dtype} would be read back as another value; store a "
                 "numpy.ndarray of numbers, booleans or text, or a list"
             )
-        limited = isinstance(value, deque) and value.maxlen is not None
-        made = self._encode_deque(value, name) if limited else _encode_by_langgraph(value)
+        has_limit = isinstance(value, deque) and value.maxlen is not None
+        encoded = self._encode_deque(value, name) if has_limit else _encode_by_langgraph(value)
         if not self._allowlist.has_name(name):
             raise TypeNotAllowed(name)
-        return made
+        return encoded
 
     # -- from msgpack
 
@@ -418,7 +435,7 @@ class Converter:
         if code == _ARRAY:
             array = _decode_by_langgraph(code, data)
             if array is None:
-                raise ValueError("an array needs numpy to be read, or is damaged")
+                raise ValueError("an array cannot be read; install numpy, or the array is damaged")
             return array
         module, name, payload, *rest = self._unpack_value(data)
         if (
@@ -426,7 +443,7 @@ class Converter:
             or type(module) is not str
             or type(name) is not str
         ):
-            raise ValueError(f"it holds an unknown extension type, {code}")
+            raise ValueError(f"the data contains an unknown extension type, {code}")
         if code == _REGISTERED:
             return self._load_registered((module, name), payload)
         if (module, name) in KNOWN:
@@ -434,37 +451,40 @@ class Converter:
                 return _call_class(
                     getattr(importlib.import_module(module), name), code, payload, rest
                 )
-            except Exception as exc:  # then langgraph's serializer gives the payload, too
-                _note_detached((module, name), f"it cannot be rebuilt: {exc}")
+            except Exception as exc:  # return the payload, as langgraph's serializer does
+                _note_detached((module, name), f"the object cannot be rebuilt ({exc})")
                 return payload
         return self._rebuild_object((code, (module, name), rest), payload)
 
     def _rebuild_object(self, origin: tuple[int, Name, list[Any]], payload: Any) -> Any:
-        """An object of a class that is not known: rebuilt if its class is here, else detached."""
+        """Rebuild an object of a class that is not in `KNOWN`.
+
+        If its class is not available, return its fields as `DetachedFields`.
+        """
         code, name, rest = origin
         cls = self._types.find_alias_target(name)
         if cls is None:
             self._allowlist.check_allowed(name)
-            named = self._allowlist.has_name(name)
-            cls = find_class(*name, load=named)
+            is_named = self._allowlist.has_name(name)
+            cls = find_class(*name, load=is_named)
         else:
             self._allowlist.check_allowed(name_of(cls))
-            named = self._allowlist.has_name(name_of(cls))
+            is_named = self._allowlist.has_name(name_of(cls))
         kind = kind_of(cls) if cls is not None else None
-        why = explain_missing_class(*name)
+        reason = explain_missing_class(*name)
         try:
             if kind is not None:
-                exact = len(rest) == 3  # what langgraph writes of a model has one part more
-                private, fields_set = rest[1:] if exact else (None, None)
-                dumped = kind == "model" and not exact
+                is_exact = len(rest) == 3  # a model that langgraph has encoded has one part more
+                private, fields_set = rest[1:] if is_exact else (None, None)
+                dumped = kind == "model" and not is_exact
                 return rebuild_object(cls, payload, private, fields_set, dumped=dumped)
-            if cls is not None and named:
+            if cls is not None and is_named:
                 return _call_class(cls, code, payload, rest)
             if cls is not None:
-                why = "it is no pydantic model, dataclass, enum or named tuple"
+                reason = "the class is not a pydantic model, dataclass, enum or named tuple"
         except Exception as exc:
-            why = f"it cannot be rebuilt: {exc}"
-        _note_detached(name, why)
+            reason = f"the object cannot be rebuilt ({exc})"
+        _note_detached(name, reason)
         return _build_detached(origin, payload, whole=type(payload) is dict and kind != "enum")
 
     def _load_registered(self, name: Name, payload: Any) -> Any:
@@ -472,16 +492,16 @@ class Converter:
         registered = self._types.find_registered(name)
         if registered is None:
             self._allowlist.check_allowed(name)
-            why = "this checkpointer was opened without a registered type of this name"
+            reason = "this checkpointer was opened without a registered type of this name"
         else:
             try:
                 return registered.load_value(payload)
             except TypeError as exc:
                 if self._in_registered:
                     raise
-                why = f"the value cannot be loaded: {exc}"
+                reason = f"the value cannot be loaded: {exc}"
         remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
-        _note_detached(name, why, remedy)
+        _note_detached(name, reason, remedy)
         return _build_detached((_REGISTERED, name, []), payload, whole=type(payload) is dict)
 
 
@@ -543,12 +563,12 @@ _noted: set[Name] = set()
 _MAX_NOTED: Final = 1000
 
 
-def _note_detached(name: Name, why: str, remedy: str = "") -> None:
+def _note_detached(name: Name, reason: str, remedy: str = "") -> None:
     """Log, once for each class, that its objects are returned as dicts, and the remedy.
 
     Args:
         name: The stored name of the class.
-        why: The reason, as a clause.
+        reason: The reason, as a clause.
         remedy: The advice; the default is to import the class, allow it or give an alias.
     """
     if name in _noted or len(_noted) >= _MAX_NOTED:
@@ -560,5 +580,5 @@ def _note_detached(name: Name, why: str, remedy: str = "") -> None:
     )
     _log.warning(
         "a stored value is a %s.%s, but %s; its fields are returned as a dict (%s). Logged once",
-        *(*name, why, remedy),
+        *(*name, reason, remedy),
     )

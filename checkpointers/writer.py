@@ -102,35 +102,37 @@ class CheckpointWriter:
         Raises:
             Unstorable: A value cannot be stored.
         """
-        planned, thread_id = self.plan_from_cache(request), request.address.thread_id
-        if planned is None and isinstance(request, CheckpointPut):
+        commit, thread_id = self.plan_from_cache(request), request.address.thread_id
+        if commit is None and isinstance(request, CheckpointPut):
             request.encode_rest(self.codec)
 
-        def flow() -> Flow[Commit]:
-            if planned is not None:
+        def store_request() -> Flow[Commit]:
+            if commit is not None:
                 try:
-                    planned.set_write_rows((yield GuardedRequest(planned.statements)))
+                    commit.set_write_rows((yield GuardedRequest(commit.statements)))
                 except GuardFailed:
                     if isinstance(
                         request, CheckpointPut
                     ):  # later puts must not be planned from this head
                         self.cache.invalidate_heads(thread_id)
-                        if planned.statements[0].sql == self.sql["new_thread"]:
+                        if commit.statements[0].sql == self.sql["new_thread"]:
                             self.cache.keys.discard_keys()  # another thread may have its key
                 else:
-                    return planned
+                    return commit
             if isinstance(request, TaskWrites):
                 return (yield from self._read_and_store_writes(request))
             return (yield from self._read_and_put(request))
 
-        undone = partial(
+        on_failure = partial(
             self._invalidate_after_failure, None if isinstance(request, TaskWrites) else thread_id
         )
         # The writes of a task may wait for the put that follows. An answer to an interrupt must not
         # wait, because the code that acts on the answer runs at once (docs/decisions/0029).
         task = request.task_id if isinstance(request, TaskWrites) else None
-        pace = task not in (None, NULL_TASK), task == NULL_TASK
-        return DatabaseWrite(flow, Commit.update_cache, undone, (thread_id,), self.watch, *pace)
+        urgency = task not in (None, NULL_TASK), task == NULL_TASK
+        return DatabaseWrite(
+            store_request, Commit.update_cache, on_failure, (thread_id,), self.watch, *urgency
+        )
 
     def _invalidate_after_failure(self, thread_id: str | None) -> None:
         """Drop the cached heads of a thread and the reserved keys after a failed transaction.
@@ -147,7 +149,7 @@ class CheckpointWriter:
         Raises:
             Unstorable: A value cannot be stored.
         """
-        (thread_id, ns, uid), thread = (
+        (thread_id, checkpoint_ns, parent_id), thread = (
             request.address,
             self.cache.get_thread(request.address.thread_id),
         )
@@ -165,12 +167,14 @@ class CheckpointWriter:
         ):  # the caller may be an event loop, which must not wait
             return None
         try:
-            head = thread.heads.get(ns) or Head(0, 0, None)
-            parent = None if uid is None and ns == VIEWS_NAMESPACE else head.snapshot
+            head = thread.heads.get(checkpoint_ns) or Head(0, 0, None)
+            parent = (
+                None if parent_id is None and checkpoint_ns == VIEWS_NAMESPACE else head.snapshot
+            )
             if (
                 thread.version_token is None
                 or head.is_uncommitted
-                or (parent and parent.checkpoint_id) != uid
+                or (parent and parent.checkpoint_id) != parent_id
             ):
                 return None
             if parent is not None and (request.delta_channels or request.snapshot_channels):
@@ -179,8 +183,8 @@ class CheckpointWriter:
                 )
                 if request.replayed is None:
                     return None
-            made = self._plan_checkpoint(request, thread, head, parent)
-            return made if isinstance(made, Commit) else None
+            result = self._plan_checkpoint(request, thread, head, parent)
+            return result if isinstance(result, Commit) else None
         except BaseException:  # the cached thread is planned only in part
             thread.version_token = None
             raise
@@ -193,10 +197,10 @@ class CheckpointWriter:
             return None
         if self.removals.key is None:  # the database is not open yet
             return None
-        made = self._plan_checkpoint(request, Thread(0, 0), Head(0, 0, None), None)
-        if isinstance(made, Commit):
-            self.cache.replace_thread(request.address.thread_id, made.thread)
-        return made if isinstance(made, Commit) else None
+        result = self._plan_checkpoint(request, Thread(0, 0), Head(0, 0, None), None)
+        if isinstance(result, Commit):
+            self.cache.replace_thread(request.address.thread_id, result.thread)
+        return result if isinstance(result, Commit) else None
 
     # -- a checkpoint
 
@@ -206,7 +210,7 @@ class CheckpointWriter:
         thread: Thread,
         head: Head,
         parent: Snapshot | None,
-        before: Snapshot | None = None,
+        replaced: Snapshot | None = None,
         keys: list[int] | None = None,
     ) -> Commit | _MissingParts:
         """Plan the rows of a checkpoint and the new head of its namespace.
@@ -216,7 +220,7 @@ class CheckpointWriter:
             thread: The thread. Its key is 0 if the thread must be created.
             head: The head of the namespace. Its key is 0 if the namespace must be created.
             parent: The parent of the checkpoint, or None.
-            before: The stored checkpoint with the same id, which is replaced, or None.
+            replaced: The stored checkpoint with the same id, which is replaced, or None.
             keys: Keys for the rows that are created, if they were read from the database. The items
                 with the hashes of the new items must have been loaded then. None means that the
                 reserved keys of this process are used.
@@ -224,48 +228,54 @@ class CheckpointWriter:
         Returns:
             The transaction, or the data that must be read first.
         """
-        (thread_id, ns, _), snapshot = put.address, put.build_snapshot(parent)
+        (thread_id, checkpoint_ns, _), snapshot = put.address, put.build_snapshot(parent)
         nodes = put.build_nodes(self.codec, thread.logs_by_channel, parent)
-        lacking = self._find_missing_parts(thread, head, nodes)
-        if keys is None and not lacking.hashes:
-            keys = self.cache.keys.take_keys(lacking.key_count)
+        missing_parts = self._find_missing_parts(thread, head, nodes)
+        if keys is None and not missing_parts.hashes:
+            keys = self.cache.keys.take_keys(missing_parts.key_count)
         if keys is None:
-            return lacking
-        stamp, now = random.getrandbits(62), time.time()
-        if before is None:
-            statements = [self._build_guard(put, thread, head, keys, stamp, now)]
+            return missing_parts
+        version_token, now = random.getrandbits(62), time.time()
+        if replaced is None:
+            statements = [self._build_guard(put, thread, head, keys, version_token, now)]
             thread.last_seq += 1
         else:
             statements = self._build_touch(thread)
         if not head.namespace_key:
             head.namespace_key = keys.pop()
-            statements.append(self.sql("new_namespace", head.namespace_key, thread.key, ns))
-        for channel in lacking.logs:
+            statements.append(
+                self.sql("new_namespace", head.namespace_key, thread.key, checkpoint_ns)
+            )
+        for channel in missing_parts.logs:
             log = thread.get_or_add_log(keys.pop(), channel)
             statements.append(self.sql("new_log", log.key, thread.key, channel))
 
-        made_at = min(now, put.created_at)
-        additions = Additions(self.sql, self.seal, thread_id, thread, made_at, put.item_times)
-        metadata, moved, overlaps = self._inherit_labels(put, snapshot, parent), head, False
+        stored_at = min(now, put.created_at)
+        additions = Additions(self.sql, self.seal, thread_id, thread, stored_at, put.item_times)
+        metadata, new_head, reveals_overlap = (
+            self._inherit_labels(put, snapshot, parent),
+            head,
+            False,
+        )
         additions.fill_snapshot(snapshot, nodes, parent, put.merge)
-        if before is None:
+        if replaced is None:
             snapshot.key = row_key(head.namespace_key, thread.last_seq)
             steps = None if parent is None else self.reader.step_of(parent), snapshot.step
             snapshot.run_start = run_start(put, head, parent, steps, thread.last_seq)
-            moved, overlaps = head_after(put, head, snapshot, thread.last_seq)
+            new_head, reveals_overlap = head_after(put, head, snapshot, thread.last_seq)
             row = self._build_row(put.address, snapshot, now)
             statements.append(self.sql("add_checkpoint", row[0], head.namespace_key, *row[1:]))
-            if moved.explicit_head != head.explicit_head:
+            if new_head.explicit_head != head.explicit_head:
                 statements.append(
-                    self.sql("set_explicit_head", moved.explicit_head, head.namespace_key)
+                    self.sql("set_explicit_head", new_head.explicit_head, head.namespace_key)
                 )
         else:
-            statements += self._build_replacement(put.address, thread, snapshot, before, now)
+            statements += self._build_replacement(put.address, thread, snapshot, replaced, now)
         statements += self._build_list_entry_statements(
-            put, thread, nodes, metadata, moved, snapshot
+            put, thread, nodes, metadata, new_head, snapshot
         )
         statements += additions.build_statements()
-        tags = [(number, snapshot.key) for number in metadata_tags(self.seal, metadata)]
+        tags = [(tag_number, snapshot.key) for tag_number in metadata_tags(self.seal, metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, execute_many=True))
         if thread.pending_writes or put.replayed is not None:
@@ -273,10 +283,10 @@ class CheckpointWriter:
                 put, head.namespace_key, thread, snapshot, additions
             )
 
-        thread.version_token, moved.is_uncommitted = stamp, True
-        keep_recent(thread.heads, ns, moved)
-        parts = self.cache, self.watch, thread_id, thread, statements
-        return Commit(*parts, additions, snapshot, moved, overlaps)
+        thread.version_token, new_head.is_uncommitted = version_token, True
+        keep_recent(thread.heads, checkpoint_ns, new_head)
+        commit_parts = self.cache, self.watch, thread_id, thread, statements
+        return Commit(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
     def _find_missing_parts(
         self, thread: Thread, head: Head, nodes: dict[str, Node | None]
@@ -290,8 +300,8 @@ class CheckpointWriter:
             if log is None:
                 logs.append(channel)
             elif not node.is_log_complete:
-                new = (part for part in node.parts if isinstance(part, bytes))
-                hashes += [content_hash(self.seal, log.key, item) for item in new]
+                new_items = (part for part in node.parts if isinstance(part, bytes))
+                hashes += [content_hash(self.seal, log.key, item) for item in new_items]
         return _MissingParts((not thread.key) + (not head.namespace_key) + len(logs), logs, hashes)
 
     def _build_guard(
@@ -300,36 +310,59 @@ class CheckpointWriter:
         thread: Thread,
         head: Head,
         keys: list[int],
-        stamp: int,
+        version_token: int,
         now: float,
     ) -> Statement:
         """Build the first statement of a put, which fails if the thread has changed since the plan.
 
         It also fails if a row that the put creates already exists.
         """
-        (thread_id, ns, _), seq = put.address, thread.last_seq + 1
+        (thread_id, checkpoint_ns, _), seq = put.address, thread.last_seq + 1
         if not thread.key:
             thread.key, thread.updated_at = keys.pop(), now
-            row = thread.key, thread_id, seq, stamp, now, now, thread.newest_removal
+            row = thread.key, thread_id, seq, version_token, now, now, thread.newest_removal
             return self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        state, uid = (thread.key, thread.version_token), pack_id(put.checkpoint["id"])
+        expected, checkpoint_id = (thread.key, thread.version_token), pack_id(put.checkpoint["id"])
         if (
             put.replayed is not None
             and put.replayed.size_bytes is not None
             and head.write_rows is not None
         ):
             thread.updated_at = now
-            upon = pack_id(put.address.checkpoint_id), put.replayed.size_bytes
-            changed = seq, stamp, *state, head.namespace_key, uid, len(ns), now
-            return self.sql("advance_replayed_thread", *changed, *upon)
+            parent_state = pack_id(put.address.checkpoint_id), put.replayed.size_bytes
+            new_state = (
+                seq,
+                version_token,
+                *expected,
+                head.namespace_key,
+                checkpoint_id,
+                len(checkpoint_ns),
+                now,
+            )
+            return self.sql("advance_replayed_thread", *new_state, *parent_state)
         if head.namespace_key and now - thread.updated_at <= ACTIVITY_PRECISION_S:
-            return self.sql("advance_thread", seq, stamp, *state, head.namespace_key, uid, len(ns))
+            return self.sql(
+                "advance_thread",
+                seq,
+                version_token,
+                *expected,
+                head.namespace_key,
+                checkpoint_id,
+                len(checkpoint_ns),
+            )
         thread.updated_at = now
         if head.namespace_key:
             return self.sql(
-                "advance_active_thread", seq, stamp, *state, head.namespace_key, uid, len(ns), now
+                "advance_active_thread",
+                seq,
+                version_token,
+                *expected,
+                head.namespace_key,
+                checkpoint_id,
+                len(checkpoint_ns),
+                now,
             )
-        return self.sql("advance_into_namespace", seq, stamp, *state, ns, now)
+        return self.sql("advance_into_namespace", seq, version_token, *expected, checkpoint_ns, now)
 
     def _inherit_labels(
         self, put: CheckpointPut, snapshot: Snapshot, parent: Snapshot | None
@@ -339,18 +372,18 @@ class CheckpointWriter:
         The metadata is encoded again only if a label is missing from it.
         """
         metadata, labels = put.metadata, dict[str, Any]()
-        inherited, lacks = dict[str, Any](), LABELS in metadata or MERGED in metadata
+        inherited, needs_encoding = dict[str, Any](), LABELS in metadata or MERGED in metadata
         if put.merge is not None:
             parent = put.merge.head
         if parent is not None and put.config is not None:
             inherited = self.reader.labels_of(parent)
         for name in inherited:
-            lacks = lacks or name not in metadata or name not in USER_LABELS
-        if lacks and put.config is not None:
+            needs_encoding = needs_encoding or name not in metadata or name not in USER_LABELS
+        if needs_encoding and put.config is not None:
             labels = inherit_labels(metadata, inherited, put.config)
             metadata = self.codec.decode(put.encoded_fields[1]) | labels
-            listed = sorted(labels.keys() - {*USER_LABELS, MERGED})
-            metadata |= {LABELS: listed} if listed else {}
+            label_names = sorted(labels.keys() - {*USER_LABELS, MERGED})
+            metadata |= {LABELS: label_names} if label_names else {}
             snapshot.encoded_fields[1] = self.codec.encode(metadata, lambda: "metadata", exact=True)
         else:
             for name in USER_LABELS:
@@ -376,52 +409,52 @@ class CheckpointWriter:
         """
         if put.address.checkpoint_ns:
             return []
-        title, told = thread.title, thread.listed_metadata
-        leads = head.snapshot is not None and head.snapshot.key == snapshot.key
+        title, listed = thread.title, thread.listed_metadata
+        is_head = head.snapshot is not None and head.snapshot.key == snapshot.key
         if title is None or put.title not in (None, title):
             title = choose_title(put, thread, nodes)
-        if leads:
-            tells, is_new = dict[str, Any](), False  # inlined, because every put runs this
+        if is_head:
+            new_listed, is_new = dict[str, Any](), False  # inlined, because every put runs this
             for name, value in metadata.items():
                 if name not in UNLISTED_NAMES and not (
                     type(name) is str and name.startswith(UNLISTED_PREFIXES)
                 ):
-                    tells[name] = value
+                    new_listed[name] = value
                     is_new = is_new or type(value) is not str  # True == 1, so compare the encodings
             try:
-                is_new = is_new or told is None or tells != told[0]
+                is_new = is_new or listed is None or new_listed != listed[0]
             except Exception:  # some values, such as arrays, cannot be compared by ==
                 is_new = True
-            told = self._encode_listed_metadata(tells, told) if is_new else told
-        changes = [] if leads else [self.sql("mark_may_wait", thread.key)]
-        if title != thread.title or told is not thread.listed_metadata:
-            thread.title, thread.listed_metadata = title, told
-            sealed = encrypt_list_entry(self.seal, put.address.thread_id, title, told)
-            changes.append(self.sql("set_list_entry", *sealed, thread.key))
-        return changes
+            listed = self._encode_listed_metadata(new_listed, listed) if is_new else listed
+        statements = [] if is_head else [self.sql("mark_may_wait", thread.key)]
+        if title != thread.title or listed is not thread.listed_metadata:
+            thread.title, thread.listed_metadata = title, listed
+            encrypted_entry = encrypt_list_entry(self.seal, put.address.thread_id, title, listed)
+            statements.append(self.sql("set_list_entry", *encrypted_entry, thread.key))
+        return statements
 
     def _encode_listed_metadata(
-        self, tells: dict[str, Any], before: tuple[Any, bytes] | None
+        self, metadata: dict[str, Any], former: tuple[Any, bytes] | None
     ) -> tuple[Any, bytes]:
         """Return listed metadata, decoded and encoded; the former pair if it is unchanged."""
-        stored = self.codec.encode(tells, lambda: "metadata", exact=True)
-        if before is not None and stored == before[1]:
-            return before
+        stored = self.codec.encode(metadata, lambda: "metadata", exact=True)
+        if former is not None and stored == former[1]:
+            return former
         return self.codec.decode(stored), stored
 
     def _build_replacement(
-        self, at: Address, thread: Thread, snapshot: Snapshot, before: Snapshot, now: float
+        self, address: Address, thread: Thread, snapshot: Snapshot, replaced: Snapshot, now: float
     ) -> list[Statement]:
         """Build the statements that replace the content of a stored checkpoint."""
-        snapshot.key, snapshot.run_start = before.key, before.run_start
-        key, _, parent, *_, body = self._build_row(at, snapshot, now)
-        old = metadata_tags(self.seal, self.reader.decode_metadata(before))
-        statements = [self.sql("drop_tag", number, key) for number in old]
-        statements.append(self.sql("replace_checkpoint", parent, now, body, key))
+        snapshot.key, snapshot.run_start = replaced.key, replaced.run_start
+        checkpoint_key, _, parent, *_, body = self._build_row(address, snapshot, now)
+        old_tags = metadata_tags(self.seal, self.reader.decode_metadata(replaced))
+        statements = [self.sql("drop_tag", tag_number, checkpoint_key) for tag_number in old_tags]
+        statements.append(self.sql("replace_checkpoint", parent, now, body, checkpoint_key))
         statements.append(self.sql("mark_rows_removed", thread.key))
         return statements
 
-    def _build_row(self, at: Address, snapshot: Snapshot, now: float) -> Row:
+    def _build_row(self, address: Address, snapshot: Snapshot, now: float) -> Row:
         """Return the row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`."""
         row = (
             snapshot.key,
@@ -431,13 +464,13 @@ class CheckpointWriter:
             now,
         )
         return *row, encrypt_checkpoint(
-            self.seal, *at[:2], row, snapshot, transcript_to_store(snapshot)
+            self.seal, *address[:2], row, snapshot, transcript_to_store(snapshot)
         )
 
     def _build_reference_statements(
         self,
         put: CheckpointPut,
-        namespace: int,
+        namespace_key: int,
         thread: Thread,
         snapshot: Snapshot,
         additions: Additions,
@@ -446,23 +479,23 @@ class CheckpointWriter:
 
         The writes are those of the tasks that led to the checkpoint.
         """
-        out, at = [], put.address
-        pending = thread.pending_writes.pop((at.checkpoint_ns, at.checkpoint_id or ""), {})
+        statements, address = [], put.address
+        tasks = thread.pending_writes.pop((address.checkpoint_ns, address.checkpoint_id or ""), {})
         if put.replayed is not None:
-            pending |= put.replayed.pending_writes
-        for task, (path, writes, body) in pending.items():
-            referring = [additions.replace_by_reference(snapshot, write) for write in writes]
-            if referring != writes:
-                key = namespace, pack_id(at.checkpoint_id), pack_id(task)
-                sealed = encrypt_writes(self.seal, (*at, task, path), referring)
-                out.append(self.sql("replace_unchanged_writes", sealed, *key, body))
-        return out
+            tasks |= put.replayed.pending_writes
+        for task_id, (task_path, writes, body) in tasks.items():
+            references = [additions.replace_by_reference(snapshot, write) for write in writes]
+            if references != writes:
+                key = namespace_key, pack_id(address.checkpoint_id), pack_id(task_id)
+                encrypted = encrypt_writes(self.seal, (*address, task_id, task_path), references)
+                statements.append(self.sql("replace_unchanged_writes", encrypted, *key, body))
+        return statements
 
     # -- in a transaction that reads the thread
 
     def _read_and_put(self, put: CheckpointPut) -> Flow[Commit]:
-        thread_id, _, uid = put.address
-        thread, head, existing, holds = yield from self._read_thread_state(
+        thread_id, _, parent_id = put.address
+        thread, head, existing_key, is_cache_valid = yield from self._read_thread_state(
             put.address, put.checkpoint["id"]
         )
         if (stale := (yield from self._read_stale_put(put, thread.newest_removal))) is not None:
@@ -473,37 +506,41 @@ class CheckpointWriter:
             put = stale.filter_checkpoint(put)
             yield from self.removals.extend_record(thread_id, stale.learned_texts())
         put.detach_from_cache(
-            *self._state_for_references(put, (thread.key, thread.generation), holds)
+            *self._state_for_references(put, (thread.key, thread.generation), is_cache_valid)
         )
         put.replayed = None
-        parent = before = None
-        if uid is not None and head.namespace_key:
-            parent = thread.committed_snapshot(put.address.checkpoint_ns, uid)
+        parent = replaced = None
+        if parent_id is not None and head.namespace_key:
+            parent = thread.committed_snapshot(put.address.checkpoint_ns, parent_id)
             if parent is None:
-                rows = yield self.sql("find_checkpoint", head.namespace_key, pack_id(uid))
+                rows = yield self.sql("find_checkpoint", head.namespace_key, pack_id(parent_id))
                 parent = yield from self._resolve_first_row(put.address, thread, rows)
         if parent is not None and (put.delta_channels or put.snapshot_channels):
-            stored = StoredCheckpoint(thread, head.namespace_key, parent)
-            rows = (yield from self.reader.read_write_rows(stored)) if put.delta_channels else []
+            stored_parent = StoredCheckpoint(thread, head.namespace_key, parent)
+            rows = (
+                (yield from self.reader.read_write_rows(stored_parent))
+                if put.delta_channels
+                else []
+            )
             put.replayed = yield from read_deltas(self.reader, put, thread, head, parent, rows)
-        if existing is not None:
-            rows = yield self.sql("checkpoint_row", existing)
-            before = yield from self._resolve_first_row(put.address, thread, rows)
+        if existing_key is not None:
+            rows = yield self.sql("checkpoint_row", existing_key)
+            replaced = yield from self._resolve_first_row(put.address, thread, rows)
         planner = MergePlanner(self.reader, thread_id, put.address.checkpoint_ns, thread, head)
-        put.merge = (yield from planner.plan(put, parent)) if before is None else None
-        made = self._plan_checkpoint(put, thread, head, parent, before)
-        if isinstance(made, _MissingParts):
-            keys = yield from self.reader.allocate_keys(made.key_count)
-            yield from self.reader.load_items_by_hash(thread_id, thread, made.hashes)
-            made = self._plan_checkpoint(put, thread, head, parent, before, keys)
-            assert isinstance(made, Commit)
-            made.remaining_keys = keys
-        made.is_thread_read = True
-        made.replaces_checkpoint = before is not None or planner.is_merged(made.head)
-        made.set_write_rows((yield made.statements)[0])
-        if put.merge is not None and made.head is not None:
-            made.replaces_checkpoint |= yield from planner.finish(put.merge, made.head)
-        return made
+        put.merge = (yield from planner.plan(put, parent)) if replaced is None else None
+        commit = self._plan_checkpoint(put, thread, head, parent, replaced)
+        if isinstance(commit, _MissingParts):
+            keys = yield from self.reader.allocate_keys(commit.key_count)
+            yield from self.reader.load_items_by_hash(thread_id, thread, commit.hashes)
+            commit = self._plan_checkpoint(put, thread, head, parent, replaced, keys)
+            assert isinstance(commit, Commit)
+            commit.remaining_keys = keys
+        commit.is_thread_read = True
+        commit.replaces_checkpoint = replaced is not None or planner.is_merged(commit.head)
+        commit.set_write_rows((yield commit.statements)[0])
+        if put.merge is not None and commit.head is not None:
+            commit.replaces_checkpoint |= yield from planner.finish(put.merge, commit.head)
+        return commit
 
     def _read_stale_put(self, request: CheckpointPut | TaskWrites, removals: int) -> Flow[Any]:
         """Return the `StalePut` of a request if its state is older than a removal, else None."""
@@ -515,80 +552,95 @@ class CheckpointWriter:
 
     def _cached_thread(self, thread_id: str, key: int, generation: int) -> Thread | None:
         """Return the cached thread if it has this key and generation, or None."""
-        kept = self.cache.get_thread(thread_id)
-        return kept if kept and (kept.key, kept.generation) == (key, generation) else None
+        thread = self.cache.get_thread(thread_id)
+        return thread if thread and (thread.key, thread.generation) == (key, generation) else None
 
     def _state_for_references(
-        self, request: CheckpointPut | TaskWrites, state: tuple[int, int], holds: bool
+        self, request: CheckpointPut | TaskWrites, state: tuple[int, int], is_cache_valid: bool
     ) -> tuple[int, int]:
         """Return the key and generation of the thread to whose logs a request may refer.
 
         Returns:
             The state of the thread if its cached data is valid, otherwise that of no thread.
         """
-        is_kept = holds and request.cached_thread is self.cache.get_thread(
+        is_valid = is_cache_valid and request.cached_thread is self.cache.get_thread(
             request.address.thread_id
         )
-        return state if is_kept else (0, -1)
+        return state if is_valid else (0, -1)
 
     def _read_thread_state(
-        self, at: Address, uid: str
+        self, address: Address, checkpoint_id: str
     ) -> Flow[tuple[Thread, Head, int | None, bool]]:
         """Read the present state of a thread before a put.
 
         Returns:
             The thread with its logs, with the key 0 if it does not exist; the head of the
-            namespace, with the key 0 likewise; the row key of the checkpoint `uid` if it is stored;
-            and whether the cached data of the thread is valid.
+            namespace, with the key 0 likewise; the row key of the checkpoint if it is stored; and
+            whether the cached data of the thread is valid.
         """
-        thread_id, ns, _ = at
-        state = self.sql("read_write_state", pack_id(uid), ns, thread_id)
-        rows, holds = yield from self.reader.read_with_cache_check(thread_id, state)
+        thread_id, checkpoint_ns, _ = address
+        state = self.sql("read_write_state", pack_id(checkpoint_id), checkpoint_ns, thread_id)
+        rows, is_cache_valid = yield from self.reader.read_with_cache_check(thread_id, state)
         if not rows:
             thread = Thread(0, 0, (yield from self.removals.read_newest_number(thread_id)))
-            return thread, Head(0, 0, None), None, holds
-        key, seq, generation, stamp, updated_at, namespace, pinned, newest, *rest = rows[0]
-        listed, removals, existing = rest
-        kept = self._cached_thread(thread_id, key, generation) if holds else None
-        thread = Thread(key, generation, removals)
-        thread.last_seq, thread.version_token, thread.updated_at = seq, stamp, updated_at
-        thread.title, told = decrypt_list_entry(self.seal, thread_id, listed)
-        if told is not None:
-            thread.listed_metadata = self.codec.decode(told), told
-        if kept is not None:
-            thread.pending_writes, thread.size_bytes = kept.pending_writes.copy(), kept.size_bytes
-            thread.heads = kept.committed_heads(stamp)
-        for log, name, *last in (yield self.sql("thread_logs", key)):
-            made = thread.get_or_add_log(log, name, kept)
-            made.next_position, made.next_alias = (stop for _, stop in used_log_ranges(*last))
-        if namespace is None:
-            return thread, Head(0, 0, None), None, holds
+            return thread, Head(0, 0, None), None, is_cache_valid
+        (
+            key,
+            seq,
+            generation,
+            version_token,
+            updated_at,
+            namespace_key,
+            explicit_head,
+            head_key,
+            *other_columns,
+        ) = rows[0]
+        list_entry, newest_removal, existing_key = other_columns
+        cached_thread = self._cached_thread(thread_id, key, generation) if is_cache_valid else None
+        thread = Thread(key, generation, newest_removal)
+        thread.last_seq, thread.version_token, thread.updated_at = seq, version_token, updated_at
+        thread.title, encoded_metadata = decrypt_list_entry(self.seal, thread_id, list_entry)
+        if encoded_metadata is not None:
+            thread.listed_metadata = self.codec.decode(encoded_metadata), encoded_metadata
+        if cached_thread is not None:
+            thread.pending_writes, thread.size_bytes = (
+                cached_thread.pending_writes.copy(),
+                cached_thread.size_bytes,
+            )
+            thread.heads = cached_thread.committed_heads(version_token)
+        for log_key, channel, *last_keys in (yield self.sql("thread_logs", key)):
+            log = thread.get_or_add_log(log_key, channel, cached_thread)
+            log.next_position, log.next_alias = (stop for _, stop in used_log_ranges(*last_keys))
+        if namespace_key is None:
+            return thread, Head(0, 0, None), None, is_cache_valid
         snapshot = None
-        if newest is not None:
-            rows = yield self.sql("checkpoint_row", newest)
-            snapshot = yield from self._resolve_first_row(at, thread, rows)
-        head = Head(namespace, pinned, snapshot)
-        keep_recent(thread.heads, ns, head)
-        return thread, head, existing, holds
+        if head_key is not None:
+            rows = yield self.sql("checkpoint_row", head_key)
+            snapshot = yield from self._resolve_first_row(address, thread, rows)
+        head = Head(namespace_key, explicit_head, snapshot)
+        keep_recent(thread.heads, checkpoint_ns, head)
+        return thread, head, existing_key, is_cache_valid
 
     def _resolve_first_row(
-        self, at: Address, thread: Thread, rows: list[Row]
+        self, address: Address, thread: Thread, rows: list[Row]
     ) -> Flow[Snapshot | None]:
         if not rows:
             return None
-        snapshot = self.reader.decrypt_row(*at[:2], rows[0])
-        yield from self.reader.resolve_ranges(at.thread_id, thread, snapshot)
+        snapshot = self.reader.decrypt_row(*address[:2], rows[0])
+        yield from self.reader.resolve_ranges(address.thread_id, thread, snapshot)
         return snapshot
 
-    def set_explicit_head(self, at: Address) -> Flow[bool]:
+    def set_explicit_head(self, address: Address) -> Flow[bool]:
         """Make a checkpoint the head, and return whether there is such a checkpoint."""
-        uid = pack_id(at.checkpoint_id)
-        rows = yield self.sql("checkpoint_with_keys", uid, at.thread_id, at.checkpoint_ns)
-        for thread, _, _, namespace, *row in rows:
-            yield self.sql("set_explicit_head", row[0] & _SEQ_MASK, namespace)
-            yield self.sql("mark_head_changed", thread)
-            if not at.checkpoint_ns:
-                yield from self.reader.rewrite_list_entry(at.thread_id, tuple(row))
+        packed_id = pack_id(address.checkpoint_id)
+        rows = yield self.sql(
+            "checkpoint_with_keys", packed_id, address.thread_id, address.checkpoint_ns
+        )
+        for thread_key, _, _, namespace_key, *row in rows:
+            yield self.sql("set_explicit_head", row[0] & _SEQ_MASK, namespace_key)
+            yield self.sql("mark_head_changed", thread_key)
+            if not address.checkpoint_ns:
+                yield from self.reader.rewrite_list_entry(address.thread_id, tuple(row))
         return bool(rows)
 
     # -- pending writes
@@ -598,20 +650,26 @@ class CheckpointWriter:
 
         The checkpoint of the writes may not be stored yet.
         """
-        thread_id, ns, uid = request.address
-        head, read = thread.heads.get(ns), thread.last_namespace
-        namespace = head.namespace_key if head is not None else read[1] if read[0] == ns else 0
-        if not namespace:
+        thread_id, checkpoint_ns, checkpoint_id = request.address
+        head, last_namespace = thread.heads.get(checkpoint_ns), thread.last_namespace
+        namespace_key = (
+            head.namespace_key
+            if head is not None
+            else last_namespace[1]
+            if last_namespace[0] == checkpoint_ns
+            else 0
+        )
+        if not namespace_key:
             return None
-        row = pack_id(uid), pack_id(request.task_id), request.task_path
+        row_start = pack_id(checkpoint_id), pack_id(request.task_id), request.task_path
         body = encrypt_writes(
             self.seal, (*request.address, request.task_id, request.task_path), request.encoded
         )
-        key, newest = thread.newest_checkpoint or (0, "")
-        state = thread.key, thread.generation, key, pack_id(newest)
-        added = self.sql("new_writes", namespace, *row, body, *state)
+        key, newest_id = thread.newest_checkpoint or (0, "")
+        expected = thread.key, thread.generation, key, pack_id(newest_id)
+        insert = self.sql("new_writes", namespace_key, *row_start, body, *expected)
         snapshot = None if head is None else head.snapshot
-        if snapshot is None or snapshot.checkpoint_id != uid:
+        if snapshot is None or snapshot.checkpoint_id != checkpoint_id:
             request.may_fold = request.is_stopped or (
                 snapshot is not None and self._is_update(snapshot)
             )
@@ -619,14 +677,16 @@ class CheckpointWriter:
                 return None
         elif (request.is_stopped or snapshot.has_stopped_task) and request.task_id != NULL_TASK:
             snapshot.has_stopped_task = True
-            added = self.sql("new_writes_at_head", *added.params, snapshot.key)
-        statements = [added]
+            insert = self.sql("new_writes_at_head", *insert.params, snapshot.key)
+        statements = [insert]
         if request.task_id != NULL_TASK:  # an answer is stored by a single statement, for speed
             statements += self._build_touch(thread)
         statements += [self.sql("mark_may_wait", thread.key)] if request.has_interrupt else []
         cache_pending_writes(thread, request, request.encoded, body)
-        written = ns, uid or "", request.task_id, (*row, body)
-        return Commit(self.cache, self.watch, thread_id, thread, statements, written_row=written)
+        written_row = checkpoint_ns, checkpoint_id or "", request.task_id, (*row_start, body)
+        return Commit(
+            self.cache, self.watch, thread_id, thread, statements, written_row=written_row
+        )
 
     def _is_update(self, snapshot: Snapshot) -> bool:
         return bool(self.reader.decode_metadata(snapshot).get("source") == "update")
@@ -649,57 +709,79 @@ class CheckpointWriter:
         If the task has stored writes before, they are kept. Errors, interrupts and similar special
         writes are replaced.
         """
-        thread_id, ns, uid = request.address
-        state, keys = self.sql("read_write_state", None, ns, thread_id), list[int]()
-        rows, holds = yield from self.reader.read_with_cache_check(thread_id, state)
-        removals = rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
-        stale, asks = (yield from self._read_stale_put(request, removals)), request.has_interrupt
+        thread_id, checkpoint_ns, checkpoint_id = request.address
+        state, keys = self.sql("read_write_state", None, checkpoint_ns, thread_id), list[int]()
+        rows, is_cache_valid = yield from self.reader.read_with_cache_check(thread_id, state)
+        newest_removal = (
+            rows[0][9] if rows else (yield from self.removals.read_newest_number(thread_id))
+        )
+        stale, has_interrupt = (
+            (yield from self._read_stale_put(request, newest_removal)),
+            request.has_interrupt,
+        )
         if not rows or rows[0][5] is None:  # before all other rows, see `allocate_keys`
             keys = yield from self.reader.allocate_keys(1 if rows else 2)
         if rows:
-            key, _, generation, _, updated_at, namespace, *_ = rows[0]
+            key, _, generation, _, updated_at, namespace_key, *_ = rows[0]
         else:
-            key, generation, updated_at, namespace = keys.pop(), 0, time.time(), None
-            row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, removals
+            key, generation, updated_at, namespace_key = keys.pop(), 0, time.time(), None
+            row = key, thread_id, 0, random.getrandbits(62), updated_at, updated_at, newest_removal
             yield self.sql("new_thread", *row, self.removals.hash_thread(thread_id))
-        if namespace is None:  # a put that was planned to create it must fail
-            namespace = keys.pop()
+        if namespace_key is None:  # a put that was planned to create it must fail
+            namespace_key = keys.pop()
             yield [
-                self.sql("new_namespace", namespace, key, ns),
+                self.sql("new_namespace", namespace_key, key, checkpoint_ns),
                 self.sql("mark_head_changed", key),
             ]
-        kept = self._cached_thread(thread_id, key, generation) if holds else None
-        thread = kept or Thread(key, generation, removals)
+        cached_thread = self._cached_thread(thread_id, key, generation) if is_cache_valid else None
+        thread = cached_thread or Thread(key, generation, newest_removal)
         thread.updated_at = updated_at  # a failed plan may have changed it
         writes = request.references_for_state(
-            *self._state_for_references(request, (key, generation), holds)
+            *self._state_for_references(request, (key, generation), is_cache_valid)
         )
         if stale is not None:
-            writes, asks = stale.filter_writes(request)
+            writes, has_interrupt = stale.filter_writes(request)
             yield from self.removals.extend_record(thread_id, stale.learned_texts())
-        task, path = request.task_id, request.task_path
-        before = yield self.sql("find_writes", namespace, pack_id(uid), pack_id(task))
-        if before and is_by_update(before[0][0]) != is_by_update(path):
-            task, path = yield from set_writes_apart(self.reader, request, namespace, before[0])
-            before = []
-        at = pack_id(uid), pack_id(task), path
-        if before:
-            stored = (*at[:2], *before[0])
-            merged = {write[0]: write for write in decrypt_writes(self.seal, thread_id, ns, stored)}
+        task_id, task_path = request.task_id, request.task_path
+        earlier_rows = yield self.sql(
+            "find_writes", namespace_key, pack_id(checkpoint_id), pack_id(task_id)
+        )
+        if earlier_rows and is_by_update(earlier_rows[0][0]) != is_by_update(task_path):
+            task_id, task_path = yield from set_writes_apart(
+                self.reader, request, namespace_key, earlier_rows[0]
+            )
+            earlier_rows = []
+        row_start = pack_id(checkpoint_id), pack_id(task_id), task_path
+        if earlier_rows:
+            earlier_row = (*row_start[:2], *earlier_rows[0])
+            merged = {
+                write[0]: write
+                for write in decrypt_writes(self.seal, thread_id, checkpoint_ns, earlier_row)
+            }
             for write in writes:
                 if write[0] < 0 or write[0] not in merged:  # special writes have a negative index
                     merged[write[0]] = write
             writes = [merged[index] for index in sorted(merged)]
-        body = encrypt_writes(self.seal, (*request.address, task, path), writes)
-        waits = [self.sql("mark_may_wait", key)] if asks else []
-        yield [self.sql("put_writes", namespace, *at, body), *self._build_touch(thread), *waits]
+        body = encrypt_writes(self.seal, (*request.address, task_id, task_path), writes)
+        mark_waiting = [self.sql("mark_may_wait", key)] if has_interrupt else []
+        yield [
+            self.sql("put_writes", namespace_key, *row_start, body),
+            *self._build_touch(thread),
+            *mark_waiting,
+        ]
         cache_pending_writes(thread, request, writes, body)
-        written = ns, uid or "", task, (*at, body)
-        made = Commit(
-            self.cache, self.watch, thread_id, thread, [], written_row=written, remaining_keys=keys
+        written_row = checkpoint_ns, checkpoint_id or "", task_id, (*row_start, body)
+        commit = Commit(
+            self.cache,
+            self.watch,
+            thread_id,
+            thread,
+            [],
+            written_row=written_row,
+            remaining_keys=keys,
         )
         if request.may_fold and rows and rows[0][7] is not None:
-            made.replaces_checkpoint = yield from fold_update(
+            commit.replaces_checkpoint = yield from fold_update(
                 self.reader, request, thread, rows[0][5:8]
             )
-        return made
+        return commit
