@@ -25,7 +25,7 @@ from langchain_core.messages import (
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.cli.import_lines import Lines
+from perdure.cli.import_lines import JsonLinesReader
 from perdure.cli.import_thread import ThreadImport
 from perdure.memory.thread_export import build_thread_export
 from tests.backends import BACKENDS
@@ -120,9 +120,9 @@ def ways(saver: SQLiteCheckpointer) -> list[list[BaseMessage]]:
 
 def taken(saver: SQLiteCheckpointer, line: dict[str, Any]) -> None:
     """Import a line of an export."""
-    lines = Lines("x")
+    lines = JsonLinesReader("x")
     lines.add_conversation("1", json.loads(json.dumps(line)))
-    for talk in lines.talks():
+    for talk in lines.build_conversations():
         assert talk.problems == []
         if talk.nodes:
             ThreadImport(saver, talk.id, talk).run()

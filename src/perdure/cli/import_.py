@@ -41,9 +41,9 @@ from perdure.settings import check_user, is_dsn
 
 if TYPE_CHECKING:
     from perdure.cli.conversation import Conversation, MalformedPart, SavedText
-    from perdure.cli.import_agents import Sessions
+    from perdure.cli.import_agents import SessionsReader
     from perdure.cli.import_archive import ArchiveLines
-    from perdure.cli.import_lines import Lines
+    from perdure.cli.import_lines import JsonLinesReader
     from perdure.cli.import_report import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
@@ -123,7 +123,7 @@ def import_(
         if databases and prefix:
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
         read = reading.finish()
-        read.sort(key=lambda talk: talk.at(next(reversed(talk.nodes), None)))
+        read.sort(key=lambda talk: talk.find_creation_time(next(reversed(talk.nodes), None)))
         # databases are checked before anything is written
         with at_work("checking databases") if databases else nullcontext():
             sources = [stack.enter_context(open_import(db, max_value_mb << 20)) for db in databases]
@@ -294,9 +294,9 @@ class _Reading:
 
     def finish(self) -> list[Conversation]:
         """Return the conversations of all files."""
-        self._report.skipped += self.batches.finish()
+        self._report.skipped += self.batches.add_answers()
         for found in self._files:
-            talks = [*found.lines.talks(), *found.sessions.talks()]
+            talks = [*found.lines.build_conversations(), *found.sessions.build_conversations()]
             for talk in talks if found.archive.is_archive else ():
                 talk.is_archived = True
             self.talks += talks
@@ -333,15 +333,15 @@ class _Reading:
 
     def _read_text(self, name: str, called: str, text: str, where: str) -> tuple[bool, str]:
         """Read the text of a file. Return whether it has a conversation, and the reason if not."""
-        from perdure.cli.conversation import MalformedPart, Problem, values
-        from perdure.cli.import_agents import Sessions
+        from perdure.cli.conversation import MalformedPart, Problem, iter_json_values
+        from perdure.cli.import_agents import SessionsReader
         from perdure.cli.import_archive import ArchiveLines
-        from perdure.cli.import_lines import Lines
+        from perdure.cli.import_lines import JsonLinesReader
 
         file, is_any, why = name if name == called else f"{called}/{name}", False, ""
-        found = _Found(file, Lines(file), Sessions(file), self, ArchiveLines())
+        found = _Found(file, JsonLinesReader(file), SessionsReader(file), self, ArchiveLines())
         self._files.append(found)
-        for number, value in values(text):
+        for number, value in iter_json_values(text):
             try:
                 if isinstance(value, MalformedPart):
                     raise value
@@ -430,8 +430,8 @@ class _Found(NamedTuple):
     """The parts of a file: lines, sessions, and objects that are whole conversations."""
 
     file: str
-    lines: Lines
-    sessions: Sessions
+    lines: JsonLinesReader
+    sessions: SessionsReader
     reading: _Reading
     archive: ArchiveLines
 
@@ -439,21 +439,21 @@ class _Found(NamedTuple):
 def _collect(number: str, value: Any, found: _Found, depth: int = _DEPTH) -> bool:
     """Find the conversations in a value, at some depth too. Return whether there are any."""
     from perdure.cli.import_lines import has_messages
-    from perdure.cli.import_openai import convert_example, is_batch
+    from perdure.cli.import_openai import convert_training_example, is_batch_line
     from perdure.memory.message_forms import is_message
 
     is_object = isinstance(value, dict)
-    if is_object and depth == _DEPTH and found.archive.takes(value):
+    if is_object and depth == _DEPTH and found.archive.add_line(value):
         pass
     elif is_object and (read := _reader_of(value)) is not None:
         found.reading.talks.append(read(value))
     elif is_object and (read_texts := _text_reader_of(value)) is not None:
         found.reading.texts.extend(read_texts(value))
-    elif is_object and depth == _DEPTH and found.sessions.takes(value):
+    elif is_object and depth == _DEPTH and found.sessions.add_line(value):
         pass
-    elif is_object and is_batch(value):
-        found.reading.batches.take(found.file, number, value, found.lines.add_conversation)
-    elif is_object and (example := convert_example(value)) is not None:
+    elif is_object and is_batch_line(value):
+        found.reading.batches.add_line(found.file, number, value, found.lines.add_conversation)
+    elif is_object and (example := convert_training_example(value)) is not None:
         found.lines.add_conversation(number, example)
     elif is_object and has_messages(value):
         found.lines.add_conversation(number, value)
@@ -478,8 +478,8 @@ def _reader_of(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
     if import_claude.is_design(value):
         return import_claude.read_design
     if import_webui.is_open_webui(value):
-        return import_webui.read_open_webui
-    return import_webui.read_librechat if import_webui.is_librechat(value) else None
+        return import_webui.build_open_webui_conversation
+    return import_webui.build_librechat_conversation if import_webui.is_librechat(value) else None
 
 
 def _text_reader_of(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedText]] | None:

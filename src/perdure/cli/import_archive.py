@@ -28,14 +28,14 @@ class ArchiveLines:
         self._user = ""
         self._items: list[Mapping[str, Any]] = []
 
-    def takes(self, value: Mapping[str, Any]) -> bool:
+    def add_line(self, value: Mapping[str, Any]) -> bool:
         """Keep an object if it is of an archive and no thread, and return whether it is."""
         if is_header(value):
             self.is_archive, self._user = True, value["user"]
         elif not self.is_archive:
             return False
         elif is_item(value):
-            if self._is_own(value["namespace"]):
+            if self._may_belong_to_person(value["namespace"]):
                 self._items.append(value)
             else:
                 self.left_out += 1
@@ -45,7 +45,7 @@ class ArchiveLines:
             return False
         return True
 
-    def _is_own(self, namespace: list[Any]) -> bool:
+    def _may_belong_to_person(self, namespace: list[Any]) -> bool:
         """Return whether a namespace can be the person's, whatever the archive says.
 
         What the person wrote for a team stays with the database of the team.
@@ -57,6 +57,6 @@ class ArchiveLines:
             return labels[0] != TEAMS and labels[1:2] == [self._user]
         return self._user in labels
 
-    def item_lines(self) -> Iterator[str]:
+    def iter_item_lines(self) -> Iterator[str]:
         """Yield the items as lines for `WholeStore.import_lines`."""
         yield from map(json.dumps, self._items)

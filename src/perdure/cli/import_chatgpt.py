@@ -14,14 +14,14 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
-    described,
-    fenced,
+    build_conversation,
+    format_code_block,
     get_by_path,
-    label,
+    format_placeholder,
     parse_timestamp,
     replace_surrogates,
     shorten_line,
-    spoken,
+    build_message,
 )
 
 _NAMES: Final = {
@@ -49,14 +49,14 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
     """A conversation; what is not as expected in it is left out and noted."""
     tree = _tree_of(conversation)
     name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
-    talk = described(name, conversation, _NAMES, sorted(tree))
+    talk = build_conversation(name, conversation, _NAMES, sorted(tree))
     if not tree and conversation.get("mapping") != {}:
-        talk.problem("'mapping' is missing or not an object")
+        talk.add_problem("'mapping' is missing or not an object")
     parts: dict[str, _Part] = {}
     for key, (_, message) in tree.items():
         if message is None:  # the root
             continue
-        talk.seen += 1
+        talk.source_count += 1
         try:
             part = _part(message)
             if part.kind == _REPORT and any(part.text == each.text for each in parts.values()):
@@ -67,10 +67,10 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
                 kind = part.kind if part.kind in _SILENT else "hidden" if part.silent else part.tool
                 talk.left_out[kind or part.kind] += 1
         except MalformedPart as exc:
-            talk.problem(str(exc), key)
+            talk.add_problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
-    talk.fill(parents, _messages(parents, parts), get_by_path(conversation, str, "current_node"))
-    talk.former = {
+    talk.add_tree(parents, _messages(parents, parts), get_by_path(conversation, str, "current_node"))
+    talk.former_texts = {
         key: part.former
         for key, part in parts.items()
         if key in talk.nodes and (part.former or part.kind == _REPORT)
@@ -117,7 +117,7 @@ def _messages(
         metadata = {"create_time": part.at, "model_name": get_by_path(part.meta, str, "model_slug")}
         text = _without_markup(part.text, part.meta)
         is_document = part.tool.startswith(_CANVAS)
-        message = spoken(role, text, key, tool=bool(part.tool), document=is_document, **metadata)
+        message = build_message(role, text, key, tool=bool(part.tool), document=is_document, **metadata)
         fixed: Any = {"id": key, "response_metadata": message.response_metadata}
         name, above = _NOT_IN_NAMES.sub("_", part.tool)[:64], parents[key]
         if key in answered:
@@ -204,7 +204,7 @@ def _said(part: _Part) -> str:
         raise MalformedPart(f"unknown content {shorten_line(part.kind, 40)!r}")
     if part.kind == "code":
         language, code = part.first("language"), part.plain
-        return fenced(code, "" if language == "unknown" else language) if code.strip() else ""
+        return format_code_block(code, "" if language == "unknown" else language) if code.strip() else ""
     files = get_by_path(part.meta, list, "attachments")
     names = (  # pictures are among its parts too
         get_by_path(file, str, "name")
@@ -213,7 +213,7 @@ def _said(part: _Part) -> str:
     )
     pictures = {get_by_path(file, str, "id"): get_by_path(file, str, "name") for file in files}
     pieces = (_piece(piece, pictures) for piece in part.parts)
-    lines = [*(label("file", name) for name in names if name), *pieces]
+    lines = [*(format_placeholder("file", name) for name in names if name), *pieces]
     return "\n".join(line for line in lines if line)
 
 
@@ -225,22 +225,22 @@ def _piece(piece: Any, pictures: Mapping[str, str]) -> str:
     if kind == "image_asset_pointer":
         key = get_by_path(piece, str, "asset_pointer").rpartition("/")[2]
         prompt = get_by_path(piece, str, "metadata", "dalle", "prompt")
-        return label("image", prompt or pictures.get(key, ""))
+        return format_placeholder("image", prompt or pictures.get(key, ""))
     if _SOUND.search(kind):  # what was said in it is another piece
         return ""
-    return get_by_path(piece, str, "text") or label(kind)
+    return get_by_path(piece, str, "text") or format_placeholder(kind)
 
 
 def _result(part: _Part) -> str:
     """What one of ChatGPT's own tools said, as far as it tells a reader something."""
     if part.kind == "execution_output":
-        return f"[{part.tool}]\n{fenced(part.plain)}" if part.plain.strip() else ""
+        return f"[{part.tool}]\n{format_code_block(part.plain)}" if part.plain.strip() else ""
     if part.kind == "tether_quote":
-        return label(
+        return format_placeholder(
             "quote", ", ".join(filter(None, (part.first("title", "domain"), part.first("url"))))
         )
     if part.kind == "system_error":
-        return label("error", part.first("text", "name"))
+        return format_placeholder("error", part.first("text", "name"))
     return "\n".join(_piece(piece, {}) for piece in part.parts if isinstance(piece, dict))
 
 
@@ -251,18 +251,18 @@ def _call(part: _Part) -> str:
         return _document(part, arguments)
     request = _asked(part)
     if part.tool == "python":
-        return f"[python]\n{fenced(request, 'python')}" if request.strip() else ""
+        return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
     if request.lstrip()[:1] in "{[":  # nothing to read, or arguments that only the tool understands
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
-    return label("image" if noun.startswith("dalle") or "prompt" in arguments else noun, request)
+    return format_placeholder("image" if noun.startswith("dalle") or "prompt" in arguments else noun, request)
 
 
 def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
     """Return the text of a canvas document, or of a comment on it."""
     is_new = "create" in part.tool
     noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
-    part.former = label(
+    part.former = format_placeholder(
         "canvas" if is_new else "canvas changed", get_by_path(arguments, str, "name")
     )
     kind = get_by_path(arguments, str, "type").removeprefix("code/")
@@ -274,8 +274,8 @@ def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
     ]
     text = "\n\n".join(text for text in texts if text.strip())
     is_code = kind not in ("", "document") and text
-    name = label(noun, get_by_path(arguments, str, "name"))
-    return "\n".join(filter(None, (name, fenced(text, kind) if is_code else text)))
+    name = format_placeholder(noun, get_by_path(arguments, str, "name"))
+    return "\n".join(filter(None, (name, format_code_block(text, kind) if is_code else text)))
 
 
 def _find_report(part: _Part) -> _Part | None:

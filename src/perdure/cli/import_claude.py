@@ -15,14 +15,14 @@ from perdure.cli.conversation import (
     MalformedPart,
     SavedText,
     derive_id,
-    described,
-    fenced,
+    build_conversation,
+    format_code_block,
     get_by_path,
-    label,
+    format_placeholder,
     parse_timestamp,
     replace_surrogates,
     shorten_line,
-    spoken,
+    build_message,
 )
 
 _NAMES: Final = {
@@ -50,25 +50,25 @@ _ROOT: Final = "00000000-0000-4000-8000-000000000000"  # the parent of a first m
 def read(conversation: Mapping[str, Any]) -> Conversation:
     """A conversation; what is not as expected in it is left out and noted."""
     messages = conversation["chat_messages"]
-    talk = described(conversation.get("uuid"), conversation, _NAMES, str(messages)[:10_000])
+    talk = build_conversation(conversation.get("uuid"), conversation, _NAMES, str(messages)[:10_000])
     if not isinstance(messages, list):
-        talk.problem("'chat_messages' is not a list")
+        talk.add_problem("'chat_messages' is not a list")
     by_key: dict[str, list[BaseMessage]] = {}
     parents: dict[str, str | None] = {}
     last: str | None = None
     for number, message in enumerate(get_by_path(messages, list)):
         key = get_by_path(message, str, "uuid") or f"{talk.id}-{number}"
         above = get_by_path(message, dict).get("parent_message_uuid", last)
-        talk.seen += 1
+        talk.source_count += 1
         parents[key] = (
             replace_surrogates(above) if isinstance(above, str) and above != _ROOT else None
         )
         try:
             by_key[key] = _messages(key, message, talk)
         except MalformedPart as exc:
-            talk.problem(str(exc), key)
+            talk.add_problem(str(exc), key)
         last = key
-    talk.fill(parents, by_key, get_by_path(conversation, str, "current_leaf_message_uuid"))
+    talk.add_tree(parents, by_key, get_by_path(conversation, str, "current_leaf_message_uuid"))
     return talk
 
 
@@ -89,9 +89,9 @@ def _messages(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
         former = "\n\n".join(piece.former for piece in run)
         is_document = run[0].kind == _TOOL and any(piece.is_document for piece in run)
         is_tool = run[0].kind == _TOOL
-        said.append(spoken(role, text, id, tool=is_tool, document=is_document, create_time=at))
+        said.append(build_message(role, text, id, tool=is_tool, document=is_document, create_time=at))
         if former != text or is_document:
-            talk.former[replace_surrogates(id)] = replace_surrogates(former)
+            talk.former_texts[replace_surrogates(id)] = replace_surrogates(former)
     return said
 
 
@@ -125,7 +125,7 @@ def _attached(message: Mapping[str, Any]) -> Iterator[_Piece]:
             get_by_path(file, str, "file_name"),
             get_by_path(file, str, "extracted_content"),
         )
-        shown = label("file", name) + (f"\n{fenced(text)}" if text.strip() else "")
+        shown = format_placeholder("file", name) + (f"\n{format_code_block(text)}" if text.strip() else "")
         if name and text.strip() and _PASTE.fullmatch(name):
             yield _Piece(_PASTED, text, shown)
         elif name and (text.strip() or name not in names):
@@ -152,11 +152,11 @@ def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterato
             source = get_by_path(block, dict, "source")
             name = get_by_path(block, str, "title") or get_by_path(block, str, "file_name")
             content = get_by_path(source, str, "data") if source.get("type") == "text" else ""
-            shown = label(kind, name) + (f"\n{fenced(content)}" if content.strip() else "")
+            shown = format_placeholder(kind, name) + (f"\n{format_code_block(content)}" if content.strip() else "")
             yield _Piece(_TOOL, shown, "", bool(content.strip()))
         elif kind not in _SPOKEN or not isinstance(text, str):
             what = "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
-            talk.problem(what, key)
+            talk.add_problem(what, key)
         elif text.strip():
             yield _Piece(_OWN, text, text)
 
@@ -169,7 +169,7 @@ def _call(name: str, arguments: Mapping[str, Any], talk: Conversation) -> _Piece
         noun = name
     subjects = (arguments[n] for n in _SUBJECTS if n in arguments)
     about = next((subject for subject in subjects if subject), "")
-    former = label(noun, next((arguments[n] for n in _SUBJECTS[:5] if n in arguments), ""))
+    former = format_placeholder(noun, next((arguments[n] for n in _SUBJECTS[:5] if n in arguments), ""))
     texts, rest = list[str](), 0
     for field, value in arguments.items():
         if value == about or field in _PLAIN or not isinstance(value, str | list | dict):
@@ -182,7 +182,7 @@ def _call(name: str, arguments: Mapping[str, Any], talk: Conversation) -> _Piece
             rest += 1
     if rest:
         talk.left_out[f"arguments of {name}"] += rest
-    return _Piece(_TOOL, "\n".join([label(noun, about), *texts]), former, bool(texts))
+    return _Piece(_TOOL, "\n".join([format_placeholder(noun, about), *texts]), former, bool(texts))
 
 
 def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str:
@@ -190,14 +190,14 @@ def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str
     language = get_by_path(arguments, str, "language")
     kind = get_by_path(arguments, str, "type")
     if field in ("code", "command"):
-        return fenced(text, language or ("bash" if field == "command" else "javascript"))
+        return format_code_block(text, language or ("bash" if field == "command" else "javascript"))
     if language or (kind and kind not in ("text/markdown", "text/plain")):
-        return fenced(text, language)
+        return format_code_block(text, language)
     names = (
         get_by_path(arguments, str, name) for name in ("path", "file_path", "filename", "file_name")
     )
     ending = Path(next(filter(None, names), "")).suffix[1:]
-    return text if ending in ("", "md", "txt") else fenced(text, shorten_line(ending, 10))
+    return text if ending in ("", "md", "txt") else format_code_block(text, shorten_line(ending, 10))
 
 
 # -- what else an export has

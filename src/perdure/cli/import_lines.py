@@ -12,8 +12,8 @@ from perdure.checkpointers.titles import ABOUT
 from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
-    Unnamed,
-    described,
+    UnnamedSource,
+    build_conversation,
     get_by_path,
     parse_timestamp,
     shorten_line,
@@ -22,19 +22,19 @@ from perdure.memory.message_forms import read_message, time_of_message
 
 _Path = dict[str, None]  # the ids of the messages that led to the next one
 
-_ID_PATHS: Final = (
+_THREAD_ID_PATHS: Final = (
     *(("thread_id",), ("id",), ("checkpoint", "thread_id")),
     *(("config", "configurable", "thread_id"), ("metadata", "thread_id")),
 )
 """The paths of an object's thread id; the last three are LangGraph's, for states and threads."""
-_OTHER_NAMES: Final = {"create_time": ("created_at", "timestamp"), "update_time": ("updated_at",)}
+_ALTERNATIVE_NAMES: Final = {"create_time": ("created_at", "timestamp"), "update_time": ("updated_at",)}
 """Other names of the fields in `ABOUT`."""
 
 
-_READ: Final = frozenset(
+_IMPORTED_FIELDS: Final = frozenset(
     (
         *("messages", "branches", *ABOUT, *USER_LABELS, "values", "metadata"),
-        *(name for names in _OTHER_NAMES.values() for name in names),
+        *(name for names in _ALTERNATIVE_NAMES.values() for name in names),
         *("next", "tasks", "interrupts", "parent_checkpoint", "status", "config", "checkpoint"),
     )
 )
@@ -46,7 +46,7 @@ def has_messages(value: Mapping[str, Any]) -> bool:
     return "messages" in value or "messages" in get_by_path(value, dict, "values")
 
 
-class Lines:
+class JsonLinesReader:
     """Conversations of a file that has an object for each message, or for several of them.
 
     Objects with the same id continue one thread; where they differ, they become branches. Each
@@ -59,19 +59,19 @@ class Lines:
 
     def __init__(self, file: str) -> None:
         self._stem = Path(file).stem
-        self._talks: dict[str, tuple[Conversation, _Path]] = {}
+        self._conversations: dict[str, tuple[Conversation, _Path]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        self._loose: dict[str, dict[str, Any]] = {}  # messages without an id, by their user
+        self._messages_by_user: dict[str, dict[str, Any]] = {}  # messages without an id, by their user
         self._user = ""  # the user of the previous message
 
-    def talks(self) -> list[Conversation]:
+    def build_conversations(self) -> list[Conversation]:
         """The conversations of all objects."""
         states, self._states = sorted(self._states, key=lambda state: state[0]), []
-        for at, state, name in states:
-            self._add_object(name, state, None if at == math.inf else at)
-        loose = (self._build_provisional(self._stem, each) for each in self._loose.values())
-        return [*(talk for talk, _ in self._talks.values()), *self._unnamed, *loose]
+        for created_at, state, name in states:
+            self._add_object(name, state, None if created_at == math.inf else created_at)
+        unnamed_messages = (self._build_provisional(self._stem, each) for each in self._messages_by_user.values())
+        return [*(talk for talk, _ in self._conversations.values()), *self._unnamed, *unnamed_messages]
 
     def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
         """Add the messages of an object, which begin with the first message of the thread.
@@ -83,99 +83,99 @@ class Lines:
             conversation = {**conversation, "messages": conversation["values"]["messages"]}
         if not isinstance(conversation["messages"], list):
             raise MalformedPart("'messages' is not a list")
-        names = (find_any(conversation, *path) for path in _ID_PATHS)
+        names = (find_any(conversation, *path) for path in _THREAD_ID_PATHS)
         name = next((name for name in names if name), None)
         if name is None:
             self._unnamed.append(self._build_provisional(f"{self._stem}-{number}", conversation))
         elif "values" in conversation and ("checkpoint" in conversation or "next" in conversation):
-            at = parse_timestamp(conversation.get("created_at"))
-            self._states.append((math.inf if at is None else at, conversation, name))
+            created_at = parse_timestamp(conversation.get("created_at"))
+            self._states.append((math.inf if created_at is None else created_at, conversation, name))
         else:
             self._add_object(name, conversation)
 
     def add_message(self, line: Mapping[str, Any]) -> None:
         """Add an object that is a message, after the last message of its thread."""
-        whose = {name: line[name] for name in USER_LABELS if name in line}
-        message = {k: v for k, v in line.items() if k != "thread_id" and k not in whose}
+        labels = {name: line[name] for name in USER_LABELS if name in line}
+        message = {k: v for k, v in line.items() if k != "thread_id" and k not in labels}
         if line.get("thread_id"):
-            _append_message(*self._thread(line["thread_id"], whose), message)
+            _append_message(*self._get_or_create_thread(line["thread_id"], labels), message)
         else:
-            named = str([*whose.items()]) if any(whose.values()) else ""
-            self._user = named or self._user
-            talk = self._loose.setdefault(self._user, {"messages": [], **whose})
-            talk["messages"].append(message)
+            user = str([*labels.items()]) if any(labels.values()) else ""
+            self._user = user or self._user
+            unnamed_messages = self._messages_by_user.setdefault(self._user, {"messages": [], **labels})
+            unnamed_messages["messages"].append(message)
 
     def _build_provisional(self, name: str, conversation: Mapping[str, Any]) -> Conversation:
         """Build a conversation that has no id; its provisional id is made of the name."""
 
         def build(id: str, is_timed: bool) -> Conversation:
-            talk = Conversation(id, _build_empty(name, conversation).about)
-            _add_messages(talk, {}, conversation, is_timed=is_timed)
-            talk.left_out.update(_unimported_fields(conversation))
-            return talk
+            conversation_with_id = Conversation(id, _build_empty_conversation(name, conversation).metadata)
+            _add_messages(conversation_with_id, {}, conversation, is_timed=is_timed)
+            conversation_with_id.left_out.update(_find_unimported_fields(conversation))
+            return conversation_with_id
 
-        draft = build(_build_empty(name, conversation).id, False)
-        draft.unnamed = Unnamed(self, self._stem, build)
+        draft = build(_build_empty_conversation(name, conversation).id, False)
+        draft.unnamed = UnnamedSource(self, self._stem, build)
         return draft
 
     def _add_object(
-        self, name: object, conversation: Mapping[str, Any], at: float | None = None
+        self, name: object, conversation: Mapping[str, Any], created_at: float | None = None
     ) -> None:
         """Add the messages of an object; `at` is the time of messages that have none."""
-        talk, path = self._thread(name, conversation)
+        thread, path = self._get_or_create_thread(name, conversation)
         path.clear()
-        _add_messages(talk, path, conversation, at)
+        _add_messages(thread, path, conversation, created_at)
 
-    def _thread(self, name: object, line: Mapping[str, Any]) -> tuple[Conversation, _Path]:
-        made = _build_empty(name, line)
-        talk, path = self._talks.setdefault(made.id, (made, {}))
-        talk.about |= made.about
-        return talk, path
+    def _get_or_create_thread(self, name: object, line: Mapping[str, Any]) -> tuple[Conversation, _Path]:
+        new_thread = _build_empty_conversation(name, line)
+        thread, path = self._conversations.setdefault(new_thread.id, (new_thread, {}))
+        thread.metadata |= new_thread.metadata
+        return thread, path
 
 
-def _unimported_fields(conversation: Mapping[str, Any]) -> list[str]:
+def _find_unimported_fields(conversation: Mapping[str, Any]) -> list[str]:
     """Return the fields of an object that are not imported, such as `tools`."""
-    return [key for key, value in conversation.items() if key not in _READ and value]
+    return [key for key, value in conversation.items() if key not in _IMPORTED_FIELDS and value]
 
 
-def _build_empty(name: object, line: Mapping[str, Any]) -> Conversation:
+def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversation:
     """Build a conversation without messages, with the metadata that an object has."""
-    about = {**line}
-    for ours, theirs in _OTHER_NAMES.items():
-        known = (line[each] for each in theirs if parse_timestamp(line.get(each)) is not None)
-        about[ours] = line.get(ours, next(known, None))
+    metadata = {**line}
+    for own_name, alternative_names in _ALTERNATIVE_NAMES.items():
+        times = (line[each] for each in alternative_names if parse_timestamp(line.get(each)) is not None)
+        metadata[own_name] = line.get(own_name, next(times, None))
     for key in ("title", *USER_LABELS):
         value = line.get(key, get_by_path(line, dict, "metadata").get(key))
-        about[key] = str(value) if key in USER_LABELS and type(value) is int else value
-    return described(str(name), about, {key: key for key in (*ABOUT, *USER_LABELS)})
+        metadata[key] = str(value) if key in USER_LABELS and type(value) is int else value
+    return build_conversation(str(name), metadata, {key: key for key in (*ABOUT, *USER_LABELS)})
 
 
 def _add_messages(
-    talk: Conversation,
+    thread: Conversation,
     path: _Path,
     conversation: Mapping[str, Any],
-    at: float | None = None,
+    created_at: float | None = None,
     *,
     is_timed: bool = False,
 ) -> None:
     """Add the messages of an object and its branches; `at` is the time of messages without one."""
     keys = [
-        _append_message(talk, path, message, at, is_timed=is_timed)
+        _append_message(thread, path, message, created_at, is_timed=is_timed)
         for message in conversation["messages"]
     ]
-    leaf = talk.leaf
+    leaf = thread.leaf
     for branch in get_by_path(conversation, list, "branches"):
         after, messages = get_by_path(branch, int, "after"), get_by_path(branch, list, "messages")
         if not 0 <= after <= len(keys):
-            talk.problem("a branch follows no message")
+            thread.add_problem("a branch follows no message")
             continue
-        begin = talk.way(keys[after - 1]) if after else []
+        begin = thread.list_branch(keys[after - 1]) if after else []
         path = dict.fromkeys(begin)
         keys += [
-            _append_message(talk, path, message, variant=True, is_timed=is_timed)
+            _append_message(thread, path, message, variant=True, is_timed=is_timed)
             for message in messages
         ]
-    talk.leaf = talk.leaf if leaf is None else leaf
+    thread.leaf = thread.leaf if leaf is None else leaf
 
 
 def find_any(value: Any, *path: str) -> Any:
@@ -186,27 +186,27 @@ def find_any(value: Any, *path: str) -> Any:
 
 
 def _append_message(
-    talk: Conversation,
+    thread: Conversation,
     path: _Path,
     line: Any,
-    at: float | None = None,
+    created_at: float | None = None,
     *,
     variant: bool = False,
     is_timed: bool = False,
 ) -> str | None:
     """Add a message after those on the path, or note why it is left out. Return the last id."""
-    talk.seen += 1
-    above = next(reversed(path), None)
-    last = talk.nodes[above].message if above else None
+    thread.source_count += 1
+    parent_id = next(reversed(path), None)
+    last = thread.nodes[parent_id].message if parent_id else None
     try:
         time = [time_of_message(line)] if is_timed else []
-        message = read_message(line, last, talk.id, len(path), *time)
+        message = read_message(line, last, thread.id, len(path), *time)
     except MalformedPart as exc:
-        talk.problem(
+        thread.add_problem(
             str(exc), shorten_line(line["id"]) if get_by_path(line, dict).get("id") else None
         )
-        return above
-    own = time_of_message(line)
-    path[talk.add(message, above, at if own is None else own, variant=variant)] = None
-    talk.leaf = next(reversed(path))
-    return talk.leaf
+        return parent_id
+    own_time = time_of_message(line)
+    path[thread.add_message(message, parent_id, created_at if own_time is None else own_time, variant=variant)] = None
+    thread.leaf = next(reversed(path))
+    return thread.leaf

@@ -23,10 +23,10 @@ from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata key of an imported checkpoint for the id of the message with which it ends."""
-_GAP: Final = (
+_MAX_ID_GAP: Final = (
     16  # the search ends after so many successive ids without a thread; threads may be deleted
 )
-_PLACE: Final = re.compile(r"(-\d+(\.\d+)*)?")  # follows the name of the file in a former id
+_FORMER_ID_SUFFIX: Final = re.compile(r"(-\d+(\.\d+)*)?")  # follows the name of the file in a former id
 
 
 class _StoredThread(NamedTuple):
@@ -40,18 +40,18 @@ class _StoredThread(NamedTuple):
     """
 
     ids: frozenset[str]
-    ends: frozenset[str]
+    branch_ends: frozenset[str]
     signatures: frozenset[str]
-    last: frozenset[str]
+    end_signatures: frozenset[str]
 
-    def may_continue(self, said: Sequence[str], shared: int) -> bool:
+    def can_be_continued_by(self, conversation_signatures: Sequence[str], shared_count: int) -> bool:
         """Return whether a conversation may belong to the thread, judged by its signatures `said`.
 
         It does not if the thread has other messages after the `shared` ones.
         """
-        if not shared or shared == len(said):
+        if not shared_count or shared_count == len(conversation_signatures):
             return True
-        return said[shared] in self.signatures or said[shared - 1] in self.last
+        return conversation_signatures[shared_count] in self.signatures or conversation_signatures[shared_count - 1] in self.end_signatures
 
 
 class ThreadNames:
@@ -67,39 +67,39 @@ class ThreadNames:
         self._saver, self._prefix, self._user = saver, prefix, user
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
-        self._taken: set[tuple[object, str, str]] = set()
-        self._equal = Counter[tuple[object, str]]()  # how many equal conversations a file had
+        self._assigned: set[tuple[object, str, str]] = set()
+        self._equal_counts = Counter[tuple[object, str]]()  # how many equal conversations a file had
 
-    def name(self, draft: Conversation) -> Conversation:
+    def assign_thread_id(self, draft: Conversation) -> Conversation:
         """Return the conversation with the id of its thread, without the prefix."""
         if draft.unnamed is None or not draft.nodes:
             return draft
-        prefixes = self._prefix_ids(draft)
-        file, whole = draft.unnamed.file, prefixes[-1]
-        said = [_signature(draft.nodes[key].message) for key in draft.way(draft.leaf)]
-        fresh, gap = "", 0
-        talk: Conversation | None = None
-        for id, count_same, is_former in self._candidates(draft, prefixes):
-            stored = None if (file, id, whole) in self._taken else self._read(id)
-            if stored is not None and stored.may_continue(said, count_same):
-                talk = draft.unnamed.build(id, not is_former)
-                if _is_same(talk, stored):
+        prefixes = self._hash_beginnings(draft)
+        file, full_id = draft.unnamed.file, prefixes[-1]
+        signatures = [_compute_signature(draft.nodes[key].message) for key in draft.list_branch(draft.leaf)]
+        unused_id, gap = "", 0
+        conversation: Conversation | None = None
+        for id, shared_count, is_former in self._iter_candidate_ids(draft, prefixes):
+            stored = None if (file, id, full_id) in self._assigned else self._get_stored_thread(id)
+            if stored is not None and stored.can_be_continued_by(signatures, shared_count):
+                conversation = draft.unnamed.build(id, not is_former)
+                if _belongs_to_thread(conversation, stored):
                     break
-            talk, gap = None, 0 if self._stored.get(id) else gap + 1
-            if not fresh and self._read(id) is None:
-                fresh = id
-            if fresh and (gap > _GAP or id not in prefixes):
+            conversation, gap = None, 0 if self._stored.get(id) else gap + 1
+            if not unused_id and self._get_stored_thread(id) is None:
+                unused_id = id
+            if unused_id and (gap > _MAX_ID_GAP or id not in prefixes):
                 break
-        talk = talk or draft.unnamed.build(fresh, True)
-        number = 2 + self._equal[file, whole]
-        is_numbered = talk.id == derive_id(whole, number)
-        self._taken.add((file, talk.id, whole))
+        conversation = conversation or draft.unnamed.build(unused_id, True)
+        number = 2 + self._equal_counts[file, full_id]
+        is_numbered = conversation.id == derive_id(full_id, number)
+        self._assigned.add((file, conversation.id, full_id))
         if is_numbered:
-            self._equal[file, whole] += 1
-        self._stored.pop(talk.id, None)  # the import will write to it
-        return talk
+            self._equal_counts[file, full_id] += 1
+        self._stored.pop(conversation.id, None)  # the import will write to it
+        return conversation
 
-    def _candidates(
+    def _iter_candidate_ids(
         self, draft: Conversation, prefixes: Sequence[str]
     ) -> Iterator[tuple[str, int, bool]]:
         """Yield the ids that the thread may have.
@@ -107,77 +107,77 @@ class ThreadNames:
         Each comes with the number of messages that the thread surely shares with the conversation,
         and with a flag that says whether a former version made the id.
         """
-        for id in self._find_former(draft):
+        for id in self._find_former_ids(draft):
             yield id, 0, True
-        for shared, id in enumerate(prefixes, 1):
-            yield id, shared, False
-        taken = self._equal[draft.unnamed.file, prefixes[-1]] if draft.unnamed else 0
-        for number in count(2 + taken):  # for equal conversations in one file
+        for shared_count, id in enumerate(prefixes, 1):
+            yield id, shared_count, False
+        equal_count = self._equal_counts[draft.unnamed.file, prefixes[-1]] if draft.unnamed else 0
+        for number in count(2 + equal_count):  # for equal conversations in one file
             yield derive_id(prefixes[-1], number), len(prefixes), False
 
-    def _prefix_ids(self, draft: Conversation) -> list[str]:
+    def _hash_beginnings(self, draft: Conversation) -> list[str]:
         """Return an id for each beginning of the conversation, the shortest first."""
-        id = str(draft.about.get("user_id") or draft.about.get("owner") or self._user)
+        id = str(draft.metadata.get("user_id") or draft.metadata.get("owner") or self._user)
         ids = []
-        for key in draft.way(draft.leaf):
+        for key in draft.list_branch(draft.leaf):
             node = draft.nodes[key]
-            id = derive_id(id, _signature(node.message), node.at)
+            id = derive_id(id, _compute_signature(node.message), node.created_at)
             ids.append(id)
         return ids
 
-    def _read(self, id: str) -> _StoredThread | None:
+    def _get_stored_thread(self, id: str) -> _StoredThread | None:
         if id not in self._stored:
-            self._stored[id] = self._load(self._prefix + id)
+            self._stored[id] = self._load_stored_thread(self._prefix + id)
         return self._stored[id]
 
-    def _load(self, thread_id: str) -> _StoredThread | None:
+    def _load_stored_thread(self, thread_id: str) -> _StoredThread | None:
         if self._saver.head(thread_id) is None:
             return None
         items = self._saver.history(thread_id, missing_ok=True)
         messages = [item.value for item in items if isinstance(item.value, BaseMessage)]
-        found = self._saver.checkpoints(thread_id, checkpoint_ns="")
-        imported = [info for info in found if NODE in info.metadata]
-        inner = {info.parent_id for info in imported}
-        ends = {info.metadata[NODE] for info in imported if info.checkpoint_id not in inner}
+        checkpoints = self._saver.checkpoints(thread_id, checkpoint_ns="")
+        imported = [info for info in checkpoints if NODE in info.metadata]
+        parent_ids = {info.parent_id for info in imported}
+        branch_ends = {info.metadata[NODE] for info in imported if info.checkpoint_id not in parent_ids}
         ids = frozenset(str(message.id) for message in messages)
-        last = frozenset(_signature(message) for message in messages if message.id in ends)
-        said = frozenset(map(_signature, messages))
-        return _StoredThread(ids, frozenset(ends), said, last)
+        end_signatures = frozenset(_compute_signature(message) for message in messages if message.id in branch_ends)
+        signatures = frozenset(map(_compute_signature, messages))
+        return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
-    def _find_former(self, draft: Conversation) -> list[str]:
+    def _find_former_ids(self, draft: Conversation) -> list[str]:
         """Return the ids of threads of former versions that begin with the same messages."""
         assert draft.unnamed is not None
-        stem = draft.unnamed.stem
+        stem = draft.unnamed.file_stem
         if stem not in self._former:
-            self._former[stem] = self._index_former(stem)
-        index, found = self._former[stem], list[str]()
-        for key in draft.way(draft.leaf) if index else ():
-            also = index.get(_signature(draft.nodes[key].message), [])
-            narrowed = [id for id in found if id in also] if found else also
+            self._former[stem] = self._index_former_threads(stem)
+        index, candidates = self._former[stem], list[str]()
+        for key in draft.list_branch(draft.leaf) if index else ():
+            ids_with_message = index.get(_compute_signature(draft.nodes[key].message), [])
+            narrowed = [id for id in candidates if id in ids_with_message] if candidates else ids_with_message
             if not narrowed:
                 break
-            found = narrowed
-        return found
+            candidates = narrowed
+        return candidates
 
-    def _index_former(self, stem: str) -> dict[str, list[str]]:
+    def _index_former_threads(self, stem: str) -> dict[str, list[str]]:
         """Index the threads that former versions made of a file: their ids by signature."""
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + stem, limit=sys.maxsize):
             id = head.thread_id.removeprefix(self._prefix)
-            stored = self._read(id) if _PLACE.fullmatch(id.removeprefix(stem)) else None
+            stored = self._get_stored_thread(id) if _FORMER_ID_SUFFIX.fullmatch(id.removeprefix(stem)) else None
             for signature in stored.signatures if stored is not None else ():
                 index[signature].append(id)
         return index
 
 
-def _is_same(talk: Conversation, stored: _StoredThread) -> bool:
+def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> bool:
     """Return whether a conversation equals a stored thread, continues it, or is its beginning."""
-    way = talk.way(talk.leaf)
-    known = next((n for n, key in enumerate(way) if key not in stored.ids), len(way))
-    return known == len(way) or (known > 0 and way[known - 1] in stored.ends)
+    branch = conversation.list_branch(conversation.leaf)
+    stored_count = next((n for n, key in enumerate(branch) if key not in stored.ids), len(branch))
+    return stored_count == len(branch) or (stored_count > 0 and branch[stored_count - 1] in stored.branch_ends)
 
 
-def _signature(message: BaseMessage) -> str:
+def _compute_signature(message: BaseMessage) -> str:
     """Return the role, content and tool calls of a message as text, equal in each import."""
     calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())]
     parts: list[Any] = [message.type, message.content, calls]

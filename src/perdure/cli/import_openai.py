@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from perdure.cli.conversation import MalformedPart, Problem, get_by_path, shorten_line
 
-_PAIR: Final = ("preferred_output", "non_preferred_output")
-_CHATS: Final = ("messages", "input", "prompt")  # fields of requests that are conversations
-_Add = Callable[[str, Mapping[str, Any]], None]
+_PREFERENCE_FIELDS: Final = ("preferred_output", "non_preferred_output")
+_CONVERSATION_FIELDS: Final = ("messages", "input", "prompt")  # fields of requests that are conversations
+_AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 
-def convert_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def convert_training_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return an example of a training file as an object with messages, or None for other objects.
 
     For an example of a preference, the preferred answer is on the main branch and the other answer
@@ -26,30 +26,30 @@ def convert_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
     Raises:
         MalformedPart: The example lacks a part.
     """
-    rest = {k: v for k, v in line.items() if k not in (*_PAIR, "input", "prompt", "completion")}
-    if any(name in line for name in _PAIR):
-        given = get_by_path(line, dict, "input")
-        if not isinstance(given.get("messages"), list):
+    rest = {k: v for k, v in line.items() if k not in (*_PREFERENCE_FIELDS, "input", "prompt", "completion")}
+    if any(name in line for name in _PREFERENCE_FIELDS):
+        model_input = get_by_path(line, dict, "input")
+        if not isinstance(model_input.get("messages"), list):
             raise MalformedPart("an example of preference without 'input.messages'")
-        preferred, other = (line.get(name) for name in _PAIR)
+        preferred, other = (line.get(name) for name in _PREFERENCE_FIELDS)
         if not isinstance(preferred, list) or not isinstance(other, list):
             raise MalformedPart(
-                f"an example of preference without {' and '.join(map(repr, _PAIR))}"
+                f"an example of preference without {' and '.join(map(repr, _PREFERENCE_FIELDS))}"
             )
-        messages = given["messages"]
+        messages = model_input["messages"]
         branch = {"after": len(messages), "messages": other}
-        about = {**rest, **{k: v for k, v in given.items() if k != "messages"}}
-        return {**about, "messages": [*messages, *preferred], "branches": [branch]}
+        fields = {**rest, **{k: v for k, v in model_input.items() if k != "messages"}}
+        return {**fields, "messages": [*messages, *preferred], "branches": [branch]}
     if {"prompt", "completion"} <= line.keys() and "messages" not in line:
         prompt, completion = line["prompt"], line["completion"]
         if not isinstance(prompt, str) or not isinstance(completion, str):
             raise MalformedPart("the prompt or its completion is not text")
-        said = ("user", prompt), ("assistant", completion)
-        return {**rest, "messages": [{"role": r, "content": text} for r, text in said]}
+        turns = ("user", prompt), ("assistant", completion)
+        return {**rest, "messages": [{"role": r, "content": text} for r, text in turns]}
     return None
 
 
-def is_batch(line: Mapping[str, Any]) -> bool:
+def is_batch_line(line: Mapping[str, Any]) -> bool:
     """Return whether a line is a request of a batch, or an answer."""
     return "custom_id" in line and ("body" in line or "response" in line)
 
@@ -58,10 +58,10 @@ class Batches:
     """The requests and answers of the batches among the files of one import."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, list[tuple[_Add, str, dict[str, Any]]]] = defaultdict(list)
+        self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(list)
         self._answers: list[tuple[str, Mapping[str, Any]]] = []
 
-    def take(self, file: str, number: str, line: Mapping[str, Any], add: _Add) -> None:
+    def add_line(self, file: str, number: str, line: Mapping[str, Any], add: _AddConversation) -> None:
         """Take a line; `add` adds the conversation of a request to its file.
 
         Raises:
@@ -71,7 +71,7 @@ class Batches:
             self._answers.append((f"{file}, {number}", line))
             return
         body = get_by_path(line, dict, "body")
-        if not any(name in body for name in _CHATS):
+        if not any(name in body for name in _CONVERSATION_FIELDS):
             raise MalformedPart(
                 f"a batch request to {shorten_line(line.get('url'), 40)!r}, which has no messages"
             )
@@ -79,35 +79,35 @@ class Batches:
             raise MalformedPart(
                 f"a batch request to {shorten_line(line['url'], 40)!r}, which is not a conversation"
             )
-        request: dict[str, Any] = {"messages": _read_request(body), "branches": []}
+        request: dict[str, Any] = {"messages": _convert_request(body), "branches": []}
         request |= {name: body[name] for name in ("model", "tools", "functions") if name in body}
         self._requests[str(line["custom_id"])].append((add, number, request))
 
-    def finish(self) -> list[Problem]:
+    def add_answers(self) -> list[Problem]:
         """Add the answers to the conversations. Return the problems of answers."""
         problems = []
-        for place, line in self._answers:
+        for position, line in self._answers:
             try:
-                self._join(line)
+                self._add_answer(line)
             except MalformedPart as exc:
-                problems.append(Problem(str(exc), place))
+                problems.append(Problem(str(exc), position))
         for add, number, request in (each for group in self._requests.values() for each in group):
             add(number, request)
         return problems
 
-    def _join(self, line: Mapping[str, Any]) -> None:
+    def _add_answer(self, line: Mapping[str, Any]) -> None:
         """Add an answer to the conversation of its request."""
         name = str(line["custom_id"])
         requests = self._requests.get(name, [])
         body, error = get_by_path(line, dict, "response", "body"), line.get("error")
         failure = error if isinstance(error, dict) else get_by_path(body, dict, "error")
         if failure or not body:
-            why = (
+            reason = (
                 get_by_path(failure, str, "code")
                 or get_by_path(failure, str, "message")
                 or "no answer"
             )
-            raise MalformedPart(f"a batch request failed: {shorten_line(why, 80)}")
+            raise MalformedPart(f"a batch request failed: {shorten_line(reason, 80)}")
         if not requests:
             raise MalformedPart(
                 "the answer to a batch request that is in none of the files; import the batch's "
@@ -117,33 +117,33 @@ class Batches:
             raise MalformedPart(
                 "the answer to one of several batch requests with the same 'custom_id'"
             )
-        answers = [*_read_answers(body)]
+        answers = [*_convert_answers(body)]
         if not answers:
             raise MalformedPart("the answer to a batch request has no message")
-        request, at = requests[0][2], body.get("created") or body.get("created_at")
+        request, created_at = requests[0][2], body.get("created") or body.get("created_at")
         for answer in answers:
-            answer[-1] = {"created_at": at, **answer[-1]} if at else answer[-1]
+            answer[-1] = {"created_at": created_at, **answer[-1]} if created_at else answer[-1]
         after = len(request["messages"])
         request["branches"] += [{"after": after, "messages": each} for each in answers[1:]]
         request["messages"] = [*request["messages"], *answers[0]]
 
 
-def _read_request(body: Mapping[str, Any]) -> list[Any]:
+def _convert_request(body: Mapping[str, Any]) -> list[Any]:
     """Return the messages of a request for a chat completion, a response or a completion."""
     if isinstance(body.get("messages"), list):
         return [*body["messages"]]
     if isinstance(body.get("prompt"), str):
         return [{"role": "user", "content": body["prompt"]}]
-    instructions, given = get_by_path(body, str, "instructions"), body.get("input")
+    instructions, model_input = get_by_path(body, str, "instructions"), body.get("input")
     first = [{"role": "developer", "content": instructions}] if instructions else []
-    if isinstance(given, str):
-        return [*first, {"role": "user", "content": given}]
-    if not isinstance(given, list):
+    if isinstance(model_input, str):
+        return [*first, {"role": "user", "content": model_input}]
+    if not isinstance(model_input, list):
         raise MalformedPart("the batch request has no messages")
-    return [*first, *map(_read_item, given)]
+    return [*first, *map(_convert_item, model_input)]
 
 
-def _read_answers(body: Mapping[str, Any]) -> Iterator[list[Any]]:
+def _convert_answers(body: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Yield the messages of each answer to a request."""
     for choice in get_by_path(body, list, "choices"):
         if isinstance(get_by_path(choice, dict).get("message"), dict):
@@ -156,10 +156,10 @@ def _read_answers(body: Mapping[str, Any]) -> Iterator[list[Any]]:
         if get_by_path(item, str, "type") != "reasoning"
     ]
     if items:
-        yield [_read_item(item) for item in items]
+        yield [_convert_item(item) for item in items]
 
 
-def _read_item(item: Any) -> Any:
+def _convert_item(item: Any) -> Any:
     """Return an item of the Responses API as a message; others are named by their type."""
     kind = get_by_path(item, str, "type")
     if kind == "function_call":

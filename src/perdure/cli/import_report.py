@@ -11,8 +11,8 @@ from perdure.cli.conversation import Problem
 from perdure.cli.output import counted, note
 from perdure.stores.base import Namespace, TransferReport
 
-_USERS: Final = 5  # the most users that a report names
-_NAMED: Final = 20  # the most refused items that a report names
+_MAX_LISTED_USERS: Final = 5  # the most users that a report names
+_MAX_LISTED_ITEMS: Final = 20  # the most refused items that a report names
 
 
 @dataclass
@@ -51,27 +51,27 @@ class ConversationsReport:
             self.unchanged and f"{self.unchanged:,} unchanged",
             self.empty and f"{self.empty:,} more without messages",
             self.unread and f"{self.unread:,} more of which no message could be read",
-            self.memories is not None and self._memories(),
+            self.memories is not None and self._format_memory_count(),
             self.quarantined and f"{self.quarantined:,} in quarantine",
             self.forgotten and f"{counted(self.forgotten, 'memory', 'memories')} forgotten before",
             self.records and f"{self.records:,} recorded runs and crons, which are not run",
         ]
         counts = ", ".join(str(part) for part in parts if part)
-        whose = f" ({_format_counts(self.users)})" if self._names_others else ""
-        return f"{counted(self.conversations, 'conversation')}{whose}: {counts or 'no messages'}"
+        owners = f" ({_format_counts(self.users)})" if self._names_others else ""
+        return f"{counted(self.conversations, 'conversation')}{owners}: {counts or 'no messages'}"
 
     @property
     def is_empty(self) -> bool:
         """Whether no message was read, and no thread or item of a database."""
         return not (self.conversations or self.items or self.known_items or self.memories)
 
-    def took(self, threads: ImportReport) -> None:
+    def count_threads(self, threads: ImportReport) -> None:
         """Count what was taken over from a database."""
         self.conversations += threads.threads
         self.checkpoints += threads.checkpoints
         self.unchanged += threads.unchanged
 
-    def took_items(self, items: TransferReport) -> None:
+    def count_items(self, items: TransferReport) -> None:
         """Count the items that were taken over from a store, and name those that were refused."""
         self.items += items.items
         self.refused += items.refused
@@ -81,7 +81,7 @@ class ConversationsReport:
     def _names_others(self) -> bool:
         return bool(self.users.keys() - {self.user})
 
-    def _memories(self) -> str:
+    def _format_memory_count(self) -> str:
         if self.memories and self._names_others:
             noun = "memory" if max(self.by_user.values()) == 1 else "memories"
             return _format_counts(self.by_user).replace(" of ", f" {noun} of ", 1)
@@ -90,10 +90,10 @@ class ConversationsReport:
     def print_notes(self) -> None:
         """Print on stderr what was not imported, by kind."""
         problems = Counter(problem.reason for problem in self.skipped)
-        for what, kinds in (("left out", self.left_out), ("not as expected", problems)):
+        for heading, kinds in (("left out", self.left_out), ("not as expected", problems)):
             if kinds:
-                named = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(20))
-                note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
+                listed_kinds = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(20))
+                note(f"{heading}: {listed_kinds}{', …' if len(kinds) > 20 else ''}")
         if problems:
             note("--json lists where")
         if self.not_read:
@@ -112,9 +112,9 @@ class ConversationsReport:
 
             names = (
                 f"{key!r} in {format_namespace(namespace)}"
-                for namespace, key in self.refused[:_NAMED]
+                for namespace, key in self.refused[:_MAX_LISTED_ITEMS]
             )
-            more = ", …" if len(self.refused) > _NAMED else ""
+            more = ", …" if len(self.refused) > _MAX_LISTED_ITEMS else ""
             note(f"deleted or forgotten here, and therefore refused: {', '.join(names)}{more}")
         if self.users[""]:
             note(
@@ -136,9 +136,9 @@ class ConversationsReport:
 
 def _format_counts(counts: Counter[str]) -> str:
     """Format counts by user, the highest first, such as "12 of ann, 3 of me"."""
-    shown = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or "nobody"))[:_USERS]
-    parts = [f"{count:,} of {user or 'nobody'}" for user, count in shown]
-    if others := len(counts) - len(shown):
-        rest = counts.total() - sum(count for _, count in shown)
+    listed = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0] or "nobody"))[:_MAX_LISTED_USERS]
+    parts = [f"{count:,} of {user or 'nobody'}" for user, count in listed]
+    if others := len(counts) - len(listed):
+        rest = counts.total() - sum(count for _, count in listed)
         parts.append(f"{rest:,} of {counted(others, 'other')}")
     return ", ".join(parts)

@@ -84,19 +84,19 @@ class Importing:
 
                 self._report.skipped += talk.problems
                 if talk.nodes:
-                    talk = names.name(talk)
+                    talk = names.assign_thread_id(talk)
                     self._store(prefix + talk.id, talk, advance)
                     done += len(talk.nodes)
                     advance(0, done)
                 else:
                     self._report.left_out += talk.left_out
-                    self._report.unread += talk.seen > 0
-                    self._report.empty += not talk.seen
+                    self._report.unread += talk.source_count > 0
+                    self._report.empty += not talk.source_count
 
     def store_archives(self, archives: Iterable[ArchiveLines]) -> None:
         """Store the items of the archives of persons, with all their versions."""
         for archive in archives:
-            self._report.took_items(self._file.store.import_lines(archive.item_lines()))
+            self._report.count_items(self._file.store.import_lines(archive.iter_item_lines()))
 
     def store_texts(self, texts: list[SavedText]) -> None:
         """Store the memories and documents of an export that are not part of conversations.
@@ -112,7 +112,7 @@ class Importing:
         for saved in texts:
             if saved.project is not None:
                 place = ("projects", user, saved.project)
-                value = {**saved.about, "text": saved.text}
+                value = {**saved.metadata, "text": saved.text}
                 known = self._file.store.get(place, saved.key, refresh_ttl=False)
                 is_known = known is not None and known.value == value
                 if not is_known:
@@ -144,8 +144,8 @@ class Importing:
 
     def _store(self, thread_id: str, talk: Conversation, advance: Callable[[int], None]) -> None:
         if not talk.is_archived:  # an archive says whose each thread is
-            user = talk.about.get("user_id", self._file.user)
-            talk.about["user_id"] = user if self._wanted else ""
+            user = talk.metadata.get("user_id", self._file.user)
+            talk.metadata["user_id"] = user if self._wanted else ""
         try:
             for node in talk.nodes.values():  # before anything of it is written
                 self._codec.encode(node.message, lambda: "a message")
@@ -155,7 +155,7 @@ class Importing:
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
             return
         if talk.is_archived:  # its memories are in the archive
-            self._report.users[talk.about.get("user_id") or talk.about.get("owner", "")] += 1
+            self._report.users[talk.metadata.get("user_id") or talk.metadata.get("owner", "")] += 1
         else:
             self._remember(thread_id)
         self._report.conversations += 1
@@ -190,12 +190,12 @@ class Importing:
                     lacking.append(exc)
                 try:
                     items = self._file.store.import_from(db, max_value_bytes=limit)
-                    self._report.took_items(items)
+                    self._report.count_items(items)
                 except NotADatabase as exc:  # it may have threads
                     lacking.append(exc)
                 if len(lacking) == 2:
                     raise NotADatabase("; ".join(map(str, lacking)))
-        self._report.took(done)
+        self._report.count_threads(done)
         with progress_bar("making memories", "thread") as show:
             for number, thread_id in enumerate(threads, 1):
                 self._remember(thread_id)
@@ -206,12 +206,12 @@ class Importing:
         with at_work(f"importing {source.path}"):
             if source.saver is not None:
                 try:
-                    self._report.took(self._file.saver.import_from(source.saver, names=names))
+                    self._report.count_threads(self._file.saver.import_from(source.saver, names=names))
                 except ImportFailed as exc:  # some threads were refused; items are still imported
                     refused = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
-                self._report.took_items(items)
+                self._report.count_items(items)
         if refused is not None:
             raise refused
 
@@ -310,7 +310,7 @@ class ThreadImport:
         """
         lacking = {
             key: text
-            for key, text in self._talk.former.items()
+            for key, text in self._talk.former_texts.items()
             if key in self._held
             and _contents(self._talk.nodes[key].message) not in self._load_contents(key)
         }
@@ -402,7 +402,7 @@ class ThreadImport:
         added = [node.message for node in batch]
         channel = messages[:kept] + added if continued is None else Continuation(added)
         end = keys[-1] if keys else str(parent)
-        at = self._talk.at(end)
+        at = self._talk.find_creation_time(end)
         moment = datetime.now(UTC) if at == math.inf else datetime.fromtimestamp(at, UTC)
         new: Checkpoint = {
             **checkpoint,
@@ -411,9 +411,9 @@ class ThreadImport:
             "channel_values": {"messages": channel},
             "channel_versions": {**checkpoint["channel_versions"], "messages": version},
         }
-        metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.about}
-        metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.about else {})}
-        times = [None if get_creation_time(node.message) else node.at for node in batch]
+        metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.metadata}
+        metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.metadata else {})}
+        times = [None if get_creation_time(node.message) else node.created_at for node in batch]
         metadata |= {TIMES_KEY: times} if any(times) else {}
         config = self._saver.put(above, new, metadata, {"messages": version})
         self._newest, new["channel_values"] = new["id"], {}

@@ -11,20 +11,20 @@ from langchain_core.messages import BaseMessage
 from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
-    described,
+    build_conversation,
     get_by_path,
-    label,
+    format_placeholder,
     parse_timestamp,
     replace_surrogates,
     shorten_line,
-    spoken,
+    build_message,
 )
 
 _ROLES: Final = ("user", "assistant", "system")
-_DETAILS: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
+_DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
 """Thoughts and code of a model, which Open WebUI stores within the text of the answer."""
-_ROOT: Final = "00000000-0000-0000-0000-000000000000"  # LibreChat: parent of a first message
-_TIMES: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
+_LIBRECHAT_ROOT: Final = "00000000-0000-0000-0000-000000000000"  # LibreChat: parent of a first message
+_LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 
 
 def is_open_webui(value: Mapping[str, Any]) -> bool:
@@ -34,50 +34,50 @@ def is_open_webui(value: Mapping[str, Any]) -> bool:
     )
 
 
-def read_open_webui(export: Mapping[str, Any]) -> Conversation:
+def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
     """Return a chat of Open WebUI with its branches."""
     chat = get_by_path(export, dict, "chat") or export
     history = get_by_path(chat, dict, "history")
     tree = get_by_path(history, dict, "messages")
-    about = {**chat, **{k: v for k, v in export.items() if k not in ("chat", "history")}}
-    about["created_at"] = about.get("created_at") or about.get("timestamp")
+    fields = {**chat, **{k: v for k, v in export.items() if k not in ("chat", "history")}}
+    fields["created_at"] = fields.get("created_at") or fields.get("timestamp")
     models = [model for model in get_by_path(chat, list, "models") if isinstance(model, str)]
-    about["model"] = models[0] if models else None
+    fields["model"] = models[0] if models else None
     names = {"title": "title", "model": "model"}
     names |= {"create_time": "created_at", "update_time": "updated_at"}
-    talk = described(export.get("id") or chat.get("id"), about, names, sorted(tree))
+    conversation = build_conversation(export.get("id") or chat.get("id"), fields, names, sorted(tree))
     if not isinstance(history.get("messages"), dict):
-        talk.problem("'history.messages' is not an object")
+        conversation.add_problem("'history.messages' is not an object")
     parents: dict[str, str | None] = {}
     messages: dict[str, list[BaseMessage]] = {}
     for key, message in tree.items():
-        key, talk.seen = replace_surrogates(key), talk.seen + 1
+        key, conversation.source_count = replace_surrogates(key), conversation.source_count + 1
         parents[key] = get_by_path(message, str, "parentId") or None
         try:
-            messages[key] = _read_open_webui_message(key, message, talk)
+            messages[key] = _convert_open_webui_message(key, message, conversation)
         except MalformedPart as exc:
-            talk.problem(str(exc), key)
-    talk.fill(parents, messages, get_by_path(history, str, "currentId"))
-    return talk
+            conversation.add_problem(str(exc), key)
+    conversation.add_tree(parents, messages, get_by_path(history, str, "currentId"))
+    return conversation
 
 
-def _read_open_webui_message(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
-    role = _role_of(get_by_path(message, dict).get("role") if isinstance(message, dict) else None)
+def _convert_open_webui_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
+    role = _check_role(get_by_path(message, dict).get("role") if isinstance(message, dict) else None)
     text = message.get("content")
     if not isinstance(text, str):
         raise MalformedPart("no content" if text is None else "content is not text")
-    for kind in _DETAILS.findall(text):
-        talk.left_out[kind] += 1
+    for kind in _DETAILS_ELEMENT.findall(text):
+        conversation.left_out[kind] += 1
     names = [get_by_path(file, str, "name") or get_by_path(file, str, "file", "filename")
              for file in get_by_path(message, list, "files")]  # fmt: skip
     error = message.get("error")
-    why = get_by_path(error, str, "content") if isinstance(error, dict) else ""
-    lines = [*(label("file", name) for name in names if name), _DETAILS.sub("", text).strip()]
-    lines += [label("error", why)] if why else []
-    shown = "\n".join(line for line in lines if line)
-    about: dict[str, Any] = {"create_time": parse_timestamp(message.get("timestamp"))}
-    about |= {"model_name": get_by_path(message, str, "model")} if role == "assistant" else {}
-    return [spoken(role, shown, key, **about)] if shown else []
+    error_text = get_by_path(error, str, "content") if isinstance(error, dict) else ""
+    lines = [*(format_placeholder("file", name) for name in names if name), _DETAILS_ELEMENT.sub("", text).strip()]
+    lines += [format_placeholder("error", error_text)] if error_text else []
+    visible_text = "\n".join(line for line in lines if line)
+    metadata: dict[str, Any] = {"create_time": parse_timestamp(message.get("timestamp"))}
+    metadata |= {"model_name": get_by_path(message, str, "model")} if role == "assistant" else {}
+    return [build_message(role, visible_text, key, **metadata)] if visible_text else []
 
 
 def is_librechat(value: Mapping[str, Any]) -> bool:
@@ -86,44 +86,44 @@ def is_librechat(value: Mapping[str, Any]) -> bool:
     return "conversationId" in value and any("messageId" in get_by_path(m, dict) for m in messages)
 
 
-def read_librechat(export: Mapping[str, Any]) -> Conversation:
+def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
     """Return a conversation of LibreChat with its branches, whose messages may be nested."""
-    flat = [*_flatten(export["messages"], None)]
-    names = {"title": "title", "model": "model"} | _TIMES
-    about = {**export, **get_by_path(export, dict, "options")} if "title" not in export else export
-    talk = described(export.get("conversationId"), about, names, str(flat)[:10_000])
+    flat = [*_flatten_messages(export["messages"], None)]
+    names = {"title": "title", "model": "model"} | _LIBRECHAT_TIME_FIELDS
+    fields = {**export, **get_by_path(export, dict, "options")} if "title" not in export else export
+    conversation = build_conversation(export.get("conversationId"), fields, names, str(flat)[:10_000])
     parents: dict[str, str | None] = {}
     messages: dict[str, list[BaseMessage]] = {}
-    for number, (message, above) in enumerate(flat):
-        talk.seen += 1
-        key = get_by_path(message, str, "messageId") or f"{talk.id}-{number}"
-        given = get_by_path(message, dict).get("parentMessageId", above)
+    for number, (message, outer_id) in enumerate(flat):
+        conversation.source_count += 1
+        key = get_by_path(message, str, "messageId") or f"{conversation.id}-{number}"
+        parent_id = get_by_path(message, dict).get("parentMessageId", outer_id)
         parents[key] = (
-            replace_surrogates(given) if isinstance(given, str) and given != _ROOT else None
+            replace_surrogates(parent_id) if isinstance(parent_id, str) and parent_id != _LIBRECHAT_ROOT else None
         )
         try:
-            messages[key] = _read_librechat_message(key, message, talk)
+            messages[key] = _convert_librechat_message(key, message, conversation)
         except MalformedPart as exc:
-            talk.problem(str(exc), key)
+            conversation.add_problem(str(exc), key)
     times = {key: parse_timestamp(get_by_path(message, dict).get("createdAt")) or 0.0
              for key, (message, _) in zip(parents, flat, strict=False)}  # fmt: skip
     newest = max(times, key=lambda key: times[key], default="") if any(times.values()) else ""
-    talk.fill(parents, messages, newest)
-    return talk
+    conversation.add_tree(parents, messages, newest)
+    return conversation
 
 
-def _flatten(messages: Any, above: str | None) -> Iterator[tuple[Any, str | None]]:
+def _flatten_messages(messages: Any, outer_id: str | None) -> Iterator[tuple[Any, str | None]]:
     """Yield messages and those nested in them, each with the id of the message that it follows."""
-    waiting = [(message, above) for message in reversed(get_by_path({"m": messages}, list, "m"))]
-    while waiting:
-        message, above = waiting.pop()
+    pending = [(message, outer_id) for message in reversed(get_by_path({"m": messages}, list, "m"))]
+    while pending:
+        message, above = pending.pop()
         yield message, above
         key = get_by_path(message, str, "messageId")
         children = get_by_path(message, list, "children")
-        waiting += [(child, key) for child in reversed(children)]
+        pending += [(child, key) for child in reversed(children)]
 
 
-def _read_librechat_message(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
+def _convert_librechat_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
     is_user = message.get("isCreatedByUser")
@@ -131,7 +131,7 @@ def _read_librechat_message(key: str, message: Any, talk: Conversation) -> list[
     if not isinstance(is_user, bool) and not isinstance(message.get("sender"), str):
         raise MalformedPart("no sender")
     lines = [
-        label("file", get_by_path(f, str, "filename")) for f in get_by_path(message, list, "files")
+        format_placeholder("file", get_by_path(f, str, "filename")) for f in get_by_path(message, list, "files")
     ]
     parts = get_by_path(message, list, "content") or [{"type": "text", "text": message.get("text")}]
     for part in parts:
@@ -140,19 +140,19 @@ def _read_librechat_message(key: str, message: Any, talk: Conversation) -> list[
         if kind == "text" and isinstance(text, str):
             lines.append(text)
         elif kind in ("think", "tool_call", "agent_update"):
-            talk.left_out[kind] += 1
+            conversation.left_out[kind] += 1
         elif kind in ("image_file", "image_url", "error"):
-            lines.append(label(kind.partition("_")[0], get_by_path(part, str, "error")))
+            lines.append(format_placeholder(kind.partition("_")[0], get_by_path(part, str, "error")))
         else:
-            what = "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
-            talk.problem(what, key)
-    shown = "\n".join(line for line in lines if line.strip())
-    about: dict[str, Any] = {"create_time": parse_timestamp(message.get("createdAt"))}
-    about |= {"model_name": get_by_path(message, str, "model")} if role == "assistant" else {}
-    return [spoken(role, shown, key, **about)] if shown else []
+            problem = "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
+            conversation.add_problem(problem, key)
+    visible_text = "\n".join(line for line in lines if line.strip())
+    metadata: dict[str, Any] = {"create_time": parse_timestamp(message.get("createdAt"))}
+    metadata |= {"model_name": get_by_path(message, str, "model")} if role == "assistant" else {}
+    return [build_message(role, visible_text, key, **metadata)] if visible_text else []
 
 
-def _role_of(role: Any) -> str:
+def _check_role(role: Any) -> str:
     if role not in _ROLES:
         raise MalformedPart(f"unknown role {shorten_line(str(role), 40)!r}")
     return str(role)
