@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from perdure.cli import main
-from perdure.cli.output import console
+from perdure.cli.output import get_console
 
 COLOR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -34,13 +34,13 @@ def on_terminal(
     reader.start()
     os.write(above, typed.encode())
     with ExitStack() as stack, monkeypatch.context() as patched:
-        stack.callback(console.cache_clear)
+        stack.callback(get_console.cache_clear)
         patched.setattr("sys.argv", ["perdure", *arguments])
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
             stream = stack.enter_context(open(os.dup(below), mode, encoding="utf-8", buffering=1))
             patched.setattr(f"sys.{name}", stream)
         os.close(below)
-        console.cache_clear()
+        get_console.cache_clear()
         with pytest.raises(SystemExit):
             main()
     reader.join()

@@ -23,7 +23,7 @@ from langgraph.types import Command
 import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.titles import existing_head
-from perdure.cli.output import speak
+from perdure.cli.output import print_stream
 from perdure.errors import ConfigurationError, ModelFailed, StorageUnavailable
 from perdure.graphs import chat_graph
 from perdure.graphs.responder import NOTICE
@@ -171,7 +171,7 @@ def test_nothing_that_a_model_says_controls_the_terminal(
     with OpenAIServer(["red \x1b[31m and \u202eturned"] * 2) as server:
         use(monkeypatch, server)
         outputs = [*chat("-m", "a \x9b31m"), *chat("-m", "again")]
-    speak(["\x1b", "[31m"])
+    print_stream(["\x1b", "[31m"])
 
     assert not re.search("[\x1b\x9b\u202e]", "".join(outputs))
     assert "red \\x1b[31m and \\u202eturned\n" in outputs

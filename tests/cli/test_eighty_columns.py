@@ -12,7 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from perdure.cli import main
-from perdure.cli.output import console, speak
+from perdure.cli.output import get_console, print_stream
 from tests.cli.commands import attempt, error, folded, read, run
 from tests.cli.talk import say
 from tests.cli.terminal import COLOR
@@ -156,9 +156,9 @@ def test_an_answer_is_broken_between_words(
     """However its parts are cut; its code has the lines that it had."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    console.cache_clear()
-    speak(ANSWER[at : at + size] for at in range(0, len(ANSWER), size))
-    console.cache_clear()
+    get_console.cache_clear()
+    print_stream(ANSWER[at : at + size] for at in range(0, len(ANSWER), size))
+    get_console.cache_clear()
     shown = COLOR.sub("", capsys.readouterr().out)
     words = [word for word in ANSWER.split() if cell_len(word) <= 80]
 

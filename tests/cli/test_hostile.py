@@ -276,7 +276,7 @@ def test_nothing_stored_is_a_control(
 @pytest.mark.usefixtures("hostile")
 def test_the_test_sees_controls(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that prints what somebody said as it is would fail; colours alone would not."""
-    monkeypatch.setattr("perdure.cli.output.safe", str)
+    monkeypatch.setattr("perdure.cli.output.escape_controls", str)
     shown = piped(monkeypatch, "history", "t "), terminal("threads", color=True)
 
     assert all(FORBIDDEN.search(DRAWN.sub("", text)) for text in shown)

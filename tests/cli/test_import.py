@@ -532,7 +532,9 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ThreadImport, "run", store)
 
     assert result.exit_code == 130
-    assert "cut off: 1 conversation: 4 new messages, 4 memories; that is kept" in result.stderr
+    assert (
+        "interrupted: 1 conversation: 4 new messages, 4 memories; these are stored" in result.stderr
+    )
     assert done(file) == (3, 8, 1)
 
 

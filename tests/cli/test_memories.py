@@ -289,7 +289,9 @@ def test_it_shows_what_is_to_go_and_asks() -> None:
     assert "Ann likes figs" in refused.stderr
     assert "Forget 2 memories permanently?" in refused.stderr
     assert len(untouched) == 3
-    assert granted.stdout.endswith("forgot 2 memories\nits bytes are gone from the file\n")
+    assert granted.stdout.endswith(
+        "forgot 2 memories\nthe deleted bytes have been removed from the file\n"
+    )
     assert texts() == ["Bob likes plums"]
 
 

@@ -205,7 +205,7 @@ def test_forget_takes_messages_too(told: str, db: Path) -> None:
 
     assert done[-2:] == [
         "forgot 1 item, 0 old versions and 1 message of 1 thread",
-        "its bytes are gone from the file",
+        "the deleted bytes have been removed from the file",
     ]
     assert [item["key"] for item in read("search", AT)] == ["seat"]
     assert [item["type"] for item in commands.read("history", "trip")] == ["ai"]
@@ -330,7 +330,7 @@ def test_a_search_that_takes_long_shows_that_it_is_at_work(
 ) -> None:
     """On a terminal, once it has taken a while; what is quick says nothing."""
     quick = terminal("store", "search", "/", "aisle")
-    monkeypatch.setattr(output, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(output, "_STATUS_DELAY_S", 0.0)
     find = SQLiteStore.search
 
     def late(*args: Any, **options: Any) -> Any:

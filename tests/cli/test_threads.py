@@ -441,7 +441,7 @@ def test_delete_asks_with_counts_and_takes_memories(db: Path, trip: str) -> None
     assert [len(each) for each in there] == [1, 3]
     assert done.stdout.endswith(
         "deleted 1 thread with 4 messages and 3 memories, of 'trip' (I pack a red tent)\n"
-        "its bytes are gone from the file\n"
+        "the deleted bytes have been removed from the file\n"
     )
     assert [item["namespace"][-1] for item in read("store", "search", "/")] == ["other"]
     assert said("trap")[0] == "a lagoon"

@@ -317,7 +317,7 @@ def test_a_stopped_import_leaves_whole_threads(
     with SQLiteStore.open("x.db") as store:
         items = store.search(())
 
-    assert (done.returncode, "run it again to go on" in told) == (130, True), told
+    assert (done.returncode, "run the command again to continue" in told) == (130, True), told
     assert 0 < came < 152
     assert (same, items) == ([True] * came, [])
     assert files(Path("tmp")) == set()

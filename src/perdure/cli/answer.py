@@ -20,7 +20,7 @@ from perdure.cli.app import (
     open_database,
 )
 from perdure.cli.history import describe_status
-from perdure.cli.output import at_work, counted, line, note, say_done
+from perdure.cli.output import format_count, format_line, print_note, print_result, show_status
 from perdure.errors import (
     ConfigurationError,
     MissingDependency,
@@ -130,7 +130,7 @@ def answer(
     del done["stands"]
     now = outcome.stands or "its run has ended"
     said = [] if outcome.said is None else [outcome.said]
-    say_done(done, json, "\n".join([f"{thread_id!r} is answered; {now}", *said]))
+    print_result(done, json, "\n".join([f"{thread_id!r} is answered; {now}", *said]))
 
 
 # -- what is answered
@@ -138,7 +138,7 @@ def answer(
 
 def _refuse(text: str) -> NoReturn:
     """End the command with exit code 1, before anything is written."""
-    note(f"perdure: {text}")
+    print_note(f"perdure: {text}")
     raise typer.Exit(1)
 
 
@@ -152,12 +152,12 @@ def _choose(questions: Sequence[Mapping[str, Any]], given: _Answer, thread: str,
         _refuse(f"the thread {thread!r} waits for no answer: it {now or 'is idle'}")
     if given.number is None and len(questions) > 1:
         listed = (
-            f"{number}. {line(_as_text(each['value']), _SHOWN)}"
+            f"{number}. {format_line(_as_text(each['value']), _SHOWN)}"
             for number, each in enumerate(questions, 1)
         )
         _refuse("give --question N, as several wait:\n" + "\n".join(listed))
     if (number := given.number or 1) > len(questions):
-        _refuse(f"--question is {number}, and {counted(len(questions), 'question')} waits")
+        _refuse(f"--question is {number}, and {format_count(len(questions), 'question')} waits")
     chosen = questions[number - 1]
     try:
         return chosen["id"], _build_answer(chosen, given)
@@ -191,8 +191,8 @@ def _build_answer(question: Mapping[str, Any], given: _Answer) -> Any:
             )
         if len(listed) != len(calls):
             raise ConfigurationError(
-                f"--answer has {counted(len(listed), 'decision')}, and the question is about "
-                f"{counted(len(calls), 'call')}; expected one for each"
+                f"--answer has {format_count(len(listed), 'decision')}, and the question is about "
+                f"{format_count(len(calls), 'call')}; expected one for each"
             )
         decisions = [
             build_decision(
@@ -246,7 +246,7 @@ def _answer_here(
             thread_id = find_thread_head(file, typed).thread_id
         except ConfigurationError as exc:
             _refuse(str(exc))
-        with at_work(f"running the graph of {thread_id!r} …"):
+        with show_status(f"running the graph of {thread_id!r} …"):
             return thread_id, *asyncio.run(_resume(file, thread_id, given, graph))
 
 
@@ -292,7 +292,7 @@ async def _resume(
             except PerdureError:
                 raise
             except Exception as exc:
-                why = line(f"{type(exc).__name__}: {exc}", _SHOWN)
+                why = format_line(f"{type(exc).__name__}: {exc}", _SHOWN)
                 _refuse(f"the answer to {thread_id!r} is stored, and its run failed: {why}")
         after = await saver.ahead(thread_id)
     status = after.status if after is not None else head.status
@@ -383,7 +383,7 @@ def _answer_by_server(
         if not assistant:
             raise ConfigurationError(f"nothing says of which graph {thread_id!r} is; give --graph")
         command: Any = {"resume": {chosen: resumed}}
-        with at_work(f"asking {url} …"):
+        with show_status(f"asking {url} …"):
             values = client.runs.wait(
                 thread_id,
                 str(assistant),
@@ -392,12 +392,12 @@ def _answer_by_server(
                 raise_error=False,
             )
         if isinstance(values, Mapping) and isinstance(values.get("__error__"), Mapping):
-            why = line(_as_text(values["__error__"]), _SHOWN)
+            why = format_line(_as_text(values["__error__"]), _SHOWN)
             _refuse(f"the answer to {thread_id!r} is stored, and its run failed: {why}")
         after = client.threads.get(thread_id)
     waits = [each.get("value") for some in after["interrupts"].values() for each in some]
     status = "waiting" if waits else "idle" if after["status"] == "idle" else "unfinished"
-    texts = "; ".join(line(_as_text(each), _SHOWN) for each in waits)
+    texts = "; ".join(format_line(_as_text(each), _SHOWN) for each in waits)
     now = f"waits for an answer ({texts})" if waits else "" if status == "idle" else "was cut off"
     return thread_id, chosen, resumed, _Outcome(status, now, waits, _last_said(values))
 
@@ -420,7 +420,7 @@ def _asking(url: str, thread_id: str) -> Iterator[SyncLangGraphClient]:
         code = exc.response.status_code
         if code == 404:
             _refuse(f"there is no thread {thread_id!r} at {url}, or it is not yours")
-        why = line(_detail_of(exc), _SHOWN)
+        why = format_line(_detail_of(exc), _SHOWN)
         if code in (409, 422):
             _refuse(f"{url} refuses the answer: {why}")
         hint = f"; {_KEY} has the key" if code in (401, 403) else ""

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 import typer
 import typer.core
 
-from perdure.cli.output import console, note, safe, say_clean, say_done
+from perdure.cli.output import (
+    escape_controls,
+    get_console,
+    print_note,
+    print_result,
+    print_scrub_result,
+)
 from perdure.errors import ConfigurationError, InvalidNamespace, PerdureError
 
 if TYPE_CHECKING:
@@ -145,7 +151,7 @@ def main() -> None:
 
 def _report_error(text: str, code: int = 2) -> int:
     """Print an error to stderr, and return the exit code."""
-    note(f"perdure: {text}")
+    print_note(f"perdure: {text}")
     return code
 
 
@@ -158,12 +164,12 @@ def _report_usage_error(exc: Any) -> int:
     if context is None:
         return _report_error(text)
     if text == context.get_help():
-        note(text)
+        print_note(text)
         return 2
     if hasattr(exc, "option_name") and hasattr(context.command, "commands"):
         example = f"{context.command_path} COMMAND {exc.option_name}"
         text = f"{text}; put the options of a command after its name: {example}"
-    note(context.get_usage())
+    print_note(context.get_usage())
     return _report_error(text)
 
 
@@ -243,7 +249,7 @@ def require_confirmation(question: str, is_confirmed: bool) -> None:
     if not is_confirmed:
         try:
             with redirect_stdout(sys.stderr):  # because typer writes a space to stdout
-                typer.confirm(safe(question), abort=True, err=True)
+                typer.confirm(escape_controls(question), abort=True, err=True)
         except typer.Abort as exc:
             raise exc.__context__ or exc from None  # typer also turns Ctrl-C into Abort; restore it
 
@@ -277,9 +283,9 @@ def erase_items(
         require_confirmation(f"Forget {describe(receipt)} permanently?", yes)
         receipt = forget(dry_run=False)
     verb = "would forget" if dry_run else "forgot"
-    say_done({**asdict(receipt), "dry_run": dry_run}, json, f"{verb} {describe(receipt)}")
+    print_result({**asdict(receipt), "dry_run": dry_run}, json, f"{verb} {describe(receipt)}")
     if receipt.keys and not (dry_run or json):
-        say_clean(receipt.clean)
+        print_scrub_result(receipt.clean)
     return receipt
 
 
@@ -513,7 +519,7 @@ def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bo
     On a terminal, a long id is shortened to a prefix that no other thread id has. With `is_whole`
     the id is never shortened.
     """
-    is_whole = is_whole or len(thread_id) <= _MAX_UNSHORTENED or not console().is_terminal
+    is_whole = is_whole or len(thread_id) <= _MAX_UNSHORTENED or not get_console().is_terminal
     return thread_id if is_whole else database.saver.unique_prefix(thread_id)
 
 

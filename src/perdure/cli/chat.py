@@ -21,7 +21,14 @@ from perdure.cli.app import (
 )
 from perdure.cli.history import COLORS, describe_status
 from perdure.cli.memories import extract_due_threads
-from perdure.cli.output import at_work, counted, line, note, note_line, speak
+from perdure.cli.output import (
+    format_count,
+    format_line,
+    print_note,
+    print_note_line,
+    print_stream,
+    show_status,
+)
 from perdure.errors import (
     ConfigurationError,
     ModelFailed,
@@ -98,17 +105,17 @@ def _introduce(file: CommandDatabase) -> None:
     answers = f"The model is {chosen.model!r} at {host or 'OpenAI'}."
     if chosen.model is None:
         answers = "No model is configured: answers quote what was said. PERDURE_MODEL sets one."
-    note("perdure chat: a conversation that is stored, and goes on when you come back.")
-    note(f"{answers}\n/help says more, /quit or Ctrl-D leaves.")
+    print_note("perdure chat: a conversation that is stored, and goes on when you come back.")
+    print_note(f"{answers}\n/help says more, /quit or Ctrl-D leaves.")
 
 
 def _extract(file: CommandDatabase) -> None:
     """Extract the turns of runs that were cut off."""
     try:
-        with at_work("looking for messages of runs that were cut off …"):
+        with show_status("looking for messages of runs that were cut off …"):
             extract_due_threads(file)
     except PerdureError as exc:  # the next chat, or a worker, tries again
-        note(f"memories could not be extracted yet: {exc}", "dim")
+        print_note(f"memories could not be extracted yet: {exc}", "dim")
 
 
 class _Talk:
@@ -173,7 +180,7 @@ class _Talk:
         """
         with ExitStack() as stack:
             try:
-                with at_work("waiting for the end of another run of the thread …"):
+                with show_status("waiting for the end of another run of the thread …"):
                     stack.enter_context(self.file.saver.lock(self.thread, timeout_s=_WAIT_S))
             except StorageUnavailable as exc:
                 if not isinstance(exc.__cause__, TimeoutError):
@@ -197,13 +204,15 @@ class _Talk:
             if chunk.type in ("AIMessageChunk", "ai") and meta.get("langgraph_node") == "respond"
         )
         try:
-            if not speak(parts, COLORS["ai"]):  # the answer was stored before the turn was cut off
+            if not print_stream(
+                parts, COLORS["ai"]
+            ):  # the answer was stored before the turn was cut off
                 last = self.graph.get_state(self.config).values["messages"][-1]
-                speak([last.text] if last.type == "ai" else [], COLORS["ai"])
+                print_stream([last.text] if last.type == "ai" else [], COLORS["ai"])
         except PerdureError:
             raise
         except (OpenAIError, ValueError) as exc:  # the second is langchain's, of a broken answer
-            why = line(str(exc), 300).rstrip(".")
+            why = format_line(str(exc), 300).rstrip(".")
             raise ModelFailed(
                 f"{describe_failed_model(exc)} did not answer: {why}. {otherwise}"
             ) from exc
@@ -217,20 +226,24 @@ def _resume(talk: _Talk) -> None:
     """Say where the thread stands, and finish what was cut off."""
     state = talk.graph.get_state(talk.config)
     if not state.created_at:
-        note(f"thread {talk.thread!r} is new", "dim")
+        print_note(f"thread {talk.thread!r} is new", "dim")
         return
     items = [item for item in talk.file.saver.history(talk.thread) if not item.branch]
     seen = sum(bool(item.seen) for item in items)
-    counts = f"thread {talk.thread!r}: {counted(len(items), 'message')} said, the model sees {seen}"
-    note(counts + (f", {len(items) - seen} are only history" if seen < len(items) else ""), "dim")
+    counts = (
+        f"thread {talk.thread!r}: {format_count(len(items), 'message')} said, the model sees {seen}"
+    )
+    print_note(
+        counts + (f", {len(items) - seen} are only history" if seen < len(items) else ""), "dim"
+    )
     for item in items[-_SHOWN:]:
         head = f"{'●' if item.seen else '○'} {item.value.type}: "
         text = item.value.text or ", ".join(
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
-        note_line(head + text, COLORS.get(item.value.type, ""))
+        print_note_line(head + text, COLORS.get(item.value.type, ""))
     if state.tasks:  # also when the answer was stored and the turn not yet ended
-        note("the last turn was cut off; finishing it", "dim")
+        print_note("the last turn was cut off; finishing it", "dim")
         talk.turn(None, "That turn stays to be finished; nothing new was said")
 
 
@@ -248,6 +261,6 @@ def _typed(thread: str) -> Iterator[str]:
         if text == "/quit":
             return
         if text == "/help":
-            note(_HELP.format(quote(thread)))
+            print_note(_HELP.format(quote(thread)))
         elif text:
             yield text

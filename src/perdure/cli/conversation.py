@@ -23,7 +23,9 @@ from perdure.memory.thread_messages import REMEMBER, SEARCHED
 
 _SPACES_AND_COMMAS: Final = re.compile(r"[\s,]*")
 
-_MAX_ID_BYTES: Final = 500  # bytes; no export has longer ones, and a key of a memory has room for it
+_MAX_ID_BYTES: Final = (
+    500  # bytes; no export has longer ones, and a key of a memory has room for it
+)
 
 
 class Problem(NamedTuple):
@@ -78,7 +80,9 @@ class Conversation:
     """A conversation as a tree of messages."""
 
     id: str  # of its thread
-    metadata: dict[str, Any] = field(default_factory=dict)  # see `ABOUT`; times in s since 1970 (UTC)
+    metadata: dict[str, Any] = field(
+        default_factory=dict
+    )  # see `ABOUT`; times in s since 1970 (UTC)
     nodes: dict[str, MessageNode] = field(
         default_factory=dict
     )  # by id, parents first, main branch last
@@ -140,7 +144,9 @@ class Conversation:
 
         The main branch ends with the one shown, or if that is none of them with the last.
         """
-        last_messages: dict[str | None, str | None] = {}  # the last message of each part or of its ancestors
+        last_messages: dict[
+            str | None, str | None
+        ] = {}  # the last message of each part or of its ancestors
 
         def list_new_ancestors(key: str | None) -> list[str]:
             """A part and its ancestors up to one that is done, the oldest first."""
@@ -249,7 +255,9 @@ def iter_json_values(text: str) -> Iterator[tuple[int, Any]]:
             value, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as exc:
             reason = "nested too deeply" if isinstance(exc, RecursionError) else "not JSON"
-            value = MalformedPart("not JSON: the rest" if is_array and reason == "not JSON" else reason)
+            value = MalformedPart(
+                "not JSON: the rest" if is_array and reason == "not JSON" else reason
+            )
             value.__cause__ = exc
             position = len(text) if is_array else (text.find("\n", position) + 1 or len(text))
         yield number, value

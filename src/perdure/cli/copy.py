@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from perdure.cli.app import JsonOption, app, open_database
-from perdure.cli.output import counted, progress_bar, resumable, say_done
+from perdure.cli.output import format_count, print_progress_on_interrupt, print_result, progress_bar
 from perdure.errors import ConfigurationError
 
 _KEY: Final = "A file with its key, in hexadecimal."
@@ -49,7 +49,7 @@ def copy(
     with (
         open_copy(source, _key(from_key_file)) as old,
         open_database(target, create=True, key=_key(to_key_file)) as new,
-        resumable(lambda: f"{counted(done, 'row')} copied; that is kept"),
+        print_progress_on_interrupt(lambda: f"{format_count(done, 'row')} copied so far"),
         progress_bar("copying", "row") as show,
     ):
         ends = list[tuple[Tables, Tables]]()
@@ -60,8 +60,8 @@ def copy(
         made = Copy(ends, advance, indexes)
         made.run()
     nouns = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
-    counts = (counted(made.rows[table], noun) for table, noun in nouns.items())
-    say_done(made.rows, json, f"copied and compared: {', '.join(counts)}")
+    counts = (format_count(made.rows[table], noun) for table, noun in nouns.items())
+    print_result(made.rows, json, f"copied and compared: {', '.join(counts)}")
 
 
 def _key(path: Path | None) -> str | None:

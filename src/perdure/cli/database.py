@@ -22,7 +22,14 @@ from perdure.cli.app import (
     require_confirmation,
     resolve_thread_id,
 )
-from perdure.cli.output import at_work, counted, note, say, show, size
+from perdure.cli.output import (
+    format_count,
+    format_size,
+    print_note,
+    print_rows,
+    print_text,
+    show_status,
+)
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -54,12 +61,12 @@ def config(db: DbOption = None, user: UserOption = None, json: JsonOption = Fals
         (name, _as_toml(row["value"]), os.path.basename(row["source"]))
         for name, row in table.items()
     ]
-    show(table, json, ("name", "value", "source"), rows, ids=("name", "source"))
+    print_rows(table, json, ("name", "value", "source"), rows, ids=("name", "source"))
     if not json:
-        say(f"\ndatabase: {settings.db}")
+        print_text(f"\ndatabase: {settings.db}")
         for path in sorted({row["source"] for row in table.values()}):
             if os.path.isabs(path):
-                say(f"settings file: {path}")
+                print_text(f"settings file: {path}")
 
 
 def _as_toml(value: Any) -> str:
@@ -87,14 +94,14 @@ def stats(db: DbOption = None, json: JsonOption = False) -> None:
     }
     counts |= {name: value for name, value in saver.items() if name not in counts}
     rows = [(name, _in_words(name, value, counts)) for name, value in counts.items()]
-    show(counts, json, ("", ""), rows)
+    print_rows(counts, json, ("", ""), rows)
 
 
 def _in_words(name: str, value: Any, counts: dict[str, Any]) -> str:
     if name == "wal_reset_bug":
         return f"in SQLite {counts['sqlite_version']}, and avoided" if value else "no"
     if name.endswith("_bytes"):
-        return size(value)
+        return format_size(value)
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
@@ -141,32 +148,34 @@ def retain(
         if ids and not rules.checkpoints and rules.idle_days is None:
             raise ConfigurationError("no rule is for threads; give --idle-days, --last, …")
         if not rules:
-            note("no rules are given: only expired items go; --help lists options")
+            print_note("no rules are given: only expired items go; --help lists options")
         threads = [resolve_thread_id(file, each) for each in ids] if ids else None
         what = rules, file.saver, file.store
-        with at_work("looking for what is old"):
+        with show_status("looking for what is old"):
             report = retention.plan(*what, thread_ids=threads)
         if report and not dry_run:
             if not yes:
-                note(f"would go: {summarize_report(report)}")
+                print_note(f"would go: {summarize_report(report)}")
             require_confirmation("Remove this for good?", yes)
-            with at_work("removing what is old"):
+            with show_status("removing what is old"):
                 report = retention.apply(*what, thread_ids=threads)
-    rows = [(each.what, f"{each.count:,}", size(each.size_bytes)) for each in report.removals]
+    rows = [
+        (each.what, f"{each.count:,}", format_size(each.size_bytes)) for each in report.removals
+    ]
     columns = ("would go" if dry_run else "gone", "count", "about")
-    show({**asdict(report), "size_bytes": report.size_bytes}, json, columns, rows)
+    print_rows({**asdict(report), "size_bytes": report.size_bytes}, json, columns, rows)
     if json:
         return
     for each in report.removals:
         for name in each.ids[:_NAMED]:
-            say(f"  {name}")
+            print_text(f"  {name}")
         if len(each.ids) > _NAMED:
-            say(f"  … and {counted(len(each.ids) - _NAMED, 'other')}; --json names all")
+            print_text(f"  … and {format_count(len(each.ids) - _NAMED, 'other')}; --json names all")
     for name in report.left:
-        note(f"left for the next time, as a run has it locked: {name}")
+        print_note(f"left for the next time, as a run has it locked: {name}")
 
 
 def summarize_report(report: Report) -> str:
     """What goes, on one line."""
     counts = [f"{each.count:,} {each.what}" for each in report.removals if each.count]
-    return f"{', '.join(counts)}; about {size(report.size_bytes)}"
+    return f"{', '.join(counts)}; about {format_size(report.size_bytes)}"

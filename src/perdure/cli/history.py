@@ -21,18 +21,18 @@ from perdure.cli.app import (
     resolve_checkpoint_id,
 )
 from perdure.cli.output import (
-    Line,
-    as_json,
-    counted,
-    draw,
-    fixed_line,
-    line,
-    moment,
-    note,
-    paged,
-    safe,
-    say,
-    size,
+    OutputLine,
+    escape_controls,
+    format_count,
+    format_line,
+    format_size,
+    format_time,
+    page_output,
+    print_json,
+    print_note,
+    print_text,
+    print_tree,
+    update_fence,
 )
 
 if TYPE_CHECKING:
@@ -82,33 +82,33 @@ def history(
         title = about(file.saver, chosen, head.metadata).get("title")
         newest = file.saver.checkpoints(chosen, checkpoint_ns="", limit=_CHECKPOINTS)
     if json:
-        as_json([_plain(item) for item in items])
+        print_json([_plain(item) for item in items])
     elif items:
-        with paged(pager=not no_pager):
+        with page_output(pager=not no_pager):
             if title:
-                say(" ".join(title.split()), "bold")
+                print_text(" ".join(title.split()), "bold")
             for number, item in enumerate(items):
                 if number or title:
-                    say()
+                    print_text()
                 for part in (render_heading(item), *render_item_lines(item.value)):
-                    say(*part)
+                    print_text(*part)
     else:
-        note(f"nothing was said on {chosen!r} in the channel {channel!r}")
+        print_note(f"nothing was said on {chosen!r} in the channel {channel!r}")
     for deed in describe_deeds(each.metadata for each in newest[::-1] if at is None):
-        note(f"{chosen!r}: {line(deed)}")
+        print_note(f"{chosen!r}: {format_line(deed)}")
     if at is None and (text := describe_status(head.status)):
-        note(f"{chosen!r} {text}")
+        print_note(f"{chosen!r} {text}")
 
 
 def describe_status(status: ThreadStatus) -> str:
     """That a thread waits, and for what, or before which nodes it was cut off; "": neither."""
     if status.state == "waiting":
         questions = (
-            f"at {line(node)!r}: {line(_text(question), _LONGEST_QUESTION)}"
+            f"at {format_line(node)!r}: {format_line(_text(question), _LONGEST_QUESTION)}"
             for node, question in status.questions
         )
         return f"waits for an answer ({'; '.join(questions)})"
-    nodes = ", ".join(repr(line(node)) for node in dict.fromkeys(status.next))
+    nodes = ", ".join(repr(format_line(node)) for node in dict.fromkeys(status.next))
     where = f"before {nodes}" if nodes else "at the end of a step"
     return f"was cut off, or stopped, {where}" if status.tasks else ""
 
@@ -129,7 +129,7 @@ def _is_message(value: Any) -> bool:
 # -- for people
 
 
-def render_heading(item: HistoryItem) -> Line:
+def render_heading(item: HistoryItem) -> OutputLine:
     """Return the heading line of an item, with its mark, author, time and model.
 
     The time is the time in the message itself, if any, otherwise the time of its first storage.
@@ -139,17 +139,17 @@ def render_heading(item: HistoryItem) -> Line:
     value = item.value
     mark = "?" if item.seen is None else "●" if item.seen else "◌" if item.branch else "○"
     if not _is_message(value):
-        return Line(f"{mark} {moment(item.stored_at)}", "bold")
+        return OutputLine(f"{mark} {format_time(item.stored_at)}", "bold")
     of_model = value.response_metadata
     name = value.name if value.type == "tool" else None
     model = of_model.get("model_name") or of_model.get("model")
     said_at = parse_time(of_model.get("create_time")) or item.stored_at
-    parts = [value.type, name, moment(said_at), model]
+    parts = [value.type, name, format_time(said_at), model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
-    return Line(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
+    return OutputLine(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
 
 
-def render_item_lines(value: Any) -> Iterator[Line]:
+def render_item_lines(value: Any) -> Iterator[OutputLine]:
     """What a message, or another item of a channel, says: text, calls, and other parts by kind."""
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
@@ -189,40 +189,40 @@ def _json(value: Any, indent: int | None = None) -> str:
     )
 
 
-def _prose(text: str) -> Iterator[Line]:
+def _prose(text: str) -> Iterator[OutputLine]:
     fence = ""
     for row in text.split("\n"):
-        fence, fixed = fixed_line(row, fence)
-        yield Line(row, wraps=not fixed)
+        fence, fixed = update_fence(row, fence)
+        yield OutputLine(row, wraps=not fixed)
 
 
-def _indented(text: str, by: str = _INDENT) -> Iterator[Line]:
+def _indented(text: str, by: str = _INDENT) -> Iterator[OutputLine]:
     """What a tool was given or gave back: JSON spread over lines, long data by size."""
     text = _DATA.sub(_of_size, text)
     if text[:1] in ("{", "["):
         with suppress(ValueError, RecursionError):  # it only begins like JSON
             text = _json(jsonlib.loads(text), 2)
     for row in text.split("\n"):
-        yield Line(by + row, wraps=False)
+        yield OutputLine(by + row, wraps=False)
 
 
 def _of_size(match: re.Match[str]) -> str:
-    return f"[{match[1] or 'data'}, {size(len(match[2]) * 3 // 4)}]"
+    return f"[{match[1] or 'data'}, {format_size(len(match[2]) * 3 // 4)}]"
 
 
-def _call(call: Any) -> Iterator[Line]:
+def _call(call: Any) -> Iterator[OutputLine]:
     arguments = call.get("args")
     if not isinstance(arguments, dict):
         arguments = {"arguments": arguments or ""}
     texts = {name: _DATA.sub(_of_size, _text(value)) for name, value in arguments.items()}
     short = ", ".join(f"{name}={text}" for name, text in texts.items())
     if len(short) <= _SHORT and "\n" not in short:
-        yield Line(f"  → {call.get('name')}({short})", wraps=False)
+        yield OutputLine(f"  → {call.get('name')}({short})", wraps=False)
         return
-    yield Line(f"  → {call.get('name')}", wraps=False)
+    yield OutputLine(f"  → {call.get('name')}", wraps=False)
     for name, text in texts.items():
         first, *rest = [text] if "\n" not in text else ["", text]
-        yield Line(f"{_INDENT}{name}: {first}".rstrip(), wraps=False)
+        yield OutputLine(f"{_INDENT}{name}: {first}".rstrip(), wraps=False)
         for lines in rest:
             yield from _indented(lines, _INDENT * 2)
 
@@ -249,11 +249,11 @@ def show(
         ]
         title = about(file.saver, chosen, head.metadata).get("title", "")
     if json:
-        as_json(checkpoints)
+        print_json(checkpoints)
         return
-    with paged(pager=not no_pager):
-        named = safe(f"{chosen}  {line(title)}".strip())
-        draw(_tree(named, describe_status(head.status), checkpoints))
+    with page_output(pager=not no_pager):
+        named = escape_controls(f"{chosen}  {format_line(title)}".strip())
+        print_tree(_tree(named, describe_status(head.status), checkpoints))
 
 
 def _tree(named: str, state: str, checkpoints: list[CheckpointInfo]) -> Tree:
@@ -268,7 +268,9 @@ def _tree(named: str, state: str, checkpoints: list[CheckpointInfo]) -> Tree:
     root = Tree(Text.assemble((named, "bold"), (f"\n{state}" if state else "", "yellow")))
     for ns in dict.fromkeys(info.checkpoint_ns for info in reversed(checkpoints)):
         _grow(
-            root.add(Text(line(ns, None), "italic")) if ns else root, children[ns, None], children
+            root.add(Text(format_line(ns, None), "italic")) if ns else root,
+            children[ns, None],
+            children,
         )
     return root
 
@@ -292,7 +294,7 @@ def _label(info: CheckpointInfo, mark: str) -> Text:
     # of a UUID the beginning with its time (RFC 9562, version 6) is enough
     short = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
-    text = line(f"{mark}{short} · step {step} ({source})", None)
+    text = format_line(f"{mark}{short} · step {step} ({source})", None)
     if "messages" in info.counts:
-        text += f", {counted(info.counts['messages'], 'message')}"
+        text += f", {format_count(info.counts['messages'], 'message')}"
     return Text(f"{text} ← head", "bold green") if info.is_head else Text(text)

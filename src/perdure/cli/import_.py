@@ -1,4 +1,4 @@
-"""`perdure import` and `export`: conversations from exports and other files, and as JSONL."""
+"""The commands `perdure import` and `perdure export`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from perdure.cli.app import (
     resolve_thread_id,
 )
 from perdure.cli.output import (
-    as_json,
-    at_work,
-    note,
+    format_size,
+    print_json,
+    print_note,
+    print_owner_warning,
+    print_progress_on_interrupt,
+    print_result,
     progress_bar,
-    resumable,
-    say_done,
-    size,
-    warn_of_owners,
+    show_status,
 )
 from perdure.errors import ConfigurationError, ImportFailed
 from perdure.settings import check_user, is_dsn
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
     from perdure.cli.import_report import ConversationsReport
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
-_CHUNK: Final = 1 << 20  # bytes that are read from a pipe at once
-_SMALL: Final = 64 << 20  # bytes that a file of a ZIP may unpack to however well it is packed
-_RATIO: Final = 50  # text of an export is packed to a tenth or so, spaces to a thousandth
+_CHUNK_BYTES: Final = 1 << 20  # bytes that are read from a pipe at once
+_ALWAYS_UNPACKED_BYTES: Final = 64 << 20  # a file of a ZIP may unpack to this size in any case
+_MAX_UNPACK_RATIO: Final = 50  # of a larger file; text packs to about a tenth, blanks far better
 _CONVERSATIONS: Final = re.compile(r"(^|/)conversations[^/]*\.jsonl?$", re.IGNORECASE)
-_OTHERS: Final = re.compile(  # other files of Claude's export
+_CLAUDE_FILES: Final = re.compile(  # other files of Claude's export
     r"(^|/)((memories|projects)(/[^/]+)?|(design_chats|conversations)/[^/]+)\.json$", re.IGNORECASE
 )
-_ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)  # parts of Claude's export
+_CLAUDE_ZIP: Final = re.compile(r"-\d+( \(\d+\))?\.zip$", re.IGNORECASE)  # a part of an export
 _JSON: Final = re.compile(r"\.jsonl?$", re.IGNORECASE)
-_LINKS: Final = "is a list of links to the files of an export"
-_UNKNOWN: Final = "no conversation"
+_LINK_LIST_PROBLEM: Final = "is a list of links to the files of an export"
+_NO_CONVERSATION: Final = "no conversation"
 _JUNK: Final = re.compile(r"(^|/)(__MACOSX/|\._)")
-_DEPTH: Final = 8  # of a shared link's page, which holds the conversation somewhere within
+_MAX_DEPTH: Final = 8  # levels at which a conversation is searched, as in the page of a shared link
 
 
 @app.command("import")
@@ -89,7 +89,7 @@ def import_(
             min=1,
             max=2047,
             metavar="N",
-            help="Refuse larger values.",
+            help="Refuse databases with a value of more than N megabytes.",
         ),
     ] = 256,
     user: UserOption = None,
@@ -98,49 +98,54 @@ def import_(
 ) -> None:
     """Import conversations as threads, with memories.
 
-    Takes the exports of ChatGPT and Claude (ZIP, folder or conversations.json), of Open WebUI and
+    Reads exports of ChatGPT and Claude (ZIP, folder or conversations.json), of Open WebUI and
     LibreChat, sessions of Claude Code and Codex, the JSON of a shared link, JSONL of messages,
-    databases of langgraph's own savers, and files of perdure, which are merged with their items.
-    Regenerated answers become forks. What was imported before stays as it is, so an import can be
-    repeated. Exit code 1 if no message was read.
+    databases of langgraph's own savers, and databases of perdure, whose threads and items are
+    merged. Regenerated answers become branches. Threads that were imported before are not changed,
+    so an import can be repeated. Exit code 1 if no message was read.
     """
     from perdure.cli.import_report import ConversationsReport
     from perdure.cli.import_thread import Importing
     from perdure.cli.sources import open_import
 
-    names = _names(renamed or [])
+    names = _parse_renames(renamed or [])
     report = ConversationsReport()
-    reading = _Reading(report)
+    reader = _FilesReader(report)
     databases = [name for name in files if is_dsn(name)]
     with ended_by_signals(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         for number, path in enumerate(Path(name) for name in files if not is_dsn(name)):
             copied = Path(folder) / str(number)
-            with at_work(f"reading {path}"), _open_seekable(path, copied) as source:
-                if source is None or not _begins(source, _SQLITE):
-                    reading.read(path, source)
+            with show_status(f"reading {path}"), _open_seekable(path, copied) as source:
+                if source is None or not _starts_with(source, _SQLITE):
+                    reader.read(path, source)
                 else:
                     databases.append(str(copied if copied.exists() else path))
         if databases and prefix:
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
-        read = reading.finish()
-        read.sort(key=lambda talk: talk.find_creation_time(next(reversed(talk.nodes), None)))
-        # databases are checked before anything is written
-        with at_work("checking databases") if databases else nullcontext():
+        conversations = reader.build_conversations()
+        conversations.sort(
+            key=lambda talk: talk.find_creation_time(next(reversed(talk.nodes), None))
+        )
+        # All databases are checked before anything is written.
+        with show_status("checking databases") if databases else nullcontext():
             sources = [stack.enter_context(open_import(db, max_value_mb << 20)) for db in databases]
-        kept = resumable(lambda: f"{report}; that is kept")
-        with open_database(db, user, create=True, relaxed_durability=True) as file, kept:
+        interruption_note = print_progress_on_interrupt(lambda: f"{report}; these are stored")
+        with (
+            open_database(db, user, create=True, relaxed_durability=True) as file,
+            interruption_note,
+        ):
             importing = Importing(file, report, wanted=not no_memories, later=later)
             for database in sources:
                 importing.take_over(database, names)
-            importing.store(prefix, read)
-            importing.store_texts(reading.texts)
-            importing.store_archives(reading.archives())
+            importing.store(prefix, conversations)
+            importing.store_texts(reader.texts)
+            importing.store_archives(reader.iter_archives())
             if report.memories:
-                with at_work("indexing memories …"):
+                with show_status("indexing memories …"):
                     file.index_memories(report.by_user)
     skipped = [problem._asdict() for problem in report.skipped]
     refused = [{"namespace": namespace, "key": key} for namespace, key in report.refused]
-    say_done({**vars(report), "skipped": skipped, "refused": refused}, json, str(report))
+    print_result({**vars(report), "skipped": skipped, "refused": refused}, json, str(report))
     if not json:
         report.print_notes()
     if report.is_empty:
@@ -160,16 +165,16 @@ def export(
     owners: OwnersOption = None,
     db: DbOption = None,
 ) -> None:
-    """Write threads as JSONL, a line each, with their branches.
+    """Write threads with their branches as JSONL, one line for each thread.
 
-    With --user it is the archive of a person: threads, memories with versions, profile,
-    instructions, examples, and runs and crons as a record. 'perdure import' reads it. Exit code 1
-    if there is nobody of this name.
+    With --user, write the archive of a person: threads, memories with versions, profile,
+    instructions, examples, and a record of runs and crons. 'perdure import' reads an archive. Exit
+    code 1 if there is nobody of this name.
     """
     from perdure.memory.thread_export import build_thread_export
 
     if [bool(thread), every, user is not None].count(True) != 1:
-        raise ConfigurationError("name threads, or give --all or --user")
+        raise ConfigurationError("expected names of threads, --all or --user; pass one of them")
     if user is not None:
         _export_person(check_user("--user", user, "give the name of the person"), owners, db)
         return
@@ -177,12 +182,12 @@ def export(
         raise ConfigurationError(f"--owners {owners} applies only to --user; remove it")
     with open_database(db, allow_read_only=True) as file:
         ids = [resolve_thread_id(file, name) for name in thread or ()]
-        # all there are now: paging would miss those that are written to meanwhile
+        # Paging would miss threads that are written to during the export, so all ids are read now.
         ids = ids or [head.thread_id for head in file.saver.heads(limit=sys.maxsize)]
-        with progress_bar("exporting", "thread") as show:
+        with progress_bar("exporting", "thread") as update_bar:
             for number, name in enumerate(ids, 1):
-                as_json(build_thread_export(file.saver, name), indent=None)
-                show(number / len(ids), number)
+                print_json(build_thread_export(file.saver, name), indent=None)
+                update_bar(number / len(ids), number)
 
 
 def _export_person(user: str, owners: str | None, db: str | None) -> None:
@@ -195,14 +200,14 @@ def _export_person(user: str, owners: str | None, db: str | None) -> None:
             by_owner = None if owners is None else owners == "people"
             lines = export_person(user, file.saver, file.store, owners_are_people=by_owner)
         except UnknownPerson as exc:
-            note(f"perdure: {exc}")
+            print_note(f"perdure: {exc}")
             raise typer.Exit(1) from exc
-        with progress_bar("exporting", "line") as show:
+        with progress_bar("exporting", "line") as update_bar:
             for number, line in enumerate(lines, 1):
                 if number == 1:
-                    warn_of_owners(user, line["threads_by_owner"])
-                as_json(line, indent=None)
-                show(None, number)
+                    print_owner_warning(user, line["threads_by_owner"])
+                print_json(line, indent=None)
+                update_bar(None, number)
 
 
 @contextmanager
@@ -220,7 +225,8 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _names(renamed: list[str]) -> dict[str, str]:
+def _parse_renames(renamed: list[str]) -> dict[str, str]:
+    """Return the new thread id for each old one, from options such as `OLD=NEW`."""
     names = dict[str, str]()
     for option in renamed:
         old, _, new = option.partition("=")
@@ -252,6 +258,11 @@ def _open_seekable(path: Path, copied: Path) -> Iterator[IO[bytes] | None]:
 
 
 def _read_pipe(path: Path, into: IO[bytes]) -> None:
+    """Copy stdin or a pipe to a file.
+
+    Raises:
+        ImportFailed: The path is a device.
+    """
     if path == Path("-"):
         _copy_chunks(sys.stdin.buffer, into)
     elif path.is_char_device() or path.is_block_device():
@@ -263,22 +274,23 @@ def _read_pipe(path: Path, into: IO[bytes]) -> None:
 
 
 def _copy_chunks(source: Any, into: IO[bytes]) -> None:
-    """Copy a stream in chunks, so that a signal is handled between two of them."""
-    while chunk := source.read1(_CHUNK):
+    """Copy a stream in chunks, so that signals are handled between two chunks."""
+    while chunk := source.read1(_CHUNK_BYTES):
         into.write(chunk)
 
 
-def _begins(source: IO[bytes], mark: bytes) -> bool:
+def _starts_with(source: IO[bytes], mark: bytes) -> bool:
+    """Return whether a file begins with some bytes. The position stays at the start."""
     first = source.read(len(mark))
     source.seek(0)
     return first == mark
 
 
-class _Reading:
-    """The content of the files of one import.
+class _FilesReader:
+    """Reads the files of one import.
 
     Attributes:
-        talks: Conversations that are one object in their file.
+        conversations: Conversations that are one object in their file.
         texts: Memories and documents.
         batches: Requests of OpenAI batches, and their answers, which may be in another file.
     """
@@ -287,82 +299,91 @@ class _Reading:
         from perdure.cli.import_openai import Batches
 
         self._report = report
-        self.talks: list[Conversation] = []
+        self.conversations: list[Conversation] = []
         self.texts: list[SavedText] = []
         self.batches = Batches()
-        self._files: list[_Found] = []
+        self._files: list[_FileParts] = []
 
-    def finish(self) -> list[Conversation]:
+    def build_conversations(self) -> list[Conversation]:
         """Return the conversations of all files."""
         self._report.skipped += self.batches.add_answers()
-        for found in self._files:
-            talks = [*found.lines.build_conversations(), *found.sessions.build_conversations()]
-            for talk in talks if found.archive.is_archive else ():
-                talk.is_archived = True
-            self.talks += talks
-            self._report.records += found.archive.records
-            if found.archive.left_out:
-                self._report.left_out["item of another person"] += found.archive.left_out
-        return self.talks
+        for parts in self._files:
+            conversations = [
+                *parts.lines.build_conversations(),
+                *parts.sessions.build_conversations(),
+            ]
+            for conversation in conversations if parts.archive.is_archive else ():
+                conversation.is_archived = True
+            self.conversations += conversations
+            self._report.records += parts.archive.records
+            if parts.archive.left_out:
+                self._report.left_out["item of another person"] += parts.archive.left_out
+        return self.conversations
 
-    def archives(self) -> Iterator[ArchiveLines]:
+    def iter_archives(self) -> Iterator[ArchiveLines]:
         """Yield the archives of persons among the files."""
-        yield from (found.archive for found in self._files if found.archive.is_archive)
+        yield from (parts.archive for parts in self._files if parts.archive.is_archive)
 
     def read(self, path: Path, source: IO[bytes] | None) -> None:
         """Read a file or a folder. Raise an error if it contains nothing that can be imported."""
-        called = "stdin" if path == Path("-") else str(path)
-        is_any, why, where = False, "", ""
+        label = "stdin" if path == Path("-") else str(path)
+        is_any, reason, location = False, "", ""
         try:
-            for name, data in _files(path, called, source, self._report):
-                where = "" if name == called else f"{name!r}, "
+            for name, data in _iter_files(path, label, source, self._report):
+                location = "" if name == label else f"{name!r}, "
                 text = data.decode(jsonlib.detect_encoding(data))
-                is_found, problem = self._read_text(name, called, text, where)
-                is_any, why = is_any or is_found, why or problem
+                has_conversation, problem = self._read_text(name, label, text, location)
+                is_any, reason = is_any or has_conversation, reason or problem
         except zipfile.BadZipFile as exc:
-            raise ImportFailed(f"{called!r} cannot be unpacked: {exc}") from exc
+            raise ImportFailed(f"{label!r} cannot be unpacked: {exc}") from exc
         except UnicodeDecodeError as exc:
-            raise ImportFailed(f"{called!r} is not UTF-8 text: {where}byte {exc.start}") from exc
+            raise ImportFailed(f"{label!r} is not UTF-8 text: {location}byte {exc.start}") from exc
         if not is_any:
             raise ImportFailed(
-                f"{called!r} {why or 'holds no conversations'}; expected an export of ChatGPT or "
+                f"{label!r} {reason or 'holds no conversations'}; expected an export of ChatGPT or "
                 "Claude (ZIP, folder, conversations.json), of Open WebUI or LibreChat, a session "
                 "of Claude Code or Codex, a shared link's JSON, JSONL of messages, or a database "
                 "of langgraph or of perdure"
             )
 
-    def _read_text(self, name: str, called: str, text: str, where: str) -> tuple[bool, str]:
-        """Read the text of a file. Return whether it has a conversation, and the reason if not."""
+    def _read_text(self, name: str, label: str, text: str, location: str) -> tuple[bool, str]:
+        """Read the text of a file.
+
+        Returns:
+            Whether the text has a conversation, then the reason why not, or "" if it is unknown.
+        """
         from perdure.cli.conversation import MalformedPart, Problem, iter_json_values
         from perdure.cli.import_agents import SessionsReader
         from perdure.cli.import_archive import ArchiveLines
         from perdure.cli.import_lines import JsonLinesReader
 
-        file, is_any, why = name if name == called else f"{called}/{name}", False, ""
-        found = _Found(file, JsonLinesReader(file), SessionsReader(file), self, ArchiveLines())
-        self._files.append(found)
+        file, is_any, reason = name if name == label else f"{label}/{name}", False, ""
+        parts = _FileParts(file, JsonLinesReader(file), SessionsReader(file), self, ArchiveLines())
+        self._files.append(parts)
         for number, value in iter_json_values(text):
             try:
                 if isinstance(value, MalformedPart):
                     raise value
-                if not _collect(str(number), value, found):
+                if not _collect_conversations(str(number), value, parts):
                     raise _explain_unknown(value)
                 is_any = True
             except MalformedPart as exc:
-                why = why or _explain_failure(exc, where)
+                reason = reason or _explain_failure(exc, location)
                 self._report.skipped.append(Problem(str(exc), f"{name}, {number}"))
-        return is_any, why
+        return is_any, reason
 
 
-def _explain_failure(problem: MalformedPart, where: str) -> str:
+def _explain_failure(problem: MalformedPart, location: str) -> str:
     """Return why a file with this problem contains no conversations, or "" if that is unknown."""
-    wrong = problem.__cause__
-    if isinstance(wrong, jsonlib.JSONDecodeError):
-        return f"is not valid JSON: {where}line {wrong.lineno}, column {wrong.colno}"
-    if str(problem) == _UNKNOWN:
+    cause = problem.__cause__
+    if isinstance(cause, jsonlib.JSONDecodeError):
+        return f"is not valid JSON: {location}line {cause.lineno}, column {cause.colno}"
+    if str(problem) == _NO_CONVERSATION:
         return ""
-    why = str(problem)
-    return why if why.startswith(_LINKS) else f"holds no conversations: {where}{why}"
+    reason = str(problem)
+    if reason.startswith(_LINK_LIST_PROBLEM):
+        return reason
+    return f"holds no conversations: {location}{reason}"
 
 
 def _explain_unknown(value: Any) -> MalformedPart:
@@ -373,40 +394,51 @@ def _explain_unknown(value: Any) -> MalformedPart:
     zips = files_of_manifest(value) if isinstance(value, dict) else []
     if zips:
         return MalformedPart(
-            f"{_LINKS}: download {', '.join(zips)} from them, and import these files"
+            f"{_LINK_LIST_PROBLEM}: download {', '.join(zips)} from them, and import these files"
         )
-    return MalformedPart(_UNKNOWN)
+    return MalformedPart(_NO_CONVERSATION)
 
 
-def _files(
-    path: Path, called: str, source: IO[bytes] | None, report: ConversationsReport
+def _iter_files(
+    path: Path, label: str, source: IO[bytes] | None, report: ConversationsReport
 ) -> Iterator[tuple[str, bytes]]:
-    """The names and contents of the files that may hold conversations, one after the other."""
+    """Yield name and content of each file that may contain conversations.
+
+    Args:
+        path: The path of a file, a ZIP or a folder.
+        label: The name of the file in messages.
+        source: The open file, or None for a folder.
+        report: Counts the files that are skipped.
+    """
     if source is None:
         names = sorted(str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file())
         for name in _select_names(names, report):
             yield name, (path / name).read_bytes()
-        for name in filter(_ZIP.search, names):
+        for name in filter(_CLAUDE_ZIP.search, names):
             with (path / name).open("rb") as file:
-                yield from _files(path / name, name, file, report)
-    elif _begins(source, b"PK"):
+                yield from _iter_files(path / name, name, file, report)
+    elif _starts_with(source, b"PK"):
         with zipfile.ZipFile(source) as archive:
             for name in _select_names(sorted(archive.namelist()), report):
                 info = archive.getinfo(name)
-                if info.file_size > max(_SMALL, _RATIO * info.compress_size):  # never more is read
+                if info.file_size > max(
+                    _ALWAYS_UNPACKED_BYTES, _MAX_UNPACK_RATIO * info.compress_size
+                ):
                     raise zipfile.BadZipFile(
-                        f"{name!r} has {size(info.file_size)} in {size(info.compress_size)}, which "
-                        f"is over {size(_SMALL)} and {_RATIO} times as much; if that is meant, "
-                        "unpack the file and import the folder"
+                        f"{name!r} unpacks from {format_size(info.compress_size)} to "
+                        f"{format_size(info.file_size)}, which is more than "
+                        f"{format_size(_ALWAYS_UNPACKED_BYTES)} and more than {_MAX_UNPACK_RATIO} "
+                        "times its packed size; if you trust the file, unpack it and import the "
+                        "folder"
                     )
                 try:
                     data = archive.read(info)
-                except Exception as exc:  # each way of packing raises its own
-                    why = "it is encrypted" if info.flag_bits & 1 else exc
-                    raise zipfile.BadZipFile(f"{name!r}: {why}") from exc
+                except Exception as exc:  # each compression method raises errors of its own
+                    reason = "it is encrypted" if info.flag_bits & 1 else exc
+                    raise zipfile.BadZipFile(f"{name!r}: {reason}") from exc
                 yield name, data
     else:
-        yield called, source.read()
+        yield label, source.read()
 
 
 def _select_names(names: list[str], report: ConversationsReport) -> list[str]:
@@ -417,57 +449,80 @@ def _select_names(names: list[str], report: ConversationsReport) -> list[str]:
     """
     names = [name for name in names if not _JUNK.search(name) and not name.endswith("/")]
     conversations = [name for name in names if _CONVERSATIONS.search(name)]
-    others = [name for name in names if _OTHERS.search(name)]
-    wanted = [*conversations, *others] or [name for name in names if _JSON.search(name)]
-    for name in {*names}.difference(wanted):
+    claude_files = [name for name in names if _CLAUDE_FILES.search(name)]
+    selected = [*conversations, *claude_files] or [name for name in names if _JSON.search(name)]
+    for name in {*names}.difference(selected):
         folder = name.rpartition("/")[0]
         if _JSON.search(name):
             report.not_read[f"{folder}/…" if folder.startswith("frames") else name] += 1
-    return wanted
+    return selected
 
 
-class _Found(NamedTuple):
-    """The parts of a file: lines, sessions, and objects that are whole conversations."""
+class _FileParts(NamedTuple):
+    """The readers that collect the conversations of one file.
+
+    Attributes:
+        file: The name of the file in messages.
+        lines: Reads objects with messages.
+        sessions: Reads sessions of coding agents.
+        reader: Collects objects that are complete conversations.
+        archive: Reads the lines of a person's archive, except threads.
+    """
 
     file: str
     lines: JsonLinesReader
     sessions: SessionsReader
-    reading: _Reading
+    reader: _FilesReader
     archive: ArchiveLines
 
 
-def _collect(number: str, value: Any, found: _Found, depth: int = _DEPTH) -> bool:
-    """Find the conversations in a value, at some depth too. Return whether there are any."""
+def _collect_conversations(
+    number: str, value: Any, parts: _FileParts, depth: int = _MAX_DEPTH
+) -> bool:
+    """Collect the conversations in a value and in the values that it contains.
+
+    Args:
+        number: The position of the value in its file, such as "3.1".
+        value: A value of JSON.
+        parts: Receives the conversations.
+        depth: The number of levels that may still be searched.
+
+    Returns:
+        Whether there was a conversation.
+    """
     from perdure.cli.import_lines import has_messages
     from perdure.cli.import_openai import convert_training_example, is_batch_line
     from perdure.memory.message_forms import is_message
 
     is_object = isinstance(value, dict)
-    if is_object and depth == _DEPTH and found.archive.add_line(value):
+    if is_object and depth == _MAX_DEPTH and parts.archive.add_line(value):
         pass
-    elif is_object and (read := _reader_of(value)) is not None:
-        found.reading.talks.append(read(value))
-    elif is_object and (read_texts := _text_reader_of(value)) is not None:
-        found.reading.texts.extend(read_texts(value))
-    elif is_object and depth == _DEPTH and found.sessions.add_line(value):
+    elif is_object and (read := _find_reader(value)) is not None:
+        parts.reader.conversations.append(read(value))
+    elif is_object and (read_texts := _find_text_reader(value)) is not None:
+        parts.reader.texts.extend(read_texts(value))
+    elif is_object and depth == _MAX_DEPTH and parts.sessions.add_line(value):
         pass
     elif is_object and is_batch_line(value):
-        found.reading.batches.add_line(found.file, number, value, found.lines.add_conversation)
+        parts.reader.batches.add_line(parts.file, number, value, parts.lines.add_conversation)
     elif is_object and (example := convert_training_example(value)) is not None:
-        found.lines.add_conversation(number, example)
+        parts.lines.add_conversation(number, example)
     elif is_object and has_messages(value):
-        found.lines.add_conversation(number, value)
-    elif depth == _DEPTH and is_message(value):
-        found.lines.add_message(value)
+        parts.lines.add_conversation(number, value)
+    elif depth == _MAX_DEPTH and is_message(value):
+        parts.lines.add_message(value)
     else:
-        parts = value.values() if is_object else value if isinstance(value, list) else ()
-        within = enumerate(parts, 1) if depth else ()
-        kinds = [_collect(f"{number}.{n}", part, found, depth - 1) for n, part in within]
-        return any(kinds)
+        children = value.values() if is_object else value if isinstance(value, list) else ()
+        numbered = enumerate(children, 1) if depth else ()
+        collected = [  # a list, because all children must be searched
+            _collect_conversations(f"{number}.{n}", child, parts, depth - 1)
+            for n, child in numbered
+        ]
+        return any(collected)
     return True
 
 
-def _reader_of(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
+def _find_reader(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
     """Return the function that reads an object as one conversation, if there is one."""
     from perdure.cli import import_chatgpt, import_claude, import_webui
 
@@ -482,7 +537,7 @@ def _reader_of(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
     return import_webui.build_librechat_conversation if import_webui.is_librechat(value) else None
 
 
-def _text_reader_of(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedText]] | None:
+def _find_text_reader(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedText]] | None:
     """Return the function that reads an object as memories or documents, if there is one."""
     from perdure.cli import import_claude
 

@@ -12,20 +12,26 @@ from langchain_core.messages import BaseMessage
 
 from perdure.cli.conversation import (
     Conversation,
-    derive_id,
     build_conversation,
+    build_message,
+    derive_id,
     format_code_block,
-    get_by_path,
     format_placeholder,
+    get_by_path,
     parse_timestamp,
     replace_surrogates,
     shorten_line,
-    build_message,
 )
 
 _CLAUDE_MESSAGE_TYPES: Final = ("user", "assistant")
 _CLAUDE_TITLE_FIELDS: Final = ("customTitle", "aiTitle", "title")
-_CODEX_LINE_TYPES: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+_CODEX_LINE_TYPES: Final = (
+    "session_meta",
+    "response_item",
+    "event_msg",
+    "turn_context",
+    "compacted",
+)
 _CODEX_ITEM_TYPES: Final = (
     *("message", "reasoning", "function_call", "function_call_output", "local_shell_call"),
     *("custom_tool_call", "custom_tool_call_output", "web_search_call", "ghost_snapshot"),
@@ -36,7 +42,16 @@ _PROGRAM_TEXT: Final = re.compile(
 )
 """Texts that the programs store as messages of the user."""
 _SYSTEM_REMINDER: Final = re.compile(r"<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
-_SUBJECT_ARGUMENTS: Final = ("command", "cmd", "file_path", "path", "pattern", "query", "url", "description")
+_SUBJECT_ARGUMENTS: Final = (
+    "command",
+    "cmd",
+    "file_path",
+    "path",
+    "pattern",
+    "query",
+    "url",
+    "description",
+)
 _TEXT_ARGUMENTS: Final = ("content", "new_string", "new_str", "prompt", "plan", "input", "patch")
 
 
@@ -75,7 +90,9 @@ class SessionsReader:
         for session in self._sessions.values():
             titles = [text for key, text in self._summaries.items() if key in session.parents]
             session.title = session.title or (titles[-1] if titles else "")
-        non_empty_sessions = (each for each in self._sessions.values() if each.parents or each.source_count)
+        non_empty_sessions = (
+            each for each in self._sessions.values() if each.parents or each.source_count
+        )
         return [session.build_conversation() for session in non_empty_sessions]
 
     def _get_or_create_session(self, name: object) -> _Session:
@@ -206,7 +223,10 @@ def _convert_claude_message(
             session.count_left_out(kind)
         else:
             session.problems.append((f"unknown content {shorten_line(kind, 40)!r}", key))
-    metadata: dict[str, Any] = {"create_time": created_at, "model_name": get_by_path(message, str, "model")}
+    metadata: dict[str, Any] = {
+        "create_time": created_at,
+        "model_name": get_by_path(message, str, "model"),
+    }
     messages = [build_message(role, "\n\n".join(texts), key, **metadata)] if texts else []
     if calls:
         id = f"{key}/1" if texts else key
@@ -255,5 +275,7 @@ def _format_tool_call(name: str, arguments: Mapping[str, Any]) -> tuple[str, boo
     texts = [text for text in texts if text.strip()]
     is_code = field in ("command", "cmd") and len(subject) > 0
     body = [format_code_block(subject, "bash")] if is_code else []
-    heading = format_placeholder(name or "tool", get_by_path(arguments, str, "description") if is_code else subject)
+    heading = format_placeholder(
+        name or "tool", get_by_path(arguments, str, "description") if is_code else subject
+    )
     return "\n".join([heading, *body, *texts]), bool(body or texts)

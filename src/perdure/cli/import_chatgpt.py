@@ -15,13 +15,13 @@ from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
     build_conversation,
+    build_message,
     format_code_block,
-    get_by_path,
     format_placeholder,
+    get_by_path,
     parse_timestamp,
     replace_surrogates,
     shorten_line,
-    build_message,
 )
 
 _NAMES: Final = {
@@ -69,7 +69,9 @@ def read(conversation: Mapping[str, Any]) -> Conversation:
         except MalformedPart as exc:
             talk.add_problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
-    talk.add_tree(parents, _messages(parents, parts), get_by_path(conversation, str, "current_node"))
+    talk.add_tree(
+        parents, _messages(parents, parts), get_by_path(conversation, str, "current_node")
+    )
     talk.former_texts = {
         key: part.former
         for key, part in parts.items()
@@ -117,7 +119,9 @@ def _messages(
         metadata = {"create_time": part.at, "model_name": get_by_path(part.meta, str, "model_slug")}
         text = _without_markup(part.text, part.meta)
         is_document = part.tool.startswith(_CANVAS)
-        message = build_message(role, text, key, tool=bool(part.tool), document=is_document, **metadata)
+        message = build_message(
+            role, text, key, tool=bool(part.tool), document=is_document, **metadata
+        )
         fixed: Any = {"id": key, "response_metadata": message.response_metadata}
         name, above = _NOT_IN_NAMES.sub("_", part.tool)[:64], parents[key]
         if key in answered:
@@ -204,7 +208,11 @@ def _said(part: _Part) -> str:
         raise MalformedPart(f"unknown content {shorten_line(part.kind, 40)!r}")
     if part.kind == "code":
         language, code = part.first("language"), part.plain
-        return format_code_block(code, "" if language == "unknown" else language) if code.strip() else ""
+        return (
+            format_code_block(code, "" if language == "unknown" else language)
+            if code.strip()
+            else ""
+        )
     files = get_by_path(part.meta, list, "attachments")
     names = (  # pictures are among its parts too
         get_by_path(file, str, "name")
@@ -255,7 +263,9 @@ def _call(part: _Part) -> str:
     if request.lstrip()[:1] in "{[":  # nothing to read, or arguments that only the tool understands
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
-    return format_placeholder("image" if noun.startswith("dalle") or "prompt" in arguments else noun, request)
+    return format_placeholder(
+        "image" if noun.startswith("dalle") or "prompt" in arguments else noun, request
+    )
 
 
 def _document(part: _Part, arguments: Mapping[str, Any]) -> str:

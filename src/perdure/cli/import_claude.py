@@ -14,15 +14,15 @@ from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
     SavedText,
-    derive_id,
     build_conversation,
+    build_message,
+    derive_id,
     format_code_block,
-    get_by_path,
     format_placeholder,
+    get_by_path,
     parse_timestamp,
     replace_surrogates,
     shorten_line,
-    build_message,
 )
 
 _NAMES: Final = {
@@ -50,7 +50,9 @@ _ROOT: Final = "00000000-0000-4000-8000-000000000000"  # the parent of a first m
 def read(conversation: Mapping[str, Any]) -> Conversation:
     """A conversation; what is not as expected in it is left out and noted."""
     messages = conversation["chat_messages"]
-    talk = build_conversation(conversation.get("uuid"), conversation, _NAMES, str(messages)[:10_000])
+    talk = build_conversation(
+        conversation.get("uuid"), conversation, _NAMES, str(messages)[:10_000]
+    )
     if not isinstance(messages, list):
         talk.add_problem("'chat_messages' is not a list")
     by_key: dict[str, list[BaseMessage]] = {}
@@ -89,7 +91,9 @@ def _messages(key: str, message: Any, talk: Conversation) -> list[BaseMessage]:
         former = "\n\n".join(piece.former for piece in run)
         is_document = run[0].kind == _TOOL and any(piece.is_document for piece in run)
         is_tool = run[0].kind == _TOOL
-        said.append(build_message(role, text, id, tool=is_tool, document=is_document, create_time=at))
+        said.append(
+            build_message(role, text, id, tool=is_tool, document=is_document, create_time=at)
+        )
         if former != text or is_document:
             talk.former_texts[replace_surrogates(id)] = replace_surrogates(former)
     return said
@@ -125,7 +129,9 @@ def _attached(message: Mapping[str, Any]) -> Iterator[_Piece]:
             get_by_path(file, str, "file_name"),
             get_by_path(file, str, "extracted_content"),
         )
-        shown = format_placeholder("file", name) + (f"\n{format_code_block(text)}" if text.strip() else "")
+        shown = format_placeholder("file", name) + (
+            f"\n{format_code_block(text)}" if text.strip() else ""
+        )
         if name and text.strip() and _PASTE.fullmatch(name):
             yield _Piece(_PASTED, text, shown)
         elif name and (text.strip() or name not in names):
@@ -152,7 +158,9 @@ def _blocks(message: Mapping[str, Any], key: str, talk: Conversation) -> Iterato
             source = get_by_path(block, dict, "source")
             name = get_by_path(block, str, "title") or get_by_path(block, str, "file_name")
             content = get_by_path(source, str, "data") if source.get("type") == "text" else ""
-            shown = format_placeholder(kind, name) + (f"\n{format_code_block(content)}" if content.strip() else "")
+            shown = format_placeholder(kind, name) + (
+                f"\n{format_code_block(content)}" if content.strip() else ""
+            )
             yield _Piece(_TOOL, shown, "", bool(content.strip()))
         elif kind not in _SPOKEN or not isinstance(text, str):
             what = "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
@@ -169,7 +177,9 @@ def _call(name: str, arguments: Mapping[str, Any], talk: Conversation) -> _Piece
         noun = name
     subjects = (arguments[n] for n in _SUBJECTS if n in arguments)
     about = next((subject for subject in subjects if subject), "")
-    former = format_placeholder(noun, next((arguments[n] for n in _SUBJECTS[:5] if n in arguments), ""))
+    former = format_placeholder(
+        noun, next((arguments[n] for n in _SUBJECTS[:5] if n in arguments), "")
+    )
     texts, rest = list[str](), 0
     for field, value in arguments.items():
         if value == about or field in _PLAIN or not isinstance(value, str | list | dict):
@@ -197,7 +207,9 @@ def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str
         get_by_path(arguments, str, name) for name in ("path", "file_path", "filename", "file_name")
     )
     ending = Path(next(filter(None, names), "")).suffix[1:]
-    return text if ending in ("", "md", "txt") else format_code_block(text, shorten_line(ending, 10))
+    return (
+        text if ending in ("", "md", "txt") else format_code_block(text, shorten_line(ending, 10))
+    )
 
 
 # -- what else an export has

@@ -27,7 +27,10 @@ _THREAD_ID_PATHS: Final = (
     *(("config", "configurable", "thread_id"), ("metadata", "thread_id")),
 )
 """The paths of an object's thread id; the last three are LangGraph's, for states and threads."""
-_ALTERNATIVE_NAMES: Final = {"create_time": ("created_at", "timestamp"), "update_time": ("updated_at",)}
+_ALTERNATIVE_NAMES: Final = {
+    "create_time": ("created_at", "timestamp"),
+    "update_time": ("updated_at",),
+}
 """Other names of the fields in `ABOUT`."""
 
 
@@ -62,7 +65,9 @@ class JsonLinesReader:
         self._conversations: dict[str, tuple[Conversation, _Path]] = {}
         self._states: list[tuple[float, Mapping[str, Any], object]] = []
         self._unnamed: list[Conversation] = []
-        self._messages_by_user: dict[str, dict[str, Any]] = {}  # messages without an id, by their user
+        self._messages_by_user: dict[
+            str, dict[str, Any]
+        ] = {}  # messages without an id, by their user
         self._user = ""  # the user of the previous message
 
     def build_conversations(self) -> list[Conversation]:
@@ -70,8 +75,14 @@ class JsonLinesReader:
         states, self._states = sorted(self._states, key=lambda state: state[0]), []
         for created_at, state, name in states:
             self._add_object(name, state, None if created_at == math.inf else created_at)
-        unnamed_messages = (self._build_provisional(self._stem, each) for each in self._messages_by_user.values())
-        return [*(talk for talk, _ in self._conversations.values()), *self._unnamed, *unnamed_messages]
+        unnamed_messages = (
+            self._build_provisional(self._stem, each) for each in self._messages_by_user.values()
+        )
+        return [
+            *(talk for talk, _ in self._conversations.values()),
+            *self._unnamed,
+            *unnamed_messages,
+        ]
 
     def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
         """Add the messages of an object, which begin with the first message of the thread.
@@ -89,7 +100,9 @@ class JsonLinesReader:
             self._unnamed.append(self._build_provisional(f"{self._stem}-{number}", conversation))
         elif "values" in conversation and ("checkpoint" in conversation or "next" in conversation):
             created_at = parse_timestamp(conversation.get("created_at"))
-            self._states.append((math.inf if created_at is None else created_at, conversation, name))
+            self._states.append(
+                (math.inf if created_at is None else created_at, conversation, name)
+            )
         else:
             self._add_object(name, conversation)
 
@@ -102,14 +115,18 @@ class JsonLinesReader:
         else:
             user = str([*labels.items()]) if any(labels.values()) else ""
             self._user = user or self._user
-            unnamed_messages = self._messages_by_user.setdefault(self._user, {"messages": [], **labels})
+            unnamed_messages = self._messages_by_user.setdefault(
+                self._user, {"messages": [], **labels}
+            )
             unnamed_messages["messages"].append(message)
 
     def _build_provisional(self, name: str, conversation: Mapping[str, Any]) -> Conversation:
         """Build a conversation that has no id; its provisional id is made of the name."""
 
         def build(id: str, is_timed: bool) -> Conversation:
-            conversation_with_id = Conversation(id, _build_empty_conversation(name, conversation).metadata)
+            conversation_with_id = Conversation(
+                id, _build_empty_conversation(name, conversation).metadata
+            )
             _add_messages(conversation_with_id, {}, conversation, is_timed=is_timed)
             conversation_with_id.left_out.update(_find_unimported_fields(conversation))
             return conversation_with_id
@@ -126,7 +143,9 @@ class JsonLinesReader:
         path.clear()
         _add_messages(thread, path, conversation, created_at)
 
-    def _get_or_create_thread(self, name: object, line: Mapping[str, Any]) -> tuple[Conversation, _Path]:
+    def _get_or_create_thread(
+        self, name: object, line: Mapping[str, Any]
+    ) -> tuple[Conversation, _Path]:
         new_thread = _build_empty_conversation(name, line)
         thread, path = self._conversations.setdefault(new_thread.id, (new_thread, {}))
         thread.metadata |= new_thread.metadata
@@ -142,7 +161,9 @@ def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversa
     """Build a conversation without messages, with the metadata that an object has."""
     metadata = {**line}
     for own_name, alternative_names in _ALTERNATIVE_NAMES.items():
-        times = (line[each] for each in alternative_names if parse_timestamp(line.get(each)) is not None)
+        times = (
+            line[each] for each in alternative_names if parse_timestamp(line.get(each)) is not None
+        )
         metadata[own_name] = line.get(own_name, next(times, None))
     for key in ("title", *USER_LABELS):
         value = line.get(key, get_by_path(line, dict, "metadata").get(key))
@@ -207,6 +228,10 @@ def _append_message(
         )
         return parent_id
     own_time = time_of_message(line)
-    path[thread.add_message(message, parent_id, created_at if own_time is None else own_time, variant=variant)] = None
+    path[
+        thread.add_message(
+            message, parent_id, created_at if own_time is None else own_time, variant=variant
+        )
+    ] = None
     thread.leaf = next(reversed(path))
     return thread.leaf

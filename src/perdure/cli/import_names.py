@@ -26,7 +26,9 @@ NODE: Final = "imported"
 _MAX_ID_GAP: Final = (
     16  # the search ends after so many successive ids without a thread; threads may be deleted
 )
-_FORMER_ID_SUFFIX: Final = re.compile(r"(-\d+(\.\d+)*)?")  # follows the name of the file in a former id
+_FORMER_ID_SUFFIX: Final = re.compile(
+    r"(-\d+(\.\d+)*)?"
+)  # follows the name of the file in a former id
 
 
 class _StoredThread(NamedTuple):
@@ -44,14 +46,19 @@ class _StoredThread(NamedTuple):
     signatures: frozenset[str]
     end_signatures: frozenset[str]
 
-    def can_be_continued_by(self, conversation_signatures: Sequence[str], shared_count: int) -> bool:
+    def can_be_continued_by(
+        self, conversation_signatures: Sequence[str], shared_count: int
+    ) -> bool:
         """Return whether a conversation may belong to the thread, judged by its signatures `said`.
 
         It does not if the thread has other messages after the `shared` ones.
         """
         if not shared_count or shared_count == len(conversation_signatures):
             return True
-        return conversation_signatures[shared_count] in self.signatures or conversation_signatures[shared_count - 1] in self.end_signatures
+        return (
+            conversation_signatures[shared_count] in self.signatures
+            or conversation_signatures[shared_count - 1] in self.end_signatures
+        )
 
 
 class ThreadNames:
@@ -68,7 +75,9 @@ class ThreadNames:
         self._stored: dict[str, _StoredThread | None] = {}
         self._former: dict[str, dict[str, list[str]]] = {}
         self._assigned: set[tuple[object, str, str]] = set()
-        self._equal_counts = Counter[tuple[object, str]]()  # how many equal conversations a file had
+        self._equal_counts = Counter[
+            tuple[object, str]
+        ]()  # how many equal conversations a file had
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
         """Return the conversation with the id of its thread, without the prefix."""
@@ -76,7 +85,9 @@ class ThreadNames:
             return draft
         prefixes = self._hash_beginnings(draft)
         file, full_id = draft.unnamed.file, prefixes[-1]
-        signatures = [_compute_signature(draft.nodes[key].message) for key in draft.list_branch(draft.leaf)]
+        signatures = [
+            _compute_signature(draft.nodes[key].message) for key in draft.list_branch(draft.leaf)
+        ]
         unused_id, gap = "", 0
         conversation: Conversation | None = None
         for id, shared_count, is_former in self._iter_candidate_ids(draft, prefixes):
@@ -138,9 +149,13 @@ class ThreadNames:
         checkpoints = self._saver.checkpoints(thread_id, checkpoint_ns="")
         imported = [info for info in checkpoints if NODE in info.metadata]
         parent_ids = {info.parent_id for info in imported}
-        branch_ends = {info.metadata[NODE] for info in imported if info.checkpoint_id not in parent_ids}
+        branch_ends = {
+            info.metadata[NODE] for info in imported if info.checkpoint_id not in parent_ids
+        }
         ids = frozenset(str(message.id) for message in messages)
-        end_signatures = frozenset(_compute_signature(message) for message in messages if message.id in branch_ends)
+        end_signatures = frozenset(
+            _compute_signature(message) for message in messages if message.id in branch_ends
+        )
         signatures = frozenset(map(_compute_signature, messages))
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
@@ -153,7 +168,11 @@ class ThreadNames:
         index, candidates = self._former[stem], list[str]()
         for key in draft.list_branch(draft.leaf) if index else ():
             ids_with_message = index.get(_compute_signature(draft.nodes[key].message), [])
-            narrowed = [id for id in candidates if id in ids_with_message] if candidates else ids_with_message
+            narrowed = (
+                [id for id in candidates if id in ids_with_message]
+                if candidates
+                else ids_with_message
+            )
             if not narrowed:
                 break
             candidates = narrowed
@@ -164,7 +183,11 @@ class ThreadNames:
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + stem, limit=sys.maxsize):
             id = head.thread_id.removeprefix(self._prefix)
-            stored = self._get_stored_thread(id) if _FORMER_ID_SUFFIX.fullmatch(id.removeprefix(stem)) else None
+            stored = (
+                self._get_stored_thread(id)
+                if _FORMER_ID_SUFFIX.fullmatch(id.removeprefix(stem))
+                else None
+            )
             for signature in stored.signatures if stored is not None else ():
                 index[signature].append(id)
         return index
@@ -174,7 +197,9 @@ def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> boo
     """Return whether a conversation equals a stored thread, continues it, or is its beginning."""
     branch = conversation.list_branch(conversation.leaf)
     stored_count = next((n for n, key in enumerate(branch) if key not in stored.ids), len(branch))
-    return stored_count == len(branch) or (stored_count > 0 and branch[stored_count - 1] in stored.branch_ends)
+    return stored_count == len(branch) or (
+        stored_count > 0 and branch[stored_count - 1] in stored.branch_ends
+    )
 
 
 def _compute_signature(message: BaseMessage) -> str:

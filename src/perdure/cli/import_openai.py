@@ -13,7 +13,11 @@ from typing import Any, Final
 from perdure.cli.conversation import MalformedPart, Problem, get_by_path, shorten_line
 
 _PREFERENCE_FIELDS: Final = ("preferred_output", "non_preferred_output")
-_CONVERSATION_FIELDS: Final = ("messages", "input", "prompt")  # fields of requests that are conversations
+_CONVERSATION_FIELDS: Final = (
+    "messages",
+    "input",
+    "prompt",
+)  # fields of requests that are conversations
 _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -26,7 +30,11 @@ def convert_training_example(line: Mapping[str, Any]) -> Mapping[str, Any] | Non
     Raises:
         MalformedPart: The example lacks a part.
     """
-    rest = {k: v for k, v in line.items() if k not in (*_PREFERENCE_FIELDS, "input", "prompt", "completion")}
+    rest = {
+        k: v
+        for k, v in line.items()
+        if k not in (*_PREFERENCE_FIELDS, "input", "prompt", "completion")
+    }
     if any(name in line for name in _PREFERENCE_FIELDS):
         model_input = get_by_path(line, dict, "input")
         if not isinstance(model_input.get("messages"), list):
@@ -58,10 +66,14 @@ class Batches:
     """The requests and answers of the batches among the files of one import."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(list)
+        self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(
+            list
+        )
         self._answers: list[tuple[str, Mapping[str, Any]]] = []
 
-    def add_line(self, file: str, number: str, line: Mapping[str, Any], add: _AddConversation) -> None:
+    def add_line(
+        self, file: str, number: str, line: Mapping[str, Any], add: _AddConversation
+    ) -> None:
         """Take a line; `add` adds the conversation of a request to its file.
 
         Raises:

@@ -31,7 +31,7 @@ from perdure.cli.app import CommandDatabase
 from perdure.cli.conversation import Conversation, Problem, SavedText, get_creation_time
 from perdure.cli.import_names import NODE, ThreadNames
 from perdure.cli.import_report import ConversationsReport
-from perdure.cli.output import at_work, progress_bar
+from perdure.cli.output import progress_bar, show_status
 from perdure.cli.sources import Source
 from perdure.effects import run
 from perdure.errors import (
@@ -182,7 +182,7 @@ class Importing:
         saver, limit = self._file.saver, source.max_value_bytes
         with closing(open_source(db, Codec(saver.serde, saver.types), limit)) as tables:
             done, threads, lacking = ImportReport(), list[str](), list[NotADatabase]()
-            with at_work(f"importing {tables.path}"):
+            with show_status(f"importing {tables.path}"):
                 try:
                     done = saver.import_from(db, max_value_bytes=limit)
                     threads = [*tables.iter_thread_ids()]
@@ -203,10 +203,12 @@ class Importing:
 
     def _merge(self, source: Source, names: dict[str, str]) -> None:
         refused = None
-        with at_work(f"importing {source.path}"):
+        with show_status(f"importing {source.path}"):
             if source.saver is not None:
                 try:
-                    self._report.count_threads(self._file.saver.import_from(source.saver, names=names))
+                    self._report.count_threads(
+                        self._file.saver.import_from(source.saver, names=names)
+                    )
                 except ImportFailed as exc:  # some threads were refused; items are still imported
                     refused = exc
             if source.store is not None:

@@ -12,18 +12,20 @@ from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
     build_conversation,
-    get_by_path,
+    build_message,
     format_placeholder,
+    get_by_path,
     parse_timestamp,
     replace_surrogates,
     shorten_line,
-    build_message,
 )
 
 _ROLES: Final = ("user", "assistant", "system")
 _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
 """Thoughts and code of a model, which Open WebUI stores within the text of the answer."""
-_LIBRECHAT_ROOT: Final = "00000000-0000-0000-0000-000000000000"  # LibreChat: parent of a first message
+_LIBRECHAT_ROOT: Final = (
+    "00000000-0000-0000-0000-000000000000"  # LibreChat: parent of a first message
+)
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 
 
@@ -45,7 +47,9 @@ def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
     fields["model"] = models[0] if models else None
     names = {"title": "title", "model": "model"}
     names |= {"create_time": "created_at", "update_time": "updated_at"}
-    conversation = build_conversation(export.get("id") or chat.get("id"), fields, names, sorted(tree))
+    conversation = build_conversation(
+        export.get("id") or chat.get("id"), fields, names, sorted(tree)
+    )
     if not isinstance(history.get("messages"), dict):
         conversation.add_problem("'history.messages' is not an object")
     parents: dict[str, str | None] = {}
@@ -61,8 +65,12 @@ def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
     return conversation
 
 
-def _convert_open_webui_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
-    role = _check_role(get_by_path(message, dict).get("role") if isinstance(message, dict) else None)
+def _convert_open_webui_message(
+    key: str, message: Any, conversation: Conversation
+) -> list[BaseMessage]:
+    role = _check_role(
+        get_by_path(message, dict).get("role") if isinstance(message, dict) else None
+    )
     text = message.get("content")
     if not isinstance(text, str):
         raise MalformedPart("no content" if text is None else "content is not text")
@@ -72,7 +80,10 @@ def _convert_open_webui_message(key: str, message: Any, conversation: Conversati
              for file in get_by_path(message, list, "files")]  # fmt: skip
     error = message.get("error")
     error_text = get_by_path(error, str, "content") if isinstance(error, dict) else ""
-    lines = [*(format_placeholder("file", name) for name in names if name), _DETAILS_ELEMENT.sub("", text).strip()]
+    lines = [
+        *(format_placeholder("file", name) for name in names if name),
+        _DETAILS_ELEMENT.sub("", text).strip(),
+    ]
     lines += [format_placeholder("error", error_text)] if error_text else []
     visible_text = "\n".join(line for line in lines if line)
     metadata: dict[str, Any] = {"create_time": parse_timestamp(message.get("timestamp"))}
@@ -91,7 +102,9 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
     flat = [*_flatten_messages(export["messages"], None)]
     names = {"title": "title", "model": "model"} | _LIBRECHAT_TIME_FIELDS
     fields = {**export, **get_by_path(export, dict, "options")} if "title" not in export else export
-    conversation = build_conversation(export.get("conversationId"), fields, names, str(flat)[:10_000])
+    conversation = build_conversation(
+        export.get("conversationId"), fields, names, str(flat)[:10_000]
+    )
     parents: dict[str, str | None] = {}
     messages: dict[str, list[BaseMessage]] = {}
     for number, (message, outer_id) in enumerate(flat):
@@ -99,7 +112,9 @@ def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
         key = get_by_path(message, str, "messageId") or f"{conversation.id}-{number}"
         parent_id = get_by_path(message, dict).get("parentMessageId", outer_id)
         parents[key] = (
-            replace_surrogates(parent_id) if isinstance(parent_id, str) and parent_id != _LIBRECHAT_ROOT else None
+            replace_surrogates(parent_id)
+            if isinstance(parent_id, str) and parent_id != _LIBRECHAT_ROOT
+            else None
         )
         try:
             messages[key] = _convert_librechat_message(key, message, conversation)
@@ -123,7 +138,9 @@ def _flatten_messages(messages: Any, outer_id: str | None) -> Iterator[tuple[Any
         pending += [(child, key) for child in reversed(children)]
 
 
-def _convert_librechat_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
+def _convert_librechat_message(
+    key: str, message: Any, conversation: Conversation
+) -> list[BaseMessage]:
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
     is_user = message.get("isCreatedByUser")
@@ -131,7 +148,8 @@ def _convert_librechat_message(key: str, message: Any, conversation: Conversatio
     if not isinstance(is_user, bool) and not isinstance(message.get("sender"), str):
         raise MalformedPart("no sender")
     lines = [
-        format_placeholder("file", get_by_path(f, str, "filename")) for f in get_by_path(message, list, "files")
+        format_placeholder("file", get_by_path(f, str, "filename"))
+        for f in get_by_path(message, list, "files")
     ]
     parts = get_by_path(message, list, "content") or [{"type": "text", "text": message.get("text")}]
     for part in parts:
@@ -142,9 +160,13 @@ def _convert_librechat_message(key: str, message: Any, conversation: Conversatio
         elif kind in ("think", "tool_call", "agent_update"):
             conversation.left_out[kind] += 1
         elif kind in ("image_file", "image_url", "error"):
-            lines.append(format_placeholder(kind.partition("_")[0], get_by_path(part, str, "error")))
+            lines.append(
+                format_placeholder(kind.partition("_")[0], get_by_path(part, str, "error"))
+            )
         else:
-            problem = "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
+            problem = (
+                "no content" if kind == "text" else f"unknown content {shorten_line(kind, 40)!r}"
+            )
             conversation.add_problem(problem, key)
     visible_text = "\n".join(line for line in lines if line.strip())
     metadata: dict[str, Any] = {"create_time": parse_timestamp(message.get("createdAt"))}

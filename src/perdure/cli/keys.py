@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from perdure.cli.app import JsonOption, YesOption, add_command_group, require_confirmation
-from perdure.cli.output import counted, note, say_done, show
+from perdure.cli.output import format_count, print_note, print_result, print_rows
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.settings import check_user
 
@@ -45,7 +45,9 @@ def list_(
     found = [key for key in read_keys(file) if _is_of(key, user, tenant)]
     rows = [_cells(key) for key in found]
     columns = ("user", "tenant", "permissions", "hash")
-    show([key.model_dump() for key in found], json, columns, rows, ids=columns, nothing="no key")
+    print_rows(
+        [key.model_dump() for key in found], json, columns, rows, ids=columns, empty_note="no key"
+    )
     if not found:
         raise typer.Exit(1)
 
@@ -88,17 +90,17 @@ def revoke(
         raise ConfigurationError(f"several hashes begin with {hash!r} ({some}); give more of it")
     if not chosen:
         what = f"of {user!r}" if hash is None else f"whose hash begins with {hash!r}"
-        note(f"{str(file)!r} has no key {what}")
+        print_note(f"{str(file)!r} has no key {what}")
         raise typer.Exit(1)
     named = ", ".join(
         f"{key.user!r} ({key.sha256[:_SHOWN]}{f', tenant {key.tenant!r}' if key.tenant else ''})"
         for key in chosen
     )
-    what = f"{counted(len(chosen), 'key')} of {named}"
+    what = f"{format_count(len(chosen), 'key')} of {named}"
     require_confirmation(f"Revoke {what}?", yes)
     revoked = revoke_keys(file, lambda key: key in chosen)
     done = [key.model_dump() for key in revoked]
-    say_done(done, json, f"revoked {what}")
+    print_result(done, json, f"revoked {what}")
 
 
 def _load_server() -> None:

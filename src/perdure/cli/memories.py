@@ -34,17 +34,17 @@ from perdure.cli.app import (
     shorten_thread_id,
 )
 from perdure.cli.output import (
-    ago,
-    as_json,
-    at_work,
-    counted,
-    day,
-    moment,
-    note,
-    note_line,
-    say,
-    say_done,
-    show,
+    format_age,
+    format_count,
+    format_date,
+    format_time,
+    print_json,
+    print_note,
+    print_note_line,
+    print_result,
+    print_rows,
+    print_text,
+    show_status,
 )
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownThread
 from perdure.settings import MIN_SCORE, SEARCH_LIMIT, SHOWN_LIMIT
@@ -93,7 +93,7 @@ def list_(
     nothing = f"{whose!r} has no memories of the kind {kind!r}" if every else nothing
     _show(of_kind[:limit], json, nothing, ids)
     if len(of_kind) > limit:
-        note(f"{len(of_kind) - limit:,} more; --limit N")
+        print_note(f"{len(of_kind) - limit:,} more; --limit N")
 
 
 @memories.command()
@@ -122,7 +122,7 @@ def search(
     options |= {"min_score": min_score, "explain": True}
     with (
         open_database(db, user, allow_read_only=True) as file,
-        at_work("reading the search index …"),
+        show_status("reading the search index …"),
     ):
         store = file.store.without_refresh()
         recalled = recall(query, store=store, config=file.config, **options)
@@ -135,7 +135,7 @@ def search(
         f"; {recalled.describe_nearest()}, see --min-score 0" if recalled.below_min_score else ""
     )
     if explain:
-        as_json(recalled) if json else say(recalled.explain(), wraps=False)
+        print_json(recalled) if json else print_text(recalled.explain(), wraps=False)
     else:
         _show(answers, json, nothing, ids, threads)
     if not answers:
@@ -170,7 +170,7 @@ def add(
 
     with open_database(db, user, create=True) as file:
         outcomes = [remember(each, key=key, store=file.store, config=file.config) for each in facts]
-    say_done(outcomes, json, "\n".join(map(str, outcomes)))
+    print_result(outcomes, json, "\n".join(map(str, outcomes)))
     if any(outcome.change in _HELD for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -185,10 +185,13 @@ def history(
     with open_database(db, user, allow_read_only=True) as file:
         place = _place(file, key, [*_own(file), _INSTRUCTIONS])
         versions = [memory_from_item(item) for item in file.store.history(*place)]
-    rows = [(v.version or 0, moment(v.valid_from), moment(v.valid_to), v.text) for v in versions]
-    show(versions, json, ["version", "from", "to", "text"], rows, ids=("from", "to"))
+    rows = [
+        (v.version or 0, format_time(v.valid_from), format_time(v.valid_to), v.text)
+        for v in versions
+    ]
+    print_rows(versions, json, ["version", "from", "to", "text"], rows, ids=("from", "to"))
     for thread in {v.provenance.thread_id for v in versions if v.provenance} - {None}:
-        note(f"said on the thread {thread!r}", "dim")
+        print_note(f"said on the thread {thread!r}", "dim")
 
 
 @memories.command()
@@ -224,7 +227,7 @@ def forget(
             of = None if thread is None else _thread(file, thread)
             what = partial(_forget_matching, file, query=query, thread_id=of)
         if not every:
-            with at_work("reading what no worker has read …"):
+            with show_status("reading what no worker has read …"):
                 extract_due_threads(file)  # else it would be, afterwards
         receipt = erase_items(what, _counted, partial(_preview, file), yes=yes, json=json)
     if not receipt.keys:
@@ -301,15 +304,15 @@ def _preview(file: CommandDatabase, receipt: Receipt) -> None:
     for place, key in places[:_SHOWN]:
         *_, last = file.store.history(place, key)
         text = memory_from_item(last).text if place[0] in _LABELS else "in quarantine"
-        note_line(f"{key}: {text}", "dim")
+        print_note_line(f"{key}: {text}", "dim")
     if len(places) > _SHOWN:
-        note(f"… and {len(places) - _SHOWN} more", "dim")
+        print_note(f"… and {len(places) - _SHOWN} more", "dim")
 
 
 def _counted(receipt: Receipt) -> str:
     """How many there are; notes on them are none."""
     count = sum(place[0] in _LABELS for place, _ in receipt.keys)
-    return counted(count, "memory", "memories")
+    return format_count(count, "memory", "memories")
 
 
 # -- showing them
@@ -327,12 +330,14 @@ def _show(
     }
     columns = [name for name, column in cells.items() if column]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
-    show(shown, json, columns, rows, ids=columns[:-1], nothing=nothing)
+    print_rows(shown, json, columns, rows, ids=columns[:-1], empty_note=nothing)
 
 
 def _day(memory: Memory) -> str:
     """The day on which it was said; if that is not known, since when it is kept."""
-    return day(memory.provenance.at if memory.provenance else None) or day(memory.valid_from)
+    return format_date(memory.provenance.at if memory.provenance else None) or format_date(
+        memory.valid_from
+    )
 
 
 # -- what waits
@@ -368,26 +373,29 @@ def quarantine(
         keys = [each for each in entries if each.startswith(key)]
         entry = entries[resolve_id_prefix(key, keys, "entry", "perdure memories quarantine")]
         if discard and not yes:
-            note(f"{entry.key}: {entry.shown}", "dim")
+            print_note(f"{entry.key}: {entry.shown}", "dim")
             require_confirmation("Discard it for good?", yes)
         if changes:
             outcome = (held.release if release else held.discard)(entry.key, config)
     if changes:
-        say_done(outcome, json, str(outcome) if release else f"discarded {entry.key}")
+        print_result(outcome, json, str(outcome) if release else f"discarded {entry.key}")
     elif json:
-        as_json(entry)
+        print_json(entry)
     else:
         thread = entry.provenance and entry.provenance.thread_id
         source = f"the thread {thread!r}" if thread else "no thread"
-        note(f"{entry.kind} from {source}, held back on {day(entry.at)}: {entry.reason}", "dim")
-        say(entry.text)
+        print_note(
+            f"{entry.kind} from {source}, held back on {format_date(entry.at)}: {entry.reason}",
+            "dim",
+        )
+        print_text(entry.text)
 
 
 def _list_entries(entries: list[QuarantineEntry], json: bool) -> None:
-    rows = [(day(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
+    rows = [(format_date(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns, nothing = ("since", "key", "text", "why"), "nothing is in quarantine"
     plain = [entry.to_redacted_dict() for entry in entries]
-    show(plain, json, columns, rows, ids=columns[:2], nothing=nothing)
+    print_rows(plain, json, columns, rows, ids=columns[:2], empty_note=nothing)
 
 
 @memories.command()
@@ -412,7 +420,7 @@ def jobs(
         due = DueThreads(extraction, Pace())
         for job in due.list_jobs() if retry else ():
             if job.state == "dead":
-                with at_work(f"reading {job.thread_id} …"):
+                with show_status(f"reading {job.thread_id} …"):
                     extraction.extract(job.thread_id, job.config)
         waiting, unassigned = due.list_jobs(exclude_read=True), due.list_unassigned()
         rows = [
@@ -420,16 +428,18 @@ def jobs(
                 shorten_thread_id(file, job.thread_id, is_whole=json),
                 job.namespace[-1],
                 job.state,
-                ago(job.at) if job.at else "",
+                format_age(job.at) if job.at else "",
                 _why(job),
             )
             for job in waiting
         ]
     columns, ids = ("thread", "user", "state", "at", "why"), ("thread", "state")
-    show(waiting, json, columns, rows, ids=ids, nothing="no thread has anything to extract")
+    print_rows(
+        waiting, json, columns, rows, ids=ids, empty_note="no thread has anything to extract"
+    )
     if unassigned:
-        note(f"not extracted, as no user is named: {counted(len(unassigned), 'thread')}")
+        print_note(f"not extracted, as no user is named: {format_count(len(unassigned), 'thread')}")
 
 
 def _why(job: ExtractionJob) -> str:
-    return f"{counted(job.attempts, 'attempt')}: {job.error}" if job.error else ""
+    return f"{format_count(job.attempts, 'attempt')}: {job.error}" if job.error else ""

@@ -1,6 +1,6 @@
-"""How results are shown, text and tables for people, JSON for programs; how far a command is.
+"""Print the results of commands as text, tables or JSON, and the progress of long commands.
 
-No stored text reaches a terminal as a control: all output passes `safe` or `as_json`.
+All output passes `escape_controls` or `print_json`, so stored text cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-# C0 but newline and tab, DEL and C1, then what Unicode gives no shape: format characters (Cf),
-# line and paragraph separators, fillers, and halves of surrogate pairs
+# Control characters (C0 except newline and tab, DEL, C1) and characters without a visible shape:
+# format characters (category Cf), line and paragraph separators, fillers, and lone surrogates.
 _HIDDEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
     "\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
@@ -33,30 +33,33 @@ _HIDDEN: Final = re.compile(
 )
 _EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 _JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
-_PATIENCE_S: Final = 0.5  # what is done by then needs no word of progress
-_ROOM: Final = 16  # columns of a terminal that ids leave to each other cell
-_PIPE: Final = 1 << 31  # columns of what is no terminal: nothing is cut, no line is broken
+_STATUS_DELAY_S: Final = 0.5  # seconds; work that takes less shows no status line
+_MIN_CELL_WIDTH: Final = 16  # terminal columns that a full id leaves to each other cell of its row
+_UNLIMITED_WIDTH: Final = 1 << 31  # columns of output that is piped, so that no line is broken
 _NUMBER: Final = re.compile(r"[\d,.]+( bytes?| [kMG]B)?")
 _IDEOGRAPH: Final = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 _WORD: Final = re.compile(rf"[^\S\n]*(?:\n|[{_IDEOGRAPH}]|[^\s{_IDEOGRAPH}]+)")
-_WHOLE: Final = re.compile(rf"[\n{_IDEOGRAPH}]\Z")
+_COMPLETE_WORD_END: Final = re.compile(rf"[\n{_IDEOGRAPH}]\Z")
 
 
-def safe(text: str) -> str:
-    r"""Text in which nothing controls a terminal, is invisible, or turns the direction of writing.
+def escape_controls(text: str) -> str:
+    r"""Return a text with control characters and invisible characters shown as escapes.
 
-    Newlines and tabs stay, and so does the joiner within an emoji.
+    The result cannot control a terminal or change the writing direction. Newlines, tabs and the
+    joiner within an emoji stay.
 
-    >>> safe("red \x1b[31m"), safe("a\u202eb"), safe("one\r\ntwo")
-    ('red \\x1b[31m', 'a\\u202eb', 'one\ntwo')
+    >>> escape_controls("red \x1b[31m"), escape_controls("a\u202eb")
+    ('red \\x1b[31m', 'a\\u202eb')
+    >>> escape_controls("one\r\ntwo")
+    'one\ntwo'
     """
     if text.isascii() and text.isprintable():
         return text
     parts = _JOINER.split(text.replace("\r\n", "\n"))
-    return "\u200d".join(_HIDDEN.sub(_escaped, part) for part in parts)
+    return "\u200d".join(_HIDDEN.sub(_escape_character, part) for part in parts)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape_character(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x100:
         return f"\\x{code:02x}"
@@ -66,15 +69,21 @@ def _escaped(match: re.Match[str]) -> str:
 # -- for programs
 
 
-def as_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value as JSON: moments in ISO 8601, bytes in base64; with indent None on one line."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_json)
-    # what `safe` would escape, as JSON escapes it
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print a value as JSON, with times in ISO 8601 and bytes in base64.
+
+    Args:
+        value: The value. Data classes are printed as objects.
+        indent: The number of spaces for each level; None prints one line.
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_encode_value)
+    # Escape the characters that `escape_controls` escapes, in the way of JSON.
     sys.stdout.write(_HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text) + "\n")
     sys.stdout.flush()
 
 
-def _json(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
+    """Return a JSON value for a value that JSON does not have."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if is_dataclass(value) and not isinstance(value, type):
@@ -86,93 +95,120 @@ def _json(value: Any) -> Any:
 
 
 @cache
-def console(*, stderr: bool = False) -> Console:
-    """The terminal, or what stands in its place; `NO_COLOR` and `TERM` are heeded."""
+def get_console(*, stderr: bool = False) -> Console:
+    """Return the console of stdout or stderr, which follows `NO_COLOR` and `TERM`."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if not made.is_terminal:
-        made.width = _PIPE
-    return made
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _UNLIMITED_WIDTH
+    return console
 
 
-def say(text: str = "", style: str = "", wraps: bool = True, *, stderr: bool = False) -> None:
-    """Print text, broken between words where a terminal ends if it `wraps`."""
+def print_text(
+    text: str = "", style: str = "", wraps: bool = True, *, stderr: bool = False
+) -> None:
+    """Print a text.
+
+    Args:
+        text: The text; an empty one ends the line.
+        style: A style of rich, or "" for none.
+        wraps: Break lines between words at the width of the terminal.
+        stderr: Print to stderr instead of stdout.
+    """
     from rich.text import Text
 
-    to = console(stderr=True) if stderr else console()  # which are cached by their arguments
-    if to.is_terminal:
-        to.print(Text(safe(text), style), soft_wrap=not wraps)
+    terminal = get_console(stderr=True) if stderr else get_console()  # cached by the arguments
+    if terminal.is_terminal:
+        terminal.print(Text(escape_controls(text), style), soft_wrap=not wraps)
     else:
-        print(safe(text), file=to.file, flush=True)
+        print(escape_controls(text), file=terminal.file, flush=True)
 
 
-def note(text: str, style: str = "") -> None:
-    """Print to stderr what is no result."""
-    say(text, style, stderr=True)
+def print_note(text: str, style: str = "") -> None:
+    """Print a message that is not a result, to stderr."""
+    print_text(text, style, stderr=True)
 
 
-def note_line(text: str, style: str = "") -> None:
-    """Print a text to stderr on one line, cut where the terminal ends."""
-    to = console(stderr=True)
-    note(line(text, to.width if to.is_terminal else None), style)
+def print_note_line(text: str, style: str = "") -> None:
+    """Print a message to stderr on one line, cut at the width of the terminal."""
+    terminal = get_console(stderr=True)
+    print_note(format_line(text, terminal.width if terminal.is_terminal else None), style)
 
 
-def speak(parts: Iterable[str], style: str = "") -> bool:
-    """Print a text while its parts come, and end its line; tells whether there was any text.
+def print_stream(parts: Iterable[str], style: str = "") -> bool:
+    """Print a text while its parts arrive, then end the line.
 
-    On a terminal each word is printed once it is whole, so that none is broken where a line ends.
+    On a terminal, a word is printed when all of it has arrived, so that no word is broken at the
+    end of a line.
+
+    Returns:
+        Whether there was any text.
     """
-    to, spoken = console(), False
+    terminal, has_text = get_console(), False
     try:
-        for text in filter(None, _wrapped(parts, to.width) if to.is_terminal else map(safe, parts)):
-            spoken = True
-            if to.is_terminal:
+        for text in filter(
+            None,
+            _wrap_words(parts, terminal.width)
+            if terminal.is_terminal
+            else map(escape_controls, parts),
+        ):
+            has_text = True
+            if terminal.is_terminal:
                 from rich.text import Text
 
-                to.print(Text(text, style), end="", soft_wrap=True)
+                terminal.print(Text(text, style), end="", soft_wrap=True)
             else:
                 sys.stdout.write(text)
                 sys.stdout.flush()
     finally:
-        if spoken:
-            say()
-    return spoken
+        if has_text:
+            print_text()
+    return has_text
 
 
-def _wrapped(parts: Iterable[str], width: int) -> Iterator[str]:
-    """Words with the white space before them; where a line is full, with its end instead."""
+def _wrap_words(parts: Iterable[str], width: int) -> Iterator[str]:
+    """Yield the words of a text, each after its white space or after a line break.
+
+    A line break replaces the white space where the line would be wider than `width`. Code and
+    tables of Markdown are not wrapped.
+    """
     from rich.cells import cell_len
 
-    column, fence, fixed = 0, "", False
-    for word in map(safe, _words(parts)):
+    column, fence, is_fixed = 0, "", False
+    for word in map(escape_controls, _iter_words(parts)):
         if not column:
-            fence, fixed = fixed_line(word, fence)
-        if column and not fixed and word.strip() and column + cell_len(word) > width:
+            fence, is_fixed = update_fence(word, fence)
+        if column and not is_fixed and word.strip() and column + cell_len(word) > width:
             word, column = "\n" + word.lstrip(), 0
         column = 0 if word.endswith("\n") else column + cell_len(word.lstrip("\n"))
         yield word
 
 
-def _words(parts: Iterable[str]) -> Iterator[str]:
-    """The words of a text that comes in parts, each once it is whole, and the ends of its lines."""
+def _iter_words(parts: Iterable[str]) -> Iterator[str]:
+    """Yield the words and line breaks of a text that arrives in parts, each when it is complete."""
     rest = ""
     for part in parts:
         rest += part
         end = 0
         for match in _WORD.finditer(rest):
-            if match.end() < len(rest) or _WHOLE.search(rest):
+            if match.end() < len(rest) or _COMPLETE_WORD_END.search(rest):
                 end = match.end()
                 yield match[0]
         rest = rest[end:]
     yield rest
 
 
-def fixed_line(line: str, fence: str) -> tuple[str, bool]:
-    """Read a line of Markdown, or its first word, after what may have opened a fence.
+def update_fence(line: str, fence: str) -> tuple[str, bool]:
+    """Track the code fence of a Markdown text from line to line.
+
+    Args:
+        line: The next line, or its first word.
+        fence: The fence that is open before the line, such as three backticks, or "".
 
     Returns:
-        The fence that is open after it, or "", and whether it is code or of a table: no prose.
+        The fence that is open after the line, or "". Then a flag that says whether the line is
+        code or part of a table, which must not be wrapped.
     """
     opening = re.match(r" {0,3}(`{3,}|~{3,})", line)
     if opening and (not fence or opening[1].startswith(fence)):
@@ -180,76 +216,90 @@ def fixed_line(line: str, fence: str) -> tuple[str, bool]:
     return fence, bool(fence or opening) or line.startswith(("    ", "\t", "|"))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection[str] = ()) -> None:
-    """Print rows under headings; when piped, a line each, and nothing is cut.
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection[str] = ()
+) -> None:
+    """Print rows as a table. Piped output has one line for each row, and no cell is cut.
 
     Args:
-        columns: The headings; all empty: none are shown.
-        rows: The cells; columns of numbers are aligned to the right.
-        ids: The columns that are never cut. They are broken only where a terminal has too little
-            room for the others.
+        columns: The headings. If all are empty, no headings are printed.
+        rows: The cells of each row. Columns of numbers are aligned to the right.
+        ids: The headings of columns that are never cut. They are broken into lines only if the
+            terminal is too narrow for the other columns.
     """
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    to, cells = console(), [[line(str(cell), None) for cell in row] for row in rows]
-    whole = list(zip(columns, *cells, strict=True))
-    numbers = [bool(cells) and all(map(_NUMBER.fullmatch, column)) for _, *column in whole]
-    widths = [max(map(cell_len, column)) for column in whole]
+    terminal, cells = (
+        get_console(),
+        [[format_line(str(cell), None) for cell in row] for row in rows],
+    )
+    full_columns = list(zip(columns, *cells, strict=True))
+    numbers = [bool(cells) and all(map(_NUMBER.fullmatch, column)) for _, *column in full_columns]
+    widths = [max(map(cell_len, column)) for column in full_columns]
     is_fixed = [name in ids or number for name, number in zip(columns, numbers, strict=True)]
-    needed = sum(
-        2 + (width if fixed else min(width, _ROOM))
+    needed_width = sum(
+        2 + (width if fixed else min(width, _MIN_CELL_WIDTH))
         for width, fixed in zip(widths, is_fixed, strict=True)
     )
-    shown = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
+    grid = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
     for name, number, fixed in zip(columns, numbers, is_fixed, strict=True):
-        fits = number or (fixed and needed <= to.width)
-        shown.add_column(name, justify="right" if number else "left", no_wrap=fits, overflow="fold")
+        fits = number or (fixed and needed_width <= terminal.width)
+        grid.add_column(name, justify="right" if number else "left", no_wrap=fits, overflow="fold")
     for row in cells:
-        shown.add_row(
+        grid.add_row(
             *(
                 Text(cell) if name in ids else Text(cell, no_wrap=True, overflow="ellipsis")
                 for name, cell in zip(columns, row, strict=True)
             )
         )
-    to.print(shown)
+    terminal.print(grid)
 
 
-def show(
+def print_rows(
     value: Any,
     json: bool,
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
     *,
     ids: Collection[str] = (),
-    nothing: str = "",
+    empty_note: str = "",
 ) -> None:
-    """Print a value as JSON, or as a table; `nothing` is noted in place of one without rows."""
+    """Print a list as JSON, or as a table.
+
+    Args:
+        value: The list, as JSON prints it.
+        json: Print JSON.
+        columns: The headings of the table.
+        rows: The cells of the table.
+        ids: The headings of columns that are never cut; see `print_table`.
+        empty_note: The message that is printed to stderr instead of an empty table.
+    """
     if json:
-        as_json(value)
-    elif value or not nothing:
-        table(columns, rows, ids)
+        print_json(value)
+    elif value or not empty_note:
+        print_table(columns, rows, ids)
     else:
-        note(nothing)
+        print_note(empty_note)
 
 
-def say_done(value: Any, json: bool, sentence: str) -> None:
-    """Print what a command did: as JSON, or as a sentence."""
+def print_result(value: Any, json: bool, sentence: str) -> None:
+    """Print the result of a command, as JSON or as a sentence."""
     if json:
-        as_json(value)
+        print_json(value)
     else:
-        say(sentence)
+        print_text(sentence)
 
 
-class Line(NamedTuple):
-    """A line of something long to read.
+class OutputLine(NamedTuple):
+    """A line of a long output, such as the history of a thread.
 
     Attributes:
-        text: What it says.
-        style: Of rich; empty: none.
-        wraps: Whether it is broken between words where the terminal ends, as prose is. Code and
-            tables are not: what is copied has no line breaks that were not there.
+        text: The text of the line.
+        style: A style of rich, or "" for none.
+        wraps: Whether the line is broken between words at the width of the terminal, as prose is.
+            Code and tables are not broken, so that a copy of them has no additional line breaks.
     """
 
     text: str
@@ -257,85 +307,96 @@ class Line(NamedTuple):
     wraps: bool = True
 
 
-def draw(tree: Tree) -> None:
-    """Print a tree; its lines are as long as they are, however deep it is."""
+def print_tree(tree: Tree) -> None:
+    """Print a tree. Its lines are not wrapped, also where the tree is deep."""
     from rich.segment import Segments
 
-    to = console()
-    lines = to.render_lines(tree, to.options.update(width=_PIPE), pad=False, new_lines=True)
-    to.print(Segments(part for line in lines for part in line), end="", soft_wrap=True)
+    terminal = get_console()
+    lines = terminal.render_lines(
+        tree, terminal.options.update(width=_UNLIMITED_WIDTH), pad=False, new_lines=True
+    )
+    terminal.print(Segments(part for line in lines for part in line), end="", soft_wrap=True)
 
 
 @contextmanager
-def paged(*, pager: bool = True) -> Iterator[None]:
-    """Show what is printed meanwhile, on a terminal that is too short for it in a pager."""
-    to = console()
-    if not to.is_terminal:
+def page_output(*, pager: bool = True) -> Iterator[None]:
+    """Collect the output of the `with` block, and show it in a pager if the terminal is too short.
+
+    Args:
+        pager: Use a pager; False prints the output without one.
+    """
+    terminal = get_console()
+    if not terminal.is_terminal:
         yield
         return
-    with to.capture() as captured:
+    with terminal.capture() as captured:
         yield
-    shown = captured.get()
-    height = sum(1 + len(each) // to.width for each in shown.splitlines())
-    if pager and height > to.height and sys.stdin.isatty() and _pages():
+    text = captured.get()
+    height = sum(1 + len(line) // terminal.width for line in text.splitlines())
+    if pager and height > terminal.height and sys.stdin.isatty() and _is_pager_available():
         import pydoc
 
-        os.environ.setdefault("LESS", "FRX")  # as git does: colours pass, a short text needs no q
-        pydoc.pager(shown)
+        os.environ.setdefault("LESS", "FRX")  # as git does: keep colours, and quit if the text fits
+        pydoc.pager(text)
     else:
-        to.file.write(shown)
-        to.file.flush()
+        terminal.file.write(text)
+        terminal.file.flush()
 
 
-def _pages() -> bool:
-    """Whether the pager that the user named, if any, is there."""
-    named = os.environ.get("MANPAGER") or os.environ.get("PAGER") or ""
-    command = [word for word in named.split() if "=" not in word]
+def _is_pager_available() -> bool:
+    """Return whether the pager that the environment names exists, or none is named."""
+    setting = os.environ.get("MANPAGER") or os.environ.get("PAGER") or ""
+    command = [word for word in setting.split() if "=" not in word]
     return not command or shutil.which(os.path.expanduser(command[0])) is not None
 
 
-def say_clean(clean: bool) -> None:
-    """Say whether the bytes of what was deleted are gone from the file."""
-    if clean:
-        say("its bytes are gone from the file")
+def print_scrub_result(is_scrubbed: bool) -> None:
+    """Print whether the bytes of deleted values have been removed from the file."""
+    if is_scrubbed:
+        print_text("the deleted bytes have been removed from the file")
     else:
-        note(
-            "bytes of it stay until another process that reads the file ends, until the disk has "
-            "room for a copy of the file, or in Postgres until their pages are written anew"
+        print_note(
+            "deleted bytes remain in the file until other processes that read the file have ended "
+            "and the disk has room for a copy of the file; in Postgres they remain until their "
+            "pages are rewritten"
         )
 
 
-def line(text: str, limit: int | None = 100) -> str:
-    """Text on one line, safe, cut if it is longer than `limit`."""
-    flat = " ".join(safe(text).split())
-    return flat if limit is None or len(flat) <= limit else flat[: limit - 1] + "…"
+def format_line(text: str, limit: int | None = 100) -> str:
+    """Return a text on one line with escaped controls, cut to `limit` characters."""
+    flat_text = " ".join(escape_controls(text).split())
+    if limit is None or len(flat_text) <= limit:
+        return flat_text
+    return flat_text[: limit - 1] + "…"
 
 
-def warn_of_owners(user: str, thread_ids: Sequence[str]) -> None:
+def print_owner_warning(user: str, thread_ids: Sequence[str]) -> None:
     """Print how many threads count as a person's only because their `owner` has the name."""
     if thread_ids:
         which = ", ".join(thread_ids[:3]) + (", …" if len(thread_ids) > 3 else "")
         verb = "belongs" if len(thread_ids) == 1 else "belong"
-        note(
-            f"{counted(len(thread_ids), 'thread')} without a user {verb} to {user!r} only by their "
-            f"owner: {which}; if {user!r} is an organisation, pass --owners organisations",
+        print_note(
+            f"{format_count(len(thread_ids), 'thread')} without a user {verb} to {user!r} only "
+            f"by their owner: {which}; if {user!r} is an organisation, pass --owners organisations",
             "yellow",
         )
 
 
-def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """A count with its noun.
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun.
 
-    >>> counted(1, "thread"), counted(2000, "thread"), counted(2, "memory", "memories")
-    ('1 thread', '2,000 threads', '2 memories')
+    >>> format_count(1, "thread"), format_count(2000, "thread")
+    ('1 thread', '2,000 threads')
+    >>> format_count(2, "memory", "memories")
+    '2 memories'
     """
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def size(count: int) -> str:
-    """Bytes for people.
+def format_size(count: int) -> str:
+    """Return a number of bytes with a unit.
 
-    >>> size(1536)
+    >>> format_size(1536)
     '1.5 kB'
     """
     from rich.filesize import decimal
@@ -343,45 +404,51 @@ def size(count: int) -> str:
     return decimal(count)
 
 
-def ago(moment: datetime) -> str:
-    """How long ago, for people; a date if it is more than a month."""
-    seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
+def format_age(time: datetime) -> str:
+    """Return how long ago a time is, such as "2 hours ago", or its date after 30 days."""
+    seconds = max(0.0, (datetime.now(UTC) - time).total_seconds())
     if seconds > 30 * 86400:
-        return moment.astimezone(UTC).date().isoformat()
+        return time.astimezone(UTC).date().isoformat()
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            return f"{counted(int(seconds // length), unit)} ago"
+            return f"{format_count(int(seconds // length), unit)} ago"
     return "just now"
 
 
-def day(moment: datetime | None) -> str:
-    """The day of a moment, in UTC."""
-    return "" if moment is None else moment.astimezone(UTC).date().isoformat()
+def format_date(time: datetime | None) -> str:
+    """Return the date of a time in UTC, or "" for None."""
+    return "" if time is None else time.astimezone(UTC).date().isoformat()
 
 
-def moment(at: datetime | None, *, exact: bool = False) -> str:
-    """A moment in UTC as `--as-of` takes it, to the minute: `2026-01-31 08:30Z`."""
-    if at is None:
+def format_time(time: datetime | None, *, exact: bool = False) -> str:
+    """Return a time in UTC in a form that `--as-of` accepts, such as `2026-01-31 08:30Z`.
+
+    Args:
+        time: The time; None gives "".
+        exact: Include seconds and microseconds.
+    """
+    if time is None:
         return ""
-    at = at.astimezone(UTC)
-    return at.isoformat().replace("+00:00", "Z") if exact else f"{at:%Y-%m-%d %H:%MZ}"
+    time = time.astimezone(UTC)
+    return time.isoformat().replace("+00:00", "Z") if exact else f"{time:%Y-%m-%d %H:%MZ}"
 
 
-# -- what a long command shows on stderr
+# -- progress of long commands, on stderr
 
 
 @contextmanager
-def progress_bar(doing: str, noun: str) -> Iterator[Callable[[float | None, int], None]]:
-    """A bar on a terminal.
+def progress_bar(activity: str, noun: str) -> Iterator[Callable[[float | None, int], None]]:
+    """Show a progress bar on a terminal.
 
     Args:
-        doing: What is being done.
-        noun: What is counted.
+        activity: The text before the bar, such as "importing".
+        noun: The singular noun of the things that are counted, such as "message".
 
     Yields:
-        What moves it to a share of the whole (None: not known), and says a count.
+        A function that updates the bar. Its arguments are the completed share, between 0 and 1, or
+        None if the total is unknown, and the count so far.
     """
-    if not console(stderr=True).is_terminal:
+    if not get_console(stderr=True).is_terminal:
         yield lambda share, count: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -392,42 +459,48 @@ def progress_bar(doing: str, noun: str) -> Iterator[Callable[[float | None, int]
         TextColumn("{task.fields[reached]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(safe(doing), total=None, reached="")
+    with Progress(*columns, console=get_console(stderr=True), transient=True) as progress:
+        task = progress.add_task(escape_controls(activity), total=None, reached="")
 
-        def show(share: float | None, count: int) -> None:
+        def update(share: float | None, count: int) -> None:
             percent = "" if share is None else f"{share:>4.0%}, "
             reached, total = f"{percent}{count:,} {noun}s", None if share is None else 1.0
             progress.update(task, total=total, completed=share, reached=reached)
 
-        yield show
+        yield update
 
 
 @contextmanager
-def at_work(doing: str) -> Iterator[None]:
-    """Show on a terminal what is being done, if it is not done at once."""
-    if not console(stderr=True).is_terminal:
+def show_status(activity: str) -> Iterator[None]:
+    """Show a text on a terminal while the `with` block runs, if that takes longer than 0.5 s."""
+    if not get_console(stderr=True).is_terminal:
         yield
         return
     from rich.text import Text
 
-    status = console(stderr=True).status(Text(safe(doing)))  # of a str it would read markup
-    late = Timer(_PATIENCE_S, status.start)
-    late.daemon = True
-    late.start()
+    status = get_console(stderr=True).status(
+        Text(escape_controls(activity))
+    )  # rich reads markup in a str
+    timer = Timer(_STATUS_DELAY_S, status.start)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        late.cancel()
-        late.join()  # it may be starting just now
+        timer.cancel()
+        timer.join()  # the timer may be starting the status at this moment
         status.stop()
 
 
 @contextmanager
-def resumable(kept: Callable[[], str]) -> Iterator[None]:
-    """Say, when Ctrl-C ends a command, what is kept."""
+def print_progress_on_interrupt(describe_progress: Callable[[], str]) -> Iterator[None]:
+    """Print what a command has done if Ctrl-C ends the `with` block.
+
+    Args:
+        describe_progress: Returns the progress, such as "12 messages imported".
+    """
     try:
         yield
     except KeyboardInterrupt:
-        note(f"cut off: {kept()}; run it again to go on")
+        print_note(f"interrupted: {describe_progress()}; run the command again to continue")
         raise

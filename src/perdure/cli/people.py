@@ -21,14 +21,14 @@ from perdure.cli.app import (
     open_database,
 )
 from perdure.cli.output import (
-    as_json,
-    at_work,
-    note,
-    note_line,
-    say,
-    say_clean,
-    table,
-    warn_of_owners,
+    print_json,
+    print_note,
+    print_note_line,
+    print_owner_warning,
+    print_scrub_result,
+    print_table,
+    print_text,
+    show_status,
 )
 from perdure.errors import ConfigurationError, UnknownPerson
 from perdure.settings import check_user
@@ -80,32 +80,32 @@ def forget(
     ]
     with open_database(db) as file:
         try:
-            with at_work("looking …"):
+            with show_status("looking …"):
                 how: dict[str, Any] = {"hand_over": hand_over, "owners_are_people": by_owner}
                 report = people.plan(user, file.saver, file.store, **how)
             if not (dry_run or yes):
                 for action, what, count, ids in _rows(report, beside):
-                    note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
-            warn_of_owners(user, report.by_owner)
+                    print_note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
+            print_owner_warning(user, report.by_owner)
             if not dry_run:
                 if not yes:
                     _ask_name(user)
-                with at_work("erasing …"):
+                with show_status("erasing …"):
                     # what belongs to others was looked for once, which takes long
                     done = people.forget(user, file.saver, file.store, **how, looks_elsewhere=False)
                     report = replace(done, kept=report.kept)
         except UnknownPerson as exc:
-            note(f"perdure: {exc}")
+            print_note(f"perdure: {exc}")
             raise typer.Exit(1) from exc
     kept = [*report.kept, *(part for part in beside if part.count)]
     if json:
-        as_json({**asdict(report), "erased": _plain(report.erased), "kept": _plain(kept)})
+        print_json({**asdict(report), "erased": _plain(report.erased), "kept": _plain(kept)})
         return
     if dry_run or yes:
-        table(("", "what", "count", "which"), _rows(report, beside))
-    say(f"{'would forget' if dry_run else 'forgot'} {user!r}")
+        print_table(("", "what", "count", "which"), _rows(report, beside))
+    print_text(f"{'would forget' if dry_run else 'forgot'} {user!r}")
     if not dry_run:
-        say_clean(report.scrubbed)
+        print_scrub_result(report.scrubbed)
 
 
 def _ask_name(user: str) -> None:
@@ -114,7 +114,7 @@ def _ask_name(user: str) -> None:
         "Type the name of the person to erase all of it", err=True, default="", show_default=False
     )
     if typed != user:
-        note(f"perdure: {typed!r} was typed, not {user!r}: nothing was erased")
+        print_note(f"perdure: {typed!r} was typed, not {user!r}: nothing was erased")
         raise typer.Exit(1)
 
 

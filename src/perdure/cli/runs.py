@@ -21,7 +21,7 @@ from perdure.cli.app import (
     resolve_thread_id,
     shorten_thread_id,
 )
-from perdure.cli.output import ago, line, moment, note, show
+from perdure.cli.output import format_age, format_line, format_time, print_note, print_rows
 from perdure.settings import THREADS_LIMIT, check_user
 
 if TYPE_CHECKING:
@@ -69,15 +69,15 @@ def runs(
                 shorten_thread_id(file, run["thread_id"], is_whole=ids or json),
                 run["graph"],
                 run["status"],
-                ago(run["created_at"]),
+                format_age(run["created_at"]),
                 run["caller"],
-                line(_describe_error(run["error"]), _LONGEST),
+                format_line(_describe_error(run["error"]), _LONGEST),
             )
             for run in found
         ]
     columns = ("id", "thread", "graph", "status", "created", "caller", "error")
     nothing = "the server has no run"
-    show(found, json, columns, cells, ids=("id", "thread"), nothing=nothing)
+    print_rows(found, json, columns, cells, ids=("id", "thread"), empty_note=nothing)
     _end(len(rows) > limit, limit, is_empty=not found and (thread, user, status) != (None,) * 3)
 
 
@@ -109,19 +109,21 @@ def crons(
                 cron["graph"],
                 cron["schedule"],
                 cron["timezone"] or "UTC",
-                "off" if not cron["enabled"] else moment(cron["next_at"]) or "never",
+                "off" if not cron["enabled"] else format_time(cron["next_at"]) or "never",
                 cron["caller"],
             )
             for cron in found[:limit]
         ]
     columns = ("id", "thread", "graph", "schedule", "timezone", "next", "caller")
-    show(found[:limit], json, columns, cells, ids=("id", "thread"), nothing="there is no schedule")
+    print_rows(
+        found[:limit], json, columns, cells, ids=("id", "thread"), empty_note="there is no schedule"
+    )
     _end(len(found) > limit, limit, is_empty=not found and (thread, user) != (None, None))
 
 
 def _end(has_more: bool, limit: int, *, is_empty: bool) -> None:
     if has_more:
-        note(f"there are more than {limit}; --limit N shows them")
+        print_note(f"there are more than {limit}; --limit N shows them")
     if is_empty:
         raise typer.Exit(1)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from perdure.cli.app import CommandDatabase, DbOption, UserOption, app, open_database
-from perdure.cli.output import counted, note, say
+from perdure.cli.output import format_count, print_note, print_text
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.storage.host_names import ascii_host
 
@@ -127,7 +127,7 @@ def serve(
     configured = LanggraphFile.read(graphs) if graphs else None
     access = _access(keys, auth, configured)
     if isinstance(access, Keys) and access.exposed:
-        note(f"others on this machine can read or change {keys}: chmod 600 {keys}", "yellow")
+        print_note(f"others on this machine can read or change {keys}: chmod 600 {keys}", "yellow")
     host = ascii_host(host)
     local = _is_loopback(host)
     if access is None and not local:
@@ -155,9 +155,9 @@ def serve(
         made = server.app()
         _report_served(file, configured, keys, auth)
         shown = f"[{host}]" if ":" in host else host
-        note(f"http://{shown}:{listening.getsockname()[1]}/", "dim")
+        print_note(f"http://{shown}:{listening.getsockname()[1]}/", "dim")
         if access is not None:
-            note("in a browser, log in with an API key or a token", "dim")
+            print_note("in a browser, log in with an API key or a token", "dim")
         if workers == 1:
             server.run(made, listening)
         else:
@@ -262,14 +262,18 @@ def _supervise(server: _Server, listening: socket.socket, count: int) -> None:
         while not told:
             wait([each.sentinel for each in (holder, *workers)], _LOOK_S)
             if not told and holder.exitcode is not None:
-                note("the process that had the sessions of browsers has died: start again", "red")
+                print_note(
+                    "the process that had the sessions of browsers has died: start again", "red"
+                )
                 break
             dead = [worker for worker in workers if worker.exitcode is not None]
             if any(worker.exitcode == _FAILED for worker in dead):
                 break
             if not told:
                 for worker in dead:
-                    note(f"a worker has ended with {worker.exitcode}; another is started", "yellow")
+                    print_note(
+                        f"a worker has ended with {worker.exitcode}; another is started", "yellow"
+                    )
                 workers = [_started(context, given) if each in dead else each for each in workers]
         for worker in workers:
             worker.terminate()
@@ -357,7 +361,7 @@ def _report_served(
     users = f"users: those of {handlers}" if handlers else f"user: {file.user}"
     graphs = ", ".join(configured.graph_names) if configured else "chat, agent (perdure's own)"
     of = f" of {configured.path}" if configured else ""
-    note(f"database: {db}\n{users}\ngraphs: {graphs or 'none'}{of}", "dim")
+    print_note(f"database: {db}\n{users}\ngraphs: {graphs or 'none'}{of}", "dim")
 
 
 def _report_configuration(
@@ -372,7 +376,9 @@ def _report_configuration(
     from perdure.errors import EmbedderMismatch
 
     if configured.ignored:
-        note(f"{configured.path.name}: without effect: {', '.join(configured.ignored)}", "yellow")
+        print_note(
+            f"{configured.path.name}: without effect: {', '.join(configured.ignored)}", "yellow"
+        )
     if has_tenants:
         return  # the databases of tenants are opened at their first request
     options = configured.import_store_options()
@@ -389,7 +395,9 @@ def _report_configuration(
         exempt["store.ttl"] = file.store.count_without_ttl(), "item"
     for section, (count, noun) in exempt.items():
         if count:
-            note(f"{section} does not apply to {counted(count, noun)} stored before", "yellow")
+            print_note(
+                f"{section} does not apply to {format_count(count, noun)} stored before", "yellow"
+            )
 
 
 def _access(keys: str | None, auth: str | None, configured: LanggraphFile | None) -> Access | None:
@@ -441,10 +449,10 @@ def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
         )
     names = [_quoted(check_team_name(name)) for name in dict.fromkeys(teams)]
     key, digest = new_key(user)
-    note(f"the key of {user}, which is shown this once:\n{key}")
-    say(f'[[keys]]\nuser = {_quoted(user)}\nsha256 = "{digest}"')
+    print_note(f"the key of {user}, which is shown this once:\n{key}")
+    print_text(f'[[keys]]\nuser = {_quoted(user)}\nsha256 = "{digest}"')
     if names:
-        say(f"teams = [{', '.join(names)}]")
+        print_text(f"teams = [{', '.join(names)}]")
 
 
 def _quoted(text: str) -> str:

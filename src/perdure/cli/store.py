@@ -27,17 +27,17 @@ from perdure.cli.app import (
     resolve_item_key,
 )
 from perdure.cli.output import (
-    ago,
-    as_json,
-    at_work,
-    console,
-    counted,
-    moment,
-    note,
+    format_age,
+    format_count,
+    format_time,
+    get_console,
+    print_json,
+    print_note,
+    print_result,
+    print_rows,
+    print_text,
     progress_bar,
-    say,
-    say_done,
-    show,
+    show_status,
 )
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
@@ -128,7 +128,7 @@ def put(
         file.store.put(where, key, new, ttl=ttl)
         item = file.store.get(where, key, refresh_ttl=False)
     assert item is not None  # it was put just now
-    say_done(
+    print_result(
         _whole(item), json, f"{key!r} of {format_namespace(where)} is at version {item.version}"
     )
 
@@ -148,15 +148,15 @@ def get(
         item = file.store.get(*chosen, as_of=as_of, refresh_ttl=False)
     if item is None:
         raise ConfigurationError(
-            f"there was no {key!r} in {format_namespace(where)} at {moment(as_of, exact=True)}"
+            f"there was no {key!r} in {format_namespace(where)} at {format_time(as_of, exact=True)}"
         )
     if json:
-        as_json(_whole(item))
+        print_json(_whole(item))
         return
-    until = f", until {moment(item.valid_to)}" if item.valid_to else ""
-    expires = f", expires {moment(item.expires_at)}" if item.expires_at else ""
-    note(f"version {item.version}, put {ago(item.valid_from)}{until}{expires}", "dim")
-    as_json(item.value)
+    until = f", until {format_time(item.valid_to)}" if item.valid_to else ""
+    expires = f", expires {format_time(item.expires_at)}" if item.expires_at else ""
+    print_note(f"version {item.version}, put {format_age(item.valid_from)}{until}{expires}", "dim")
+    print_json(item.value)
 
 
 @store.command()
@@ -168,18 +168,18 @@ def history(ns: NS, key: KeyArgument, db: DbOption = None, json: JsonOption = Fa
     where = parse_namespace(ns)
     with open_database(db, allow_read_only=True) as file:
         versions = file.store.history(*_place(file.store, where, key, deleted=True))
-    exact = not console().is_terminal
+    exact = not get_console().is_terminal
     rows = [
         (
             item.version,
-            moment(item.valid_from, exact=exact),
-            moment(item.valid_to, exact=exact),
+            format_time(item.valid_from, exact=exact),
+            format_time(item.valid_to, exact=exact),
             _brief(item.value),
         )
         for item in versions
     ]
     columns = ("version", "from", "to", "value")
-    show([_whole(item) for item in versions], json, columns, rows, ids=("from", "to"))
+    print_rows([_whole(item) for item in versions], json, columns, rows, ids=("from", "to"))
 
 
 @store.command()
@@ -199,7 +199,7 @@ def search(
     """List items under a prefix, or search them."""
     where, conditions = parse_namespace(prefix), _conditions(filter)
     options: dict[str, Any] = {"query": query, "filter": conditions, "mode": mode, "as_of": as_of}
-    with open_database(db, allow_read_only=True) as file, at_work("reading the search index …"):
+    with open_database(db, allow_read_only=True) as file, show_status("reading the search index …"):
         items = file.store.search(where, **options, limit=limit, explain=json, refresh_ttl=False)
     rows: list[tuple[str, ...]] = [
         (format_namespace(item.namespace), item.key, _brief(item.value)) for item in items
@@ -210,13 +210,13 @@ def search(
         rows = [(f"{item.score or 0:.3f}", *row) for item, row in zip(items, rows, strict=True)]
     whole = [{**_whole(item), "score": item.score, "parts": item.parts} for item in items]
     others = "'perdure store namespaces' lists what holds something"
-    show(
+    print_rows(
         whole,
         json,
         columns,
         rows,
         ids=("namespace", "key"),
-        nothing=f"found nothing under {format_namespace(where)}; {others}",
+        empty_note=f"found nothing under {format_namespace(where)}; {others}",
     )
 
 
@@ -233,7 +233,7 @@ def namespaces(
     """List the namespaces that hold items."""
     with open_database(db, allow_read_only=True) as file:
         below = file.store.list_namespaces(prefix=parse_namespace(prefix), limit=limit, as_of=as_of)
-    show(
+    print_rows(
         below,
         json,
         ["namespace"],
@@ -263,7 +263,7 @@ def delete(ns: NS, key: KeyArgument, db: DbOption = None) -> None:
     with open_database(db) as file:
         where, chosen = _place(file.store, parse_namespace(ns), key)
         file.store.delete(where, chosen)
-    say(f"{chosen!r} of {format_namespace(where)} is deleted")
+    print_text(f"{chosen!r} of {format_namespace(where)} is deleted")
 
 
 @store.command()
@@ -297,8 +297,10 @@ def forget(
 
 def _counted(receipt: Receipt) -> str:
     return (
-        f"{counted(receipt.items, 'item')}, {counted(receipt.versions, 'old version')} and "
-        f"{counted(receipt.messages, 'message')} of {counted(len(receipt.threads), 'thread')}"
+        f"{format_count(receipt.items, 'item')}, "
+        f"{format_count(receipt.versions, 'old version')} and "
+        f"{format_count(receipt.messages, 'message')} of "
+        f"{format_count(len(receipt.threads), 'thread')}"
     )
 
 
@@ -311,4 +313,4 @@ def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption =
     """
     with open_database(db, graphs=graphs) as file, progress_bar("embedding", "item") as bar:
         done = file.store.reembed(lambda done, of: bar(done / of if of else None, done))
-    say_done({"items": done}, json, f"{counted(done, 'item')} got new vectors")
+    print_result({"items": done}, json, f"{format_count(done, 'item')} got new vectors")

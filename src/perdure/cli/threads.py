@@ -26,18 +26,18 @@ from perdure.cli.app import (
     shorten_thread_id,
 )
 from perdure.cli.output import (
-    ago,
-    as_json,
-    at_work,
-    counted,
-    day,
-    line,
-    note,
+    format_age,
+    format_count,
+    format_date,
+    format_line,
+    print_json,
+    print_note,
+    print_result,
+    print_rows,
+    print_scrub_result,
+    print_text,
     progress_bar,
-    say,
-    say_clean,
-    say_done,
-    show,
+    show_status,
 )
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
 from perdure.settings import THREADS_LIMIT, check_user
@@ -97,9 +97,9 @@ def threads(
             "id": [
                 shorten_thread_id(file, head.thread_id, is_whole=ids or json) for head, _ in pairs
             ],
-            "title": [line(head.title, _LONGEST) for head, _ in pairs],
+            "title": [format_line(head.title, _LONGEST) for head, _ in pairs],
             "messages": [row["messages"] for _, row in pairs],
-            "last activity": [ago(row["active_at"]) for _, row in pairs],
+            "last activity": [format_age(row["active_at"]) for _, row in pairs],
             "status": [row["status"] for _, row in pairs],
             "user": [row["person"] or "" for _, row in pairs],
         }
@@ -107,9 +107,9 @@ def threads(
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
     nothing = _describe_nothing(text, user, status)
-    show([row for _, row in pairs], json, columns, rows, ids=("id",), nothing=nothing)
+    print_rows([row for _, row in pairs], json, columns, rows, ids=("id",), empty_note=nothing)
     if len(heads) > limit:
-        note(f"there are more than {limit}; --limit N shows them")
+        print_note(f"there are more than {limit}; --limit N shows them")
     if nothing and not pairs:
         raise typer.Exit(1)
 
@@ -156,14 +156,16 @@ def _said(
             )
         shown = [shorten_thread_id(file, hit.thread_id, is_whole=ids) for hit in hits]
     if json:
-        as_json([asdict(hit) for hit in hits])
+        print_json([asdict(hit) for hit in hits])
     for hit, thread in () if json else zip(hits, shown, strict=True):
-        say(f"{thread}  {day(hit.at)}  {line(hit.title, _LONGEST)}", "bold")
-        say(f"  {hit.role}: {hit.marked}")
+        print_text(f"{thread}  {format_date(hit.at)}  {format_line(hit.title, _LONGEST)}", "bold")
+        print_text(f"  {hit.role}: {hit.marked}")
     if hits.unread:
-        note(f"{counted(hits.unread, 'thread')} cannot be read, as the database is read-only")
+        print_note(
+            f"{format_count(hits.unread, 'thread')} cannot be read, as the database is read-only"
+        )
     if not hits:
-        note(f"nothing was said like {search!r}")
+        print_note(f"nothing was said like {search!r}")
         raise typer.Exit(1)
 
 
@@ -255,7 +257,7 @@ def fork(
             raise ConfigurationError(f"{wrong}; give another id")
         chosen = None if at is None else resolve_checkpoint_id(file, source, at)
         file.saver.copy_thread(source, new, checkpoint_id=chosen)
-    say(f"{source!r} is copied to {new!r}")
+    print_text(f"{source!r} is copied to {new!r}")
 
 
 @app.command()
@@ -272,7 +274,7 @@ def rewind(
         source = resolve_thread_id(file, thread)
         chosen = resolve_checkpoint_id(file, source, to)
         file.saver.rewind(source, chosen)
-    say(f"{source!r} goes on from {chosen}")
+    print_text(f"{source!r} goes on from {chosen}")
 
 
 # -- the end
@@ -307,21 +309,23 @@ def delete(
         memories = (
             0 if keep_memories else forget_thread_memories(file.store, ids, dry_run=True).items
         )
-        of_them = f" and {counted(memories, 'memory', 'memories')}" if memories else ""
-        what = f"{counted(len(ids), 'thread')} with {counted(messages, 'message')}{of_them}"
+        of_them = f" and {format_count(memories, 'memory', 'memories')}" if memories else ""
+        what = (
+            f"{format_count(len(ids), 'thread')} with {format_count(messages, 'message')}{of_them}"
+        )
         names = ", ".join(_named(file, each) for each in ids[:3]) + (", …" if len(ids) > 3 else "")
         require_confirmation(f"Delete {what}, of {names}, for good?", yes)
-        with at_work("deleting …"):
+        with show_status("deleting …"):
             # the memories first: of a thread that is gone none would be found after a crash
             clean = keep_memories or forget_thread_memories(file.store, ids).clean
             *others, last = ids  # the last one scrubs the file of all of them
             file.saver.prune(others, strategy="delete")
             clean = file.saver.erase(last).scrubbed and clean
     done = {"threads": ids, "messages": messages, "memories": memories, "clean": clean}
-    say_done(done, json, f"deleted {what}, of {names}")
+    print_result(done, json, f"deleted {what}, of {names}")
     if not json:
-        say_clean(clean)
-        note("what other threads quote of it stays there")
+        print_scrub_result(clean)
+        print_note("what other threads quote of it stays there")
 
 
 def _messages(file: CommandDatabase, thread: str) -> int:
@@ -332,5 +336,5 @@ def _messages(file: CommandDatabase, thread: str) -> int:
 
 def _named(file: CommandDatabase, thread: str) -> str:
     head = file.saver.head(thread)
-    title = line(head.title, _LONGEST) if head is not None else ""
+    title = format_line(head.title, _LONGEST) if head is not None else ""
     return f"{thread!r} ({title})" if title else repr(thread)

@@ -13,7 +13,7 @@ import typer
 
 from perdure.cli.app import CommandDatabase, DbOption, JsonOption, app, open_database
 from perdure.cli.database import summarize_report
-from perdure.cli.output import as_json, note, say
+from perdure.cli.output import print_json, print_note, print_text
 from perdure.errors import PerdureError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def worker(
 
     def tell(job: ExtractionJob) -> None:
         done.append(job)
-        as_json(asdict(job), indent=None) if json else say(str(job))
+        print_json(asdict(job), indent=None) if json else print_text(str(job))
 
     with open_database(db) as file, _logged():
         if database is not None and is_dsn(file.settings.db) and is_dsn(database):
@@ -85,9 +85,9 @@ def worker(
             left = background.flush(_LONGEST_S)
             _retain(file, background, json=json)
         if json and not (done or file.settings.retention):
-            as_json([], indent=None)
+            print_json([], indent=None)
     for job in left:
-        note(f"not extracted: {job}")
+        print_note(f"not extracted: {job}")
     if left:
         raise typer.Exit(1)
 
@@ -106,9 +106,9 @@ def _retain(file: CommandDatabase, background: Background, *, json: bool) -> Non
         _LOG.warning("retention is held up: %s", exc)
         return
     if json:
-        as_json({"retention": asdict(report)}, indent=None)
+        print_json({"retention": asdict(report)}, indent=None)
     elif report:
-        say(f"removed {summarize_report(report)}")
+        print_text(f"removed {summarize_report(report)}")
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _logged() -> Iterator[None]:
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if not any(isinstance(each, ExtractionJob) for each in record.args or ()):
-                note(f"perdure: {record.getMessage()}")
+                print_note(f"perdure: {record.getMessage()}")
 
     _LOG.addHandler(handler := Notes())
     try:
