@@ -153,7 +153,8 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
-    assert "'conversations.json' has 68.2 MB in " in str(failed)
+    assert "'conversations.json' unpacks from " in str(failed)
+    assert " to 68.2 MB, " in str(failed)
     assert "import the folder" in str(failed)
     assert peak < 16 << 20
 
@@ -344,7 +345,7 @@ def test_memories_that_were_forgotten_here_are_not_merged(
         [{"namespace": ["memories", "me"], "key": identity}]
     ] * 3
     assert "1 item refused" in shown.stdout
-    assert f"refused: '{identity}' in memories/me" in shown.stderr
+    assert f"in this database: '{identity}' in memories/me" in shown.stderr
     assert keys() == {}
 
 
