@@ -192,6 +192,8 @@ class Instructions:
     async def _write_text(
         self, text: str, change: Change, config: RunnableConfig | None
     ) -> InstructionsVersion:
+        """Write a text as the new version, and return the version that is current afterwards."""
+
         async def return_text(previous: str) -> str:
             return text
 
@@ -261,6 +263,10 @@ class UseInstructions(MessagesNode):
     async def _transform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
+        """Return the model input with the instructions as its system message.
+
+        A run without memory gets the default instructions.
+        """
         text = self._instructions.default
         if not self._instructions.namespace.lacks_memory(config):
             handle = self._instructions.get_handle(config)

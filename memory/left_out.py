@@ -35,6 +35,7 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
 
 
 def _format_line(count: int) -> str:
+    """Return the line that says that `count` steps were left out."""
     steps, they = ("step", "It was") if count == 1 else ("steps", "They were")
     return (
         f"[{count} earlier {steps} of your work on this message left out to save room. "
@@ -43,6 +44,7 @@ def _format_line(count: int) -> str:
 
 
 def _remove_line(content: Any, count: int) -> Any:
+    """Return the content of a question without the line at its end, if it has one."""
     line = _format_line(count)
     if isinstance(content, list):
         is_last = bool(content) and content[-1] == {"type": "text", "text": line}

@@ -91,6 +91,7 @@ class NamedModel(RunnableLambda[Any, Any]):
         return self.with_preparation(lambda model: model.bind_tools(tools, **kwargs))
 
     def _load_model(self, request: Any) -> Any:
+        """Return the prepared model, which is created at the first call."""
         if self._model is None:
             try:
                 self._model = self._prepare(_create_model(self.full_name))
@@ -300,6 +301,7 @@ class ModelCall:
             return exc
 
     async def _call_async(self, request: ModelRequest) -> Any:
+        """Return the answer of the model, or the error of the call."""
         call = self._hide_from_stream().ainvoke(list(request), self.config)
         try:
             return await await_outcome(call, self.timeout_s)
@@ -309,6 +311,7 @@ class ModelCall:
             return exc
 
     def _hide_from_stream(self) -> Runnable[Any, Any]:
+        """Return the model with a tag that hides its answer from streams of messages."""
         # the answer is not for the user, so `stream_mode="messages"` must not emit it
         return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
 

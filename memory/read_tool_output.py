@@ -81,6 +81,7 @@ def read_tool_output(
     )
 
     async def read_result(values: Mapping[str, Any], attribution: Attribution) -> Any:
+        """Return the result, or the page of it, that a call of the tool asks for."""
         call_id = values["tool_call_id"].strip()
         config = ensure_config(attribution.config)
         saver = checkpointer or _find_checkpointer(config)

@@ -170,6 +170,7 @@ def make_clock(name: str, value: Clock | str | None) -> Clock:
         return check_instance(name, value, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
     def read_time(config: RunnableConfig | None) -> datetime | None:
+        """Return the time under the key in the config of a run, or None if the config has none."""
         time = ensure_config(config)["configurable"].get(value)
         try:
             return datetime.fromisoformat(time) if isinstance(time, str) else time

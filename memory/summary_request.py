@@ -126,6 +126,7 @@ class SummaryRequest:
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 
         def check_answer(answer: Any) -> str:
+            """Return the summary, or raise InvalidPatch if it is missing or too long."""
             fault = find_answer_fault(answer)
             length = 0 if fault else self.count_tokens(read_answer_text(answer))
             if length > max_tokens:

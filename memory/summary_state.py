@@ -168,6 +168,7 @@ class SummarizedMessages:
         )
 
     def _iter_remaining_turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
+        """Yield the turns without the units whose messages are all summarised."""
         for turn in turns:
             question, *rest = turn.units
             units = [unit for unit in rest if not self._covers_unit(unit)]
@@ -199,11 +200,13 @@ def _digests_of(summary: Any) -> Sequence[str]:
 
 
 def _digest_id(message_id: str) -> str:
+    """Return a short hash of the id of a message."""
     data = message_id.encode(errors="surrogatepass")
     return blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _digest_content(message: BaseMessage) -> str:
+    """Return a short hash of the content and the calls of a message."""
     parts: list[Any] = [message.type, message.content]
     if isinstance(message, AIMessage):
         parts.append([(call["name"], call["args"]) for call in message.tool_calls])

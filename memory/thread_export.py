@@ -1,4 +1,4 @@
-"""Export of a thread as an object of JSON, with messages in OpenAI's form."""
+"""Export a thread as a JSON object, with its messages in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -28,68 +28,77 @@ from perdure.memory.message_forms import (
 def build_thread_export(saver: Checkpointer, thread_id: str) -> dict[str, Any]:
     """Build the exported object of a thread, with the messages up to its head and on branches.
 
+    Args:
+        saver: The checkpointer that stores the thread.
+        thread_id: The id of the thread.
+
     Raises:
         InvalidMessages: The messages of the thread cannot be exported.
     """
-    newest = existing_head(saver, thread_id).metadata
-    said = saver.database.read(partial(read_transcript_tree, saver._reader, thread_id))
-    whose = {name: newest[name] for name in USER_LABELS if newest.get(name)}
-    line = {"thread_id": thread_id, **about(saver, thread_id, newest), **whose, "messages": []}
-    if said is not None and said.lineages:
-        main, *others = _split_branches(said)
-        line["messages"] = main["messages"]
-        if said.is_lost or (said.values and not (main["messages"] or others)):
-            why = "has neither a stored value nor a history"
-            if said.values:
-                first = next(iter(said.values.values()))
-                why = f"contains items of type {type(first).__name__} instead of messages"
+    metadata = existing_head(saver, thread_id).metadata
+    transcript = saver.database.read(partial(read_transcript_tree, saver._reader, thread_id))
+    user = {name: metadata[name] for name in USER_LABELS if metadata.get(name)}
+    export = {"thread_id": thread_id, **about(saver, thread_id, metadata), **user, "messages": []}
+    if transcript is not None and transcript.lineages:
+        main, *others = _split_branches(transcript)
+        export["messages"] = main["messages"]
+        if transcript.is_lost or (transcript.values and not (main["messages"] or others)):
+            fault = "has neither a stored value nor a history"
+            if transcript.values:
+                first = next(iter(transcript.values.values()))
+                fault = f"contains items of type {type(first).__name__} instead of messages"
             raise InvalidMessages(
-                f"the thread {thread_id!r} cannot be exported: its channel 'messages' {why}; "
+                f"the thread {thread_id!r} cannot be exported: its channel 'messages' {fault}; "
                 "export the other threads by passing their ids"
             )
-        line |= {} if said.is_known else {"in_state": "unknown"}
+        export |= {} if transcript.is_known else {"in_state": "unknown"}
         branches = [part for part in others if part["messages"]]
-        line |= {"branches": branches} if branches else {}
-    return line
+        export |= {"branches": branches} if branches else {}
+    return export
 
 
-def _split_branches(said: TranscriptTree) -> Iterator[dict[str, Any]]:
+def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
     """Yield the messages that each branch adds, with the number of messages before them.
 
     The main branch comes first. A branch from which another branch continues adds nothing.
     """
     messages = {
-        at: message for at, value in said.values.items() if (message := _convert_to_message(value))
+        position: message
+        for position, value in transcript.values.items()
+        if (message := _convert_to_message(value))
     }
-    ways = [_find_last_versions(way, messages) for way in said.lineages]
-    inner, ends = set[int](), list[int]()
-    numbers: dict[
-        tuple[int, int], int
-    ] = {}  # of each message, by the number before it and its position
-    for way in ways:
-        above = 0
-        for at in way:
-            inner.add(above)
-            above = numbers.setdefault((above, at), len(numbers) + 1)
-        ends.append(above)
-    numbers.clear()
-    for way, end in zip(ways, ends, strict=True):
-        above, after, added = 0, 0, list[dict[str, Any]]()
-        for at in way if way is ways[0] or end not in inner else ():
-            if (above, at) not in numbers:
-                after = after if added else above
-                added.append(_build_message_export(messages[at], said.times.get(at)))
-            above = numbers.setdefault((above, at), len(numbers) + 1)
+    lineages = [_find_last_versions(lineage, messages) for lineage in transcript.lineages]
+    # The lineages form a tree. A node is a message after a certain sequence of messages, so it is
+    # identified by its parent node and the position of the message. The root is node 0.
+    nodes: dict[tuple[int, int], int] = {}
+    inner_nodes, last_nodes = set[int](), list[int]()
+    for lineage in lineages:
+        node = 0
+        for position in lineage:
+            inner_nodes.add(node)
+            node = nodes.setdefault((node, position), len(nodes) + 1)
+        last_nodes.append(node)
+    nodes.clear()  # now the nodes are numbered in the order of export, as `after` counts
+    for lineage, last_node in zip(lineages, last_nodes, strict=True):
+        node, after, added = 0, 0, list[dict[str, Any]]()
+        is_exported = lineage is lineages[0] or last_node not in inner_nodes
+        for position in lineage if is_exported else ():
+            if (node, position) not in nodes:
+                after = after if added else node
+                time = transcript.times.get(position)
+                added.append(_build_message_export(messages[position], time))
+            node = nodes.setdefault((node, position), len(nodes) + 1)
         yield {"after": after, "messages": added}
 
 
-def _find_last_versions(way: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
+def _find_last_versions(lineage: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
     """Return the position of the last complete version of each message, in order of occurrence."""
     last: dict[object, int] = {}
-    for at in way:
-        if message := messages.get(at):
-            shortened = SHORTENED in message.additional_kwargs
-            last[message.id or at] = last.get(message.id, at) if shortened else at
+    for position in lineage:
+        if message := messages.get(position):
+            is_shortened = SHORTENED in message.additional_kwargs
+            earlier = last.get(message.id, position)
+            last[message.id or position] = earlier if is_shortened else position
     return list(last.values())
 
 
@@ -97,25 +106,31 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
     """Return the value as a message, or None if it is not a message."""
     try:
         return convert_to_messages([value])[0]
-    except Exception:  # langchain-core raises many kinds, see `read_message`
+    except Exception:  # langchain-core raises many types of errors for a malformed message
         return None
 
 
-def _build_message_export(message: BaseMessage, at: Any) -> dict[str, Any]:
-    """Build a message in OpenAI's form, with the fields that this form does not express."""
+def _build_message_export(message: BaseMessage, time: Any) -> dict[str, Any]:
+    """Build a message in OpenAI's form.
+
+    The fields that an import could not restore from this form are added under the key `EXACT`.
+    `time` is the time at which the message was stored. It is exported if the message has no time of
+    its own.
+    """
     try:
         form = convert_to_openai_messages([message])[0]
-        read = read_message(form, None)
-    except (MalformedPart, ValueError):  # OpenAI has no form for it
+        restored = read_message(form, None)
+    except (MalformedPart, ValueError):  # OpenAI has no form for this message
         form = {"role": "assistant", "content": str(message.text)}
-        read = read_message(form, None)
-    written = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}
+        restored = read_message(form, None)
+    export = {"role": form.pop("role"), **({"id": message.id} if message.id else {}), **form}
     if (own_time := get_creation_time(message)) is not None:
-        written[CREATED] = own_time
-        read.response_metadata = {CREATED: own_time}
-    elif (moment := parse_timestamp(at)) is not None:
-        written["at"] = datetime.fromtimestamp(moment, UTC).isoformat()
-    fields, plain = message.model_dump(), read.model_dump() if read.type == message.type else {}
-    differing = {name: fields[name] for name in fields if fields[name] != plain.get(name)}
-    differing.pop("id", None)
-    return {**written, EXACT: differing} if differing else written
+        export[CREATED] = own_time
+        restored.response_metadata = {CREATED: own_time}
+    elif (timestamp := parse_timestamp(time)) is not None:
+        export["at"] = datetime.fromtimestamp(timestamp, UTC).isoformat()
+    fields = message.model_dump()
+    restored_fields = restored.model_dump() if restored.type == message.type else {}
+    lost = {name: fields[name] for name in fields if fields[name] != restored_fields.get(name)}
+    lost.pop("id", None)
+    return {**export, EXACT: lost} if lost else export

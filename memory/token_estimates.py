@@ -281,6 +281,7 @@ def _count_value(value: Any, count_text: CountText) -> int:
     files = 0
 
     def without_files(part: Any) -> Any:
+        """Return a part of the value without media, and add the tokens of the media to `files`."""
         nonlocal files
         if isinstance(part, Mapping):
             if part is not value and _find_media_kind(part) is not None:

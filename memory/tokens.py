@@ -372,6 +372,7 @@ def _load_encoding(encoding: str) -> Callable[[str], int] | None:
     counts: dict[int, int] = {}  # token count by the hash of a text; texts are not kept in memory
 
     def count_text(text: str) -> int:
+        """Return the number of tokens of a text."""
         key = hash(text)
         if key not in counts:
             if len(counts) >= _MAX_CACHED_COUNTS:

@@ -246,6 +246,7 @@ def _build_block_test(
     ids = {calls[n].id for n in (*removed, *new_ids)}
 
     def is_removed(block: Any) -> bool:
+        """Return whether a content block is removed."""
         if not isinstance(block, dict):
             return False
         inner = unwrap_block(block)

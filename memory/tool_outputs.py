@@ -101,6 +101,7 @@ class ClearToolOutputs(MessagesNode):
         return replace(model_input, turns=self._clear_results(model_input.turns))
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        """Return an update with placeholders for old, large results in the state."""
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> list[BaseMessage]:

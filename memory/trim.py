@@ -143,6 +143,7 @@ class Trim(MessagesNode):
         return await asyncio.to_thread(self.transform_input, model_input, state, config)
 
     async def _build_update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        """Return an update that removes the messages that do not fit into the budget."""
         messages = read_messages(state, self.messages_key)
 
         def build_update() -> dict[str, Any]:
@@ -496,6 +497,7 @@ def _shorten_message(message: BaseMessage, limit: float, measure: Measure) -> Ba
     kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
 
     def keep_chars(count: int) -> BaseMessage:
+        """Return a copy of the message with `count` characters of its longest text."""
         short: Any = cut_middle(text, count)
         changed = short
         if not isinstance(content, str):

@@ -165,9 +165,9 @@ async def _plan_update(
     if _has_conflict(plan):  # the model must be asked again, with the changed profile
         return plan._replace(puts=())
     if refused := [outcome for outcome in plan.outcomes if outcome.change == "refused"]:
-        asked = format_count(proposal.usage.calls)
+        count = format_count(proposal.usage.calls)
         raise ModelFailed(
-            f"the model was asked {asked} and gave no patch that can be applied (see the cause of "
+            f"the model was asked {count} and gave no patch that can be applied (see the cause of "
             "this error)"
         ) from InvalidPatch(refused[0].reason)
     return plan

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
@@ -296,7 +297,7 @@ def _count_parts(
             continue
         blocks = message.content if isinstance(message.content, list) else [message.content]
         texts = (block if isinstance(block, str) else block.get("text") or "" for block in blocks)
-        for match in (found for text in texts for found in _SECTION.finditer(text)):
+        for match in chain.from_iterable(map(_SECTION.finditer, texts)):
             section = counter.count_text(match[0])
             tokens -= section
             yield match[1] or "summary", section
