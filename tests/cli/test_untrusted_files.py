@@ -280,13 +280,13 @@ def test_a_file_that_is_replaced_is_not_read_on(other: Path, tmp_path: Path) -> 
         saver.threads()
         replace_by_view(other, "threads")
         with pytest.raises(
-            NotADatabase, match="a view or a virtual table in the place of the table 'threads'"
+            NotADatabase, match="a view or a virtual table in place of the table 'threads'"
         ):
             saver.threads()
     with SQLiteCheckpointer.open(tmp_path / "third.db", untrusted=True) as saver:
         os.replace(tmp_path / "other.db", tmp_path / "third.db")
         with pytest.raises(StorageError, match="was replaced by another file"):
-            saver.database._connect_once().connector.reader()  # type: ignore[attr-defined]
+            saver.database._connect_once().connector.open_reader()  # type: ignore[attr-defined]
 
 
 # -- an import that is stopped

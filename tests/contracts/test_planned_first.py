@@ -16,7 +16,7 @@ from perdure.checkpointers.address import Address
 from perdure.checkpointers.put import TaskWrites
 from perdure.errors import StorageError
 from perdure.storage.flow import Flow, Statement, fetch_rows
-from perdure.storage.sqlite_writer import _Asked
+from perdure.storage.sqlite_writer import _EpochRequest
 from tests.contracts.puts import at, listed, put, values_at
 from tests.contracts.test_kept_heads import aput, handed_in, held, said
 
@@ -229,11 +229,11 @@ def test_a_look_at_the_connection_leaves_nothing_behind(files: Savers) -> None:
     def epoch() -> object:
         return asyncio.run(writer.wait_for_epoch("checkpointer", saver._watch))
 
-    with writer._in_use():
+    with writer._exclusive_use():
         assert epoch() is None
-    assert not writer._asked
+    assert not writer._epoch_requests
     assert epoch() is not None
-    assert not writer._asked
+    assert not writer._epoch_requests
 
 
 def test_a_look_that_is_given_up_meanwhile(files: Savers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,20 +241,22 @@ def test_a_look_that_is_given_up_meanwhile(files: Savers, monkeypatch: pytest.Mo
     saver, _ = files
     put(saver, {"n": 1}, uid="a")
     writer = saver.database._connect_once().writer  # type: ignore[attr-defined]
-    look = writer._look
+    look = writer._read_data_version
 
     def given_up() -> None:
         if not writer._conn.in_transaction:
-            writer._asked.clear()
+            writer._epoch_requests.clear()
         look()
 
     async def course() -> None:
         async with asyncio.timeout(5):
             for uid, upon in (("b", "a"), ("c", "b")):
-                writer._asked.extend(_Asked("checkpointer", saver._watch) for _ in range(2))
+                writer._epoch_requests.extend(
+                    _EpochRequest("checkpointer", saver._watch) for _ in range(2)
+                )
                 await aput(saver, uid, {"n": uid}, upon)
 
-    monkeypatch.setattr(writer, "_look", given_up)
+    monkeypatch.setattr(writer, "_read_data_version", given_up)
     asyncio.run(course())
     assert listed(saver, at()) == ["c", "b", "a"]
 

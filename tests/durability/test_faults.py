@@ -283,7 +283,7 @@ def test_a_full_disk_keeps_all_that_was_acknowledged(tmp_path: Path) -> None:
     """A put that does not fit raises StorageFull and leaves no trace; deleting makes room again."""
     acknowledged = []
     with SQLiteCheckpointer.open(tmp_path / "x.db", factory=Small) as saver:
-        with pytest.raises(StorageFull, match="free space, retry"):  # noqa: PT012 - until it is full
+        with pytest.raises(StorageFull, match="free disk space and retry"):  # noqa: PT012 - until it is full
             for number in range(1, 100):
                 thread = config_of(None, f"t{number}")
                 saver.put(thread, big(number), {}, {"text": number})

@@ -204,7 +204,7 @@ def test_a_fork_within_a_read(tmp_path: Path) -> None:
     with SQLiteCheckpointer.open(path) as saver:
         talk(saver, "first")
         database: Any = saver.database
-        with database._connect_once().readers.lent() as conn:
+        with database._connect_once().readers.borrow_connection() as conn:
             conn.execute("BEGIN")
             conn.execute("SELECT count(*) FROM threads").fetchall()
             assert status_of(in_child(child)) == 0

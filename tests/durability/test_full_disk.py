@@ -85,7 +85,7 @@ def integrity_of(disk: Path) -> list[Row]:
 def put_until_full(saver: Any) -> list[str]:
     """Threads of ten checkpoints, all that the disk takes; the last may have fewer."""
     threads: list[str] = []
-    with pytest.raises(StorageFull, match="free space, retry"):  # noqa: PT012 - until it is full
+    with pytest.raises(StorageFull, match="free disk space and retry"):  # noqa: PT012 - until it is full
         for number in itertools.count(1):
             if number % 10 == 1:
                 threads.append(f"t{number:05}")
@@ -134,7 +134,7 @@ def test_a_thread_is_removed_from_a_full_disk(
 def test_items_are_removed_from_a_full_disk(disk: Path) -> None:
     """So do `forget`, `delete`, `sweep_ttl` and the retention of versions of a store."""
     with SQLiteStore.open(disk / "x.db") as store:
-        with pytest.raises(StorageFull, match="free space, retry"):  # noqa: PT012 - until it is full
+        with pytest.raises(StorageFull, match="free disk space and retry"):  # noqa: PT012 - until it is full
             for number in itertools.count():
                 for version in range(3):
                     store.put(

@@ -210,7 +210,7 @@ def test_a_file_that_is_not_there_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mishap: str
 ) -> None:
     """A write would go where nobody reads it: it is refused, and says what to do."""
-    monkeypatch.setattr("perdure.storage.sqlite_writer.FILE_SEEN_S", 0.0)
+    monkeypatch.setattr("perdure.storage.sqlite_writer.FILE_CHECK_INTERVAL_S", 0.0)
     path, other = tmp_path / "x.db", tmp_path / "other.db"
     shutil.copy(_made(tmp_path / "made.db"), other)
     with SQLiteCheckpointer.open(path) as saver:

@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 
 def connect(path: Path, guard: Guard) -> UntrustedConnection:
     conn = sqlite3.connect(path, isolation_level=None, factory=UntrustedConnection)
-    guard.prepare(conn)
+    guard.configure(conn)
     return conn
 
 
@@ -64,10 +64,10 @@ def test_a_statement_without_an_end_is_stopped(path: Path) -> None:
     """It may take as many steps as the size of the file allows, and the next read begins anew."""
     guard = Guard(str(path), {"t": None}, IMPORT_VALUE_BYTES)
     with closing(connect(path, guard)) as conn:
-        with pytest.raises(CorruptRecord, match="took more steps"), guard.reading(conn):
+        with pytest.raises(CorruptRecord, match="took more steps"), guard.guarded_read(conn):
             conn.execute(f"SELECT count(*) FROM ({ENDLESS.format('i')})").fetchall()
         conn.rollback()
-        with guard.reading(conn):
+        with guard.guarded_read(conn):
             assert conn.execute("SELECT a FROM t").fetchall() == []
 
 
@@ -78,7 +78,7 @@ def test_ctrl_c_ends_a_statement(path: Path) -> None:
         timer = threading.Timer(0.2, _thread.interrupt_main)
 
         def read() -> None:
-            with guard.reading(conn):
+            with guard.guarded_read(conn):
                 conn.limit = 1 << 62
                 timer.start()
                 conn.execute(f"SELECT count(*) FROM ({ENDLESS.format('i')})").fetchall()

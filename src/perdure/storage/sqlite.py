@@ -1,7 +1,7 @@
 """`SQLiteDatabase`: a `Database` in one SQLite file, or in memory.
 
-All who open one path in one process share an `SQLiteFile`: one writing connection, whose thread
-commits in groups, and connections that read beside it.
+All databases of a process with the same path share one `SQLiteFile`. It has one writing connection,
+whose thread commits in groups, and several connections that only read.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from perdure.storage.sqlite_connection import (
     REUSES_WAL,
     Connector,
     Synchronous,
-    check_name,
     check_path,
+    check_path_text,
     execute,
     map_errors,
-    own_tables,
+    read_own_tables,
 )
-from perdure.storage.sqlite_writer import SCRUB_WANTED, SQLiteWriter
+from perdure.storage.sqlite_writer import REQUEST_SCRUB_SQL, SQLiteWriter
 from perdure.storage.threads import Promise, ThreadPool, deliver_promises
 from perdure.storage.untrusted_sqlite import IMPORT_VALUE_BYTES
 
-_READING_THREADS: Final = 4
-_AT_ONCE: Final = 4  # coroutines that read at a moment: each has a thread
+_READING_THREADS: Final = 4  # threads that read for coroutines
+_MAX_ASYNC_READS: Final = 4  # flows that aiosqlite reads at once; each needs a thread
 _FORK_WAIT_S: Final = 2.0  # seconds that a fork waits for reads to end
 _PAUSE_S: Final = 0.001  # seconds between two checks whether a fork is still waiting
-_CHUNK: Final = 64  # rows; not used, as whole pages are fetched
+_CHUNK_ROWS: Final = 64  # rows per fetch; without effect, because all rows are fetched at once
 _SIZES = (
     "SELECT page_size, page_count, freelist_count "
     "FROM pragma_page_size, pragma_page_count, pragma_freelist_count"
@@ -51,29 +51,34 @@ _SIZES = (
 
 
 class SQLiteFile(SharedResource):
-    """An open file."""
+    """An open SQLite file, which all databases with its path in this process share.
+
+    Args:
+        connector: Opens the connections.
+        schema: The tables of the first component, or None for a file of another application.
+    """
 
     def __init__(self, connector: Connector, schema: Schema | None) -> None:
         self.path = path = connector.path
-        _close_inherited(path)
+        _close_inherited_connections(path)
         super().__init__(
             repr(path), ThreadPool(_READING_THREADS, "perdure-read", is_permanent=True)
         )
         self.connector = connector
         self.readers = Readers(connector)
-        self.locks = Locks(FileLocks(path + ".locks") if connector.on_disk else None)
+        self.locks = Locks(FileLocks(path + ".locks") if connector.is_on_disk else None)
         self.async_readers = AsyncReaders(connector)
         self._writer: SQLiteWriter | None = None
         check_path(path, connector.read_only)
         with map_errors(path):
             if schema is None:
-                connector.reader().close()
+                connector.open_reader().close()
             elif connector.read_only:
                 connector.check_readable(schema)
             else:
                 self._writer = SQLiteWriter(connector, schema)
                 self.write_lock = self._writer.lock
-                with suppress(StorageError):  # the next to open it tries again
+                with suppress(StorageError):  # the next process that opens the file tries again
                     self._writer.scrub()
 
     @property
@@ -86,9 +91,11 @@ class SQLiteFile(SharedResource):
         return self._writer
 
     def submit(self, job: Job[T]) -> Any:
-        """Hand a job to the writer. Returns the future of its outcome."""
+        """Submit a job to the writer, and return the future of its result."""
         writer = self._writer
-        if writer is None or self.refusal:  # before the gate: a forked process may have it closed
+        if (
+            writer is None or self.refusal
+        ):  # before the lock, which a forked process may have inherited locked
             writer = self.writer
         with self.submit_lock:
             if self.refusal:
@@ -99,11 +106,15 @@ class SQLiteFile(SharedResource):
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
         self.check_usable()
-        # a database in memory has one connection only
-        lent = self.readers.lent if self.connector.on_disk else self.writer.between_commits
-        with map_errors(self.path), lent() as conn:
+        # a database in memory has only one connection
+        borrow_connection = (
+            self.readers.borrow_connection
+            if self.connector.is_on_disk
+            else self.writer.between_commits
+        )
+        with map_errors(self.path), borrow_connection() as conn:
             if self.connector.guard is not None:
-                with self.connector.reading(conn):
+                with self.connector.guarded_read(conn):
                     return run_flow(flow, partial(execute, conn))
             if not snapshot:
                 return run_flow(flow, partial(execute, conn))
@@ -115,7 +126,7 @@ class SQLiteFile(SharedResource):
     async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.aread`. A database in memory and an untrusted file are read in a thread."""
         self.check_usable()
-        if not self.connector.on_disk or self.connector.guard is not None:
+        if not self.connector.is_on_disk or self.connector.guard is not None:
             return await self.run_in_thread(lambda: self.read(flow, snapshot=snapshot))
         with self.submit_lock:
             self.check_usable()
@@ -125,8 +136,8 @@ class SQLiteFile(SharedResource):
     def pause_for_fork(self) -> None:
         """See `Shared.pause_for_fork`. It also waits for reads, up to `_FORK_WAIT_S` seconds."""
         super().pause_for_fork()
-        quiet = [readers.pause() for readers in (self.readers, self.async_readers)]
-        self.was_idle = all(quiet)
+        all_idle = [readers.pause() for readers in (self.readers, self.async_readers)]
+        self.was_idle = all(all_idle)
 
     def resume_after_fork(self) -> None:
         """See `Shared.resume_after_fork`."""
@@ -159,11 +170,11 @@ class SQLiteFile(SharedResource):
         self.async_readers.close()
         self.locks.close()
         if writer is not None:
-            with suppress(StorageError):  # its folder may be gone
+            with suppress(StorageError):  # the folder may have been deleted
                 writer.close()
 
 
-def _close_inherited(path: str) -> None:
+def _close_inherited_connections(path: str) -> None:
     """Close the connections that a forked process has inherited, before it opens a file itself.
 
     SQLite assumes that a process holds the locks of all its connections to a file. In a forked
@@ -189,22 +200,25 @@ def _close_inherited(path: str) -> None:
 
 
 class SQLiteDatabase(LazyDatabase[SQLiteFile]):
-    """One component's `Database` in an SQLite file; its methods are those of `Database`.
+    """One component's `Database` in an SQLite file.
 
     Args:
-        path: A file, or `":memory:"` (never shared, gone when closed).
-        schema: The component's tables; None: the file is another application's, only read.
-        begin: Makes the flow that the component runs whenever it opens the file.
-        synchronous: `"full"` waits for the disk at each commit, so that a power cut loses nothing
-            that was acknowledged; `"normal"` may lose the newest commits to a power cut, never to a
-            crash of the process, and never corrupts (https://sqlite.org/pragma.html#pragma_synchronous).
-        read_only: Open for reading; nothing is made or written (SQLite itself keeps a `-shm`
-            and an empty `-wal` file beside a database that is read).
-        timeout_s: How long to wait for another process that is writing.
-        factory: The connection class; tests put one here that fails on demand.
-        untrusted: Whether the file comes from elsewhere. It is only read, and only after its tables
-            were checked; see `untrusted_sqlite.py`. Without a schema this is always done.
-        tables: If there is no schema, the names of the tables that are read.
+        path: The path of a file, or `":memory:"` for a database that is not shared, and is lost
+            when it is closed.
+        schema: The component's tables. None means that the file belongs to another application and
+            is only read.
+        begin: A function that builds the flow that runs whenever the component opens the file.
+        synchronous: `"full"` waits for the disk at each commit, so that a power cut loses no
+            acknowledged commit. With `"normal"`, a power cut may lose the newest commits, but a
+            crash of the process loses nothing, and neither of them corrupts the file
+            (https://sqlite.org/pragma.html#pragma_synchronous).
+        read_only: Whether nothing may be created or written. SQLite itself keeps a `-shm` and an
+            empty `-wal` file next to a database that is read.
+        timeout_s: The seconds to wait for another process that is writing.
+        factory: The class of the connections. Tests pass a class that fails on demand.
+        untrusted: Whether the file comes from elsewhere. Such a file is only read, and only after
+            its tables were checked; see `untrusted_sqlite.py`. Without a schema, this is always so.
+        tables: The names of the tables that are read, if there is no schema.
         max_value_bytes: The size of the largest value that is read from an untrusted file.
 
     Raises:
@@ -230,13 +244,13 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         read_only = True if untrusted else read_only
         if synchronous not in get_args(Synchronous):
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
-        text = check_name(path, read_only)
+        text = check_path_text(path, read_only)
         connector = Connector(text, synchronous, read_only, timeout_s, factory)
         if schema is None:
             connector = connector.with_guard(dict.fromkeys(tables), max_value_bytes)
         elif untrusted:
             check_version = partial(connector.has_component, schema=schema)
-            own = own_tables(schema.script)
+            own = read_own_tables(schema.script)
             connector = connector.with_guard(own, max_value_bytes, check_version)
         self._connector = connector
         self._schema = schema
@@ -245,22 +259,22 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
 
     @property
     def path(self) -> str:
-        """The file, absolute once it is connected, or `":memory:"`."""
+        """The path, which is absolute after the database was connected, or `":memory:"`."""
         return self._connector.path
 
     @property
-    def _name(self) -> str:
+    def _error_name(self) -> str:
         return repr(self.path)
 
     @property
     def queue_location(self) -> QueueLocation | None:
         """See `Database.queue_location`."""
-        return QueueLocation(f"{self.path}.jobs", "") if self._connector.on_disk else None
+        return QueueLocation(f"{self.path}.jobs", "") if self._connector.is_on_disk else None
 
     @property
     def location(self) -> Hashable:
         """See `Database.location`."""
-        return self.path if self._connector.on_disk else None
+        return self.path if self._connector.is_on_disk else None
 
     @property
     def tenant(self) -> None:
@@ -272,34 +286,39 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         return self._connector.read_only
 
     def _open_resource(self) -> SQLiteFile:
+        """See `LazyDatabase._open_resource`."""
         key = None
-        if self._connector.on_disk:  # the working directory may change
+        if self._connector.is_on_disk:  # the working directory may change
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
             key = None if self.read_only else os.path.realpath(self.path)
         file = self._join_or_create(key, lambda: SQLiteFile(self._connector, self._schema))
         try:
             if file.user_count > 1:
-                self._join(file)
+                self._prepare_shared_file(file)
             if self._begin is not None and self.read_only:
                 file.read(self._begin(), snapshot=True)
             elif self._begin is not None:
-                # without it no rows could be deleted
+                # it may use the reserve, because otherwise nothing could be deleted on a full disk
                 file.submit(Job(self._begin, deletes_rows=True, is_async=False)).result()
         except BaseException:
             file.remove_user()
             raise
         return file
 
-    def _join(self, file: SQLiteFile) -> None:
-        """Make the tables in a file that this process has open already."""
-        own, others = self._connector.synchronous, file.connector.synchronous
-        if own != others:
+    def _prepare_shared_file(self, file: SQLiteFile) -> None:
+        """Create the component's tables in a file that this process already has open.
+
+        Raises:
+            ConfigurationError: The file is open with another `synchronous`.
+        """
+        synchronous, file_synchronous = self._connector.synchronous, file.connector.synchronous
+        if synchronous != file_synchronous:
             raise ConfigurationError(
-                f"{self.path!r} is open in this process with synchronous={others!r}; open it with "
-                f"the same, not {own!r}"
+                f"{self.path!r} is open in this process with synchronous={file_synchronous!r}, "
+                f"and not {synchronous!r}; open it with the same value"
             )
         if self._schema is not None:
-            file.writer.add(self._schema)
+            file.writer.add_component(self._schema)
 
     # -- writing and reading
 
@@ -388,10 +407,10 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
 
     def request_scrub(self) -> Flow[None]:
         """See `Database.scrub_wanted`."""
-        yield Statement(SCRUB_WANTED)
+        yield Statement(REQUEST_SCRUB_SQL)
 
     def scrub(self) -> bool:
-        """See `Database.scrub`. Takes the time, and for a moment the space, of writing the file."""
+        """See `Database.scrub`. It rewrites the file, and needs disk space for a copy."""
         return self._connect_once().writer.scrub()
 
     def shrink(self) -> None:
@@ -399,100 +418,105 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
         self._connect_once().writer.shrink(lambda: self.write(lambda: fetch_rows("SELECT 1")))
 
     def stats(self) -> dict[str, Any]:
-        """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
-        ((size, pages, free),) = self.read(lambda: fetch_rows(_SIZES))
+        """See `Database.stats`. Includes free space, and whether SQLite has the WAL-reset bug."""
+        ((page_size, pages, free_pages),) = self.read(lambda: fetch_rows(_SIZES))
         return {
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,
             "wal_reset_bug": not REUSES_WAL,
             "synchronous": self._connector.synchronous,
-            "size_bytes": size * pages,
-            "free_bytes": size * free,
-            "wal_bytes": self._connector.wal_bytes(),
+            "size_bytes": page_size * pages,
+            "free_bytes": page_size * free_pages,
+            "wal_bytes": self._connector.measure_wal(),
         }
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
         """See `Database.lock`."""
-        return NamedLock(self._locks, self.aconnect, name, timeout_s)
+        return NamedLock(self._get_locks, self.aconnect, name, timeout_s)
 
-    def _locks(self) -> Locks:
+    def _get_locks(self) -> Locks:
+        """Open the database, and return its locks."""
         file = self._connect_once()
-        _ = file.writer  # one that only reads could not make the file of locks
+        _ = file.writer  # raises an error if the database is read-only and has no lock file
         return file.locks
 
 
-# -- reading: a connection for each thread, or coroutine, that reads
+# -- reading, with one connection for each thread or coroutine that reads
 
 
-class _Pausable:
+class _PausableReads:
     """A counter of the reads in progress, which a fork uses to wait until all reads have ended."""
 
     def __init__(self) -> None:
-        self._lent = 0  # number of reads in progress
+        self._active_reads = 0  # number of reads in progress
         self._is_pausing = False
         self._changed = threading.Condition()
 
     def pause(self) -> bool:
-        """Let no read begin until `resume`, and return whether all reads have ended."""
+        """Block new reads until `resume`, and return whether all current reads have ended."""
         self._changed.acquire()
         self._is_pausing = True
-        was_idle = self._changed.wait_for(lambda: self._lent == 0, _FORK_WAIT_S)
+        was_idle = self._changed.wait_for(lambda: self._active_reads == 0, _FORK_WAIT_S)
         self._is_pausing = False
         return was_idle
 
     def resume(self) -> None:
-        """Let reads begin again."""
+        """Allow reads again."""
         self._changed.notify_all()
         self._changed.release()
 
 
-class Readers(_Pausable):
-    """Connections for threads."""
+class Readers(_PausableReads):
+    """The connections that read in the calling thread."""
 
     def __init__(self, connector: Connector) -> None:
         super().__init__()
         self._connector = connector
-        self._idle: list[sqlite3.Connection] = []
+        self._idle_connections: list[sqlite3.Connection] = []
         self._closed = False
 
     @property
     def connections(self) -> list[sqlite3.Connection]:
         """The connections that are not in use."""
-        return self._idle
+        return self._idle_connections
 
     @contextmanager
-    def lent(self) -> Iterator[sqlite3.Connection]:
-        """One of them, for a read."""
+    def borrow_connection(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection for one read."""
         with self._changed:
             while self._is_pausing:
                 self._changed.wait()
             if self._closed:
                 raise StorageUnavailable(f"the database {self._connector.path!r} is closed")
-            self._lent += 1
-            conn = self._idle.pop() if self._idle else None
+            self._active_reads += 1
+            conn = self._idle_connections.pop() if self._idle_connections else None
         try:
-            conn = conn or self._connector.reader()
+            conn = conn or self._connector.open_reader()
             yield conn
         finally:
-            usable = conn is not None and _usable(conn)
+            is_usable = conn is not None and _roll_back_or_close(conn)
             with self._changed:
-                if conn is not None and usable:
-                    self._idle.append(conn)
-                self._lent -= 1
+                if conn is not None and is_usable:
+                    self._idle_connections.append(conn)
+                self._active_reads -= 1
                 if self._closed or self._is_pausing:
                     self._changed.notify_all()
 
     def close(self) -> None:
-        """Close them, once the threads that read have finished; later ones are refused."""
+        """Wait for the reads in progress, and close the connections. Later reads are refused."""
         with self._changed:
             self._closed = True
-            self._changed.wait_for(lambda: self._lent == 0)
-            while self._idle:
-                self._idle.pop().close()
+            self._changed.wait_for(lambda: self._active_reads == 0)
+            while self._idle_connections:
+                self._idle_connections.pop().close()
 
 
-def _usable(conn: sqlite3.Connection) -> bool:
-    """Whether a connection is out of its transaction; if it cannot be brought out, it is closed."""
+def _roll_back_or_close(conn: sqlite3.Connection) -> bool:
+    """Roll back the transaction of a connection, or close the connection if that fails.
+
+    Returns:
+        Whether the connection can be used again.
+    """
     with suppress(sqlite3.Error):
         if conn.in_transaction:
             conn.execute("ROLLBACK")
@@ -502,43 +526,50 @@ def _usable(conn: sqlite3.Connection) -> bool:
 
 
 class _AsyncConnection(NamedTuple):
-    """A connection of aiosqlite, and the connection of sqlite3 that it uses."""
+    """A connection of aiosqlite.
+
+    Attributes:
+        conn: The connection.
+        raw: The connection of sqlite3 that it uses.
+    """
 
     conn: aiosqlite.Connection
-    of_sqlite: sqlite3.Connection
+    raw: sqlite3.Connection
 
 
-class AsyncReaders(_Pausable):
-    """Connections of aiosqlite, for tasks of any event loop, and an event loop of their own.
+class AsyncReaders(_PausableReads):
+    """Connections of aiosqlite that read for coroutines, in an event loop of their own.
 
-    A connection's thread answers to the event loop that awaits a statement, and dies if that is
-    closed by then, as that of a cancelled task may be. So nothing is cancelled here, and `close`
-    waits. All threads are daemons: a process can end that forgets to close its database.
+    The thread of such a connection delivers results to the event loop that awaits the statement. It
+    dies if that loop was closed, which may happen after a task was cancelled. Therefore all
+    statements are awaited in a separate event loop, nothing is cancelled, and `close` waits. All
+    threads are daemons, so that a process can end without closing its database.
     """
 
     def __init__(self, connector: Connector) -> None:
         super().__init__()
         self._connector = connector
-        self._idle: list[_AsyncConnection] = []
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._idle_connections: list[_AsyncConnection] = []
+        self._read_slots = asyncio.Semaphore(_MAX_ASYNC_READS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread
 
     def submit(self, flow: Flow[T], *, snapshot: bool) -> Awaitable[T]:
-        """Have a flow read, for a coroutine. Returns its future."""
+        """Run a flow for a coroutine, and return the future of its result."""
         promise: Promise[T] = Promise(is_async=True)
         if self._loop is None:
             loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
-                target=self._serve, args=(loop,), name="perdure-aread", daemon=True
+                target=self._run_event_loop, args=(loop,), name="perdure-aread", daemon=True
             )
             self._thread.start()
             self._loop = loop
-        asyncio.run_coroutine_threadsafe(self._do(promise, flow, snapshot), self._loop)
+        asyncio.run_coroutine_threadsafe(self._run_read(promise, flow, snapshot), self._loop)
         return promise.future  # type: ignore[return-value]
 
-    async def _do(self, promise: Promise[T], flow: Flow[T], snapshot: bool) -> None:
-        async with self._turns:
+    async def _run_read(self, promise: Promise[T], flow: Flow[T], snapshot: bool) -> None:
+        """Run a flow when a slot is free, and deliver its result."""
+        async with self._read_slots:
             if not promise.try_start():
                 return
             try:
@@ -561,64 +592,73 @@ class AsyncReaders(_Pausable):
             yield
         finally:
             with self._changed:
-                self._lent -= 1
+                self._active_reads -= 1
                 if self._is_pausing:
                     self._changed.notify_all()
 
     def _try_to_begin_read(self) -> bool:
         """Register a read unless a fork is waiting; return whether it was registered."""
         with self._changed:
-            self._lent += not self._is_pausing
+            self._active_reads += not self._is_pausing
             return not self._is_pausing
 
     async def _read(self, flow: Flow[T], snapshot: bool) -> T:
-        lent = self._idle.pop() if self._idle else await self._open_connection()
-        conn = lent.conn
+        """Run a flow on an idle or a new connection."""
+        connection = (
+            self._idle_connections.pop()
+            if self._idle_connections
+            else await self._open_connection()
+        )
+        conn = connection.conn
         try:
             if snapshot:
                 await conn.execute_fetchall("BEGIN")
-            return await arun_flow(flow, partial(_execute, conn))
+            return await arun_flow(flow, partial(_execute_async, conn))
         finally:
             try:
                 await conn.rollback()
-                self._idle.append(lent)
+                self._idle_connections.append(connection)
             except sqlite3.Error:
                 await conn.close()
 
     async def _open_connection(self) -> _AsyncConnection:
-        opened: list[sqlite3.Connection] = []
+        """Open a connection of aiosqlite."""
+        raw_connections: list[sqlite3.Connection] = []
 
         def connect() -> sqlite3.Connection:
-            opened.append(self._connector.reader())
-            return opened[0]
+            raw_connections.append(self._connector.open_reader())
+            return raw_connections[0]
 
-        conn = await aiosqlite.Connection(connect, _CHUNK)
-        return _AsyncConnection(conn, opened[0])
+        conn = await aiosqlite.Connection(connect, _CHUNK_ROWS)
+        return _AsyncConnection(conn, raw_connections[0])
 
     @property
     def connections(self) -> list[sqlite3.Connection]:
         """The connections that are not in use."""
-        return [each.of_sqlite for each in self._idle]
+        return [each.raw for each in self._idle_connections]
 
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the event loop until `close`, in its own thread."""
         loop.run_forever()
-        loop.run_until_complete(self._finish())
+        loop.run_until_complete(self._finish_reads())
         loop.close()
 
-    async def _finish(self) -> None:
+    async def _finish_reads(self) -> None:
+        """Wait for all reads, and close the connections."""
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
         async with self._count_read():
-            for each in self._idle:
-                await each.conn.close()
+            for connection in self._idle_connections:
+                await connection.conn.close()
 
     def close(self) -> None:
-        """Close them, once what was handed in is read."""
+        """Finish all submitted reads, and close the connections."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
 
-async def _execute(conn: aiosqlite.Connection, request: Request) -> Any:
+async def _execute_async(conn: aiosqlite.Connection, request: Request) -> Any:
+    """Execute a request of a flow, and return its rows; see `flow.Request`."""
     if isinstance(request, list):
-        return [await _execute(conn, statement) for statement in request]
+        return [await _execute_async(conn, statement) for statement in request]
     return list(await conn.execute_fetchall(request.sql, request.params))

@@ -1,4 +1,4 @@
-"""Connections to one SQLite file: pragmas, errors, the lock between processes."""
+"""Open connections to one SQLite file, lock it between processes, and translate errors."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from perdure.storage.untrusted_sqlite import (
 )
 
 Synchronous = Literal["full", "normal"]
-DURABLE: Final[Synchronous] = "full"  # the default, see docs/decisions/0004
+DURABLE: Final[Synchronous] = "full"  # the default; see docs/decisions/0004
 MEMORY: Final = ":memory:"
 _APPLICATION_ID: Final = 0x70657264  # "perd"; https://sqlite.org/pragma.html#pragma_application_id
-_TABLES: Final = """
+_COMMON_TABLES: Final = """
 CREATE TABLE IF NOT EXISTS schemas (
     component TEXT PRIMARY KEY, version INTEGER NOT NULL, script_hash TEXT NOT NULL,
     applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
@@ -46,93 +46,107 @@ STRICT, WITHOUT ROWID;
 """
 # builds before the first release recorded no hashes, and the first of them had another table
 _HAS_HASHES: Final = "SELECT 1 FROM pragma_table_info('schemas') WHERE name = 'script_hash'"
-WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
-_PAGE_BYTES: Final = 4096
-RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # see `Reserve`
-_SHORT_BYTES: Final = 32 * RESERVE_BYTES  # the disk is nearly full with less
+WAL_LIMIT_BYTES: Final = 1 << 20  # growth of the WAL after which its pages go into the file
+_PAGE_BYTES: Final = 4096  # size of a page of the database
+RESERVE_BYTES: Final = 4 * WAL_LIMIT_BYTES  # size of the reserve file; see `Reserve`
+_LOW_SPACE_BYTES: Final = (
+    32 * RESERVE_BYTES
+)  # free space below which the disk counts as nearly full
 REUSES_WAL = sqlite3.sqlite_version_info >= (3, 51, 3)
-"""Whether SQLite may overwrite the WAL in place, which costs a third of what emptying it does.
+"""Whether SQLite may overwrite the WAL in place, which costs a third of emptying the WAL.
 
-Before, that can damage the file: https://sqlite.org/wal.html#walresetbug
+In earlier versions this can damage the file: https://sqlite.org/wal.html#walresetbug
 """
 _INCREMENTAL = 2  # https://sqlite.org/pragma.html#pragma_auto_vacuum
-_KINDS: dict[str, tuple[type[StorageError], str]] = {
-    "SQLITE_BUSY": (StorageUnavailable, "another process is writing to it; try again"),
-    "SQLITE_LOCKED": (StorageUnavailable, "it is locked within this process; try again"),
-    "SQLITE_FULL": (StorageFull, "the disk is full; nothing was half written: free space, retry"),
-    "SQLITE_IOERR_SHMSIZE": (StorageFull, "the disk is full: free space, retry"),
+_ERRORS_BY_PREFIX: dict[str, tuple[type[StorageError], str]] = {
+    "SQLITE_BUSY": (StorageUnavailable, "another process is writing to the database; try again"),
+    "SQLITE_LOCKED": (StorageUnavailable, "the database is locked within this process; try again"),
+    "SQLITE_FULL": (
+        StorageFull,
+        "the disk is full; nothing was partly written; free disk space and retry",
+    ),
+    "SQLITE_IOERR_SHMSIZE": (StorageFull, "the disk is full; free disk space and retry"),
     "SQLITE_CORRUPT": (CorruptRecord, "the file is damaged; restore it from a backup"),
-    "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or it is truncated"),
-    "SQLITE_READONLY": (StorageError, "file or folder cannot be written: check permissions"),
-    "SQLITE_CANTOPEN": (StorageError, "it cannot be opened: check folder and file"),
-    "SQLITE_IOERR": (StorageError, "the disk failed or the file is truncated"),
+    "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or is truncated"),
+    "SQLITE_READONLY": (
+        StorageError,
+        "the file or its folder is not writable; check the permissions",
+    ),
+    "SQLITE_CANTOPEN": (StorageError, "the file cannot be opened; check the folder and the file"),
+    "SQLITE_IOERR": (StorageError, "the disk failed, or the file is truncated; check the disk"),
 }
 
 
 class Reserve:
-    """Room for removals: a file beside the database while its disk is nearly full.
+    """A file that reserves disk space for deletions while the disk is nearly full.
 
-    A removal writes before the file can shrink: changed pages to the WAL, then those that the WAL
-    holds into the file. On a disk without any room nothing could ever be deleted.
+    A deletion needs space before the database can shrink: it writes changed pages to the WAL, which
+    are then moved into the file. Without a reserve, nothing could be deleted on a full disk.
+
+    Args:
+        database: The path of the database. The reserve file is next to it.
     """
 
     def __init__(self, database: str) -> None:
         self._path = "" if database == MEMORY else database + "-reserve"
 
-    def look(self) -> None:
-        """Make it, or as much of it as there is room for; remove it if there is ample space.
+    def adjust(self) -> None:
+        """Create the reserve if the disk is nearly full, and remove it if there is ample space.
 
-        Never fails: the next look tries again.
+        If there is no room for the whole reserve, it becomes as large as possible. Errors are
+        ignored, because the next call tries again.
         """
         if not self._path:
             return
         with contextlib.suppress(OSError):
-            free = shutil.disk_usage(os.path.dirname(self._path)).free
-            if free < _SHORT_BYTES:
-                self._fill()
-            elif free > 2 * _SHORT_BYTES:
-                self._give_up()
+            free_bytes = shutil.disk_usage(os.path.dirname(self._path)).free
+            if free_bytes < _LOW_SPACE_BYTES:
+                self._create()
+            elif free_bytes > 2 * _LOW_SPACE_BYTES:
+                self._remove()
 
-    def _fill(self) -> None:
+    def _create(self) -> None:
+        """Extend the reserve file to its full size."""
         with open(self._path, "ab", buffering=0) as file:
-            while (lacking := RESERVE_BYTES - os.path.getsize(self._path)) > 0:
-                file.write(os.urandom(lacking))  # a file system may compress zeros to nothing
+            while (missing_bytes := RESERVE_BYTES - os.path.getsize(self._path)) > 0:
+                file.write(os.urandom(missing_bytes))  # a file system may compress zeros to nothing
                 os.fsync(file.fileno())
 
-    def _give_up(self) -> None:
-        with contextlib.suppress(OSError):  # it is not there
+    def _remove(self) -> None:
+        """Remove the reserve file, if it exists."""
+        with contextlib.suppress(OSError):  # the file does not exist
             os.unlink(self._path)
 
     @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
-        """Have its room for what leaves more room than there was."""
-        self._give_up()
+    def released_during(self) -> Iterator[None]:
+        """Release the reserved space while the block runs, and reserve it again afterwards."""
+        self._remove()
         try:
             yield
         finally:
-            self.look()
+            self.adjust()
 
-    def lent(self, work: Callable[[], T]) -> T:
-        """What work returns, which on a full disk is done again with this room."""
+    def run_with_reserve(self, work: Callable[[], T]) -> T:
+        """Call a function, and call it again with the reserved space if the disk is full."""
         try:
             return work()
         except sqlite3.OperationalError as exc:
-            if not is_full(exc):
+            if not is_disk_full(exc):
                 raise
-        with self.used():
+        with self.released_during():
             return work()
 
 
 @dataclass(frozen=True)
 class Connector:
-    """Opens connections; see the arguments of `SQLiteDatabase`."""
+    """Opens connections to one file. `SQLiteDatabase` describes the attributes."""
 
     path: str
     synchronous: Synchronous
     read_only: bool
     timeout_s: float
     factory: type[sqlite3.Connection]
-    guard: Guard | None = None  # None unless the file is untrusted
+    guard: Guard | None = None  # checks of an untrusted file, or None
 
     def with_guard(
         self,
@@ -144,29 +158,30 @@ class Connector:
         return replace(self, guard=Guard(self.path, tables, max_value_bytes, check_version))
 
     @property
-    def on_disk(self) -> bool:
-        """Whether other processes can open it."""
+    def is_on_disk(self) -> bool:
+        """Whether the database is a file, which other processes can open, and not in memory."""
         return self.path != MEMORY
 
-    def wal_bytes(self) -> int:
-        """The size of its write-ahead log, if there is one."""
+    def measure_wal(self) -> int:
+        """Return the size of the write-ahead log in bytes, or 0 if there is none."""
         with contextlib.suppress(FileNotFoundError):
-            return os.path.getsize(self.path + "-wal") if self.on_disk else 0
+            return os.path.getsize(self.path + "-wal") if self.is_on_disk else 0
         return 0
 
-    def identity(self) -> tuple[int, int] | None:
-        """Which file is at the path: device and inode; None: none, or the database is in memory."""
+    def read_file_identity(self) -> tuple[int, int] | None:
+        """Return the device and inode of the file, or None if there is no file."""
         with contextlib.suppress(FileNotFoundError):
-            found = os.stat(self.path) if self.on_disk else None
-            return found and (found.st_dev, found.st_ino)
+            status = os.stat(self.path) if self.is_on_disk else None
+            return status and (status.st_dev, status.st_ino)
         return None
 
     @property
     def reserve(self) -> Reserve:
-        """Room for removals on a full disk."""
+        """The disk space that is reserved for deletions."""
         return Reserve(self.path)
 
-    def _connect(self, uri_mode: str | None = None) -> sqlite3.Connection:
+    def _open_connection(self, uri_mode: str | None = None) -> sqlite3.Connection:
+        """Open a connection, with a query string of SQLite's URI such as `"mode=ro"`, if any."""
         target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
         if self.guard is not None:
             self.guard.check_file()
@@ -181,80 +196,83 @@ class Connector:
         )
         try:
             if self.guard is not None and isinstance(conn, UntrustedConnection):
-                self.guard.prepare(conn)
+                self.guard.configure(conn)
             conn.execute("PRAGMA mmap_size = 0")
-            # a damaged page is more often noticed: https://sqlite.org/pragma.html#pragma_cell_size_check
+            # SQLite notices damaged pages more often: https://sqlite.org/pragma.html#pragma_cell_size_check
             conn.execute("PRAGMA cell_size_check = ON")
-            if self.on_disk:
+            if self.is_on_disk:
                 conn.execute("PRAGMA wal_autocheckpoint = 0")
         except BaseException:
             conn.close()
             raise
         return conn
 
-    def first_writer(self, schema: Schema) -> sqlite3.Connection:
-        """The connection that writes, the tables of a component in place.
+    def open_first_writer(self, schema: Schema) -> sqlite3.Connection:
+        """Open the connection that writes, and create the tables of a component.
 
-        On a full disk too: without it no rows could be deleted.
+        On a full disk this uses the reserve, because otherwise no rows could be deleted.
         """
-        conn = self.reserve.lent(partial(self._first_writer, schema))
-        self.reserve.look()
+        conn = self.reserve.run_with_reserve(partial(self._open_first_writer, schema))
+        self.reserve.adjust()
         return conn
 
-    def _first_writer(self, schema: Schema) -> sqlite3.Connection:
-        with self.between_processes():
-            conn = self._connect()
+    def _open_first_writer(self, schema: Schema) -> sqlite3.Connection:
+        """Open and configure the connection that writes, and create missing tables."""
+        with self.lock_processes():
+            conn = self._open_connection()
             try:
-                is_new = not self._is_perdures(conn)
-                is_there = not is_new and self._has(conn, schema)
-                if is_new:  # must come before the first page is written
+                is_new = not self._is_perdure_database(conn)
+                has_tables = not is_new and self._has_tables(conn, schema)
+                if is_new:  # only possible before the first page is written
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
                     if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
-                        conn.execute("VACUUM")  # an empty file that another tool began
-                if self.on_disk:
+                        conn.execute("VACUUM")  # another tool has created an empty database
+                if self.is_on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
-                self._configured(conn)
-                if not is_there:
-                    self._make(conn, schema)
+                self._configure_writer(conn)
+                if not has_tables:
+                    self._create_tables(conn, schema)
             except BaseException:
                 conn.close()
                 raise
         return conn
 
-    def another_writer(self) -> sqlite3.Connection:
-        """One in the place of a connection that had to be given up."""
-        return self._configured(self._connect())
+    def reopen_writer(self) -> sqlite3.Connection:
+        """Open a connection that replaces a broken writing connection."""
+        return self._configure_writer(self._open_connection())
 
-    def _configured(self, conn: sqlite3.Connection) -> sqlite3.Connection:
+    def _configure_writer(self, conn: sqlite3.Connection) -> sqlite3.Connection:
+        """Set the pragmas of a writing connection, and return it."""
         conn.execute(f"PRAGMA synchronous = {self.synchronous}")
         conn.execute("PRAGMA secure_delete = ON")
-        if self.on_disk and REUSES_WAL:
+        if self.is_on_disk and REUSES_WAL:
             conn.execute(f"PRAGMA wal_autocheckpoint = {WAL_LIMIT_BYTES // _PAGE_BYTES}")
             conn.execute(f"PRAGMA journal_size_limit = {2 * WAL_LIMIT_BYTES}")
         return conn
 
-    def add(self, conn: sqlite3.Connection, schema: Schema) -> None:
-        """Make the tables of one more component, unless they are there."""
-        with self.between_processes():
-            if not self._has(conn, schema):
-                self.reserve.lent(partial(self._make, conn, schema))
+    def add_component(self, conn: sqlite3.Connection, schema: Schema) -> None:
+        """Create the tables of another component, unless they exist."""
+        with self.lock_processes():
+            if not self._has_tables(conn, schema):
+                self.reserve.run_with_reserve(partial(self._create_tables, conn, schema))
 
-    def _make(self, conn: sqlite3.Connection, schema: Schema) -> None:
+    def _create_tables(self, conn: sqlite3.Connection, schema: Schema) -> None:
+        """Create the tables of a component in one transaction."""
         conn.execute("BEGIN IMMEDIATE")
         try:
             conn.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            execute(conn, split_script(_TABLES + schema.script))
+            execute(conn, split_script(_COMMON_TABLES + schema.script))
             sql = "INSERT INTO schemas (component, version, script_hash) VALUES (?, ?, ?)"
             conn.execute(sql, (schema.component, SCHEMA_VERSION, schema.script_hash))
             conn.execute("COMMIT")
         except BaseException:
-            if conn.in_transaction:  # on a full disk SQLite has rolled back
+            if conn.in_transaction:  # on a full disk, SQLite has rolled back already
                 conn.execute("ROLLBACK")
             raise
 
     def check_readable(self, schema: Schema) -> None:
-        """Raise StorageError if there is nothing of the component yet, or in another form."""
-        with contextlib.closing(self.reader()) as conn, self.reading(conn):
+        """Raise `StorageError` if the component has no tables, or those of another version."""
+        with contextlib.closing(self.open_reader()) as conn, self.guarded_read(conn):
             if self.has_component(conn, schema):
                 return
         raise StorageError(
@@ -262,43 +280,57 @@ class Connector:
         )
 
     def has_component(self, conn: sqlite3.Connection, schema: Schema) -> bool:
-        """Return whether a database has the tables of a component, or raise like `_is_perdures`."""
-        return self._is_perdures(conn) and self._has(conn, schema)
+        """Return whether a database has the tables of a component.
 
-    def _has(self, conn: sqlite3.Connection, schema: Schema) -> bool:
-        for name in find_impostors(conn, own_tables(schema.script)):
+        Raises:
+            NotADatabase: The file belongs to another application.
+            SchemaMismatch: Another version or build of perdure created the tables.
+        """
+        return self._is_perdure_database(conn) and self._has_tables(conn, schema)
+
+    def _has_tables(self, conn: sqlite3.Connection, schema: Schema) -> bool:
+        """Return whether a database of perdure has the tables of a component."""
+        for name in find_impostors(conn, read_own_tables(schema.script)):
             raise NotADatabase(
-                f"{self.path!r} has a view or a virtual table in the place of the table {name!r}; "
-                "expected a file as perdure made it"
+                f"{self.path!r} has a view or a virtual table in place of the table {name!r}; "
+                "expected a file that perdure created"
             )
         sql = "SELECT version, script_hash FROM schemas WHERE component = ?"
         return schema.has_tables(conn.execute(sql, (schema.component,)).fetchall(), self.path)
 
-    def _is_perdures(self, conn: sqlite3.Connection) -> bool:
-        """False when it is empty and may become perdure's; an error when it is another's."""
-        (found,) = conn.execute("PRAGMA application_id").fetchone()
-        if found == _APPLICATION_ID:
+    def _is_perdure_database(self, conn: sqlite3.Connection) -> bool:
+        """Return whether perdure created the database, or False if it is empty.
+
+        Raises:
+            NotADatabase: The database belongs to another application.
+            SchemaMismatch: A build from before the first release created the database.
+        """
+        (application_id,) = conn.execute("PRAGMA application_id").fetchone()
+        if application_id == _APPLICATION_ID:
             if not conn.execute(_HAS_HASHES).fetchall():
                 raise earlier_build_error(self.path)
             return True
         tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master")}
-        if not tables and found == 0:
+        if not tables and application_id == 0:
             return False
         hint = (
-            "langgraph-checkpoint-sqlite wrote it: open a new file and call import_from() on it"
+            "langgraph-checkpoint-sqlite wrote it; open a new file and call its import_from()"
             if {"checkpoints", "writes"} <= tables
-            else "give a new path, or one that perdure wrote"
+            else "pass a new path, or the path of a file that perdure created"
         )
         raise NotADatabase(f"{self.path!r} is an SQLite database of another application; {hint}")
 
     @contextlib.contextmanager
-    def between_processes(self, wait_s: float | None = None) -> Iterator[None]:
-        """Alone among the processes that have the file open: to open it, to empty its WAL.
+    def lock_processes(self, wait_s: float | None = None) -> Iterator[None]:
+        """Hold an exclusive lock between processes, to create tables or to empty the WAL.
+
+        Args:
+            wait_s: The seconds to wait for the lock. None means `timeout_s`.
 
         Raises:
-            StorageUnavailable: Another was not done within `wait_s`, or else `timeout_s`, seconds.
+            StorageUnavailable: Another process held the lock for this time.
         """
-        if not self.on_disk:
+        if not self.is_on_disk:
             yield
             return
         path, wait_s = self.path + ".lock", self.timeout_s if wait_s is None else wait_s
@@ -307,33 +339,34 @@ class Connector:
                 yield
         except TimeoutError as exc:
             raise StorageUnavailable(
-                f"another process has held {path!r} for {wait_s} s: try again"
+                f"another process has locked {path!r} for {wait_s} s; try again"
             ) from exc
         except OSError as exc:
-            raise _unusable(exc, path) from exc
+            raise _build_path_error(exc, path) from exc
 
     @contextlib.contextmanager
-    def reading(self, conn: sqlite3.Connection) -> Iterator[None]:
-        """Read an untrusted file within its limits. For other files, check nothing."""
+    def guarded_read(self, conn: sqlite3.Connection) -> Iterator[None]:
+        """Check an untrusted file, and limit the reads of the block. Do nothing for other files."""
         if not isinstance(conn, UntrustedConnection) or self.guard is None:
             yield
             return
-        with self.guard.reading(conn):
+        with self.guard.guarded_read(conn):
             yield
 
-    def reader(self) -> sqlite3.Connection:
-        """A connection that only reads."""
+    def open_reader(self) -> sqlite3.Connection:
+        """Open a connection that only reads."""
         try:
-            return self._try_reader("mode=ro")
+            return self._open_reader_with_mode("mode=ro")
         except sqlite3.OperationalError:
             if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
-            return self._try_reader("immutable=1")  # a folder without write permission and no WAL
+            # the folder is not writable, and there is no WAL
+            return self._open_reader_with_mode("immutable=1")
 
-    def _try_reader(self, uri_mode: str) -> sqlite3.Connection:
-        conn = self._connect(uri_mode)
+    def _open_reader_with_mode(self, uri_mode: str) -> sqlite3.Connection:
+        conn = self._open_connection(uri_mode)
         try:
-            with self.reading(conn):
+            with self.guarded_read(conn):
                 conn.execute("SELECT 1 FROM sqlite_master").fetchone()
         except BaseException:
             conn.close()
@@ -342,56 +375,65 @@ class Connector:
 
 
 @lru_cache(maxsize=16)
-def own_tables(script: str) -> dict[str, TableSQL]:
-    """Return the SQL of the tables of a component and of those that every database has."""
-    return read_tables(_TABLES + script)
+def read_own_tables(script: str) -> dict[str, TableSQL]:
+    """Return the SQL of the tables of a component and of the common tables, by name."""
+    return read_tables(_COMMON_TABLES + script)
 
 
 def execute(conn: sqlite3.Connection, request: Request) -> Any:
-    """Run what a flow yielded on a connection; see `flow.Request`."""
+    """Execute a request of a flow on a connection, and return its rows; see `flow.Request`."""
     if isinstance(request, GuardedRequest):
-        return _guarded(conn, request)
+        return _execute_guarded(conn, request)
     if isinstance(request, list):
         return list(map(partial(execute, conn), request))
-    sql, params, many = request
-    if many:
+    sql, params, execute_many = request
+    if execute_many:
         conn.executemany(sql, params)
         return []
     return conn.execute(sql, params).fetchall()
 
 
-def _guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> list[Any]:
-    first, *others = statements
+def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> list[Any]:
+    """Execute a guarded request, and return the rows of its guard.
+
+    Raises:
+        GuardFailed: The guard found or changed no row.
+    """
+    guard, *others = statements
     try:
-        cursor = conn.execute(first.sql, first.params)
+        cursor = conn.execute(guard.sql, guard.params)
         rows = cursor.fetchall()
-    except sqlite3.IntegrityError as exc:  # the key is there
+    except sqlite3.IntegrityError as exc:  # the key exists
         raise GuardFailed from exc
     if not rows and cursor.rowcount < 1:  # a statement without RETURNING has only the count
         raise GuardFailed
-    for sql, params, many in others:
-        (conn.executemany if many else conn.execute)(sql, params)
+    for sql, params, execute_many in others:
+        (conn.executemany if execute_many else conn.execute)(sql, params)
     return rows
 
 
-def check_name(path: Any, read_only: bool) -> str:
-    """A path as text; ConfigurationError if no file can have it. The disk is not looked at."""
+def check_path_text(path: Any, read_only: bool) -> str:
+    """Return a path as text, without access to the disk.
+
+    Raises:
+        ConfigurationError: The path is not a possible path of a file.
+    """
     if isinstance(path, str) and is_dsn(path):
         raise ConfigurationError(
-            "the database is a DSN of Postgres: open it with PostgresCheckpointer or PostgresStore"
+            "the database is a DSN of Postgres; open it with PostgresCheckpointer or PostgresStore"
         )
     try:
         text = os.fsdecode(path)
-        usable = text and b"\0" not in os.fsencode(text)
+        is_usable = text and b"\0" not in os.fsencode(text)
     except (TypeError, UnicodeEncodeError):
-        usable = False
-    if not usable:
+        is_usable = False
+    if not is_usable:
         raise ConfigurationError(
             f"the database path is {path!r}; expected a file name without NUL and lone surrogates, "
             "or ':memory:'"
         )
     if text == MEMORY and read_only:
-        raise ConfigurationError("':memory:' cannot be opened read-only: it would be empty")
+        raise ConfigurationError("':memory:' with read_only would be empty; pass a path of a file")
     return text
 
 
@@ -399,54 +441,61 @@ def check_path(path: str, read_only: bool) -> None:
     """Refuse a path that cannot be a database, before SQLite touches it.
 
     Raises:
-        ConfigurationError: Its folder, or with `read_only` the file, does not exist.
-        NotADatabase: It is a folder, or a file of another kind.
-        StorageError: The file or its folder cannot be used.
+        ConfigurationError: The folder does not exist, or with `read_only` the file does not exist.
+        NotADatabase: The path is a folder, or a file that is not an SQLite database.
+        StorageError: The file cannot be read, or its folder cannot be written.
     """
     if path == MEMORY:
         return
     if os.path.isdir(path):
-        raise NotADatabase(f"{path!r} is a folder; give the path of a file in it")
+        raise NotADatabase(f"{path!r} is a folder; pass the path of a file in it")
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise ConfigurationError(f"the folder {folder!r} of {path!r} does not exist; create it")
     if read_only:
         if not os.path.exists(path):
-            raise ConfigurationError(f"{path!r} does not exist; nothing is made by reading")
+            raise ConfigurationError(
+                f"{path!r} does not exist; open it without read_only to create it"
+            )
         return
     _check_header(path)
     try:
         open(path + ".lock", "ab").close()
     except OSError as exc:
         raise StorageError(
-            f"the folder {folder!r} cannot be written ({exc.strerror}): check its permissions, or "
+            f"the folder {folder!r} is not writable ({exc.strerror}); check its permissions, or "
             "open an existing database with read_only=True"
         ) from exc
 
 
 def _check_header(path: str) -> None:
-    """Refuse a file that is no database (https://sqlite.org/fileformat.html#magic_header_string)."""
+    """Raise `NotADatabase` if a file does not begin with the header of SQLite.
+
+    https://sqlite.org/fileformat.html#magic_header_string
+    """
     try:
         with open(path, "rb") as file:
-            begins = file.read(16)
+            header = file.read(16)
     except FileNotFoundError:
         return
     except OSError as exc:
-        raise _unusable(exc, path) from exc
-    if begins and begins != b"SQLite format 3\0":
-        raise NotADatabase(f"{path!r} is not an SQLite database: it begins with {begins!r}")
+        raise _build_path_error(exc, path) from exc
+    if header and header != b"SQLite format 3\0":
+        raise NotADatabase(
+            f"{path!r} begins with {header!r}, so it is not an SQLite database; pass another path"
+        )
 
 
-def _unusable(exc: OSError, path: str) -> StorageError:
+def _build_path_error(exc: OSError, path: str) -> StorageError:
     return StorageError(
-        f"{path!r} cannot be used ({exc.strerror}): check the path, and the permissions of the "
+        f"{path!r} cannot be used ({exc.strerror}); check the path, and the permissions of the "
         "file and its folder"
     )
 
 
 @contextlib.contextmanager
 def map_errors(path: str) -> Iterator[None]:
-    """Turn sqlite3's errors into perdure's."""
+    """Convert errors of sqlite3 to `StorageError`, with the path in the message."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as exc:
@@ -457,27 +506,27 @@ def map_errors(path: str) -> Iterator[None]:
 
 
 def translate_error(exc: BaseException, path: str) -> BaseException:
-    """The `StorageError` that an error of sqlite3 becomes; any other error is returned as it is."""
+    """Return the `StorageError` for an error of sqlite3. Other errors are returned unchanged."""
     if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
-        found: StorageError = StorageUnavailable(f"the database {path!r} is closed")
+        error: StorageError = StorageUnavailable(f"the database {path!r} is closed")
     elif isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.ProgrammingError):
-        found = _storage_error(exc, path)
-    elif isinstance(exc, UnicodeDecodeError):  # sqlite3 cannot even decode what SQLite complains of
-        found = CorruptRecord(f"database {path!r}: {exc}; {_KINDS['SQLITE_CORRUPT'][1]}")
+        error = _build_storage_error(exc, path)
+    elif isinstance(exc, UnicodeDecodeError):  # sqlite3 could not decode SQLite's message
+        error = CorruptRecord(f"database {path!r}: {exc}; {_ERRORS_BY_PREFIX['SQLITE_CORRUPT'][1]}")
     else:
         return exc
-    found.__cause__ = exc
-    return found
+    error.__cause__ = exc
+    return error
 
 
-def is_full(exc: sqlite3.Error) -> bool:
-    """Whether a statement failed because the disk has no room."""
-    return isinstance(_storage_error(exc, ""), StorageFull)
+def is_disk_full(exc: sqlite3.Error) -> bool:
+    """Return whether a statement failed because the disk is full."""
+    return isinstance(_build_storage_error(exc, ""), StorageFull)
 
 
-def _storage_error(exc: sqlite3.Error, path: str) -> StorageError:
+def _build_storage_error(exc: sqlite3.Error, path: str) -> StorageError:
     name = getattr(exc, "sqlite_errorname", "") or ""
-    for prefix, (kind, advice) in _KINDS.items():
+    for prefix, (kind, advice) in _ERRORS_BY_PREFIX.items():
         if name.startswith(prefix):
             return kind(f"database {path!r}: {exc} ({name}); {advice}")
     return StorageError(f"database {path!r}: {exc} {name}".rstrip())

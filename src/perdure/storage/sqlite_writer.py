@@ -1,8 +1,9 @@
-"""The writing connection of an SQLite file, and the thread that commits jobs on it in groups.
+"""The writing connection of an SQLite file, and the thread that commits jobs in groups.
 
-Between commits the WAL is kept short and the file small. SQLite before 3.51.3 can damage a WAL file
-when several connections write and checkpoint at once (https://sqlite.org/wal.html#walresetbug), so
-checkpoints are made here only, under a lock between processes; from then on SQLite makes them.
+The writer also limits the size of the WAL, and returns free pages to the file system. SQLite before
+3.51.3 can damage a database if several connections write and checkpoint the WAL at the same time
+(https://sqlite.org/wal.html#walresetbug). With these versions, only the writer checkpoints, under a
+lock between processes. Later versions of SQLite checkpoint by themselves.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from perdure.storage.sqlite_connection import (
     WAL_LIMIT_BYTES,
     Connector,
     execute,
-    is_full,
+    is_disk_full,
     map_errors,
     translate_error,
 )
@@ -35,20 +36,22 @@ from perdure.storage.threads import Promise, deliver_promises
 
 _log = logging.getLogger("perdure")
 
-SCRUB_WANTED: Final = """
+REQUEST_SCRUB_SQL: Final = """
 INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
-"""  # the value tells whether another asked since
-FILE_SEEN_S: Final = 1.0  # how long a file is taken to be the one that was opened
-_LOOK_S: Final = 0.001  # how long to wait while somebody else looks at the connection
-SOON_S: Final = 0.02  # how long to wait to be told the epoch
-_SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
-_FEW_PAGES: Final = 64  # given back per step on a full disk, whose WAL must fit into the reserve
-_VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
+"""  # the random value reveals whether somebody has requested a scrub since
+FILE_CHECK_INTERVAL_S: Final = (
+    1.0  # seconds between two checks that the path still leads to the open file
+)
+_EPOCH_LOCK_WAIT_S: Final = 0.001  # seconds to wait for another thread that reads the epoch
+EPOCH_WAIT_S: Final = 0.02  # seconds to wait for a transaction before the epoch counts as unknown
+_SCRUB_WAIT_S: Final = 5.0  # seconds to wait for readers of the state before an erasure
+_FULL_DISK_VACUUM_PAGES: Final = 64  # pages per step, so that their WAL fits into the reserve
+_VACUUM_PAGES: Final = 512  # pages per step, so that writers never wait for long
 
 
-class _Asked(Promise[object | None]):
-    """Somebody waits to be told the epoch of a component."""
+class _EpochRequest(Promise[object | None]):
+    """A coroutine that waits for the epoch of a component."""
 
     __slots__ = ("component", "watch")
 
@@ -59,47 +62,59 @@ class _Asked(Promise[object | None]):
 
 
 class SQLiteWriter:
-    """Commits jobs in the order in which they come; those that wait together share a transaction.
+    """Commits jobs in the order of their submission. Jobs that wait together share a transaction.
 
-    The tables of a component are made first.
+    Args:
+        connector: Opens the writing connection.
+        schema: The tables of the first component. They are created if they do not exist.
+
+    Attributes:
+        lock: A lock that is held while the connection is in use.
+        put: A method that submits a job.
     """
 
     def __init__(self, connector: Connector, schema: Schema) -> None:
-        self.lock = threading.Lock()  # held while the connection is in use
-        self._busy = False  # whether it is for more than a look
+        self.lock = threading.Lock()
+        self._is_committing = False  # whether it is in use for more than reading the epoch
         self._connector = connector
-        self._conn = connector.first_writer(schema)
-        self._file, self._file_seen = connector.identity(), time.monotonic()
-        self._broken = False  # the connection had to be given up
+        self._conn = connector.open_first_writer(schema)
+        self._file_identity, self._file_checked_at = (
+            connector.read_file_identity(),
+            time.monotonic(),
+        )
+        self._is_broken = False  # whether the connection was closed after an error
         self._closed = False
-        self._version = -1  # what SQLite says changes when another connection commits
-        self._foreign = 0  # how often it was another
-        self._commits: Counter[str] = Counter()  # by component
-        self._asked: deque[_Asked] = deque()  # who waits to be told the epoch
-        self._vacuuming = False
-        self._wal_mark = 0  # bytes that the WAL had when it was last looked after
-        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
+        self._data_version = -1  # the last `PRAGMA data_version`
+        self._foreign_changes = 0  # number of times that the data version changed
+        self._commit_counts: Counter[str] = Counter()  # number of commits of each component
+        self._epoch_requests: deque[_EpochRequest] = deque()
+        self._is_vacuuming = False
+        self._last_wal_bytes = 0  # size of the WAL after the last checkpoint
+        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None ends the thread
         self.put = self._queue.put
-        self._thread = threading.Thread(target=self._run, name="perdure-write", daemon=True)
+        self._thread = threading.Thread(
+            target=self._commit_until_end, name="perdure-write", daemon=True
+        )
         self._thread.start()
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection. A forked process closes the connections that it has inherited."""
+        """The writing connection, which a forked process must close."""
         return self._conn
 
-    def _run(self) -> None:
+    def _commit_until_end(self) -> None:
+        """Commit jobs until None is taken from the queue."""
         more = True
         while more:
-            jobs, more = self._group()
+            jobs, more = self._collect_jobs()
             if jobs:
-                with self._in_use():
-                    self._commit(jobs)
+                with self._exclusive_use():
+                    self._commit_jobs(jobs)
                     self._after_commit()
-                while self._asked:
-                    with self._in_use():
-                        deliver_promises(self._answered())
-            del jobs  # else the last results live until the next job
+                while self._epoch_requests:
+                    with self._exclusive_use():
+                        deliver_promises(self._answer_epoch_requests())
+            del jobs  # otherwise the results would stay in memory until the next job
 
     def commit_in_calling_thread(self, job: Job[Any]) -> bool:
         """Commit a job in the calling thread, unless the connection is in use or jobs are queued.
@@ -109,16 +124,16 @@ class SQLiteWriter:
         """
         if not self._queue.empty() or not self.lock.acquire(blocking=False):
             return False
-        self._busy = True
+        self._is_committing = True
         try:
             if self._closed or not job.try_start():
                 return False
             if not self._commit_single_statement(job):
-                self._commit([job])
+                self._commit_jobs([job])
             self._after_commit()
             return True
         finally:
-            self._busy = False
+            self._is_committing = False
             self.lock.release()
 
     def _commit_single_statement(self, job: Job[Any]) -> bool:
@@ -132,11 +147,11 @@ class SQLiteWriter:
             True if the job was committed. False if nothing was written, because the job needs more
             statements, the guard found no row, the file was replaced, or the statement failed.
         """
-        if self._broken:
+        if self._is_broken:
             return False
         flow = job.make_flow()
         try:
-            if time.monotonic() - self._file_seen >= FILE_SEEN_S:
+            if time.monotonic() - self._file_checked_at >= FILE_CHECK_INTERVAL_S:
                 self._check_file()
             request = flow.send(None)
             if not isinstance(request, GuardedRequest) or len(request) > 1:
@@ -149,14 +164,14 @@ class SQLiteWriter:
             flow.send(rows)
         except StopIteration as stop:
             job.result = stop.value
-        self._count([job])
+        self._count_commits([job])
         job.succeed()
-        deliver_promises([job, *self._answered()])
+        deliver_promises([job, *self._answer_epoch_requests()])
         return True
 
-    def _group(self) -> tuple[list[Job[Any]], bool]:
-        """The jobs of the next transaction, which are all that wait, and whether more will come."""
-        jobs, queue, until = list[Job[Any]](), self._queue, 0.0
+    def _collect_jobs(self) -> tuple[list[Job[Any]], bool]:
+        """Wait for jobs, and return all that wait, and whether more jobs may follow."""
+        jobs, queue, deadline = list[Job[Any]](), self._queue, 0.0
         job = queue.get()
         while job is not None:
             if job.try_start():
@@ -165,308 +180,332 @@ class SQLiteWriter:
                 job = queue.get()
             elif jobs and all(job.may_wait for job in jobs):
                 now = time.monotonic()
-                until = until or now + GROUP_WAIT_S
+                deadline = deadline or now + GROUP_WAIT_S
                 try:
-                    job = queue.get(timeout=max(0.0, until - now))
+                    job = queue.get(timeout=max(0.0, deadline - now))
                 except Empty:
                     return jobs, True
             else:
                 return jobs, True
         return jobs, False
 
-    def _commit(self, jobs: list[Job[Any]], *, in_reserve: bool = False) -> None:
-        """Run jobs in one transaction; if one of them fails, each in a transaction of its own.
+    def _commit_jobs(self, jobs: list[Job[Any]], *, uses_reserve: bool = False) -> None:
+        """Run jobs in one transaction. If it fails, run each job in a transaction of its own.
 
-        What removes rows and finds the disk full is run again with the reserve's room.
+        If the disk is full, a job that deletes rows runs again with the reserved disk space.
         """
         running: Job[Any] | None = None
         try:
-            conn = self._conn if not self._broken else self._sound()
-            if time.monotonic() - self._file_seen >= FILE_SEEN_S:
+            conn = self._conn if not self._is_broken else self._get_connection()
+            if time.monotonic() - self._file_checked_at >= FILE_CHECK_INTERVAL_S:
                 self._check_file()
             conn.execute("BEGIN IMMEDIATE")
-            self._look()
-            by = partial(execute, conn)
+            self._read_data_version()
+            run_request = partial(execute, conn)
             for running in jobs:
-                running.result = run_flow(running.make_flow(), by)
+                running.result = run_flow(running.make_flow(), run_request)
             running = None
-            if in_reserve:
-                conn.execute(SCRUB_WANTED)
+            if uses_reserve:
+                conn.execute(REQUEST_SCRUB_SQL)
             conn.execute("COMMIT")
         except BaseException as exc:
-            self._undo()
+            self._roll_back()
             error = translate_error(exc, self._connector.path)
-            full = isinstance(error, StorageFull)
-            if len(jobs) > 1 and (full or running is not None):
+            is_full = isinstance(error, StorageFull)
+            if len(jobs) > 1 and (is_full or running is not None):
                 for job in jobs:
-                    self._commit([job])
-            elif full and jobs[0].deletes_rows and not in_reserve:
-                with self._in_reserve():
-                    self._commit(jobs, in_reserve=True)
+                    self._commit_jobs([job])
+            elif is_full and jobs[0].deletes_rows and not uses_reserve:
+                with self._disk_reserve():
+                    self._commit_jobs(jobs, uses_reserve=True)
             else:
-                self._fail(jobs, error)
+                self._fail_jobs(jobs, error)
         else:
-            self._count(jobs)
+            self._count_commits(jobs)
             for job in jobs:
                 job.succeed()
-            deliver_promises([*jobs, *self._answered()])
+            deliver_promises([*jobs, *self._answer_epoch_requests()])
 
-    def _fail(self, jobs: list[Job[Any]], error: BaseException) -> None:
+    def _fail_jobs(self, jobs: list[Job[Any]], error: BaseException) -> None:
+        """Deliver an error to jobs."""
         for job in jobs:
             job.fail(error)
-        deliver_promises([*jobs, *self._answered()])
+        deliver_promises([*jobs, *self._answer_epoch_requests()])
 
-    def _count(self, jobs: list[Job[Any]]) -> None:
-        """Count commits, for those who watch what others commit."""
+    def _count_commits(self, jobs: list[Job[Any]]) -> None:
+        """Count the commits of each component, and update the watches of the jobs."""
         for job in jobs:
-            commits = self._commits[job.component] = self._commits[job.component] + 1
+            commits = self._commit_counts[job.component] = self._commit_counts[job.component] + 1
             if job.watch is not None:
                 job.watch.own_commits += 1
-                job.watch.epoch = self._foreign, commits - job.watch.own_commits
+                job.watch.epoch = self._foreign_changes, commits - job.watch.own_commits
 
-    def _answered(self) -> list[_Asked]:
-        """Those who asked for the epoch, which is told by the connection as it is now. Never fails.
+    def _answer_epoch_requests(self) -> list[_EpochRequest]:
+        """Set the results of all waiting epoch requests, and return the requests.
 
-        They are taken first: an event loop may give up at any moment.
+        The requests are removed from the queue first, because a coroutine may stop waiting at any
+        moment. Errors are ignored; the result of a request is None then.
         """
-        answered: list[_Asked] = []
+        requests: list[_EpochRequest] = []
         with suppress(IndexError):
             while True:
-                answered.append(self._asked.popleft())
-        with suppress(Exception):  # they are told nothing
-            if answered:
-                self._look()
-            for asked in answered:
-                asked.result = self._epoch(asked.component, asked.watch)
-        return answered
+                requests.append(self._epoch_requests.popleft())
+        with suppress(Exception):  # the results stay None
+            if requests:
+                self._read_data_version()
+            for request in requests:
+                request.result = self._build_epoch(request.component, request.watch)
+        return requests
 
     def _check_file(self) -> None:
-        """Make sure that what is written goes where others read it.
+        """Check that the path still leads to the file that was opened.
 
         Raises:
-            StorageUnavailable: The file at the path is another, or there is none.
+            StorageUnavailable: The file was moved, deleted or replaced.
         """
-        if self._connector.identity() != self._file:
+        if self._connector.read_file_identity() != self._file_identity:
             raise StorageUnavailable(
                 f"the file at {self._connector.path!r} was moved, deleted or replaced while the "
-                "database was open: close it and open it again; replace a file only while no "
-                "process has it open"
+                "database was open; close the database and open it again, and replace a file only "
+                "while no process has it open"
             )
-        self._file_seen = time.monotonic()
-        self._connector.reserve.look()
+        self._file_checked_at = time.monotonic()
+        self._connector.reserve.adjust()
 
-    def _look(self) -> None:
-        """Notice what other processes have committed since the last look.
+    def _read_data_version(self) -> None:
+        """Count a change if another connection has committed since the last call.
 
-        https://www.sqlite.org/pragma.html#pragma_data_version: of a connection, own commits apart.
+        Source: https://www.sqlite.org/pragma.html#pragma_data_version
         """
         (version,) = self._conn.execute("PRAGMA data_version").fetchone()
-        if version != self._version:
-            self._version = version
-            self._foreign += 1
+        if version != self._data_version:
+            self._data_version = version
+            self._foreign_changes += 1
 
-    def _epoch(self, component: str, watch: Watch) -> object:
-        return self._foreign, self._commits[component] - watch.own_commits
+    def _build_epoch(self, component: str, watch: Watch) -> object:
+        """Return the changes of other connections, and the commits that `watch` did not make."""
+        return self._foreign_changes, self._commit_counts[component] - watch.own_commits
 
     def epoch(self, component: str, watch: Watch) -> object | None:
-        """See `Database.epoch`; while the connection is in use, it cannot be told."""
+        """See `Database.epoch`. Return None while the connection is in use."""
         if not self.lock.acquire(blocking=False) and (
-            self._busy or not self.lock.acquire(timeout=_LOOK_S)
+            self._is_committing or not self.lock.acquire(timeout=_EPOCH_LOCK_WAIT_S)
         ):
             return None
         try:
-            self._look()
-            return self._epoch(component, watch)
-        except Exception:  # a broken connection; or a tool that forbids SQL in an event loop
+            self._read_data_version()
+            return self._build_epoch(component, watch)
+        except Exception:  # the connection is broken, or a tool forbids SQL in an event loop
             return None
         finally:
             self.lock.release()
 
     async def wait_for_epoch(self, component: str, watch: Watch) -> object | None:
-        """See `Database.epoch_soon`: told by who uses the connection."""
-        asked = _Asked(component, watch)
-        self._asked.append(asked)
+        """See `Database.wait_for_epoch`. The thread that uses the connection sets the result."""
+        request = _EpochRequest(component, watch)
+        self._epoch_requests.append(request)
         try:
-            epoch = self.epoch(component, watch)  # it may have become free just before
+            epoch = self.epoch(component, watch)  # the connection may have become free just now
             if epoch is not None:
                 return epoch
-            limit = asyncio.get_running_loop().call_later(SOON_S, deliver_promises, [asked])
+            timeout = asyncio.get_running_loop().call_later(
+                EPOCH_WAIT_S, deliver_promises, [request]
+            )
             try:
-                return await asked.future  # type: ignore[misc,no-any-return]
+                return await request.future  # type: ignore[misc,no-any-return]
             finally:
-                limit.cancel()
+                timeout.cancel()
         finally:
-            with suppress(ValueError, IndexError):  # it was answered, or others are right now
-                self._asked.remove(asked)
+            with suppress(ValueError, IndexError):  # it was answered, or is being answered
+                self._epoch_requests.remove(request)
 
-    def _undo(self) -> None:
-        """Roll back; a connection that cannot is given up, lest it commits half a job later."""
+    def _roll_back(self) -> None:
+        """Roll the transaction back, or close the connection if that fails.
+
+        Otherwise a later commit could include a part of a failed job.
+        """
         try:
             if self._conn.in_transaction:
                 self._conn.execute("ROLLBACK")
         except sqlite3.Error:
             self._conn.close()
-            self._broken = True
+            self._is_broken = True
 
-    def _sound(self) -> sqlite3.Connection:
-        if self._broken:
-            self._conn = self._connector.another_writer()
-            self._broken, self._version = False, -1
+    def _get_connection(self) -> sqlite3.Connection:
+        """Return the connection, which is opened again if it was closed after an error."""
+        if self._is_broken:
+            self._conn = self._connector.reopen_writer()
+            self._is_broken, self._data_version = False, -1
         return self._conn
 
     @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """Have the connection for a while."""
+    def _exclusive_use(self) -> Iterator[None]:
+        """Hold the lock of the connection, for more than reading the epoch."""
         with self.lock:
-            self._busy = True
+            self._is_committing = True
             try:
                 yield
             finally:
-                self._busy = False
+                self._is_committing = False
 
     @contextmanager
     def between_commits(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for other work than jobs."""
-        with self._in_use(), map_errors(self._connector.path):
+        """Lend the connection to work that is not a job."""
+        with self._exclusive_use(), map_errors(self._connector.path):
             try:
-                yield self._sound()
+                yield self._get_connection()
             except BaseException:
-                self._undo()
+                self._roll_back()
                 raise
 
-    def add(self, schema: Schema) -> None:
-        """Make the tables of one more component."""
+    def add_component(self, schema: Schema) -> None:
+        """Create the tables of another component, unless they exist."""
         with self.between_commits() as conn:
-            self._connector.add(conn, schema)
+            self._connector.add_component(conn, schema)
 
     # -- the WAL and the size of the file
 
     def _after_commit(self) -> None:
-        """Give some free pages back, if that is wanted, and empty the WAL when it has grown.
+        """Return some free pages during a `shrink`, and empty a WAL that has grown.
 
-        Never fails: what could not be done is tried again later.
+        Errors are ignored, because the next commit tries again.
         """
         with suppress(sqlite3.Error, StorageError, OSError):
-            if self._vacuuming:
-                more = False  # a vacuum that fails is not tried for ever
+            if self._is_vacuuming:
+                more = False  # ends a vacuum that fails, instead of repeating it for ever
                 try:
                     more = self._vacuum_step()
                 finally:
-                    self._vacuuming = more
-            if sqlite_connection.REUSES_WAL:  # SQLite itself sees to it
+                    self._is_vacuuming = more
+            if sqlite_connection.REUSES_WAL:  # SQLite empties the WAL by itself
                 return
-            if self._connector.wal_bytes() - self._wal_mark > WAL_LIMIT_BYTES:
-                self._checkpoint(self._conn)
+            if self._connector.measure_wal() - self._last_wal_bytes > WAL_LIMIT_BYTES:
+                self._checkpoint_wal(self._conn)
 
     def _vacuum_step(self) -> bool:
-        """See `_vacuum_step`; on a full disk all steps are made, each with the reserve's room."""
+        """Return some free pages to the file system, and return whether more steps are needed.
+
+        On a full disk, all steps are made at once with the reserved disk space.
+        """
         try:
             return _vacuum_step(self._conn, _VACUUM_PAGES)
         except sqlite3.OperationalError as exc:
-            if not is_full(exc):
+            if not is_disk_full(exc):
                 raise
-            with self._in_reserve():
+            with self._disk_reserve():
                 return False
 
     @contextmanager
-    def _in_reserve(self) -> Iterator[None]:
-        """Have the reserve's room for a removal, and give back what it frees.
+    def _disk_reserve(self) -> Iterator[None]:
+        """Release the reserved disk space for a deletion, and shrink the file afterwards.
 
-        Deleted rows are not overwritten, which writes each of their pages, so who removes them must
-        see to that. https://sqlite.org/pragma.html#pragma_secure_delete
+        Deleted rows are not overwritten in the block, because that would write each of their pages.
+        The caller must request a scrub. https://sqlite.org/pragma.html#pragma_secure_delete
         """
-        with self._connector.reserve.used():
+        with self._connector.reserve.released_during():
             with suppress(sqlite3.Error, StorageError, OSError):
-                self._checkpoint(self._sound())
+                self._checkpoint_wal(self._get_connection())
             with suppress(sqlite3.Error):
-                self._sound().execute("PRAGMA secure_delete = FAST")
+                self._get_connection().execute("PRAGMA secure_delete = FAST")
             try:
                 yield
             finally:
                 with suppress(sqlite3.Error, StorageError, OSError):
-                    conn = self._sound()
+                    conn = self._get_connection()
                     conn.execute("PRAGMA secure_delete = ON")
-                    more = self._checkpoint(conn)
+                    more = self._checkpoint_wal(conn)
                     while more:
-                        more = _vacuum_step(conn, _FEW_PAGES) and self._checkpoint(conn)
+                        more = _vacuum_step(conn, _FULL_DISK_VACUUM_PAGES) and self._checkpoint_wal(
+                            conn
+                        )
 
-    def _checkpoint(self, conn: sqlite3.Connection, wait_s: float = 0.05) -> bool:
-        """Move the WAL into the file, unless another process does. Returns whether all is moved.
+    def _checkpoint_wal(self, conn: sqlite3.Connection, wait_s: float = 0.05) -> bool:
+        """Move the WAL into the file, and return whether the WAL is empty.
 
-        If the file cannot grow, the reserve's room is used; an empty WAL leaves as much of it.
+        If the file cannot grow, the reserved disk space is used. The emptied WAL then leaves enough
+        space for a new reserve.
         """
-        if not self._connector.on_disk:
+        if not self._connector.is_on_disk:
             return True
-        return self._connector.reserve.lent(partial(self._moved, conn, wait_s))
+        return self._connector.reserve.run_with_reserve(
+            partial(self._move_wal_into_file, conn, wait_s)
+        )
 
-    def _moved(self, conn: sqlite3.Connection, wait_s: float) -> bool:
-        emptied = False
+    def _move_wal_into_file(self, conn: sqlite3.Connection, wait_s: float) -> bool:
+        """Checkpoint the WAL under the lock between processes, and return whether it is empty."""
+        is_moved = False
         try:
-            with self._connector.between_processes(wait_s):
+            with self._connector.lock_processes(wait_s):
                 conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
                 ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                emptied = not busy
+                is_moved = not busy
         except StorageUnavailable:
-            pass  # the next commit tries again
+            pass  # another process has the lock; the next commit tries again
         finally:
             conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
-        self._wal_mark = self._connector.wal_bytes()
-        return emptied
+        self._last_wal_bytes = self._connector.measure_wal()
+        return is_moved
 
     def scrub(self) -> bool:
-        """Leave no trace of what was deleted, if a `scrub_wanted` asks for it.
+        """Remove all traces of deleted rows, if `request_scrub` asked for it.
 
-        `secure_delete` overwrites deleted rows, but not what SQLite left behind when it moved rows
-        between pages; VACUUM writes every page anew (https://sqlite.org/lang_vacuum.html), beside
-        readers. Only the checkpoint after it is made under the lock between processes.
+        `secure_delete` overwrites deleted rows, but not the copies that SQLite left behind when it
+        moved rows between pages. VACUUM rewrites every page (https://sqlite.org/lang_vacuum.html),
+        while others read. Only the checkpoint after it needs the lock between processes.
 
         Returns:
-            Whether it is done. It is not while another process reads the earlier state, or while
-            the disk has no room for another copy of the file.
+            Whether no trace is left. The result is False while another process reads the earlier
+            state, or while the disk has no room for a copy of the file.
         """
         with self.between_commits() as conn:
-            asked = conn.execute("SELECT name, value FROM settings WHERE name = 'scrub'").fetchone()
-            if asked is None:
+            scrub_request = conn.execute(
+                "SELECT name, value FROM settings WHERE name = 'scrub'"
+            ).fetchone()
+            if scrub_request is None:
                 return True
             try:
                 conn.execute("VACUUM")
             except sqlite3.OperationalError as exc:
-                if not is_full(exc):
+                if not is_disk_full(exc):
                     raise
-                with self._in_reserve():  # the pages of what was deleted go, other traces do not
+                with self._disk_reserve():  # frees the deleted pages only
                     return False
-            emptied = self._checkpoint(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
-            if emptied:  # unless another asked meanwhile
-                conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", asked)
-            return emptied
+            is_moved = self._checkpoint_wal(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
+            if is_moved:  # except a request that was made since
+                conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", scrub_request)
+            return is_moved
 
-    def shrink(self, commit: Callable[[], object]) -> None:
-        """See `Database.shrink`; `commit` has an empty job run, and after it a step is made.
+    def shrink(self, commit_nothing: Callable[[], object]) -> None:
+        """See `Database.shrink`.
 
-        So it takes turns with those who write (a thread of its own waited six times as long).
+        A step is made after each commit, so that shrinking takes turns with writers. A separate
+        thread took six times as long.
+
+        Args:
+            commit_nothing: A function that commits an empty job, so that the next step is made.
         """
-        self._vacuuming = True
-        while self._vacuuming:
-            commit()
+        self._is_vacuuming = True
+        while self._is_vacuuming:
+            commit_nothing()
         with self.between_commits() as conn:
-            self._checkpoint(conn, wait_s=1.0)
+            self._checkpoint_wal(conn, wait_s=1.0)
 
     def shut_down(self) -> None:
-        """Finish what was handed in, and end the thread."""
+        """Commit all submitted jobs, and end the thread."""
         self._queue.put(None)
         self._thread.join()
 
     def close(self) -> None:
-        """Close the connection; the last one of a file also moves the WAL into it."""
-        with self.lock, self._connector.between_processes():
+        """Close the connection. The last connection to a file also moves the WAL into it."""
+        with self.lock, self._connector.lock_processes():
             self._closed = True
             self._conn.close()
 
 
 def _vacuum_step(conn: sqlite3.Connection, pages: int) -> bool:
-    """Give some free pages back. Returns whether it helped and there are more."""
-    (before,) = conn.execute("PRAGMA freelist_count").fetchone()
-    # not `execute`: each step of it gives back one page, and without columns it takes one step
+    """Return free pages to the file system. Return whether some were freed and more are left."""
+    (free_before,) = conn.execute("PRAGMA freelist_count").fetchone()
+    # `execute` would make one step, which frees one page; `executescript` makes all steps
     conn.executescript(f"PRAGMA incremental_vacuum({pages})")
-    (free,) = conn.execute("PRAGMA freelist_count").fetchone()
-    return bool(0 < free < before)
+    (free_after,) = conn.execute("PRAGMA freelist_count").fetchone()
+    return bool(0 < free_after < free_before)

@@ -1,9 +1,9 @@
 """Checks and limits for SQLite files from elsewhere, such as those that `perdure import` reads.
 
-Whoever makes a file decides what a name in it stands for, and how its pages are linked. A view that
-is named like a table may never end, and so may a table whose pages lead back to each other. So
-before anything else of such a file is read, the SQL of the tables and the links of their pages are
-checked. Each read has a limit of steps, and each value a limit of bytes.
+The author of a file can choose what each name in it means, and how its pages are linked. A read of
+a view with the name of a table may never end. The same is true for a table whose pages form a
+cycle. Therefore the SQL of the tables and the links of their pages are checked before anything else
+is read. Each read has a limit of steps, and each value has a limit of bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from perdure.storage.database import earlier_build_error
 
 IMPORT_VALUE_BYTES: Final = 256 << 20  # size of the largest value that an import reads by default
 _MB: Final = 1 << 20
-_STRIDE: Final = 100_000  # steps of SQLite's virtual machine between two checks
-_SCHEMA_STEPS: Final = 2 * _STRIDE  # steps that reading the schema may take: 20,000 objects
+_STEP_INTERVAL: Final = 100_000  # steps of SQLite's virtual machine between two checks
+_SCHEMA_STEPS: Final = 2 * _STEP_INTERVAL  # steps that reading the schema may take: 20,000 objects
 _BASE_STEPS: Final = 50_000_000  # steps that a read of a small file may take: about a second
 _STEPS_PER_BYTE: Final = 32  # additional steps for each byte of the file
-_VERSIONS: Final = "schemas"  # the table with the schema versions, which is checked first
-_UNREAD: Final = {"store_indexes", "said_indexes"}  # large; searches rebuild them
-_BESIDE: Final = ("-wal", "-shm", "-journal")  # suffixes of the files that SQLite also opens
+_VERSION_TABLE: Final = "schemas"  # the table with the schema versions, which is checked first
+_INDEX_TABLES: Final = {"store_indexes", "said_indexes"}  # large; searches rebuild them
+_COMPANION_SUFFIXES: Final = (
+    "-wal",
+    "-shm",
+    "-journal",
+)  # suffixes of the files that SQLite also opens
 
 _TOKEN: Final = re.compile(
     r"""
@@ -40,8 +44,8 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# not allowed in tables of other applications: SQLite would evaluate it when it reads
-_EVALUATED: Final = {"check", "collate", "generated", "as", "references"}
+# keywords that are refused in tables of other applications, because SQLite may evaluate them
+_EVALUATED_KEYWORDS: Final = {"check", "collate", "generated", "as", "references"}
 
 
 class TableSQL(NamedTuple):
@@ -64,12 +68,12 @@ def split_tokens(sql: str) -> list[str]:
     renamed.
     """
     tokens = []
-    for found in _TOKEN.finditer(sql):
-        text = found.group()
-        if found["quoted"] and re.fullmatch(r"\w+", text[1:-1]):
+    for match in _TOKEN.finditer(sql):
+        text = match.group()
+        if match["quoted"] and re.fullmatch(r"\w+", text[1:-1]):
             text = text[1:-1]
-        if not found["skipped"]:
-            tokens.append(text if found["text"] else text.lower())
+        if not match["skipped"]:
+            tokens.append(text if match["text"] else text.lower())
     return tokens
 
 
@@ -80,24 +84,26 @@ def read_table_sql(tokens: list[str]) -> tuple[str, TableSQL] | None:
     rest = tokens[5:] if tokens[2:5] == ["if", "not", "exists"] else tokens[2:]
     if rest[1:2] != ["("]:
         return None
-    parts, depth, end = [list[str]()], 1, len(rest)
-    for at, token in enumerate(rest[2:], 2):
+    definitions, depth, end = [list[str]()], 1, len(rest)
+    for index, token in enumerate(rest[2:], 2):
         depth += (token == "(") - (token == ")")
         if not depth:
-            end = at
+            end = index
             break
         if token == "," and depth == 1:
-            parts.append([])
+            definitions.append([])
         else:
-            parts[-1].append(token)
+            definitions[-1].append(token)
     options = " ".join(rest[end + 1 :]).split(" , ")
-    return rest[0], TableSQL(frozenset(map(" ".join, parts)), frozenset(filter(None, options)))
+    return rest[0], TableSQL(
+        frozenset(map(" ".join, definitions)), frozenset(filter(None, options))
+    )
 
 
 def read_tables(script: str) -> dict[str, TableSQL]:
     """Return the SQL of the tables that a script creates, by name."""
-    found = (read_table_sql(split_tokens(sql)) for sql in script.split(";"))
-    return dict(table for table in found if table is not None)
+    tables = (read_table_sql(split_tokens(sql)) for sql in script.split(";"))
+    return dict(table for table in tables if table is not None)
 
 
 # the table `schemas` of builds from before the first release
@@ -108,7 +114,7 @@ _TABLE_WITHOUT_HASHES: Final = read_tables(
         applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
     ) STRICT, WITHOUT ROWID
     """
-)[_VERSIONS]
+)[_VERSION_TABLE]
 
 
 def find_impostors(conn: sqlite3.Connection, names: Iterable[str]) -> list[str]:
@@ -121,31 +127,33 @@ def _check_table(path: str, name: str, kind: str, sql: Any, expected: TableSQL |
     """Check that an object with the name of a table is the expected table.
 
     Raises:
-        NotADatabase: It is not.
+        NotADatabase: It is a view, a virtual table, or another table.
         SchemaMismatch: It is the table `schemas` of a build from before the first release.
     """
     tokens = split_tokens(sql) if isinstance(sql, str) else []
-    made = read_table_sql(tokens)
-    if kind != "table" or made is None or made[0] != name:
+    created = read_table_sql(tokens)
+    if kind != "table" or created is None or created[0] != name:
         kind = "virtual table" if tokens[1:2] == ["virtual"] else kind
         raise NotADatabase(
-            f"{path!r} has a {kind} in the place of the table {name!r}, so it is not read; "
-            "expected a file as perdure or langgraph made it"
+            f"{path!r} has a {kind} in place of the table {name!r}, so it is not read; "
+            "expected a file that perdure or langgraph created"
         )
     if expected is None:
-        evaluated = sorted(_EVALUATED.intersection(tokens))
-        if evaluated:
+        evaluated_keywords = sorted(_EVALUATED_KEYWORDS.intersection(tokens))
+        if evaluated_keywords:
             raise NotADatabase(
-                f"the table {name!r} of {path!r} has {evaluated[0].upper()} in its SQL, which "
-                "langgraph's tables do not have, so it is not read"
+                f"the table {name!r} of {path!r} has {evaluated_keywords[0].upper()} in its SQL, "
+                "so it is not read; expected a table that langgraph created"
             )
-    elif name == _VERSIONS and made[1] == _TABLE_WITHOUT_HASHES:
+    elif name == _VERSION_TABLE and created[1] == _TABLE_WITHOUT_HASHES:
         raise earlier_build_error(path)
-    elif made[1] != expected:
-        odd = made[1].definitions ^ expected.definitions or made[1].options ^ expected.options
+    elif created[1] != expected:
+        difference = (
+            created[1].definitions ^ expected.definitions or created[1].options ^ expected.options
+        )
         raise NotADatabase(
-            f"the table {name!r} of {path!r} is not the one that this version of perdure makes, "
-            f"so it is not read: they differ in {min(odd)!r:.200}"
+            f"the table {name!r} of {path!r} is not the one that this version of perdure creates, "
+            f"so it is not read: they differ in {min(difference)!r:.200}"
         )
 
 
@@ -153,18 +161,18 @@ class UntrustedConnection(sqlite3.Connection):
     """A connection that stops a read after a number of steps.
 
     Attributes:
-        steps: The number of steps that the present read has taken.
-        limit: The number of steps that a read may take.
-        schema: The version of the schema that was checked last.
+        steps: The number of steps that the current read has taken.
+        limit: The maximum number of steps of the current read.
+        checked_schema_version: The schema version of the file that was checked last.
     """
 
     steps = 0
     limit = _SCHEMA_STEPS
-    schema: int | None = None
+    checked_schema_version: int | None = None
 
-    def advance(self) -> bool:
-        """Count some steps. Return whether SQLite must stop."""
-        self.steps += _STRIDE
+    def count_steps(self) -> bool:
+        """Count steps of SQLite's virtual machine, and return whether SQLite must stop."""
+        self.steps += _STEP_INTERVAL
         return self.steps > self.limit
 
 
@@ -191,34 +199,34 @@ class Guard:
         self._check_version = check_version
         self._lock = threading.Lock()
         self._identity: tuple[int, int] | None = None
-        self._is_checked = False  # whether the pages of the tables were checked
+        self._are_pages_checked = False  # whether the pages of the tables were checked
 
     def check_file(self) -> None:
-        """Check that the path leads to a regular file, the same as at the first call.
+        """Check that the path leads to a regular file, and to the same file as at the first call.
 
         Raises:
-            NotADatabase: The file, or a file beside it that SQLite opens, is not a regular file.
+            NotADatabase: The file, or a file that SQLite opens with it, is not a regular file.
             StorageError: The file was replaced.
         """
-        real = os.path.realpath(self._path)
-        found = os.stat(real)
-        if not stat.S_ISREG(found.st_mode):
+        real_path = os.path.realpath(self._path)
+        status = os.stat(real_path)
+        if not stat.S_ISREG(status.st_mode):
             raise NotADatabase(f"{self._path!r} is not a regular file; expected an SQLite database")
-        for suffix in _BESIDE:
-            beside = real + suffix
-            if os.path.lexists(beside) and not stat.S_ISREG(os.lstat(beside).st_mode):
+        for suffix in _COMPANION_SUFFIXES:
+            companion = real_path + suffix
+            if os.path.lexists(companion) and not stat.S_ISREG(os.lstat(companion).st_mode):
                 raise NotADatabase(
-                    f"{beside!r} is not a regular file, so {self._path!r} is not read, because "
-                    "SQLite would open both; remove it"
+                    f"{companion!r} is not a regular file, so {self._path!r} is not read, because "
+                    f"SQLite would open both; remove {companion!r}"
                 )
         with self._lock:
-            self._identity = self._identity or (found.st_dev, found.st_ino)
-            if self._identity != (found.st_dev, found.st_ino):
+            self._identity = self._identity or (status.st_dev, status.st_ino)
+            if self._identity != (status.st_dev, status.st_ino):
                 raise StorageError(
-                    f"{self._path!r} was replaced by another file while it was read; read it again"
+                    f"{self._path!r} was replaced by another file during the read; start it again"
                 )
 
-    def prepare(self, conn: UntrustedConnection) -> None:
+    def configure(self, conn: UntrustedConnection) -> None:
         """Set the limits of a new connection, before it reads the schema.
 
         `PRAGMA trusted_schema = OFF` is not set, because it would refuse indexes on paths of
@@ -227,10 +235,10 @@ class Guard:
         """
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, self._max_bytes)
         conn.execute("PRAGMA query_only = ON")
-        conn.set_progress_handler(conn.advance, _STRIDE)
+        conn.set_progress_handler(conn.count_steps, _STEP_INTERVAL)
 
     @contextmanager
-    def reading(self, conn: UntrustedConnection) -> Iterator[None]:
+    def guarded_read(self, conn: UntrustedConnection) -> Iterator[None]:
         """Check the file, then read it in one transaction, within the limit of steps.
 
         Raises:
@@ -242,7 +250,7 @@ class Guard:
         conn.steps, conn.limit = 0, _SCHEMA_STEPS
         try:
             conn.execute("BEGIN")
-            self._check(conn)
+            self._check_schema(conn)
             yield
             conn.execute("COMMIT")
         except sqlite3.OperationalError as exc:
@@ -257,46 +265,47 @@ class Guard:
         except sqlite3.DataError as exc:
             if getattr(exc, "sqlite_errorname", "") != "SQLITE_TOOBIG":
                 raise
-            raise self._too_large(repr(self._path)) from exc
+            raise self._build_size_error(repr(self._path)) from exc
 
-    def _size(self) -> int:
+    def _measure_files(self) -> int:
+        """Return the size of the file and of its WAL in bytes."""
         total = 0
         for path in (self._path, self._path + "-wal"):
             with suppress(FileNotFoundError):
                 total += os.path.getsize(path)
         return total
 
-    def _check(self, conn: UntrustedConnection) -> None:
+    def _check_schema(self, conn: UntrustedConnection) -> None:
         """Check the tables, unless the connection has checked this version of the schema."""
         ((version,),) = conn.execute("PRAGMA schema_version").fetchall()
-        found = list[tuple[str, str, Any]]()
-        if conn.schema != version:
-            found = [
+        tables = list[tuple[str, str, Any]]()
+        if conn.checked_schema_version != version:
+            tables = [
                 (name, kind, sql)
                 for kind, name, sql in conn.execute(
                     "SELECT type, lower(name), sql FROM sqlite_master"
                 )
                 if kind in ("table", "view") and name in self._tables
             ]
-        conn.limit = _BASE_STEPS + _STEPS_PER_BYTE * self._size()
-        if conn.schema != version:
+        conn.limit = _BASE_STEPS + _STEPS_PER_BYTE * self._measure_files()
+        if conn.checked_schema_version != version:
             with self._lock:
-                self._check_tables(conn, [table for table in found if table[0] == _VERSIONS])
+                self._check_tables(conn, [table for table in tables if table[0] == _VERSION_TABLE])
                 if self._check_version is not None:
                     self._check_version(conn)
-                self._check_tables(conn, [table for table in found if table[0] != _VERSIONS])
-                self._is_checked = True
-            conn.schema = version
+                self._check_tables(conn, [table for table in tables if table[0] != _VERSION_TABLE])
+                self._are_pages_checked = True
+            conn.checked_schema_version = version
 
     def _check_tables(
-        self, conn: UntrustedConnection, found: Sequence[tuple[str, str, Any]]
+        self, conn: UntrustedConnection, tables: Sequence[tuple[str, str, Any]]
     ) -> None:
         """Check tables `(name, type, sql)`, and at the first connection also their pages."""
-        for name, kind, sql in found:
+        for name, kind, sql in tables:
             _check_table(self._path, name, kind, sql, self._tables[name])
-            if not self._is_checked:
+            if not self._are_pages_checked:
                 self._check_pages(conn, name)
-                if name not in _UNREAD:
+                if name not in _INDEX_TABLES:
                     self._check_sizes(conn, name)
 
     def _check_pages(self, conn: UntrustedConnection, name: str) -> None:
@@ -316,11 +325,12 @@ class Guard:
         if conn.execute(
             f"SELECT 1 FROM {name} WHERE {larger} LIMIT 1", (self._max_bytes,)
         ).fetchall():
-            raise self._too_large(f"the table {name!r} of {self._path!r}")
+            raise self._build_size_error(f"the table {name!r} of {self._path!r}")
 
-    def _too_large(self, where: str) -> StorageError:
+    def _build_size_error(self, where: str) -> StorageError:
+        """Build the error for a value that is too large."""
         return StorageError(
             f"{where} has a value of more than {self._max_bytes / _MB:,.0f} MB, "
-            "the most that is read of a file from elsewhere; if you trust the file, allow more: "
-            "max_value_bytes=, or 'perdure import --max-value-mb'"
+            "which is the limit for files from elsewhere; if you trust the file, raise the limit "
+            "with max_value_bytes=, or 'perdure import --max-value-mb'"
         )
