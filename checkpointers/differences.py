@@ -1,4 +1,4 @@
-"""What changed in the state between checkpoints: a flow that reads only what differs."""
+"""Compare the states at two checkpoints, reading only the values that differ."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from perdure.checkpointers.manifest import (
     iter_positions,
     join_ranges,
     merge_ranges,
+    subtract_ranges,
     value_reference,
 )
-from perdure.checkpointers.manifest import subtract_ranges as lacking
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
 from perdure.checkpointers.status import SENDS, find_send_targets
 from perdure.checkpointers.threads import build_not_found_error
 from perdure.storage.flow import Flow
 
-_WHOLE_VALUE: Final = -1  # in place of a position
+_WHOLE_VALUE: Final = -1  # the position that stands for a value that is stored whole
 
 
 class Differences:
@@ -33,56 +33,57 @@ class Differences:
         self.reader = reader
 
     def compare(
-        self, at: Address, pairs: Sequence[tuple[str | None, str]], most: int
+        self, address: Address, pairs: Sequence[tuple[str | None, str]], limit: int
     ) -> Flow[list[StateDifference]]:
-        """See `Checkpointer.differences`."""
-        checkpoint = yield from self.reader.find_checkpoint(at)
+        """Compare pairs of checkpoints; see `Checkpointer.differences`."""
+        checkpoint = yield from self.reader.find_checkpoint(address)
         if checkpoint is None:
-            raise build_not_found_error(at)
+            raise build_not_found_error(address)
         snapshots: dict[str | None, Snapshot | None] = {None: None}
         for uid in {uid for pair in pairs for uid in pair} - {None}:
-            parts = at.thread_id, at.checkpoint_ns, checkpoint.namespace_key, str(uid)
+            parts = address.thread_id, address.checkpoint_ns, checkpoint.namespace_key, str(uid)
             snapshots[uid] = yield from self.reader.read_snapshot(*parts)
         out = []
         for old, new in pairs:
             after = snapshots[new]
             if after is None:
-                raise build_not_found_error(at._replace(checkpoint_id=new))
+                raise build_not_found_error(address._replace(checkpoint_id=new))
             channels = yield from self._compare_channels(
-                at.thread_id, checkpoint.thread, snapshots[old], after, most
+                address.thread_id, checkpoint.thread, snapshots[old], after, limit
             )
             ran: tuple[str, ...] = ()
             if old is None or snapshots[old] is not None:
-                ran = yield from self._find_ran_nodes(
-                    at, checkpoint.namespace_key, snapshots[old], after
+                ran = yield from self._find_executed_nodes(
+                    address, checkpoint.namespace_key, snapshots[old], after
                 )
             out.append(StateDifference(ran, channels))
         return out
 
-    def _find_ran_nodes(
-        self, at: Address, namespace: int, old: Snapshot | None, new: Snapshot
+    def _find_executed_nodes(
+        self, address: Address, namespace: int, old: Snapshot | None, new: Snapshot
     ) -> Flow[tuple[str, ...]]:
-        """The nodes that ran on the way from one checkpoint to another, in order."""
+        """Return the nodes that ran on the way from one checkpoint to another, in order."""
         ran: list[str] = []
         step: Snapshot | None = new
         while step is not None and (old is None or step.checkpoint_id != old.checkpoint_id):
             parent = old if old is not None and step.parent_id == old.checkpoint_id else None
             if parent is None and step.parent_id is not None:
-                parts = at.thread_id, at.checkpoint_ns, namespace, step.parent_id
+                parts = address.thread_id, address.checkpoint_ns, namespace, step.parent_id
                 parent = yield from self.reader.read_snapshot(*parts)
-            ran[:0] = yield from self._find_nodes_of_step(at.thread_id, parent, step)
+            ran[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
             step = parent
-        if step is None and old is not None:  # one does not lead to the other
+        if step is None and old is not None:  # the checkpoints are on different branches
             ran = _nodes_with_new_versions(old, new)
         return tuple(dict.fromkeys(ran))
 
     def _find_nodes_of_step(
         self, thread_id: str, parent: Snapshot | None, step: Snapshot
     ) -> Flow[list[str]]:
-        """The nodes that ran in one superstep.
+        """Return the nodes that ran in one superstep.
 
-        One that a channel triggers sees its version; so does one that was to run when an input
-        came, and did not. A `Send` is a task of the checkpoint before, and leaves no version.
+        A node that a channel triggers has seen the version of the channel. So has a node that was
+        to run when an input came, but did not run. A `Send` is a task of the previous checkpoint
+        and leaves no version.
         """
         source, ran = self.reader.decode_metadata(step).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
@@ -91,65 +92,75 @@ class Differences:
         return [] if source == "input" else [*ran, *_nodes_with_new_versions(parent, step)]
 
     def _compare_channels(
-        self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, most: int
+        self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, limit: int
     ) -> Flow[dict[str, ChannelDifference]]:
+        """Compare the values of all channels at two checkpoints.
+
+        Returns:
+            The differences by channel. Equal channels are left out.
+        """
         before: Mapping[str, Any] = old.references if old else {}
         channels = {}
         for channel in dict.fromkeys([*before, *new.references]):
-            had, has = before.get(channel), new.references.get(channel)
-            if _has_unknown_value(had) or _has_unknown_value(has):
-                parts = thread_id, thread, channel, old, new, most
-                found = yield from self._compare_transcripts(*parts)
-                if found.added_count or found.removed_count:
-                    channels[channel] = found
+            old_ref, new_ref = before.get(channel), new.references.get(channel)
+            if _has_unknown_value(old_ref) or _has_unknown_value(new_ref):
+                parts = thread_id, thread, channel, old, new, limit
+                difference = yield from self._compare_transcripts(*parts)
+                if difference.added_count or difference.removed_count:
+                    channels[channel] = difference
                 continue
-            had, has = value_reference(had), value_reference(has)
-            if had == has:
+            old_ref, new_ref = value_reference(old_ref), value_reference(new_ref)
+            if old_ref == new_ref:
                 continue
-            log = next((ref[1] for ref in (has, had) if isinstance(ref, list)), None)
-            if log is not None and self._is_in_log(had) and self._is_in_log(has):
+            log = next((ref[1] for ref in (new_ref, old_ref) if isinstance(ref, list)), None)
+            if log is not None and self._is_in_log(old_ref) and self._is_in_log(new_ref):
                 ranges = [
                     snapshot.ranges.get(channel, (0, []))[1] if snapshot else []
                     for snapshot in (old, new)
                 ]
-                change = self._compare_ranges(thread_id, thread, log, ranges[0], ranges[1], most)
+                change = self._compare_ranges(thread_id, thread, log, ranges[0], ranges[1], limit)
             else:
-                change = self._compare_values(thread_id, thread, had, has)
+                change = self._compare_values(thread_id, thread, old_ref, new_ref)
             channels[channel] = yield from change
         return channels
 
     def _is_in_log(self, ref: Any) -> bool:
-        """Whether a value is a list or dict in the log of its channel, or empty or absent."""
+        """Return whether a value is absent, empty, or a list or dict in the log of its channel."""
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
             return type(value) in (list, dict) and not value
         return ref is None or ref[0] in (LIST, DICT)
 
     def _compare_ranges(
-        self, thread_id: str, thread: Thread, key: int, old: Ranges, new: Ranges, most: int
+        self, thread_id: str, thread: Thread, key: int, old: Ranges, new: Ranges, limit: int
     ) -> Flow[ChannelDifference]:
-        gone = yield from self.reader.read_origins(
-            thread_id, thread, key, lacking(old, merge_ranges(new))
+        """Compare two lists or dicts of one log by their positions.
+
+        Args:
+            thread_id: The thread.
+            thread: The cached thread.
+            key: The key of the log.
+            old: The ranges of the earlier value.
+            new: The ranges of the later value.
+            limit: The maximum number of added and of removed items to read, the last ones.
+        """
+        removed = yield from self.reader.read_origins(
+            thread_id, thread, key, subtract_ranges(old, merge_ranges(new))
         )
-        come = yield from self.reader.read_origins(
-            thread_id, thread, key, lacking(new, merge_ranges(old))
+        added = yield from self.reader.read_origins(
+            thread_id, thread, key, subtract_ranges(new, merge_ranges(old))
         )
-        both = {*gone} & {*come}  # they stand elsewhere
-        gone, come = ([at for at in places if at not in both] for places in (gone, come))
+        moved = {*removed} & {*added}  # the item is in both values, at different places
+        removed = [position for position in removed if position not in moved]
+        added = [position for position in added if position not in moved]
         parts = []
-        for places in (come, gone):
-            shown = join_ranges((at, at + 1) for at in places[max(0, len(places) - most) :])
-            log = yield from self.reader.load_items(thread_id, thread, key, shown)
-            parts.append(
-                dict(
-                    zip(
-                        iter_positions(shown),
-                        self.reader.codec.decode_all(log.items_in(shown)),
-                        strict=True,
-                    )
-                )
-            )
-        return ChannelDifference(parts[0], parts[1], len(come), len(gone), whole=False)
+        for changed in (added, removed):
+            last = changed[max(0, len(changed) - limit) :]
+            ranges = join_ranges((position, position + 1) for position in last)
+            log = yield from self.reader.load_items(thread_id, thread, key, ranges)
+            values = self.reader.codec.decode_all(log.items_in(ranges))
+            parts.append(dict(zip(iter_positions(ranges), values, strict=True)))
+        return ChannelDifference(parts[0], parts[1], len(added), len(removed), whole=False)
 
     def _compare_transcripts(
         self,
@@ -158,7 +169,7 @@ class Differences:
         channel: str,
         old: Snapshot | None,
         new: Snapshot,
-        most: int,
+        limit: int,
     ) -> Flow[ChannelDifference]:
         """Compare the values that were written to a channel up to each checkpoint.
 
@@ -167,14 +178,17 @@ class Differences:
         key, later = new.transcript.get(channel, (0, []))
         old_key, earlier = old.transcript.get(channel, (0, [])) if old else (0, [])
         return (
-            yield from self._compare_ranges(thread_id, thread, key or old_key, earlier, later, most)
+            yield from self._compare_ranges(
+                thread_id, thread, key or old_key, earlier, later, limit
+            )
         )
 
     def _compare_values(
-        self, thread_id: str, thread: Thread, had: Any, has: Any
+        self, thread_id: str, thread: Thread, old_ref: Any, new_ref: Any
     ) -> Flow[ChannelDifference]:
+        """Return the difference between two values that are stored whole."""
         parts = []
-        for ref in (has, had):
+        for ref in (new_ref, old_ref):
             values = {}
             if ref is not None:
                 values[_WHOLE_VALUE] = yield from self.reader.read_value(thread_id, thread, ref)
@@ -189,7 +203,9 @@ def _has_unknown_value(ref: Any) -> bool:
 
 
 def _nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:
-    """The nodes that have seen other versions at a checkpoint than at one before it."""
-    before = old.versions_seen if old else {}
-    nodes = (node for node, versions in new.versions_seen.items() if versions != before.get(node))
+    """Return the nodes that have seen other versions at a checkpoint than at an earlier one."""
+    old_versions = old.versions_seen if old else {}
+    nodes = (
+        node for node, versions in new.versions_seen.items() if versions != old_versions.get(node)
+    )
     return [node for node in nodes if not node.startswith("__")]

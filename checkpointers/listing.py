@@ -51,10 +51,10 @@ def _get_by_path(metadata: Mapping[str, Any], name: str) -> Any:
     """Return the value of a key, or of a dotted path through nested dicts, or None."""
     if name in metadata or "." not in name:
         return metadata.get(name)
-    at: Any = metadata
+    value: Any = metadata
     for part in name.split("."):
-        at = at.get(part) if isinstance(at, Mapping) else None
-    return at
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 class Listing:
@@ -72,19 +72,25 @@ class Listing:
     ) -> Iterator[tuple[Address, int]]:
         """Yield the address and the key of each matching checkpoint; see `Checkpointer.list`."""
         where = where or {}
-        named = before.get("configurable") if before else None  # it needs no thread_id
-        uid = check_optional_text("checkpoint_id", named.get("checkpoint_id")) if named else None
+        bound_fields = before.get("configurable") if before else None  # it needs no thread_id
+        before_id = (
+            check_optional_text("checkpoint_id", bound_fields.get("checkpoint_id"))
+            if bound_fields
+            else None
+        )
         if config is not None:
-            at = parse_address(config)
+            address = parse_address(config)
             ns = config.get("configurable", {}).get("checkpoint_ns")
-            yield from self._iter_in_thread(at.thread_id, ns, where, uid, at.checkpoint_id)
+            yield from self._iter_in_thread(
+                address.thread_id, ns, where, before_id, address.checkpoint_id
+            )
             return
         owners = self.read(lambda: self.find_tagged_checkpoints(where))
         thread_ids: Iterable[str] = self.iter_thread_ids()
         if owners is not None:
             thread_ids = dict.fromkeys(thread_id for thread_id, _ in owners)
         for thread_id in thread_ids:
-            yield from self._iter_in_thread(thread_id, None, where, uid, None)
+            yield from self._iter_in_thread(thread_id, None, where, before_id, None)
 
     def iter_thread_ids(self) -> Iterator[str]:
         """Yield the ids of all threads, in order of their creation."""
@@ -130,8 +136,8 @@ class Listing:
         If a damaged entry has ended the search too early, the entry is beside its end.
         """
         if self.sql["neighbouring_tags"]:
-            beside = yield self.sql("neighbouring_tags", number, start, stop)
-            for indexed, thread_id, ns, *row in beside:
+            neighbours = yield self.sql("neighbouring_tags", number, start, stop)
+            for indexed, thread_id, ns, *row in neighbours:
                 self._check_tagged_row(thread_id, ns, row, number, bool(indexed))
 
     def _check_tagged_row(
@@ -177,15 +183,15 @@ class Listing:
             only: The id of the only checkpoint to list, or None for all.
         """
         seq, namespaces = self.read(lambda: self._read_thread_state(thread_id))
-        listed = [
+        row_iterators = [
             self._iter_namespace_rows(
                 Address(thread_id, name, only), key, head, where, before, seq + 1
             )
             for key, name, head in namespaces
             if ns is None or name == ns
         ]
-        for _, at, row in merge(*listed, key=itemgetter(0), reverse=True):
-            yield at._replace(checkpoint_id=unpack_id(row[1])), row[0]
+        for _, address, row in merge(*row_iterators, key=itemgetter(0), reverse=True):
+            yield address._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
     def _read_thread_state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
         """Return a thread's counter of puts and its namespaces."""
@@ -201,7 +207,7 @@ class Listing:
 
     def _iter_namespace_rows(
         self,
-        at: Address,
+        address: Address,
         namespace: int,
         head: int,
         where: MetadataFilter,
@@ -218,35 +224,35 @@ class Listing:
         """
         if before is not None:
             stop, before = self.read(
-                partial(self._find_bound, at._replace(checkpoint_id=before), namespace, stop)
+                partial(self._find_bound, address._replace(checkpoint_id=before), namespace, stop)
             )
 
-        def fits(row: Row) -> bool:
+        def is_match(row: Row) -> bool:
             if before is not None and not str(unpack_id(row[1])) < before:
                 return False
             return not where or metadata_matches(
                 self.reader.decode_metadata(
-                    self.reader.decrypt_row(at.thread_id, at.checkpoint_ns, row)
+                    self.reader.decrypt_row(address.thread_id, address.checkpoint_ns, row)
                 ),
                 where,
             )
 
-        if at.checkpoint_id is not None:
-            sql = self.sql["find_checkpoint"], namespace, pack_id(at.checkpoint_id)
+        if address.checkpoint_id is not None:
+            sql = self.sql["find_checkpoint"], namespace, pack_id(address.checkpoint_id)
             rows = [row for row in self.read(lambda: fetch_rows(*sql)) if row[0] & _SEQ_MASK < stop]
-            yield from ((row[0] & _SEQ_MASK, at, row) for row in rows if fits(row))
+            yield from ((row[0] & _SEQ_MASK, address, row) for row in rows if is_match(row))
             return
         head_key = row_key(namespace, head) if 0 < head < stop else None
-        for number, row in enumerate(self._iter_rows(namespace, stop, where, fits)):
+        for number, row in enumerate(self._iter_rows(namespace, stop, where, is_match)):
             seq = row[0] & _SEQ_MASK
             if number == 0 and head_key not in (None, row[0]):
                 heads = self.read(lambda: fetch_rows(self.sql["checkpoint_row"], head_key))
-                yield from ((seq, at, head_row) for head_row in heads if fits(head_row))
+                yield from ((seq, address, head_row) for head_row in heads if is_match(head_row))
             if number == 0 or row[0] != head_key:
-                yield seq, at, row
+                yield seq, address, row
 
     def _iter_rows(
-        self, namespace: int, stop: int, where: MetadataFilter, fits: Callable[[Row], bool]
+        self, namespace: int, stop: int, where: MetadataFilter, is_match: Callable[[Row], bool]
     ) -> Iterator[Row]:
         """Yield the matching rows of a namespace, newest first, one page at a time."""
         while stop > 0:
@@ -255,9 +261,11 @@ class Listing:
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
                 raise damaged_index_error(f"namespace {namespace}")
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
-            yield from filter(fits, rows)
+            yield from filter(is_match, rows)
 
-    def _find_bound(self, at: Address, namespace: int, stop: int) -> Flow[tuple[int, str | None]]:
+    def _find_bound(
+        self, address: Address, namespace: int, stop: int
+    ) -> Flow[tuple[int, str | None]]:
         """Find the bound of a list that ends before a checkpoint.
 
         Returns:
@@ -266,13 +274,13 @@ class Listing:
             savers do. langgraph passes an id of another namespace for the state of a subgraph as of
             its parent.
         """
-        uid = at.checkpoint_id
+        uid = address.checkpoint_id
         rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
         if rows and unpack_id(rows[0][1]) != uid:
             raise damaged_index_error(f"checkpoint {uid!r}")
         if rows:
             return rows[0][0] & _SEQ_MASK, None
-        yield from self.reader.check_missing(at)
+        yield from self.reader.check_missing(address)
         return stop, uid
 
     def _read_page(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:

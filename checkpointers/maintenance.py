@@ -552,11 +552,11 @@ def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str
     for checkpoint in candidates:
         counters = checkpoint.metadata.get("counters_since_delta_snapshot") or {}
         missing_channels = set(counters) - checkpoint.channels
-        at = by_uid.get(checkpoint.parent) if checkpoint.uid in kept_ids else None
-        while missing_channels and at is not None:
-            all_kept_ids.add(at.uid)
-            missing_channels -= at.channels
-            at = by_uid.get(at.parent)
+        ancestor = by_uid.get(checkpoint.parent) if checkpoint.uid in kept_ids else None
+        while missing_channels and ancestor is not None:
+            all_kept_ids.add(ancestor.uid)
+            missing_channels -= ancestor.channels
+            ancestor = by_uid.get(ancestor.parent)
     return all_kept_ids
 
 
@@ -567,9 +567,12 @@ def _find_updated(candidates: list[RetentionCandidate], head: RetentionCandidate
         The id, or None if the head is no update.
     """
     by_uid = {checkpoint.uid: checkpoint for checkpoint in candidates}
-    updated, at = None, by_uid.get(head.uid)
-    while at is not None and (previous := find_updated(at.parent, at.metadata)) is not None:
-        updated, at = previous, by_uid.get(previous)
+    updated, checkpoint = None, by_uid.get(head.uid)
+    while (
+        checkpoint is not None
+        and (previous := find_updated(checkpoint.parent, checkpoint.metadata)) is not None
+    ):
+        updated, checkpoint = previous, by_uid.get(previous)
     return updated
 
 
@@ -582,18 +585,18 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
     """Return the function that selects the checkpoints that a retention rule keeps."""
 
     def keep(candidates: list[RetentionCandidate]) -> set[str]:
-        kept = [c for c in candidates if c.is_head]
-        recent = [head for head in kept if head.active_at >= now - RUN_DAYS * 86400]
+        selected = [c for c in candidates if c.is_head]
+        recent = [head for head in selected if head.active_at >= now - RUN_DAYS * 86400]
         updated = {_find_updated(candidates, head) for head in recent}
-        kept += [c for c in candidates if c.uid in updated]
+        selected += [c for c in candidates if c.uid in updated]
         if rule.last is not None:
-            kept += candidates[: rule.last]
+            selected += candidates[: rule.last]
         if rule.days is not None:
-            kept += [c for c in candidates if c.active_at >= now - rule.days * 86400]
+            selected += [c for c in candidates if c.active_at >= now - rule.days * 86400]
         if rule.turns:
             inner_parents = {c.parent for c in candidates if c.metadata.get("source") == "loop"}
-            kept += [c for c in candidates if c.uid not in inner_parents]
-        return {c.uid for c in kept}
+            selected += [c for c in candidates if c.uid not in inner_parents]
+        return {c.uid for c in selected}
 
     return keep
 

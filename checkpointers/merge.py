@@ -42,12 +42,14 @@ class Merge:
         snapshot.channel_versions = dict(snapshot.channel_versions)
         if written is not None:
             snapshot.references = {c: ref for c, ref in snapshot.references.items() if c in written}
-            snapshot.ranges = {c: held for c, held in snapshot.ranges.items() if c in written}
+            snapshot.ranges = {
+                c: value_ranges for c, value_ranges in snapshot.ranges.items() if c in written
+            }
             own = {c: version for c, version in snapshot.channel_versions.items() if c in written}
             snapshot.channel_versions = {**head.channel_versions, **own}
             snapshot.versions_seen = head.versions_seen
             snapshot.transcript |= {
-                c: said for c, said in head.transcript.items() if c not in written
+                c: transcript for c, transcript in head.transcript.items() if c not in written
             }
         for channel in self.versions:
             take_channel(snapshot, head, channel)

@@ -268,9 +268,9 @@ class MergePlanner:
 
     def _store_as_head(self, run: Snapshot) -> Flow[None]:
         """Store the changed content of a checkpoint, and make the checkpoint the head."""
-        reader, at = self._reader, (self._thread_id, self._ns)
+        reader, thread_and_ns = self._reader, (self._thread_id, self._ns)
         (row,) = yield reader.sql("checkpoint_row", run.key)
-        body = encrypt_checkpoint(reader.seal, *at, row, run, transcript_to_store(run))
+        body = encrypt_checkpoint(reader.seal, *thread_and_ns, row, run, transcript_to_store(run))
         yield [
             reader.sql("rewrite_checkpoint", body, run.key),
             reader.sql("set_explicit_head", run.key & _SEQ_MASK, self._head.namespace_key),
@@ -441,18 +441,20 @@ def fold_update(
     Returns:
         Whether the head has changed.
     """
-    at, (namespace, pinned, key) = request.address, row
+    address, (namespace, pinned, key) = request.address, row
     if request.is_deliberate or request.task_id == NULL_TASK or is_by_update(request.task_path):
         return False  # a person writes, and no run that goes on
     rows = yield reader.sql("checkpoint_row", key)
-    snapshot = reader.decrypt_row(*at[:2], rows[0]) if rows else None
-    if snapshot is None or snapshot.checkpoint_id == at.checkpoint_id:
+    snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
+    if snapshot is None or snapshot.checkpoint_id == address.checkpoint_id:
         return False
-    yield from reader.resolve_ranges(at.thread_id, thread, snapshot)
+    yield from reader.resolve_ranges(address.thread_id, thread, snapshot)
     now = Head(namespace, pinned, snapshot)
-    planner = MergePlanner(reader, at.thread_id, at.checkpoint_ns, thread, now)
+    planner = MergePlanner(reader, address.thread_id, address.checkpoint_ns, thread, now)
     return (
-        yield from planner.fold_updates(at.checkpoint_id or "", needs_stop=not request.is_stopped)
+        yield from planner.fold_updates(
+            address.checkpoint_id or "", needs_stop=not request.is_stopped
+        )
     )
 
 

@@ -134,7 +134,7 @@ class PersonRows:
     def list_other_threads_naming_person(self, own: frozenset[str]) -> list[str]:
         """Return the ids of other people's threads in which the person is named as caller."""
         addresses = self.saver._listing.iter_addresses(None, {CALLER: self.user}, None)
-        ids = dict.fromkeys(at.thread_id for at, _ in addresses)
+        ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own]
 
     def list_crons(self, own: frozenset[str]) -> tuple[list[CronRow], list[CronRow]]:

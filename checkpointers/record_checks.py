@@ -72,10 +72,10 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
     """
     logs = {log: _Log(records.sorted_positions[log]) for log, *_ in records.logs}
     _check(len({name for _, name, *_ in records.logs}) == len(logs), "two logs of one channel")
-    for held in (records.items or {}).values():
-        for at, body in held.items():
-            if at >= ALIASES:
-                _check(unpack(body) in held and unpack(body) < ALIASES, f"alias {at}")
+    for log_items in (records.items or {}).values():
+        for position, body in log_items.items():
+            if position >= ALIASES:
+                _check(unpack(body) in log_items and unpack(body) < ALIASES, f"alias {position}")
     _check(type(records.seq) is int and 0 <= records.seq < _MAX_COUNT, "the number of puts")
     _check_times(records.created_at, records.updated_at)
     for times in records.times.values():
@@ -104,8 +104,8 @@ def _check_namespace(
     reader: CheckpointReader, logs: Mapping[int, _Log], namespace: NamespaceRecords
 ) -> None:
     """Check the checkpoints and pending writes of a namespace."""
-    places = {within for within, _, _ in namespace.checkpoints}
-    _check(namespace.head in places or not places, "the head")
+    seqs = {seq for seq, _, _ in namespace.checkpoints}
+    _check(namespace.head in seqs or not seqs, "the head")
     for _, put_at, snapshot in namespace.checkpoints:
         _check_times(put_at)
         stored, _ = snapshot.encoded_fields
@@ -117,8 +117,10 @@ def _check_namespace(
         )
         for ref in snapshot.references.values():
             _check_reference(logs, ref)
-        said: Mapping[str, Any] = snapshot.transcript  # by channel: its log and ranges, as stored
-        for log, numbers in said.values():
+        transcripts: Mapping[str, Any] = (
+            snapshot.transcript
+        )  # by channel: its log and ranges, as stored
+        for log, numbers in transcripts.values():
             logs[log].check(numbers)
     for _, _, _, writes in namespace.writes:
         for number, channel, ref in writes:

@@ -181,7 +181,7 @@ class RemovalRecords:
     def find_rolled_back(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[list[str]]:
         """Return the ids of those checkpoints that were removed here as part of a run."""
         records = yield from self.read_since(thread_id, 0)
-        hashes = {each for record in records for each in record.texts.get(_ROLLED_BACK, ())}
+        hashes = {digest for record in records for digest in record.texts.get(_ROLLED_BACK, ())}
         return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
 
     def extend_record(self, thread_id: str, texts: Mapping[str, Iterable[str]]) -> Flow[None]:

@@ -78,12 +78,12 @@ def read_unindexed(
     progress = yield from read_progress(threads.sql, thread_id)
     if progress is None:
         return None
-    position, at = progress.position_in(path), Address(thread_id, "", None)
+    position, address = progress.position_in(path), Address(thread_id, "", None)
     items: list[HistoryItem] = []
     # read from the end, so that the cost of a turn does not depend on the length of the thread
     while len(items) % _PAGE == 0:
         earliest = items[0].position if items else None
-        page = (yield from threads.read_history(at, channel, (0, _PAGE), earliest))()
+        page = (yield from threads.read_history(address, channel, (0, _PAGE), earliest))()
         items = page + items
         if not any(item.position >= position for item in page):
             break

@@ -162,14 +162,14 @@ def write_thread(
     )
     yield reader.sql("new_thread", *row, reader.removals.hash_thread(target_id))
     if records.title is not None or records.listed_metadata is not None:
-        listed = (
+        listed_metadata = (
             None
             if records.listed_metadata is None
             else (reader.codec.decode(records.listed_metadata), records.listed_metadata)
         )
         yield reader.sql(
             "set_list_entry",
-            *encrypt_list_entry(reader.seal, target_id, records.title, listed),
+            *encrypt_list_entry(reader.seal, target_id, records.title, listed_metadata),
             thread_key,
         )
     if records.client is not None:
@@ -368,10 +368,11 @@ class ThreadContents:
         """Return whether this thread equals the other one or is a continuation of it."""
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
-            and all(self.items.get(at, item) == item for at, item in other.items.items())
+            and all(self.items.get(key, item) == item for key, item in other.items.items())
             and all(
-                at in self.writes and (self.writes[at] == write or at[-1] < 0)  # resumed once more
-                for at, write in other.writes.items()
+                key in self.writes
+                and (self.writes[key] == write or key[-1] < 0)  # resumed once more
+                for key, write in other.writes.items()
             )
             and self._has_later_heads(other)
         )
@@ -408,9 +409,9 @@ def build_contents(records: ThreadRecords) -> ThreadContents:
             for number, channel, ref in task_writes:
                 writes[ns, uid, task, path, number] = channel, _map_logs(ref, names)
     items = {
-        (names[log], at): item
+        (names[log], position): item
         for log, log_items in (records.items or {}).items()
-        for at, item in log_items.items()
+        for position, item in log_items.items()
     }
     in_order = [checkpoint[1:] for checkpoint in sorted(checkpoints, key=itemgetter(0))]
     return ThreadContents(in_order, heads, writes, items)

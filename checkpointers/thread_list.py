@@ -285,13 +285,15 @@ class ThreadList:
 
     def _decrypt_rows(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
         """Decrypt rows of threads, and read the heads of those whose rows lack something."""
-        listed = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
-        incomplete_rows = [row[:6] for row in rows if row[6] or (row[7] and None in listed[row[0]])]
+        list_entries = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
+        incomplete_rows = [
+            row[:6] for row in rows if row[6] or (row[7] and None in list_entries[row[0]])
+        ]
         heads: dict[str, ThreadHead] = {}
         if incomplete_rows:
             head_list = yield from self._saver._threads.read_heads(incomplete_rows)
             heads = {head.thread_id: head for head in head_list}
-        return [self._build_thread(row, *listed[row[0]], heads.get(row[1])) for row in rows]
+        return [self._build_thread(row, *list_entries[row[0]], heads.get(row[1])) for row in rows]
 
     def _build_thread(
         self, row: Row, title: Any, encoded_metadata: bytes | None, head: ThreadHead | None

@@ -91,7 +91,11 @@ class ThreadRecords:
             return (yield from reader.read_items_page(self.thread_id, name, log, start, stop))
         log_items, order = self.items[log], self.sorted_positions[log]
         first = bisect_left(order, start)
-        return [(at, log_items[at]) for at in order[first : first + ITEMS_PAGE_SIZE] if at < stop]
+        return [
+            (position, log_items[position])
+            for position in order[first : first + ITEMS_PAGE_SIZE]
+            if position < stop
+        ]
 
     def read_page_times(
         self, reader: CheckpointReader, log: int, start: int, stop: int
@@ -122,10 +126,10 @@ def read_thread_records(
         raise build_not_found_error(Address(thread_id, "", None))
     last_seq = _SEQ_MASK
     if checkpoint_id is not None:
-        at = Address(thread_id, "", checkpoint_id)
-        checkpoint = yield from reader.find_checkpoint(at)
+        address = Address(thread_id, "", checkpoint_id)
+        checkpoint = yield from reader.find_checkpoint(address)
         if checkpoint is None:
-            raise build_not_found_error(at)
+            raise build_not_found_error(address)
         last_seq = checkpoint.snapshot.key & _SEQ_MASK
     thread, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)

@@ -67,7 +67,7 @@ class ThreadReader:
 
     def read_history(
         self,
-        at: Address,
+        address: Address,
         channel: str,
         bounds: tuple[int, int] | None,
         before: int | None = None,
@@ -77,7 +77,7 @@ class ThreadReader:
         """Read the items of a channel up to a checkpoint; see `Checkpointer.history`.
 
         Args:
-            at: The address of the checkpoint, or of the head.
+            address: The address of the checkpoint, or of the head.
             channel: The channel.
             bounds: The number of items to return from the start and from the end, or None for all.
             before: The position before which the items end, or None.
@@ -90,22 +90,22 @@ class ThreadReader:
         """
         channel = check_text("channel", channel)
         bounds = None if bounds is None else _parse_bounds(bounds)
-        checkpoint = yield from self.reader.find_checkpoint(at)
+        checkpoint = yield from self.reader.find_checkpoint(address)
         if checkpoint is None:
-            thread_rows = yield self.sql("find_thread", at.thread_id)
-            if missing_ok and (at.checkpoint_id is None or not thread_rows):
+            thread_rows = yield self.sql("find_thread", address.thread_id)
+            if missing_ok and (address.checkpoint_id is None or not thread_rows):
                 return list
-            raise build_not_found_error(at)
+            raise build_not_found_error(address)
         snapshot = checkpoint.snapshot
         key, transcript = snapshot.transcript.get(channel, (0, []))
         branches: list[int] = []
-        if at.checkpoint_id is None:
-            branches = yield from self._find_branch_positions(at, checkpoint, channel)
+        if address.checkpoint_id is None:
+            branches = yield from self._find_branch_positions(address, checkpoint, channel)
         entries = _interleave_positions(iter_positions(transcript), branches)
         if before is not None:
             ranges = [(position, position + 1) for position, _ in entries]
             entry_origins = yield from self.reader.read_origins(
-                at.thread_id, checkpoint.thread, key, ranges
+                address.thread_id, checkpoint.thread, key, ranges
             )
             entries = entries[: entry_origins.index(before)] if before in entry_origins else []
         if bounds is not None and sum(bounds) < len(entries):
@@ -116,17 +116,21 @@ class ThreadReader:
             ((key,),) = yield self.sql("find_log", checkpoint.namespace_key, channel)
         value_ranges = snapshot.ranges.get(channel, (0, []))
         value_positions = {
-            *(yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *value_ranges))
+            *(
+                yield from self.reader.read_origins(
+                    address.thread_id, checkpoint.thread, *value_ranges
+                )
+            )
         }
         ranges = join_ranges((position, position + 1) for position, _ in entries)
-        log = yield from self.reader.load_items(at.thread_id, checkpoint.thread, key, ranges)
+        log = yield from self.reader.load_items(address.thread_id, checkpoint.thread, key, ranges)
         bodies = log.items_in(ranges)
         is_dict, is_known = self._classify_value(snapshot.references.get(channel))
         origins = [(log.origin_position(position), is_branch) for position, is_branch in entries]
         value_positions |= yield from self._find_duplicate_positions(
-            at, checkpoint, channel, value_positions
+            address, checkpoint, channel, value_positions
         )
-        yield from self._load_times(at.thread_id, log, {position for position, _ in origins})
+        yield from self._load_times(address.thread_id, log, {position for position, _ in origins})
         times = log.stored_times
 
         def decode_items() -> list[HistoryItem]:
@@ -173,41 +177,49 @@ class ThreadReader:
         return type(value) is dict, True
 
     def _find_duplicate_positions(
-        self, at: Address, checkpoint: StoredCheckpoint, channel: str, value_positions: set[int]
+        self,
+        address: Address,
+        checkpoint: StoredCheckpoint,
+        channel: str,
+        value_positions: set[int],
     ) -> Flow[set[int]]:
         """Find transcript items that the value of a `DeltaChannel` contains in another form.
 
         Returns:
             The positions of these items in the log.
         """
-        key, said = checkpoint.snapshot.transcript.get(channel, (0, []))
+        key, transcript_ranges = checkpoint.snapshot.transcript.get(channel, (0, []))
         ref = checkpoint.snapshot.references.get(channel)
         if not isinstance(ref, list) or ref[0] not in (SNAPSHOT, DELTA):
             return set()
-        origins = yield from self.reader.read_origins(at.thread_id, checkpoint.thread, key, said)
+        origins = yield from self.reader.read_origins(
+            address.thread_id, checkpoint.thread, key, transcript_ranges
+        )
         others = sorted(value_positions.difference(origins))
         if not others:
             return set()
         removed, parts = [place for place in origins if place not in value_positions], []
         for places in (removed, others):
             ranges = join_ranges((place, place + 1) for place in places)
-            log = yield from self.reader.load_items(at.thread_id, checkpoint.thread, key, ranges)
+            log = yield from self.reader.load_items(
+                address.thread_id, checkpoint.thread, key, ranges
+            )
             parts.append(self.reader.codec.decode_all(log.items_in(ranges)))
         transcript = Transcript(parts[0])
         numbers = map(transcript.take_match, parts[1])
         return {removed[number] for number in numbers if number is not None}
 
-    def read_delta_values(self, at: Address) -> Flow[dict[str, Any]]:
+    def read_delta_values(self, address: Address) -> Flow[dict[str, Any]]:
         """Read the values of `DeltaChannel`s; see `Checkpointer.delta_values`."""
-        checkpoint = yield from self.reader.find_checkpoint(at)
+        checkpoint = yield from self.reader.find_checkpoint(address)
         if checkpoint is None:
-            raise build_not_found_error(at)
+            raise build_not_found_error(address)
         values: dict[str, Any] = {}
         for channel, ref in checkpoint.snapshot.references.items():
             if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
                 inner, values[channel] = value_reference(ref), None
                 if inner is not None:
-                    value = self.reader.read_value(at.thread_id, checkpoint.thread, inner)
+                    value = self.reader.read_value(address.thread_id, checkpoint.thread, inner)
                     values[channel] = yield from value
             elif isinstance(ref, bytes):
                 value = self.reader.codec.decode(ref)
@@ -216,7 +228,7 @@ class ThreadReader:
         return values
 
     def _find_branch_positions(
-        self, at: Address, checkpoint: StoredCheckpoint, channel: str
+        self, address: Address, checkpoint: StoredCheckpoint, channel: str
     ) -> Flow[list[int]]:
         """Return the positions of the items that are only in transcripts of branches, sorted."""
         rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
@@ -226,15 +238,17 @@ class ThreadReader:
         branch_positions: set[int] = set()
         for tip in tips:
             (row,) = yield self.sql("checkpoint_row", tip)
-            snapshot = yield from self.reader.resolve_row(at.thread_id, at.checkpoint_ns, row)
+            snapshot = yield from self.reader.resolve_row(
+                address.thread_id, address.checkpoint_ns, row
+            )
             ranges = snapshot.transcript.get(channel, (0, []))
             branch_positions.update(
-                (yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *ranges))
+                (yield from self.reader.read_origins(address.thread_id, checkpoint.thread, *ranges))
             )
         if branch_positions:
             ranges = checkpoint.snapshot.transcript.get(channel, (0, []))
             branch_positions.difference_update(
-                (yield from self.reader.read_origins(at.thread_id, checkpoint.thread, *ranges))
+                (yield from self.reader.read_origins(address.thread_id, checkpoint.thread, *ranges))
             )
         return sorted(branch_positions)
 
@@ -351,11 +365,11 @@ class ThreadReader:
             messages = self.reader.codec.decode_all(log.items_in(first_ranges))
         return build_title(metadata, messages)
 
-    def read_status(self, at: Address) -> Flow[ThreadStatus]:
+    def read_status(self, address: Address) -> Flow[ThreadStatus]:
         """Return the status of a thread at a checkpoint; see `Checkpointer.status`."""
-        status = yield from self.reader.find_status(at)
+        status = yield from self.reader.find_status(address)
         if status is None:
-            raise build_not_found_error(at)
+            raise build_not_found_error(address)
         return status
 
     def _read_rows(
@@ -440,7 +454,7 @@ class ThreadReader:
             message_count = count_positions(head.snapshot.transcript.get("messages", (0, []))[1])
             active_at = self.reader.activity_time(head.snapshot, updated_at)
         created, updated, active = (
-            _to_datetime(thread_id, at) for at in (created_at, updated_at, active_at)
+            _to_datetime(thread_id, seconds) for seconds in (created_at, updated_at, active_at)
         )
         return ThreadInfo(
             thread_id, checkpoints, items, size, created, updated, names, active, message_count
@@ -513,11 +527,11 @@ class ThreadReader:
         )
 
 
-def _interleave_positions(said: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
+def _interleave_positions(transcript: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
     """Merge the positions of two transcripts in order.
 
     Args:
-        said: The positions up to the head, in the order of the transcript.
+        transcript: The positions up to the head, in the order of the transcript.
         branches: The sorted positions of items that are only on branches.
 
     Returns:
@@ -525,7 +539,7 @@ def _interleave_positions(said: Iterable[int], branches: list[int]) -> list[tupl
     """
     out: list[tuple[int, bool]] = []
     remaining = branches[::-1]
-    for position in said:
+    for position in transcript:
         while remaining and remaining[-1] < position < ALIASES:
             out.append((remaining.pop(), True))
         out.append((position, False))
@@ -560,12 +574,14 @@ def _parse_bounds(bounds: Any) -> tuple[int, int]:
     )
 
 
-def build_not_found_error(at: Address) -> UnknownThread | UnknownCheckpoint:
+def build_not_found_error(address: Address) -> UnknownThread | UnknownCheckpoint:
     """Build the error for a thread, namespace or checkpoint that does not exist."""
-    within = f" with the namespace {at.checkpoint_ns!r}" if at.checkpoint_ns else ""
-    if at.checkpoint_id is None:
-        return UnknownThread(f"there is no thread {at.thread_id!r}{within}; threads() lists them")
+    suffix = f" with the namespace {address.checkpoint_ns!r}" if address.checkpoint_ns else ""
+    if address.checkpoint_id is None:
+        return UnknownThread(
+            f"there is no thread {address.thread_id!r}{suffix}; threads() lists them"
+        )
     return UnknownCheckpoint(
-        f"thread {at.thread_id!r}{within} has no checkpoint {at.checkpoint_id!r}; checkpoints() "
-        "lists them"
+        f"thread {address.thread_id!r}{suffix} has no checkpoint {address.checkpoint_id!r}; "
+        "checkpoints() lists them"
     )
