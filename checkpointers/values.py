@@ -173,7 +173,7 @@ class DetachedFields(dict[str, Any]):
             `value`.
     """
 
-    __slots__ = ("origin", "whole")
+    __slots__ = ("is_payload", "origin")
 
     origin: tuple[int, Name, list[Any]]
     is_payload: bool

@@ -72,12 +72,12 @@ def test_many_branches_are_read_by_another_process(saver: SQLiteCheckpointer) ->
 
 def test_a_continuation_of_no_list_is_refused(saver: SQLiteCheckpointer) -> None:
     """Nothing is written for a thread that is new, nor upon a parent that was deleted."""
-    with pytest.raises(UnknownCheckpoint, match="could be continued"):
+    with pytest.raises(UnknownCheckpoint, match="to continue"):
         put(saver, THREAD, Continuation([message("h1")]), 0)
     config = put(saver, THREAD, [message("h1")], 0)
     saver.delete_thread("t")
     config["configurable"] = {**THREAD["configurable"], "checkpoint_id": str(uuid6())}
-    with pytest.raises(UnknownCheckpoint, match="could be continued"):
+    with pytest.raises(UnknownCheckpoint, match="to continue"):
         put(saver, config, Continuation([message("h2")]), 1)
 
     assert saver.get_tuple(THREAD) is None
