@@ -74,7 +74,10 @@ REFUSED = {
     "object array": (np.array([object()]), r"\['x'\] is a ndarray.*object"),
     "structured array": (Point(1, np.zeros(1, dtype=[("a", "i4")])), r"\.inner is a ndarray"),
     "masked array": (np.ma.array([1], mask=[True]), r"MaskedArray"),
-    "too deep": (nested(300, lambda v: [v]), r"\['x'\]\[0\] cannot be stored, because .*254 levels"),
+    "too deep": (
+        nested(300, lambda v: [v]),
+        r"\['x'\]\[0\] cannot be stored, because .*254 levels",
+    ),
     "too deep in dicts": (nested(2000, lambda v: {"k": v}), r"254 levels"),
     "too deep in a message": (
         HumanMessage("x", additional_kwargs=nested(300, lambda v: {"k": v})),
