@@ -1,8 +1,8 @@
-"""Embedders, made of an object, a function or a model's name.
+"""Embedders, built from an object, a function or the name of a model.
 
-A blocking model is called in a daemon thread, whoever asks: a call that never returns can then be
-given up, and cannot keep the process from ending. An async model is awaited where it is asked for;
-for blocking callers it runs on an event loop in a thread of its own, always the same one, since the
+A blocking model is called in a daemon thread. A call that never returns can then be abandoned, and
+it does not keep the process from ending. An async model is awaited by the caller. For blocking
+callers, it runs on an event loop in a thread of its own, always the same loop, because the
 connections of async clients belong to a loop.
 """
 
@@ -33,40 +33,39 @@ from perdure.stores.vectors import Floats, Model, check_vectors, encode_groups
 
 TIMEOUT_S = 60.0
 BATCH_SIZE = 256
-CACHE_SIZE: Final = 4096  # vectors; of 1536 numbers 25 MB
+CACHE_SIZE: Final = 4096  # vectors; 25 MB if a vector has 1536 numbers
 _MAX_THREADS: Final = 8
-_MAX_CHECKED_IN_LOOP: Final = (
-    8  # answers; of 1536 numbers each 0.5 ms to check, more go to a thread
-)
+# texts; the answer for more texts is checked in a thread, as it takes over 0.5 ms
+_MAX_CHECKED_IN_LOOP: Final = 8
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """The interface of embedders: texts become vectors.
+    """The interface of embedders, which turn texts into vectors.
 
     Attributes:
-        name: The model's name; recorded with the vectors, which are comparable only within one
-            model.
-        dims: The length of a vector; None: not known before the first.
+        name: The name of the model. It is recorded with the vectors, because only vectors of the
+            same model can be compared.
+        dims: The length of a vector, or None if it is not known before the first vector.
 
-    An embedder may also have `embed_query(text)` and `aembed_query(text)`, for models that treat
-    questions differently; `in_process = True`, if it computes in this process, without a time
-    limit; and `clear_cache()`.
+    An embedder may have further members: `embed_query(text)` and `aembed_query(text)`, for models
+    that treat queries differently; `in_process = True`, if it computes in this process and needs no
+    time limit; and `clear_cache()`.
     """
 
     @property
     def name(self) -> str:
-        """The model's name."""
+        """The name of the model."""
 
     @property
     def dims(self) -> int | None:
-        """The length of a vector."""
+        """The length of a vector, or None if it is not known yet."""
 
     def embed(self, texts: Sequence[str]) -> Any:
-        """The texts' vectors, float32[len(texts), dims]."""
+        """Return the vectors of the texts, float32[len(texts), dims]."""
 
     async def aembed(self, texts: Sequence[str]) -> Any:
-        """The same, without blocking the event loop."""
+        """Return the vectors of the texts without blocking the event loop."""
 
 
 EmbedderSpec = Embedder | Embeddings | Callable[[list[str]], Any] | str
@@ -80,22 +79,22 @@ def embedder_from(
     batch_size: int = BATCH_SIZE,
     timeout_s: float | None = TIMEOUT_S,
 ) -> CheckedEmbedder:
-    """Make an embedder of an object, a function or a model's name.
+    """Build an embedder from an object, a function or the name of a model.
 
     Args:
         spec: An `Embedder`; a langchain-core `Embeddings`; a function, blocking or async, from a
             list of texts to a list of vectors; or `"provider:model"` for langchain's
             `init_embeddings`.
-        dims: The length of its vectors; None: that of the first.
-        name: The model's name, recorded with the vectors; None: that of `spec`. Give a function a
-            name if its model may change.
-        batch_size: How many texts one call embeds.
-        timeout_s: The time limit of one batch; None: no limit. An embedder that computes in this
-            process (`in_process`) has none.
+        dims: The length of the vectors. None takes the length of the first vector.
+        name: The name of the model, which is recorded with the vectors. None takes the name of
+            `spec`. Give a function a name if its model may change.
+        batch_size: The maximum number of texts in one call of the model.
+        timeout_s: The time limit of one batch in seconds. None means no limit. An embedder that
+            computes in this process (`in_process`) has no limit.
 
     Raises:
-        ConfigurationError: An argument is none of these, or `dims` is not the embedder's own.
-        MissingDependency: A string was given, and langchain or the provider is not installed.
+        ConfigurationError: An argument is wrong, or `dims` differs from the embedder's own value.
+        MissingDependency: `spec` is a string, and langchain or the provider is not installed.
     """
     _check_options(dims, name, batch_size, timeout_s)
     is_ready = isinstance(spec, CheckedEmbedder) and name in (None, spec.name)
@@ -103,7 +102,8 @@ def embedder_from(
     own_dims = model.dims if isinstance(model, Embedder) else None
     if None not in (own_dims, dims) and own_dims != dims:
         raise ConfigurationError(
-            f"dims={dims!r} is given for an embedder whose vectors have {own_dims}: leave it out"
+            f"dims is {dims!r}, but the vectors of this embedder have {own_dims} numbers; leave "
+            "dims out"
         )
     if is_ready:
         return spec  # type: ignore[return-value]
@@ -115,31 +115,37 @@ def embedder_from(
 def _check_options(
     dims: int | None, name: str | None, batch_size: int, timeout_s: float | None
 ) -> None:
+    """Check the options of `embedder_from`."""
     if name is not None and not isinstance(name, str):
-        raise ConfigurationError(f"name={name!r}: expected the model's name as text, or None")
+        raise ConfigurationError(f"name is {name!r}; expected the model's name as text, or None")
     for option, value in (("dims", dims), ("batch_size", batch_size)):
         if value is not None and (type(value) is not int or value < 1):
-            raise ConfigurationError(f"{option}={value!r}: expected a whole number from 1")
+            raise ConfigurationError(f"{option} is {value!r}; expected a whole number, 1 or more")
     if timeout_s is not None and not timeout_s > 0:
-        raise ConfigurationError(f"timeout_s={timeout_s!r}: expected seconds, more than 0, or None")
+        raise ConfigurationError(
+            f"timeout_s is {timeout_s!r}; expected seconds, more than 0, or None"
+        )
 
 
 def _init_langchain_embedder(spec: str) -> Embeddings:
+    """Initialise an embedder of langchain from "provider:model"."""
     if importlib.util.find_spec("langchain") is None:
         raise MissingDependency(
-            f"the embedder {spec!r} is made by langchain, which is not installed: "
-            "pip install langchain, and the provider's package"
+            f"the embedder {spec!r} needs langchain, which is not installed: run pip install "
+            "langchain, and install the provider's package"
         )
     try:
         return ensure_embeddings(spec)
     except ImportError as exc:
-        raise MissingDependency(f"the embedder {spec!r} needs another package: {exc}") from exc
-    except Exception as exc:  # a provider's own complaints: a key that is missing, say
-        raise ConfigurationError(f"langchain cannot make the embedder {spec!r}: {exc}") from exc
+        raise MissingDependency(
+            f"the embedder {spec!r} needs another package ({exc}); install it"
+        ) from exc
+    except Exception as exc:  # any error of the provider, for example a missing key
+        raise ConfigurationError(f"langchain cannot create the embedder {spec!r}: {exc}") from exc
 
 
 def _find_model_name(spec: Any) -> str:
-    """The name that a model has for itself."""
+    """Return the name under which a model is recorded."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Embedder) and not isinstance(spec, Embeddings):
@@ -152,18 +158,18 @@ def _find_model_name(spec: Any) -> str:
 
 
 class _EmbedFunction(NamedTuple):
-    """A function of a model, from a list of texts to vectors, or from one text to its vector."""
+    """A function of a model, from a list of texts to vectors or from one text to its vector."""
 
-    call: Callable[[Any], Any]  # if it is async, or returns an awaitable, that is awaited
-    acall: Callable[[Any], Any] | None  # for callers that await; None: `call`, in a thread
+    call: Callable[[Any], Any]  # an awaitable that it returns is awaited
+    acall: Callable[[Any], Any] | None  # the async form; None means `call` in a thread
     takes_one_text: bool = False
 
 
 def _find_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
-    """A model's functions for documents and for queries."""
+    """Return the functions of a model for documents and for queries."""
     if isinstance(model, Embeddings):
-        # the inherited async forms go to the event loop's own threads, where a call that hangs
-        # would keep the process from ending: ours are used instead
+        # inherited async methods use the threads of the event loop, where a call that hangs
+        # would keep the process from ending; perdure's own threads are used instead
         has_async_documents = type(model).aembed_documents is not Embeddings.aembed_documents
         has_async_query = type(model).aembed_query is not Embeddings.aembed_query
         return (
@@ -191,16 +197,17 @@ def _find_functions(model: Any) -> tuple[_EmbedFunction, _EmbedFunction]:
         function = _EmbedFunction(model, model if is_async else None)
         return function, function
     raise ConfigurationError(
-        f"an embedder cannot be made of {model!r}: expected an Embedder, a langchain Embeddings, a "
-        "function from texts to vectors, or 'provider:model'"
+        f"{model!r} is not an embedder; expected an Embedder, a langchain Embeddings, a function "
+        "from texts to vectors, or 'provider:model'"
     )
 
 
 class CheckedEmbedder:
-    """An embedder whose answers are vectors of length 1, or an error that says what they were.
+    """An embedder that returns vectors of length 1, or raises an error about a wrong answer.
 
-    Texts go to the model in batches, each text once; the vectors used last are kept, those of
-    queries apart. Threads and event loops may share it. `embedder_from` makes one.
+    Texts are sent to the model in batches, each text once. The most recent vectors are cached,
+    those of queries separately. OS threads and event loops may share an object. `embedder_from`
+    builds one.
     """
 
     def __init__(
@@ -214,20 +221,23 @@ class CheckedEmbedder:
         self._timeout_s = None if self._in_process else timeout_s
         self._threads = ThreadPool(_MAX_THREADS, "perdure-embed", is_permanent=False)
         self._clear_model: Callable[[], None] | None = getattr(model, "clear_cache", None)
-        self._lock = threading.Lock()  # of the dimensions and the cache
-        self._cache: dict[tuple[str, bool], Floats] = {}  # by text and `query`; oldest use first
+        self._lock = threading.Lock()  # guards `_dims` and `_cache`
+        self._cache: dict[
+            tuple[str, bool], Floats
+        ] = {}  # by text and whether it is a query; least recently used first
 
     @property
     def dims(self) -> int | None:
-        """The length of a vector; None: not known before the first."""
+        """The length of a vector, or None if it is not known before the first vector."""
         return self._dims
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """The vectors of texts to be stored.
+        """Return the vectors of texts to be stored, float32[len(texts), dims].
 
         Raises:
-            EmbeddingFailed: The model raised, took too long, or did not return that. What it
-                answered for the batches before is kept, so that another try is cheaper.
+            EmbeddingFailed: The model raised an error, took too long, or returned a wrong answer.
+                The vectors of earlier batches stay in the cache, so that another attempt is
+                cheaper.
             ConfigurationError: `texts` is not a list of strings.
         """
         return run_flow(
@@ -235,27 +245,27 @@ class CheckedEmbedder:
         )
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
-        """The same from a coroutine."""
+        """Return the vectors of texts; see `embed`."""
         return await arun_flow(
             self._embed_batches(texts, query=False), partial(self._acall_model, self._documents)
         )
 
     def embed_query(self, text: str) -> Floats:
-        """The vector of a query: float32[dims]; raises as `embed` does."""
+        """Return the vector of a query, float32[dims]. Raises the errors of `embed`."""
         rows = run_flow(
             self._embed_batches([text], query=True), partial(self._call_model, self._queries)
         )
         return rows[0]  # type: ignore[no-any-return]
 
     async def aembed_query(self, text: str) -> Floats:
-        """The same from a coroutine."""
+        """Return the vector of a query; see `embed_query`."""
         rows = await arun_flow(
             self._embed_batches([text], query=True), partial(self._acall_model, self._queries)
         )
         return rows[0]  # type: ignore[no-any-return]
 
     def clear_cache(self) -> None:
-        """Drop every vector that is kept, as an erasure must: a vector tells of its text."""
+        """Drop all cached vectors. An erasure calls this, because a vector reveals its text."""
         with self._lock:
             self._cache.clear()
         if self._clear_model is not None:
@@ -264,7 +274,7 @@ class CheckedEmbedder:
     def _embed_batches(
         self, texts: Sequence[str], *, query: bool
     ) -> Generator[list[str], Floats, Floats]:
-        """Yields batches for the model, is sent their vectors, returns those of all texts."""
+        """Yield batches of texts, receive their vectors, and return the vectors of all texts."""
         original, texts = texts, list(texts)
         if isinstance(original, str) or not all(isinstance(text, str) for text in texts):
             raise ConfigurationError(f"cannot embed {original!r}: expected a list of strings")
@@ -280,6 +290,7 @@ class CheckedEmbedder:
         return np.stack([vector_of_text[text] for text in texts])
 
     def _take_from_cache(self, texts: Sequence[str], query: bool) -> dict[str, Floats]:
+        """Return the cached vectors of texts, and mark them as recently used."""
         with self._lock:
             cached = {text: self._cache.pop((text, query), None) for text in dict.fromkeys(texts)}
             hits = {text: vector for text, vector in cached.items() if vector is not None}
@@ -287,7 +298,7 @@ class CheckedEmbedder:
         return hits
 
     def _add_to_cache(self, vectors: dict[str, Floats], query: bool) -> None:
-        """Keep copies, so that no row holds the array it is a part of."""
+        """Cache copies of vectors, so that no cached row keeps the array of its batch alive."""
         with self._lock:
             self._cache |= {(text, query): vector.copy() for text, vector in vectors.items()}
             while len(self._cache) > CACHE_SIZE:
@@ -296,6 +307,7 @@ class CheckedEmbedder:
     # -- calls of the model
 
     def _call_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
+        """Return the vectors of one batch, blocking."""
         if self._in_process:
             return self._request_vectors(function, texts)
         with self._convert_errors():
@@ -304,6 +316,7 @@ class CheckedEmbedder:
             )
 
     async def _acall_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
+        """Return the vectors of one batch, awaiting an async model or a thread."""
         with self._convert_errors():
             if function.acall is None:
                 future = self._submit_call(function, texts, awaited=True)
@@ -315,15 +328,17 @@ class CheckedEmbedder:
             return self._check_answer(function, texts, answer)
 
     def _submit_call(self, function: _EmbedFunction, texts: list[str], *, awaited: bool) -> Any:
+        """Start a call of the model in a daemon thread, and return its future."""
         work = partial(contextvars.copy_context().run, self._request_vectors, function, texts)
         return self._threads.submit(work, is_async=awaited)
 
     def _request_vectors(self, function: _EmbedFunction, texts: list[str]) -> Floats:
+        """Call the model in the current thread, and return the checked vectors."""
         argument = texts[0] if function.takes_one_text else texts
         with self._convert_errors():
             try:
                 answer = function.call(argument)
-            except NotImplementedError:  # how classes that are async only say so
+            except NotImplementedError:  # raised by classes that have only async methods
                 if function.acall is None:
                     raise
                 answer = function.acall(argument)
@@ -336,21 +351,23 @@ class CheckedEmbedder:
 
     @contextmanager
     def _convert_errors(self) -> Iterator[None]:
+        """Raise every error of the model as `EmbeddingFailed`."""
         try:
             yield
         except EmbeddingFailed:
             raise
         except TimedOut as exc:
             raise EmbeddingFailed(
-                f"the embedder {self.name!r} did not answer within {self._timeout_s} s; give it "
-                "more with timeout_s, or fewer texts at once with batch_size"
+                f"the embedder {self.name!r} did not answer within {self._timeout_s} s; "
+                "raise timeout_s, or lower batch_size"
             ) from exc
         except Exception as exc:
             error = f"{type(exc).__name__}: {exc}"
             raise EmbeddingFailed(f"the embedder {self.name!r} raised {error}") from exc
 
     def _check_answer(self, function: _EmbedFunction, texts: list[str], answer: Any) -> Floats:
-        with self._lock:  # two threads may bring a first answer
+        """Check the answer of the model, and return its vectors."""
+        with self._lock:  # two threads may receive a first answer at the same time
             rows = [answer] if function.takes_one_text else answer
             vectors = check_vectors(rows, len(texts), self._dims, self.name)
             self._dims = vectors.shape[1]
@@ -358,6 +375,7 @@ class CheckedEmbedder:
 
 
 async def _await_answer(answer: Awaitable[Any]) -> Any:
+    """Await an awaitable, as the coroutine that `run_coroutine_threadsafe` needs."""
     return await answer
 
 
@@ -365,13 +383,14 @@ _loop_lock = threading.Lock()
 
 
 def _get_embedding_loop() -> asyncio.AbstractEventLoop:
-    """The event loop on which async models run for those who block; started when first needed."""
+    """Return the event loop that runs async models for blocking callers. It is started once."""
     with _loop_lock:
-        return _start_loop(os.getpid())  # a forked process has another
+        return _start_loop(os.getpid())  # a forked process needs its own loop
 
 
 @cache
 def _start_loop(pid: int) -> asyncio.AbstractEventLoop:
+    """Start an event loop in a daemon thread of this process, and return it."""
     loop = asyncio.new_event_loop()
 
     def run_loop() -> None:
@@ -391,11 +410,11 @@ class StoreEmbedder:
     """The embedder of a store, if it has one."""
 
     embedder: CheckedEmbedder | None = None
-    model: Model | None = None  # what the embedder is recorded as
-    in_process: bool = False  # there is nothing to await
-    # so quick that no vectors are stored with an item: the search makes them when it reads it
+    model: Model | None = None  # the model as it is recorded
+    in_process: bool = False  # whether the model computes in this process
+    # a fast model, whose vectors are not stored but computed when a search reads the item
     embed_quickly: Callable[[Sequence[str]], Floats] | None = None
-    accepts_any_kind: bool = False  # vectors are stored as the file has them already
+    accepts_any_kind: bool = False  # whether the file's vector encoding is used
 
     @property
     def stores_vectors(self) -> bool:
@@ -403,22 +422,22 @@ class StoreEmbedder:
         return self.model is not None and self.embed_quickly is None
 
     def adopt_encoding(self, file_model: Model) -> None:
-        """Go on in the way in which vectors are stored in the file."""
+        """Use the vector encoding that the file already uses, unless the caller has chosen one."""
         if self.accepts_any_kind and self.model is not None and self.model.name == file_model.name:
             self.model = replace(self.model, kind=file_model.kind)
 
     def split_texts(self, texts: Sequence[str]) -> list[str]:
-        """The chunks of texts that are embedded, each by itself."""
+        """Return the chunks of texts, each of which is embedded separately."""
         return [piece for text in texts for piece in split_into_chunks(text)]
 
     def derives_vectors(self, file_model: Model) -> bool:
-        """Whether the vectors of a file's model are made by the search."""
+        """Return whether searches compute the vectors of the file's model, so none are stored."""
         return self.embed_quickly is not None and self.model == file_model
 
     def derive_vectors(
         self, rows: Sequence[Sequence[str]], file_model: Model | None
     ) -> list[bytes | None]:
-        """The vectors of rows, given the texts of each; None where nothing is to be embedded."""
+        """Compute the encoded vectors of each row's texts, or None where not possible."""
         if self.embed_quickly is None or file_model is None or not self.derives_vectors(file_model):
             return [None] * len(rows)
         groups = [self.split_texts(texts) for texts in rows]

@@ -1,6 +1,6 @@
-"""Sources of imports: JSON Lines, any langgraph store, and tables of langgraph's own stores.
+"""Sources of imports: JSON Lines, any store with langgraph's interface, and langgraph's tables.
 
-Each source yields lines. A line is an item as a JSON object, with a name for it in messages.
+Each source yields pairs: the name of an item in messages, and the item as a JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.stores.base import PROVENANCE, Namespace
 from perdure.stores.tombstones import ROOT
 from perdure.stores.values import decode_value, suggest_name
 
-PAGE = 500  # items or namespaces read at a time
+PAGE = 500  # items or namespaces that are read at a time
 TIMES: Final = ("created_at", "valid_from", "valid_to", "expires_at")
 """The fields of a line with times."""
 STORE_TABLES: Final = ("store",)
@@ -38,7 +38,15 @@ Lines = Generator[Line, None, None]
 
 
 def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
-    """Yield each line that is not empty: its name in messages, and its item."""
+    """Yield the item of each line of text that is not empty.
+
+    Args:
+        lines: The lines, with one JSON object each.
+        namespace: The namespace of items that name none, or None.
+
+    Raises:
+        ImportFailed: A line is not a JSON object with known fields.
+    """
     for number, text in enumerate(lines, 1):
         where = f"line {number}"
         if not isinstance(text, str):
@@ -59,13 +67,13 @@ def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
 def _complete_line(
     where: str, line: dict[str, Any], namespace: Namespace | None
 ) -> Mapping[str, Any]:
-    """Return a line with a namespace and a key."""
+    """Return a line with a namespace and a key. A key is made from the content if there is none."""
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
     _check_fields(where, line)
     if "namespace" not in line:
         if namespace is None:
-            raise ImportFailed(f"{where}: it has no namespace, and no default was given")
+            raise ImportFailed(f"{where}: the line has no namespace; add one, or pass namespace=")
         line["namespace"] = namespace
     if line.get("key") is None:
         text = json.dumps(line["value"], sort_keys=True)
@@ -87,9 +95,9 @@ def _check_fields(where: str, line: dict[str, Any]) -> None:
                     f"{where}: unknown field {name[:60]!r}{suffix}; {suggest_name(name, fields)}"
                 )
     if "value" not in line:
-        raise ImportFailed(f"{where}: it has no 'value'; expected a JSON object there")
+        raise ImportFailed(f"{where}: the line has no field 'value'; expected a JSON object there")
     if not isinstance(line.get("key"), str | None):
-        raise ImportFailed(f"{where}: its key is {line['key']!r}; expected text, in quotes")
+        raise ImportFailed(f"{where}: the key is {line['key']!r}; expected text in quotes")
 
 
 def iter_store_items(store: BaseStore) -> Lines:
@@ -111,6 +119,7 @@ def iter_store_items(store: BaseStore) -> Lines:
 
 
 def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
+    """Yield the present items of one namespace."""
     # not by the method, which refuses some labels that stores contain
     op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
     while page := cast(list[SearchItem], store.batch([op])[0]):
@@ -127,7 +136,13 @@ def _iter_namespace_items(store: BaseStore, namespace: tuple[str, ...]) -> Lines
 def iter_langgraph_items(
     path: str | os.PathLike[str], max_value_bytes: int = IMPORT_VALUE_BYTES
 ) -> Lines:
-    """Yield the items of langgraph's own store, read from a file or a Postgres DSN."""
+    """Yield the items of langgraph's own store, read from a file or a Postgres DSN.
+
+    Raises:
+        ConfigurationError: The path is not a file.
+        NotADatabase: The database does not contain langgraph's store.
+        ImportFailed: An item cannot be read.
+    """
     if isinstance(path, str) and is_dsn(path):
         from perdure.storage.foreign_postgres import ForeignPostgres
 
@@ -171,13 +186,14 @@ def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
     """Build the error for a file without the items of langgraph's store."""
     if file.read(lambda: fetch_rows("SELECT 1 FROM sqlite_master WHERE name = 'store_items'")):
         return NotADatabase(
-            f"{file.path!r} is a file of perdure's own: export its items to JSON Lines and import "
-            "those, or open it and give the open store"
+            f"{file.path!r} is a file of perdure: export its items to JSON Lines and import these, "
+            "or open it and pass the open store"
         )
     return NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
 
 
 def _iter_page_items(path: str, page: Callable[..., list[Row]]) -> Lines:
+    """Yield the items of a table that is read in pages."""
     last_key: Row = ("", "")
     while rows := page(*last_key, PAGE):
         last_key = rows[-1][:2]
@@ -185,7 +201,7 @@ def _iter_page_items(path: str, page: Callable[..., list[Row]]) -> Lines:
 
 
 def _ttl_columns(columns: set[str]) -> str:
-    """Return the SQL columns of an item's time to live, which tables of older versions lack."""
+    """Return the SQL columns of an item's time to live. Tables of older versions lack them."""
     has_ttl = {"expires_at", "ttl_minutes"} <= columns
     return "expires_at, ttl_minutes" if has_ttl else "NULL, NULL"
 
@@ -205,6 +221,7 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 
 
 def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
+    """Build the line of a row of langgraph's table, or an error if the row cannot be read."""
     prefix, key, value, created, updated, expires, ttl = row
     where = f"{path!r}, {key!r} in {prefix!r}"
     try:
@@ -222,7 +239,7 @@ def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
 
 
 def _parse_time(stored: str | datetime) -> datetime:
-    """Return a stored time as a datetime. Timestamps of SQLite have no zone, and are in UTC."""
+    """Return a stored time as a datetime. Timestamps of SQLite have no zone and are in UTC."""
     stored = datetime.fromisoformat(stored) if isinstance(stored, str) else stored
     return stored if stored.tzinfo is not None else stored.replace(tzinfo=UTC)
 
@@ -234,6 +251,7 @@ def _build_line(
     created: datetime,
     updated: datetime,
 ) -> dict[str, Any]:
+    """Build the JSON object of an item."""
     return {
         "namespace": list(namespace),
         "key": key,

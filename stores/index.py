@@ -1,9 +1,9 @@
-"""The index of a namespace: its items, words and vectors in arrays, in memory and in the file.
+"""Search index of one namespace: its items, words and vectors as arrays, in memory and encoded.
 
-Rows are appended as items are put. Their words go to a short list that is searched from end to end;
-when that has grown, it is sorted into the postings (`Index.compact`), where each word has its rows.
-A search works on an `IndexView`, which stays as it is while the index changes. The compact form,
-`packed`, is a head in JSON, then the arrays, then the words.
+Rows are appended as items are put. The words of new rows go to a short list that each search scans.
+When the list has grown, `NamespaceIndex.compact` sorts it into the postings, which contain the rows
+of each word. A search works on an `IndexView`, which does not change while the index changes. The
+encoded form is a header in JSON, followed by the arrays and then by the words.
 """
 
 from __future__ import annotations
@@ -38,71 +38,77 @@ Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
 WordHits = tuple[Ints, Floats]  # rows that have a word, each once, and how often
 
-_FEW_DIVISOR: Final = (
-    4  # a filter that leaves less than one row in so many: only these are compared
-)
+# if a filter leaves less than one row in this many, only these rows are compared
+_FEW_DIVISOR: Final = 4
 NO_HITS: Final[WordHits] = np.empty(0, np.int64), np.empty(0, np.float32)
 ROW_DTYPE: Final = np.dtype(
     [
         ("id", "<i8"),
         ("expires", "<i8"),  # microseconds since 1970
-        ("since", "<i8"),  # when it was put, likewise
+        ("since", "<i8"),  # time of the put, microseconds since 1970
         ("position", "<f8"),
-        ("at", "<f8"),  # seconds since 1970; NaN: unknown
-        ("thread", "<i4"),  # -1: none; so for `actor`
+        ("at", "<f8"),  # time of the message, seconds since 1970; NaN if unknown
+        ("thread", "<i4"),  # number of the thread; -1 for none, also for `actor`
         ("actor", "<i4"),
-        ("length", "<i4"),  # words
+        ("length", "<i4"),  # number of words
         ("asks", "?"),
         ("alive", "?"),
     ],
     align=True,
 )
-FOREVER: Final = (1 << 63) - 1  # when what does not expire expires
-_MIN_RECENT: Final = 1 << 13  # entries of the list of words, 128 vectors: not sorted in before
-_RECENT_DIVISOR: Final = 32  # nor before they are one in so many of what is sorted
-_MAX_WORD_COUNT: Final = 255  # more often in one row counts no more
-_BYTES_PER_NAME: Final = 120  # bytes of a name in a dict, about
-_ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
+FOREVER: Final = (1 << 63) - 1  # expiry of an item that never expires
+# unsorted words, or 1/64 of it unsorted vectors; fewer are never sorted in
+_MIN_RECENT: Final = 1 << 13
+_RECENT_DIVISOR: Final = 32  # nor are less than one for this many sorted entries
+_MAX_WORD_COUNT: Final = 255  # maximum count of a word in one row
+_BYTES_PER_NAME: Final = 120  # approximate bytes of a name in a dict
+_ROW_BITS, _COUNT_BITS = 30, 8  # bits of a sort key: word, then row, then count
 _LOG = logging.getLogger("perdure")
-_FORMAT_VERSION: Final = 3  # its version
-_ALIGNMENT: Final = 8  # bytes
-_LENGTH_BYTES: Final = 8  # bytes of the length of the head
-_MAX_ENCODED_BYTES: Final = 1 << 29  # bytes that are written; SQLite's own limit is 10^9
+_FORMAT_VERSION: Final = 3  # version of the encoded form
+_ALIGNMENT: Final = 8  # bytes; arrays start at multiples of it
+_LENGTH_BYTES: Final = 8  # bytes that store the length of the header
+# bytes; a larger index is not stored; SQLite's own limit is 10^9
+_MAX_ENCODED_BYTES: Final = 1 << 29
 
 
 class IndexedItem(NamedTuple):
     """The data of one version that search needs."""
 
-    id: int  # of the version
-    words: Sequence[str]  # tokens
-    ends_with_question: bool  # whether it is a question
-    vectors: bytes  # as stored, one after another
+    id: int  # id of the version
+    words: Sequence[str]  # tokens of the text
+    ends_with_question: bool  # whether the text ends with a question
+    vectors: bytes  # encoded vectors, one after another
     thread: str | None
-    position: float  # its place in the thread
-    actor: str | None  # who said it
-    said_at: float  # seconds since 1970; NaN: unknown
+    position: float  # position in the thread
+    actor: str | None  # the speaker
+    said_at: float  # time of the message, seconds since 1970; NaN if unknown
     expires: int  # microseconds since 1970
-    put_at: int  # when it was put, likewise
+    put_at: int  # time of the put, microseconds since 1970
 
 
 class _Sample(NamedTuple):
-    """The rows in which the separation of an index was measured."""
+    """The rows in which the separation of an index was measured, and the result."""
 
     ids: Ints
     separation: Separation
 
 
 class Coverage(NamedTuple):
-    """The content of an index."""
+    """The part of a namespace that an index contains."""
 
-    newest: int  # the highest id that was looked at
-    items: int  # that were present, those that search does not find included
-    embedded: int  # how often items of the store had got their vectors later
-    closed: int  # the newest closing of a version that it knows of
+    newest: int  # highest id that was read
+    items: int  # number of present items, including items that are not searched
+    embedded: int  # counter of vectors that were added to items later
+    closed: int  # number of the newest closed version that was read
 
 
 class NamespaceIndex:
-    """The data of a namespace's items that search needs. Not for several threads at once."""
+    """The search data of the items of one namespace. It is not safe for use by several OS threads.
+
+    Args:
+        model: The model of the vectors, or None.
+        approximate_above: The number of vectors above which search is approximate.
+    """
 
     def __init__(self, model: Model | None, approximate_above: int) -> None:
         self.model = model
@@ -119,16 +125,17 @@ class NamespaceIndex:
         self._clear_recent()
 
     def _clear_recent(self) -> None:
+        """Reset the words and vectors that are not sorted in yet, and the cached view."""
         none = np.empty(0, np.int32)
-        self._recent = (none, none, np.empty(0, np.uint8))  # words, rows, counts
+        self._recent = (none, none, np.empty(0, np.uint8))  # unsorted words, their rows, and counts
         self._recent_vectors: list[bytes] = []
         self._recent_owners: list[int] = []
         self._view: IndexView | None = None
-        self._view_bounds = (0, 0)  # from when to when the view holds
+        self._view_bounds = (0, 0)  # the view is valid from the first to the second moment
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory, about."""
+        """The approximate size in memory, in bytes."""
         total = 3 * self.rows.nbytes + sum(map(len, self._recent_vectors))
         total += sum(array.nbytes for array in (*self.postings, *self._recent))
         if self.vectors is not None:
@@ -136,10 +143,10 @@ class NamespaceIndex:
         names = len(self.vocabulary) + len(self.threads) + len(self.actors)
         return total + _BYTES_PER_NAME * names
 
-    # -- changing
+    # -- changes
 
     def add_items(self, entries: Sequence[IndexedItem]) -> None:
-        """Take items in, newer than those that are there."""
+        """Add items that are newer than all items in the index."""
         if not entries:
             return
         first = len(self.rows)
@@ -175,30 +182,32 @@ class NamespaceIndex:
         self._compact_if_needed()
 
     def add_vectors(self, vectors: Mapping[int, bytes]) -> None:
-        """Take in the vectors of items, by id, that had none."""
+        """Add the vectors of items, by id, that had none."""
         for row, number in self._find_rows(vectors):
             self._append_vectors(row, vectors[number])
         self._sample = None
         self._compact_if_needed()
 
     def _find_rows(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
-        """The rows of some ids that are here, with the id."""
+        """Return the rows of the ids that are in the index, each with its id."""
         rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
         return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 
     def _append_vectors(self, row: int, vectors: bytes) -> None:
+        """Append the encoded vectors of a row to the recent vectors."""
         if self.model is not None and vectors:
             self._recent_vectors.append(vectors)
             self._recent_owners += [row] * (len(vectors) // self.model.vector_bytes)
 
     def remove_items(self, ids: Ints) -> None:
-        """Let go of some items."""
+        """Remove the items with these ids."""
         self.rows["alive"] &= ~np.isin(self.rows["id"], ids)
         if self._sample is not None and np.isin(self._sample.ids, ids).any():
-            self._sample = None  # a process that loads the index now would measure other rows
+            self._sample = None  # another process would measure other rows
         self._compact_if_needed()
 
     def _compact_if_needed(self) -> None:
+        """Discard the cached view, and compact the index if much of it is unsorted or removed."""
         self._view = None
         words, vectors = len(self._recent[0]), len(self._recent_owners)
         sorted_words = len(self.postings.rows)
@@ -212,7 +221,7 @@ class NamespaceIndex:
             self.compact()
 
     def compact(self) -> None:
-        """Sort all words into the postings; drop rows that died, and words that no row has."""
+        """Sort all words into the postings, and drop removed rows and words without rows."""
         rows = self.rows
         order = sort_rows(rows, np.flatnonzero(rows["alive"]))
         positions = build_positions(order, len(rows))
@@ -222,13 +231,13 @@ class NamespaceIndex:
         key = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
         row_of_word = positions[np.concatenate([sorted_rows, row_of_word])]
         is_present = row_of_word >= 0
-        key <<= _ROW_BITS  # in place: there may be millions
+        key <<= _ROW_BITS  # in place, because there may be millions
         key |= row_of_word
         key <<= _COUNT_BITS
         key |= np.concatenate([sorted_counts, counts])
         key = key[is_present]
         key[np.count_nonzero(is_present[: len(sorted_rows)]) :].sort()
-        key.sort(kind="stable")  # which merges what is in order: rows keep their order
+        key.sort(kind="stable")  # merges the two sorted parts
         numbers = np.arange(len(self.vocabulary) + 1) << (_ROW_BITS + _COUNT_BITS)
         starts = np.searchsorted(key, numbers)
         used = np.flatnonzero(np.diff(starts))
@@ -249,7 +258,7 @@ class NamespaceIndex:
         self._clear_recent()
 
     def _combine_vectors(self, positions: NDArray[np.int32]) -> Vectors | None:
-        """The vectors of the rows that have a place, in the order of these."""
+        """Return the vectors of all rows that have a position, in the order of the positions."""
         parts = self._vector_parts()
         if not parts:
             return None
@@ -264,12 +273,13 @@ class NamespaceIndex:
         return self.prepare_vectors(matrix.take_rows(order), owner[order]) if len(order) else None
 
     def prepare_vectors(self, matrix: VectorMatrix, owner: NDArray[np.int32]) -> Vectors:
-        """Vectors, ready for approximate scores if there are many."""
+        """Return vectors with their rows, with sketches if there are many."""
         return Vectors(
             matrix.with_sketches() if len(owner) > self._approximate_above else matrix, owner
         )
 
     def _vector_parts(self) -> tuple[Vectors, ...]:
+        """Return the sorted vectors and the recent vectors, if there are any."""
         parts = [] if self.vectors is None else [self.vectors]
         if self._recent_owners and self.model is not None:
             matrix = VectorMatrix.from_bytes(
@@ -278,10 +288,10 @@ class NamespaceIndex:
             parts.append(Vectors(matrix, np.array(self._recent_owners, np.int32)))
         return tuple(parts)
 
-    # -- time
+    # -- expiry
 
     def find_expiring(self, since: int, now: int) -> list[int]:
-        """The items that expire within a span, as far as is known here."""
+        """Return the ids of the items that expire in a time span, as far as the index knows."""
         if self._is_view_valid(since) and self._is_view_valid(now):
             return []
         rows = self.rows
@@ -289,31 +299,31 @@ class NamespaceIndex:
         return list(rows["id"][is_expiring].tolist())
 
     def _is_view_valid(self, now: int) -> bool:
-        """Whether nothing seems to expire between the last view's moment and this one."""
+        """Return whether no known expiry is between the time of the cached view and `now`."""
         return self._view is not None and self._view_bounds[0] <= now < self._view_bounds[1]
 
     def update_expiries(self, expiries: Mapping[int, int]) -> None:
-        """Note when items expire, by id, that were read meanwhile."""
+        """Set the expiry of items, by id, that were read meanwhile."""
         for row, number in self._find_rows(expiries):
             self.rows["expires"][row] = expiries[number]
         self._view = None
 
-    # -- looking
+    # -- views
 
     def ids_without_vectors(self) -> list[int]:
-        """The items without vectors."""
+        """Return the ids of the items without vectors."""
         lacks_vector = self.rows["alive"].copy()
         for _, owner in self._vector_parts():
             lacks_vector[owner] = False
         return list(self.rows["id"][lacks_vector].tolist())
 
     def get_view(self, now: int) -> IndexView:
-        """The items that are alive at a moment, in microseconds."""
+        """Return a view of the items that are alive at a moment, in microseconds."""
         if self._view is not None and self._is_view_valid(now):
             return self._view
         rows, parts = self.rows, self._vector_parts()
         is_searchable = rows["length"] > 0
-        if not is_searchable.all():  # what has neither words nor vectors is never found
+        if not is_searchable.all():  # a row without words and vectors is never found
             for part in parts:
                 is_searchable[part.owner] = True
         is_searchable &= rows["alive"]
@@ -355,6 +365,7 @@ class NamespaceIndex:
         return self._sample.separation
 
     def _measure_separation(self, parts: Sequence[Vectors], first: Ints) -> Separation:
+        """Measure the separation in these rows, which are the first with vectors."""
         size = len(first)
         if not size:
             return Separation()
@@ -379,11 +390,12 @@ class NamespaceIndex:
         )
 
     def _find_pairs_sharing_words(self, positions: NDArray[np.int32], count: int) -> Rows:
+        """Return pairs of rows, among the first `count` positions, that share a rare word."""
         words, rows = self._find_words(np.where(positions < count, positions, -1))
         return pairs_sharing_words(words, rows, count)
 
     def _find_words(self, positions: NDArray[np.int32]) -> tuple[Rows, Rows]:
-        """Return the words of the rows that have a place, and the place for each word."""
+        """Return the words of the rows that have a position, and the position for each word."""
         starts, rows, _ = self.postings
         posting_positions = positions[rows]
         hits = np.flatnonzero(posting_positions >= 0)
@@ -396,14 +408,14 @@ class NamespaceIndex:
 
 
 def build_numbering(names: Iterable[str] = ()) -> dict[str, int]:
-    """A dict that gives each new key the next number."""
+    """Return a dict that gives each new key the next number."""
     numbering: dict[str, int] = defaultdict(lambda: len(numbering))
     numbering.update(zip(names, count()))
     return numbering
 
 
 def _renumber(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> dict[str, int]:
-    """The names that rows still have, numbered anew, in the rows too."""
+    """Return the names that rows still use with new numbers, and set these numbers in the rows."""
     used, numbers = np.unique(rows[column], return_inverse=True)
     absent = int(len(used) > 0 and used[0] < 0)
     rows[column] = numbers - absent
@@ -415,7 +427,7 @@ def _renumber(rows: NDArray[Any], column: str, names: Mapping[str, int]) -> dict
 
 
 class Postings(NamedTuple):
-    """The rows that have each word."""
+    """For each word, the rows that contain it."""
 
     starts: Ints  # where each word's entries begin, and where the last one's end
     rows: Rows  # in order
@@ -423,7 +435,7 @@ class Postings(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """Vectors and the row of each; the vectors of a row stand side by side."""
+    """Vectors with the row of each. The vectors of a row are adjacent."""
 
     matrix: VectorMatrix
     owner: NDArray[np.int32]
@@ -431,18 +443,18 @@ class Vectors(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """The rows of a search; those of a thread are adjacent, in its order."""
+    """The rows of a search. The rows of a thread are adjacent, in its order."""
 
     rows: NDArray[Any]  # of `ROW`
 
     @cached_property
     def lengths(self) -> Floats:
-        """Words in each row."""
+        """The number of words in each row."""
         return np.asarray(self.rows["length"], np.float32)
 
     @cached_property
     def arrangement(self) -> Arrangement | None:
-        """The neighbours of rows; None if no row belongs to a thread."""
+        """The neighbours of the rows, or None if no row belongs to a thread."""
         thread = np.asarray(self.rows["thread"], np.int64)
         if not (thread >= 0).any():
             return None
@@ -451,7 +463,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class IndexView:
-    """An index as it was at a moment, or some of its rows."""
+    """An index as it was at one moment, or some of its rows."""
 
     order: Ints  # the rows that are in, those of a thread side by side, in its order
     vocabulary: Vocabulary  # may have got more
@@ -466,7 +478,7 @@ class IndexView:
 
     @cached_property
     def _is_whole(self) -> bool:
-        """Whether all rows are in, in their own order."""
+        """Whether the view contains all rows of the index, in their order."""
         return len(self.order) == len(self.rows) and bool((self.order[1:] > self.order[:-1]).all())
 
     @cached_property
@@ -475,11 +487,11 @@ class IndexView:
 
     @cached_property
     def candidates(self) -> Candidates:
-        """The rows that are in."""
+        """The rows of the view."""
         return Candidates(self.rows if self._is_whole else self.rows[self.order])
 
     def find_word(self, word: str) -> WordHits:
-        """The rows that have a word, each once, and how often."""
+        """Return the rows of the view that have a word, each once, and how often each has it."""
         number = self.vocabulary.get(word)
         if number is None:
             return NO_HITS
@@ -508,7 +520,7 @@ class IndexView:
         return [words[number] for number in numbers.tolist()]
 
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
-        """Similarity of each row's best vector to the query's; NaN for a row without one."""
+        """Return the similarity of each row's best vector to the query, or NaN without a vector."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
         is_small_part = _FEW_DIVISOR * len(self.order) < len(
             self.rows
@@ -529,17 +541,17 @@ class IndexView:
         return cosines if self._is_whole else cosines[self.order]
 
     def select_ids(self, ids: Ints) -> IndexView:
-        """The same with only the rows that have one of some ids."""
+        """Return a view of only the rows that have one of some ids."""
         return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
 
     def without_later_puts(self, moment: int) -> IndexView:
-        """The same without the rows that were put after a moment."""
+        """Return a view without the rows that were put after a moment."""
         is_earlier = self.rows["since"][self.order] <= moment
         return self if is_earlier.all() else replace(self, order=self.order[is_earlier])
 
 
 def sort_rows(rows: NDArray[Any], selected: Ints) -> Ints:
-    """Some rows by thread, place in the thread, and age."""
+    """Return the selected rows sorted by thread, position in the thread, and age."""
     thread = rows["thread"][selected]
     if not (thread >= 0).any():
         return selected[np.argsort(rows["id"][selected], kind="stable")]
@@ -547,7 +559,7 @@ def sort_rows(rows: NDArray[Any], selected: Ints) -> Ints:
 
 
 def build_positions(order: Ints, count: int) -> NDArray[np.int32]:
-    """The place of each row among some, or -1."""
+    """Return the position of each of `count` rows in `order`, or -1 if it is absent."""
     positions = np.full(count, -1, np.int32)
     positions[order] = np.arange(len(order), dtype=np.int32)
     return positions
@@ -564,7 +576,19 @@ def decode_index(
     approximate_above: int,
     form: Sequence[Any],
 ) -> tuple[NamespaceIndex, Coverage] | None:
-    """The index of a compact form; None: it is damaged, or was made in another way."""
+    """Decode a stored index, or return None if it is damaged or was made in another way.
+
+    Args:
+        seal: Decrypts the stored index.
+        path: The path of the namespace.
+        body: The stored bytes.
+        model: The model of the file.
+        approximate_above: The number of vectors above which search is approximate.
+        form: How words and vectors are computed now, from `PutPreparer.describe_index_form`.
+
+    Returns:
+        The index, and the part of the namespace that it contains.
+    """
     try:
         return _unpack(seal.unseal(body, _seal_place(path)), model, approximate_above, form)
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
@@ -574,16 +598,16 @@ def decode_index(
 
 
 def _seal_place(path: bytes) -> AssociatedData:
-    """The data that binds a compact form to its namespace."""
+    """Return the place of a stored index, which binds it to its namespace."""
     return ("index", path.decode())
 
 
 def encode_index(
     seal: Seal, path: bytes, index: NamespaceIndex, covered: Coverage, form: Sequence[Any]
 ) -> bytes | None:
-    """The compact form of an index, which is compacted first; None: it is too large.
+    """Compact and encode an index, or return None if it is too large to store.
 
-    It is encrypted if the file is.
+    The bytes are encrypted if the file is.
     """
     index.compact()
     vectors = index.vectors
@@ -615,10 +639,10 @@ def encode_index(
 def _unpack(
     body: bytes, model: Model | None, approximate_above: int, form: Sequence[Any]
 ) -> tuple[NamespaceIndex, Coverage] | None:
-    """The index of a compact form, without vectors if they are of another model.
+    """Build an index from its decrypted bytes, without vectors if they are of another model.
 
     Returns:
-        None: Its words or vectors were made in another way.
+        The index and its coverage, or None if words or vectors were computed in another way.
     """
     begin = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES:begin])

@@ -1,10 +1,10 @@
-"""The indexes of a store's namespaces: each is loaded when it is first searched, extended, evicted.
+"""Search indexes of all namespaces of a store: loading, updating, caching and merging them.
 
-A namespace has a counter that every change of its items raises, and a search first compares the
-counters. An index whose counter is behind reads the items that are newer than those it knows, and
-drops those that were closed since. An index that is not in memory is read from its compact form in
-the file, which is written by a search that had many texts to analyse. The indexes that were not
-searched for longest are dropped when all of them take more than a number of bytes.
+Each namespace has a counter that every change of its items raises. A search first compares the
+counters. If an index is behind its counter, it reads the items that are newer than those it
+contains, and drops the items that were closed since. An index that is not in memory is read from
+its encoded form in the file. A search that had to analyse many texts writes this form. If all
+indexes together take more than a number of bytes, the least recently searched are dropped.
 """
 
 from __future__ import annotations
@@ -47,35 +47,36 @@ from perdure.stores.separation import Separation
 from perdure.stores.text import STOP_WORDS, find_nearest_words, is_misspellable
 from perdure.stores.vectors import Floats, Model
 
-USER_WORD: Final = "user"  # the word by which facts refer to the person whom they are about
-MIN_NAME_SHARE: Final = 0.3  # share of the rows from which on a word may name their person
-_MAX_PERSONAL_ROWS: Final = 2_000  # rows; in a larger namespace this name is not searched for
-_PAGE_ROWS: Final = 1 << 12  # rows read at a time
-_MAX_CORRECTED_WORDS: Final = 16  # words of a query: 1 ms each
-_MAX_CORRECTIONS: Final = 64  # for one of them: some are only words of rows that are not searched
+USER_WORD: Final = "user"  # the word with which facts refer to their person
+MIN_NAME_SHARE: Final = 0.3  # share of the rows that must contain a word if it names their person
+# rows; a larger namespace is not searched for the name of its person
+_MAX_PERSONAL_ROWS: Final = 2_000
+_PAGE_ROWS: Final = 1 << 12  # rows that are read at a time
+_MAX_CORRECTED_WORDS: Final = 16  # words of a query that are corrected; each takes 1 ms
+_MAX_CORRECTIONS: Final = 64  # similar words to try for one word; some occur only in excluded rows
 _UNSEARCHED_ITEM: Final = IndexedItem(0, (), False, b"", None, 0.0, None, math.nan, FOREVER, 0)
 _MIN_UNSAVED, _MAX_UNSAVED_QUARTER, _UNSAVED_DIVISOR = 16, 256, 16  # see `_is_worth_keeping`
-_Key = tuple[bytes, bool]  # a path, and whether of its closed versions
+_Key = tuple[bytes, bool]  # path of a namespace, and whether it is the index of closed versions
 _ViewSource = tuple[bytes, Callable[..., Flow[IndexView]]]  # a path, and what reads its view
 _ReadView = Callable[[bytes, IndexView], Any]
 
 
-# -- the rows of a search
+# -- candidates of a search
 
 
 class QueryTerms(NamedTuple):
     """The words and the vector of a query."""
 
-    words: Mapping[str, Sequence[str]]  # as the index has them, with their synonyms
+    words: Mapping[str, Sequence[str]]  # words in the form of the index, each with its synonyms
     vector: Floats | None = None
-    model: Model | None = None  # of the vector
-    corrects_words: bool = True  # whether a word that no row has stands for the nearest one
-    is_personal: bool = False  # whether the rows with the name of their person were read
+    model: Model | None = None  # the model of the vector
+    corrects_words: bool = True  # whether a word that no row has is replaced by the most similar
+    is_personal: bool = False  # whether rows with the name of their person are needed
 
     def compute_cosines(
         self, view: IndexView, file: Model | None, approximate_above: int
     ) -> Floats | None:
-        """Similarity of a view's rows to the vector; None: there is nothing to compare."""
+        """Return the similarity of a view's rows to the vector, or None without any vectors."""
         if self.vector is None or self.model is None or file is None:
             return None
         if self.model != file:
@@ -85,14 +86,14 @@ class QueryTerms(NamedTuple):
 
 @dataclass
 class CandidatePool:
-    """The rows that a search ranks, with what its query needs of them."""
+    """The rows that a search ranks, and the data about them that the query needs."""
 
     candidates: Candidates
-    actors: Sequence[str]  # by number
-    thread_count: int  # how many have a number
-    terms: dict[str, WordHits]  # of the words that some rows have
-    cosines: Floats | None  # NaN for a row without a vector; None: nothing to compare
-    separation: Separation  # how well the vectors of the namespaces separate
+    actors: Sequence[str]  # name of each actor, by number
+    thread_count: int  # number of threads
+    terms: dict[str, WordHits]  # rows of the words that occur
+    cosines: Floats | None  # NaN for a row without a vector; None without comparable vectors
+    separation: Separation  # how well vectors separate related rows
 
     def __len__(self) -> int:
         return len(self.candidates.rows)
@@ -103,7 +104,7 @@ class CandidatePool:
         return np.asarray(self.candidates.rows["id"])
 
     def find_word(self, word: str, stem: str) -> WordHits:
-        """The rows that have a word or its stem, each once, and how often."""
+        """Return the rows that have a word or its stem, each once, and how often each has it."""
         hits, stem_hits = self.terms.get(word), self.terms.get(stem)
         if hits is None or stem_hits is None or word == stem:
             return hits or stem_hits or NO_HITS
@@ -115,7 +116,11 @@ class CandidatePool:
         return rows, counts
 
     def merge_threads(self, names: Sequence[Hashable]) -> CandidatePool:
-        """The same with threads of one name made one; a name for each number of a thread."""
+        """Return a pool in which threads with equal names are one thread.
+
+        Args:
+            names: The name of each thread, by its number.
+        """
         numbers = dict[Hashable, int]()
         codes = [numbers.setdefault(name, len(numbers)) for name in names]
         rows = self.candidates.rows.copy()
@@ -135,25 +140,28 @@ class CandidatePool:
 
 
 class SnapshotOutdated(Exception):
-    """The snapshot that is read is older than the index: read again, on a newer one."""
+    """The snapshot that is read is older than the index.
+
+    The read must be repeated on a newer one.
+    """
 
 
 class _State(NamedTuple):
-    """State of all namespaces."""
+    """The state of the whole store that indexes depend on."""
 
-    erasures: int  # how often something was erased
-    embedded: int  # how often items got their vectors later
-    closed: int  # the newest closing of a version
+    erasures: int  # counter of erasures
+    embedded: int  # counter of vectors that were added to items later
+    closed: int  # number of the newest closed version
     model: Model | None
 
     @property
     def number(self) -> int:
-        """Of the model; 0: there is none."""
+        """The number of the model, or 0 if there is none."""
         return 0 if self.model is None else self.model.number
 
 
 class _NamespaceRow(NamedTuple):
-    """The row of a namespace."""
+    """The row of a namespace in the database."""
 
     ns: int
     path: bytes
@@ -162,7 +170,7 @@ class _NamespaceRow(NamedTuple):
 
 
 class _CachedIndex:
-    """The index of a namespace, and how far it has read."""
+    """The index of a namespace in memory, and how far it has been read."""
 
     def __init__(self, erasures: int) -> None:
         self.lock = threading.Lock()
@@ -171,27 +179,29 @@ class _CachedIndex:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was read."""
+        """Discard the index."""
         self.index: NamespaceIndex | None = None
         self.coverage = Coverage(0, 0, -1, 0)
         self.changes = self.model_number = -1
-        self.unsaved = 0  # items that the compact form does not have, or not with their vectors
+        self.unsaved = 0  # items that the stored index lacks, or has without their vectors
         self.expired_until = 0
 
 
 @dataclass(eq=False)
 class Indexes:
-    """The indexes of a store's namespaces, for several threads at once."""
+    """The indexes of a store's namespaces. Several OS threads may use them at once."""
 
     reader: ItemReader
     preparer: PutPreparer
-    budget: int  # bytes of all indexes; the one searched last stays whatever it takes
+    budget: int  # maximum bytes of all indexes; the last searched index always stays
     approximate_above: int
-    # writes a flow that nobody waits for; None: nothing is written
+    # writes a flow in the background; None if nothing is written
     post: Callable[[Callable[[], Flow[object]]], None] | None
-    erased: Callable[[], None]  # called on an erasure, here or by another process
-    warned_lacking: bool = False  # whether a warning says already that items lack vectors
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # nothing is read under it
+    erased: Callable[[], None]  # called when something was erased, also by another process
+    warned_lacking: bool = False  # whether the warning about missing vectors was logged
+    _lock: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # held for short only; nothing is read from the database meanwhile
     _cached: OrderedDict[_Key, _CachedIndex] = field(default_factory=OrderedDict)
     _nbytes: int = 0
     _erasures: int = 0
@@ -199,16 +209,16 @@ class Indexes:
     def __post_init__(self) -> None:
         self.sql, self.records = self.reader.sql, self.reader.records
 
-    # -- looking
+    # -- loading
 
     def load_pool(self, selection: Selection, query: QueryTerms) -> Flow[CandidatePool]:
-        """The items of a selection.
+        """Load the rows of a selection with the data that a query needs.
 
-        At a moment of the past: of the present ones, and of versions that were closed since. All
-        are looked at again if words of the query may be misspelt.
+        For a moment of the past, the rows are present items and versions that were closed since. If
+        words of the query may be misspelt, the indexes are read a second time for similar words.
 
         Raises:
-            Overtaken: Another thread has read a newer state.
+            SnapshotOutdated: Another thread has read a newer state.
         """
         now, as_of, closed = selection.now, selection.as_of, list[Row]()
         present = selection
@@ -240,6 +250,7 @@ class Indexes:
         threads: list[tuple[bytes, str]] = []
 
         def build_part(path: bytes, view: IndexView) -> CandidatePool:
+            """Build the pool of one view."""
             threads.extend((path, name) for name in view.threads if closed_by_path)
             cosines = query.compute_cosines(view, state.model, self.approximate_above)
             subjects = set[str]()
@@ -262,13 +273,19 @@ class Indexes:
         chosen_ids: Ints | None,
         read_view: _ReadView,
     ) -> Flow[list[Any]]:
-        """What a function takes of each view that has rows; only chosen ids are in, if any are."""
+        """Call a function with each view that has rows, and return the results.
+
+        Args:
+            sources: The path of each namespace, and a function that loads its view.
+            chosen_ids: The ids of the rows to keep, or None for all.
+            read_view: The function.
+        """
         results = []
         total = 0
         for path, load_view in sources:
             view = yield from load_view(
                 admit=total <= self.budget
-            )  # else it is read anew each time
+            )  # an index above the budget is not cached
             total += view.nbytes
             if chosen_ids is not None:
                 view = view.select_ids(chosen_ids)
@@ -277,13 +294,14 @@ class Indexes:
         return results
 
     def purge_erased(self) -> Flow[None]:
-        """Let go of what was erased; a search does so too."""
-        with suppress(SnapshotOutdated):  # by one that has let go of it
+        """Drop everything that was erased from the indexes in memory. A search does so too."""
+        with suppress(SnapshotOutdated):  # another thread has dropped it already
             yield from self._sync_state((yield self.sql("marks"))[0])
 
-    # -- what is held
+    # -- the cache
 
     def _sync_state(self, marks: Row) -> Flow[_State]:
+        """Return the state of the store, and drop erased data if something was erased since."""
         erasures, embedded, closed, model = marks
         state = _State(
             erasures, embedded, closed, None if model is None else Model.from_setting(model)
@@ -307,7 +325,7 @@ class Indexes:
     def _purge_index(
         self, cached: _CachedIndex, key: _Key, namespace: _NamespaceRow | None, state: _State
     ) -> Flow[None]:
-        """Bring an index into step and drop the words that none of its items has any more."""
+        """Bring an index up to date, and drop the words that none of its items has any more."""
         with cached.lock:
             if cached.erasures >= state.erasures:
                 return
@@ -317,10 +335,14 @@ class Indexes:
             elif cached.changes != namespace.changes:
                 index = yield from self._bring_up_to_date(cached, namespace, state)
                 index.compact()
-                cached.unsaved = namespace.items  # the compact form is gone
+                cached.unsaved = namespace.items  # the erasure has deleted the stored index
             cached.erasures = state.erasures
 
     def _get_cached(self, key: _Key, state: _State, *, admit: bool) -> _CachedIndex:
+        """Return the cached index of a namespace, or a new one.
+
+        With `admit`, a new one is cached.
+        """
         with self._lock:
             cached = self._cached.get(key)
             if cached is not None and cached.erasures == state.erasures:
@@ -335,7 +357,7 @@ class Indexes:
             return cached
 
     def _record_size(self, key: _Key, cached: _CachedIndex, nbytes: int) -> None:
-        """Note what an index takes, and let go of others if it is too much."""
+        """Record the size of an index, and drop other indexes if all are too large together."""
         with self._lock:
             if self._cached.get(key) is not cached:
                 return
@@ -348,6 +370,7 @@ class Indexes:
     def _load_view(
         self, namespace: _NamespaceRow, state: _State, now: int, as_of: int | None, *, admit: bool
     ) -> Flow[IndexView]:
+        """Load a view of the items of a namespace, at present or at a moment of the past."""
         key = (namespace.path, False)
         cached = self._get_cached(key, state, admit=admit)
         with cached.lock:
@@ -368,9 +391,9 @@ class Indexes:
     def _load_closed_view(
         self, path: bytes, ids: Sequence[int], state: _State, *, admit: bool
     ) -> Flow[IndexView]:
-        """Return a view of some closed versions of a namespace.
+        """Load a view of some closed versions of a namespace.
 
-        Their index has all closed versions that any search has loaded. The separation of their
+        Their index contains all closed versions that any search has loaded. The separation of their
         vectors is therefore left out of the view, because it would depend on earlier searches.
         """
         cached = self._get_cached((path, True), state, admit=admit)
@@ -399,20 +422,22 @@ class Indexes:
         return replace(view.select_ids(closed), separation=Separation())
 
     def _load_versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
-        """The search data of some versions; nothing of those that search does not find."""
+        """Load the search data of some versions. Versions that are not searched have empty data."""
         rows = yield self.sql("index_of", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
-        rows = sorted(rows, key=lambda row: row[0])  # the last bit of a score depends on the order
+        rows = sorted(
+            rows, key=lambda row: row[0]
+        )  # a fixed order makes scores equal to the last bit
         entries = self._build_entries([(*row, *searched[row[0]]) for row in rows], state.model)
         return entries + [_UNSEARCHED_ITEM._replace(id=id) for id in ids if id not in searched]
 
-    # -- keeping in step
+    # -- updating
 
     def _bring_up_to_date(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """The index of a namespace as it is now; if that fails, what was read is dropped."""
+        """Return the present index of a namespace. If the update fails, the index is discarded."""
         try:
             if cached.model_number != state.number:
                 cached.clear()
@@ -431,11 +456,12 @@ class Indexes:
     def _update_index(
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[None]:
+        """Read the changes of a namespace since the index was last updated."""
         newest, items, embedded, _ = cached.coverage
         added, complete = 0, False
         while not complete:
             rows = yield self.sql("index_since", state.number, namespace.ns, newest, _PAGE_ROWS)
-            # of an item that is not searched only the id is there
+            # rows of items that are not searched have only an id
             entries = self._build_entries([row for row in rows if row[8] is not None], state.model)
             index.add_items(entries)
             cached.unsaved += len(entries)
@@ -459,7 +485,10 @@ class Indexes:
         namespace: _NamespaceRow,
         state: _State,
     ) -> Flow[None]:
-        """Drop the items that went: those that were closed, unless that is not so many."""
+        """Remove items that are no longer present.
+
+        The closed versions are read if they are few, otherwise the ids of all present items.
+        """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
             rows = yield self.sql("closed_since", coverage.closed, namespace.ns)
             closed = np.array([number for (number,) in rows], np.int64)
@@ -473,7 +502,7 @@ class Indexes:
     def _load_index(
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
-        """The index that is in the file; an empty one if there is none that can be used."""
+        """Load the index from the file, or return an empty one if none can be used."""
         for (body,) in (yield self.sql("get_index", namespace.ns)):
             form = self.preparer.describe_index_form(state.model)
             source = self.records.seal, namespace.path, body
@@ -484,7 +513,7 @@ class Indexes:
         return NamespaceIndex(state.model, self.approximate_above)
 
     def _load_late_vectors(self, index: NamespaceIndex, number: int) -> Flow[int]:
-        """Take in the vectors of items that had none. Returns how many there are."""
+        """Add the vectors of items that had none, and return how many there are."""
         ids = index.ids_without_vectors()
         total = 0
         for begin in range(0, len(ids), _PAGE_ROWS):
@@ -502,17 +531,18 @@ class Indexes:
     def _refresh_expiries(
         self, cached: _CachedIndex, index: NamespaceIndex, now: int, until: int
     ) -> Flow[None]:
-        """Ask when items expire whose time seems to be over: reading them may have prolonged it.
+        """Read the expiries again of items that seem to have expired.
 
-        Until a moment in the future they may be prolonged still, and are asked for again.
+        A read may have restarted their time to live. If `until` is in the future, more reads may
+        follow, and the expiries are read again then.
         """
-        since = min(cached.expired_until, now)  # the clock may have been put back
+        since = min(cached.expired_until, now)  # the clock may have stepped back
         if expiring := index.find_expiring(since, until):
             index.update_expiries(dict((yield self.sql("expiries", json.dumps(expiring)))))
         cached.expired_until = now
 
     def _build_entries(self, rows: Sequence[Row], model: Model | None) -> list[IndexedItem]:
-        """The search data of some versions; vectors that are not stored are made now."""
+        """Build the search data of some versions. Vectors that are not stored are computed."""
         values = [self.records.decode_row_value(row) for row in rows]
         without_vectors = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
@@ -544,7 +574,7 @@ class Indexes:
             entries.append(entry)
         return entries
 
-    # -- the compact form
+    # -- the stored index
 
     def _save_index(
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
@@ -563,22 +593,22 @@ class Indexes:
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:
-    """Whether so many items were analysed that the next to load should not have to."""
+    """Return whether so many items were analysed that the next process should not repeat this."""
     quarter = min(_MAX_UNSAVED_QUARTER, items // 4)
     return unsaved >= max(_MIN_UNSAVED, quarter, items // _UNSAVED_DIVISOR)
 
 
-# -- the rows of several views
+# -- combining views
 
 
 def _find_words(view: IndexView, words: Iterable[str]) -> dict[str, WordHits]:
-    """The rows of a view that have each of some words, for those that any has."""
+    """Return the rows of a view that have each of some words, for the words that any row has."""
     hits = ((word, view.find_word(word)) for word in words)
     return {word: term for word, term in hits if len(term[0])}
 
 
 def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
-    """The words of a query that may be misspelt: no row has them or a synonym."""
+    """Return the words of a query that may be misspelt. No row has them or a synonym of them."""
     if not (query.corrects_words and len(pool)):
         return []
     unknown = [
@@ -592,7 +622,7 @@ def _find_unknown_words(pool: CandidatePool, query: QueryTerms) -> list[str]:
 def _find_corrections(
     read_views: Callable[[_ReadView], Flow[list[Any]]], words: Sequence[str]
 ) -> Flow[dict[str, WordHits]]:
-    """The rows of the nearest word that some have, for each word that none has."""
+    """Return for each unknown word the rows of the most similar word that rows have."""
     similar_words = yield from read_views(
         lambda _, view: [view.vocabulary.similar_words(word) for word in words]
     )
@@ -611,7 +641,11 @@ def _find_corrections(
 
 
 def _merge_terms(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, WordHits]:
-    """The terms of several namespaces, each with how many rows it has, one after another."""
+    """Merge the rows of words of several namespaces, whose rows are concatenated.
+
+    Args:
+        parts: For each namespace, the number of its rows and the rows of its words.
+    """
     if len(parts) == 1:
         return parts[0][1]
     hits = defaultdict[str, list[WordHits]](list)
@@ -627,7 +661,7 @@ def _merge_terms(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, 
 
 
 def _merge_pools(parts: Sequence[CandidatePool]) -> CandidatePool:
-    """The rows of several namespaces, one after another."""
+    """Return one pool with the rows of several namespaces, one after another."""
     if len(parts) == 1:
         return parts[0]
     row_arrays, cosines = [np.empty(0, ROW_DTYPE)], [np.empty(0, np.float32)]

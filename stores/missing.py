@@ -1,6 +1,6 @@
-"""Missing vectors, as effects: of puts, of failed embeddings, and of another model.
+"""Embeddings backfill: vectors of puts, of items whose embedder failed, and of another model.
 
-An item whose embedder failed is found by text until it gets its vectors.
+An item whose embedder failed is found by its words until it gets vectors.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from perdure.stores.puts import Put
 from perdure.stores.values import extract_texts
 from perdure.stores.vectors import Floats, Model, encode_groups
 
-BATCH_SIZE = 256  # items embedded at a time
-_MAX_RETRIED_ATTEMPTS = (
-    3  # failed attempts after which an item is no longer tried together with a put
-)
+BATCH_SIZE = 256  # items that are embedded at a time
+_MAX_RETRIED_ATTEMPTS = 3  # failed attempts; after these, a put does not retry the item
 
 
 class MissingEmbeddings:
-    """Makes the vectors of a store."""
+    """Computes the vectors of a store's items."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._sql, self._runner = parts.sql, parts.runner
         self._embeddings = parts.preparer.embeddings
-        self._may_retry = False  # something was put here whose vectors could not be made
+        self._may_retry = False  # whether this process has put items that lack vectors
 
-    # -- of puts
+    # -- vectors of puts
 
     async def embed_puts(self, puts: Sequence[Put]) -> Model | None:
-        """Give puts their vectors, or mark them as missing. Returns the vectors' model."""
+        """Compute the vectors of puts, or mark them as missing if the embedder fails.
+
+        Returns:
+            The model of the vectors, or None if no vectors are stored.
+        """
         model = self._embeddings.model
         if model is not None and self._embeddings.embed_quickly is not None:
             return model if any(put.text is not None and put.searched for put in puts) else None
@@ -54,7 +56,10 @@ class MissingEmbeddings:
         return model
 
     async def retry_some(self, puts: int) -> None:
-        """After so many puts got theirs, try some that wait; not those that failed often."""
+        """Compute vectors for some pending items after a successful put of `puts` items.
+
+        Items whose embedding has failed often are left out.
+        """
         if not self._may_retry:
             return
         limit = puts + 16
@@ -67,10 +72,10 @@ class MissingEmbeddings:
         except EmbeddingFailed:
             self._may_retry = True
 
-    # -- that are missing
+    # -- missing vectors
 
     def read_pending(self, prefix: bytes) -> Flow[list[PendingEmbedding]]:
-        """Items under a prefix whose vectors could not be made yet."""
+        """Return the items under a prefix whose vectors could not be computed yet."""
         rows = yield from self._read_pending_rows(prefix, 0, NO_LIMIT)
         root, records = len(self._parts.root), self._parts.records
         return [
@@ -86,14 +91,18 @@ class MissingEmbeddings:
     def _read_pending_rows(
         self, prefix: bytes, since: int, limit: int, attempts: int = NO_LIMIT
     ) -> Flow[list[Row]]:
+        """Return rows of pending items with ids above `since`.
+
+        Items with more than `attempts` failed attempts are left out.
+        """
         sql = self._sql["pending"]
         return (yield from fetch_rows(sql, since, *prefix_range(prefix), attempts, limit))
 
     def count_missing(self) -> Flow[int]:
-        """The number of items without vectors of the file's model."""
+        """Return the number of items without vectors of the file's model."""
         rows = yield self._sql("get_setting", "model")
         model = Model.from_setting(rows[0][0]) if rows else None
-        # the first model replaced none, and one that is quick needs none stored
+        # the first model replaced no other, and a fast model stores no vectors
         if model is None or model.number < 2 or self._embeddings.derives_vectors(model):
             rows_of_count = yield self._sql("pending_count")
         else:
@@ -101,7 +110,7 @@ class MissingEmbeddings:
         return int(rows_of_count[0][0])
 
     async def embed_all(self, prefix: bytes) -> int:
-        """Make those under a prefix. Returns how many items got theirs."""
+        """Compute the missing vectors under a prefix, and return how many items got theirs."""
         total = since = 0
         while rows := (
             await self._runner.read(partial(self._read_pending_rows, prefix, since, BATCH_SIZE))
@@ -111,7 +120,10 @@ class MissingEmbeddings:
         return total
 
     async def _embed_rows(self, rows: list[Row]) -> int:
-        """Give vectors to as many as get them: a group that fails is halved, down to one item."""
+        """Compute and store the vectors of rows, and return how many rows got theirs.
+
+        A group of rows for which the embedder fails is halved, down to single rows.
+        """
         groups, embedded_count = [rows] if rows else [], 0
         last_error: EmbeddingFailed | None = None
         while groups:
@@ -132,7 +144,7 @@ class MissingEmbeddings:
                 )
                 if (
                     last_error is not None and not embedded_count
-                ):  # the second in a row: it is not the texts
+                ):  # two failures without a success are not due to the texts
                     raise
                 last_error = exc
         if last_error is not None and not embedded_count:
@@ -142,7 +154,7 @@ class MissingEmbeddings:
     async def _embed_groups(
         self, groups: Sequence[Sequence[str]]
     ) -> tuple[list[bytes | None], Model]:
-        """The vectors of each group of pieces as they are stored, and what they come from."""
+        """Return the encoded vectors of each group of chunks, and their model."""
         model = self._require_model()
         all_chunks = [piece for group in groups for piece in group]
         if not all_chunks:
@@ -154,23 +166,25 @@ class MissingEmbeddings:
         ), model
 
     def _embed_texts(self, pieces: Sequence[str]) -> Effect[Floats]:
+        """Return the effect of embedding texts."""
         embedder = self._embeddings.embedder
         assert embedder is not None
-        if self._embeddings.in_process:  # slow: no read waits for it
+        if self._embeddings.in_process:  # slow, so it does not occupy a reading thread
             embed = partial(embedder.embed, pieces)
             return Effect(embed, lambda: self._parts.database.run_in_thread(embed))
         return Effect(lambda: embedder.embed(pieces), lambda: embedder.aembed(pieces))
 
     def _split_row(self, row: Row) -> list[str]:
+        """Return the chunks of the text in a row."""
         fields = self._parts.preparer.parse_fields(row[10])
         return self._embeddings.split_texts(
             extract_texts(self._parts.records.decode_row_value(row), fields)
         )
 
-    # -- of another model
+    # -- vectors of another model
 
     async def reembed(self, progress: Progress | None) -> int:
-        """Make all vectors anew. Returns how many items got new ones."""
+        """Compute all vectors again with the present model, and return how many were computed."""
         model = self._require_model()
         if self._embeddings.embed_quickly is not None:
             number = await self._runner.write(
@@ -198,7 +212,7 @@ class MissingEmbeddings:
         return embedded_count
 
     async def _drop_old_vectors(self, number: int, progress: Progress | None) -> int:
-        """Drop the vectors of models before one whose vectors the search makes."""
+        """Drop the vectors of earlier models, if searches compute those of the present model."""
         dropped_count = 0
         while rows := (
             await self._runner.write(
@@ -215,6 +229,7 @@ class MissingEmbeddings:
         return dropped_count
 
     def _require_model(self) -> Model:
+        """Return the model of the store's embedder. Without one, raise `ConfigurationError`."""
         if self._embeddings.model is None:
-            raise ConfigurationError("the store has no embedder; open it with index=")
+            raise ConfigurationError("the store has no embedder; open the store with index=")
         return self._embeddings.model

@@ -1,8 +1,8 @@
 """The default embedder: a static table of English word pieces inside the package, read with numpy.
 
-No neural network runs and nothing is fetched. The table was made from the vocabulary of
-sentence-transformers/all-MiniLM-L6-v2 by the method of model2vec; `weights/NOTICE` tells where it
-comes from, and `benchmarks/static_embedder.py` makes it again.
+It runs no neural network and needs no network access. The table was computed from the vocabulary of
+sentence-transformers/all-MiniLM-L6-v2 by the method of model2vec. `weights/NOTICE` names its
+origin, and `benchmarks/static_embedder.py` computes it again.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from perdure.stores.vectors import Floats, normalize_rows
 
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
-_UNKNOWN_ID = 1  # [UNK]: its row is zero, so it moves no text
-_MAX_WORD_LENGTH = 100  # characters; the original gives up on longer ones
-_MEMO_SIZE = 1 << 16  # about 10 MB at most, for words and for their parts
-_MAX_MEMO_LENGTH = 32  # longer runs are addresses and unsegmented scripts: they seldom come again
-_MIN_PIECE_LENGTH = 3  # letters: words that are made of shorter pieces are not covered
-# of a query: those of English data have 0.7 and more; "thx", "xyzzy plugh" and "Haha, stimmt" 0
+_UNKNOWN_ID = 1  # id of [UNK]; its row is zero, so it has no effect on a vector
+_MAX_WORD_LENGTH = 100  # characters; a longer word is unknown, as in BERT's tokenizer
+_MEMO_SIZE = 1 << 16  # words in each memo; both together take at most 10 MB
+_MAX_MEMO_LENGTH = 32  # characters; longer runs are URLs or unsegmented scripts, which seldom recur
+_MIN_PIECE_LENGTH = 3  # letters; a word with shorter pieces on average is not known
+# share of known letters in a query; English queries have 0.7 or more, "xyzzy plugh" has 0
 _MIN_KNOWN_SHARE = 0.5
-_TOKENS_AT_ONCE = 4096  # 1 MB of rows
+_TOKENS_AT_ONCE = 4096  # tokens whose rows are added up at a time, 1 MB
 
-# str.split() parts words at these; the original drops them, as it does all control characters
+# str.split() splits at these characters; BERT's tokenizer drops them like other control characters
 _CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-_CJK = re.compile(  # what BERT calls a Chinese character
+_CJK = re.compile(  # characters that BERT counts as Chinese
     "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
     "\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
 
 
 class _FoldedCharacters(dict[int, str]):
-    """The replacement of each character of a decomposed text; filled on demand."""
+    """The replacement of each character of a decomposed text. Entries are added on demand."""
 
     def __missing__(self, code: int) -> str:
         folded = self[code] = _fold_character(chr(code))
@@ -50,7 +50,10 @@ class _FoldedCharacters(dict[int, str]):
 
 
 def _fold_character(char: str) -> str:
-    """Lower-cased and without accents; a character that is a token of its own is set apart."""
+    """Return a character in lower case, or nothing for an accent.
+
+    Punctuation is set apart by spaces.
+    """
     category = unicodedata.category(char)
     if category in ("Cc", "Cf", "Co", "Mn") or char == "\ufffd":
         return " " if char in "\t\n\r" else ""
@@ -63,7 +66,10 @@ def _fold_character(char: str) -> str:
 
 
 class _TokenMemo(dict[str, tuple[int, ...]]):
-    """The ids of words; a new word is looked up, and remembered if it is likely to come again."""
+    """The token ids of words.
+
+    The ids of a new word are computed, and stored unless the word is long.
+    """
 
     def __init__(self, look_up: Callable[[str], tuple[int, ...]]) -> None:
         self._tokenize_word = look_up
@@ -78,10 +84,11 @@ class _TokenMemo(dict[str, tuple[int, ...]]):
 
 
 class WordPieceTokenizer:
-    """Text to token ids, as BERT's uncased tokeniser has them (without [CLS], [SEP] or truncation).
+    """Splits text into token ids as BERT's uncased tokenizer does.
 
-    `[UNK]` and `[PAD]` written in a text are text. Character classes are those of Python's Unicode
-    tables, which are newer than the original's: they part in scripts that no token covers.
+    It adds no [CLS] and [SEP] and does not truncate. `[UNK]` and `[PAD]` in a text are ordinary
+    text. Character classes are those of Python's Unicode tables, which are newer than the
+    original's. They differ in scripts that no token covers.
 
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest
     match first).
@@ -94,17 +101,22 @@ class WordPieceTokenizer:
         self._memo = _TokenMemo(self._tokenize_word)
         self._parts_memo = _TokenMemo(
             self._match_pieces
-        )  # `lake` once, for `lake`, `Lake,` and `"lake`
+        )  # one entry for `lake`, `Lake,` and `"lake`
 
     def token_ids(self, text: str) -> list[int]:
-        """The ids of a text's tokens, in order."""
-        for control in _CONTROL_SPACES:  # seven scans: a quarter of the time that a pattern takes
+        """Return the ids of a text's tokens, in order."""
+        for (
+            control
+        ) in _CONTROL_SPACES:  # seven scans are four times faster than a regular expression
             if control in text:
                 text = text.replace(control, "")
         return list(chain.from_iterable(map(self._memo.__getitem__, text.split())))
 
     def known_share(self, text: str) -> float:
-        """The share of a text's letters in words which, or whose stems, are of long pieces."""
+        """Return the share of a text's letters that are in words which the vocabulary knows.
+
+        A word is known if it, or its stem, consists of long pieces.
+        """
         words = [word for word in split_words(text) if len(word) > 1]
         unknown = [word for word in words if not self._has_long_pieces(word)]
         missed = sum(
@@ -113,20 +125,21 @@ class WordPieceTokenizer:
         return 1 - missed / sum(map(len, words)) if words else 1.0
 
     def _has_long_pieces(self, word: str) -> bool:
+        """Return whether the pieces of a word are long enough to carry its meaning."""
         return len(word) >= _MIN_PIECE_LENGTH * len(self._parts_memo[word]) - 1
 
     def clear_memo(self) -> None:
-        """Drop the words that are remembered."""
+        """Drop the stored words."""
         self._memo.clear()
         self._parts_memo.clear()
 
     def _tokenize_word(self, word: str) -> tuple[int, ...]:
-        """The ids of what stands between two spaces."""
+        """Return the token ids of a run of characters between two spaces."""
         folded = unicodedata.normalize("NFD", word).translate(self._fold)
         return tuple(chain.from_iterable(map(self._parts_memo.__getitem__, folded.split())))
 
     def _match_pieces(self, part: str) -> tuple[int, ...]:
-        """The longest token that begins the word, then the longest that goes on from there."""
+        """Return the ids of the tokens of a word, each the longest one that continues it."""
         if len(part) > _MAX_WORD_LENGTH:
             return (_UNKNOWN_ID,)
         ids: list[int] = []
@@ -144,25 +157,26 @@ class WordPieceTokenizer:
 
 
 class StaticEmbedder:
-    """The default embedder: English, offline, 12,000 texts of 50 words a second on one core.
+    """The default embedder: English, offline, 12,000 texts of 50 words per second on one core.
 
-    A text's vector is the mean of its tokens' rows, of length 1. A text in another language (by
-    `perdure.stores.text.detect_language`; the table has pieces of its words, which mean nothing) or
-    with no token of the vocabulary (only commonest punctuation, whose rows are zero) is a zero
-    vector: it is like nothing. It does not depend on the texts beside it. The order of words
-    does not count and no text is cut, so a long one says little: embed it by chunks
+    The vector of a text is the normalised mean of its tokens' rows. The vector is zero, and so
+    similar to nothing, if the text is in another language (see
+    `perdure.stores.text.detect_language`) or has no token with a meaning. The table does contain
+    pieces of foreign words, but they mean nothing, and the rows of the most frequent punctuation
+    are zero. The vector depends on no other text. The order of words does not count. Texts are not
+    cut, so the vector of a long text says little. Embed a long text in chunks
     (`perdure.stores.text`).
 
-    The table is read at the first use, once a process, 15 ms. Threads may share an object.
+    The table is read at the first use, once in a process, in 15 ms. OS threads may share an object.
     """
 
     name = NAME
     dims = DIMS
-    quick = True  # a store has its vectors made by the search, and stores none
-    in_process = True  # it computes here: nothing to wait for, so no watch is kept over it
+    quick = True  # searches compute the vectors, so a store stores none
+    in_process = True  # computes in this process, so it needs no time limit
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """The vectors of texts, each of length 1, or zero."""
+        """Return the vectors of texts, each of length 1 or zero; float32[len(texts), DIMS]."""
         table, pieces, foreign = _load_weights()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
@@ -176,7 +190,10 @@ class StaticEmbedder:
         return normalize_rows(sums)
 
     def embed_query(self, text: str) -> Floats:
-        """The vector of a query; zero as well if most of its words are only pieces to the table."""
+        """Return the vector of a query.
+
+        It is zero too if the table does not know most of the words.
+        """
         is_known = (
             detect_language(text) == ENGLISH
             and _load_weights()[1].known_share(text) > _MIN_KNOWN_SHARE
@@ -185,11 +202,11 @@ class StaticEmbedder:
         return vector
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
-        """The same as `embed`, in a thread."""
+        """Return the vectors of texts, computed in a thread; see `embed`."""
         return await asyncio.to_thread(self.embed, texts)
 
     def clear_cache(self) -> None:
-        """Forget the words that were met; the next texts take a little longer."""
+        """Drop the words that were seen. The next texts take a little longer."""
         if _cached_weights is not None:
             _cached_weights[1].clear_memo()
 
@@ -199,10 +216,15 @@ _weights_lock = threading.Lock()
 
 
 def _load_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
-    """The table, int8[tokens, DIMS], the tokeniser over its vocabulary, and foreign tokens' ids.
+    """Return the table, the tokenizer and the ids of foreign tokens.
 
-    Foreign are stop words of other languages and letters of other scripts: a text with none of them
-    is taken for English without a closer look. Read once a process.
+    They are read once in a process.
+
+    Foreign tokens are stop words of other languages and letters of other scripts. A text without
+    any of them counts as English without further checks.
+
+    Returns:
+        The table, int8[tokens, DIMS]; the tokenizer; and the ids of foreign tokens.
     """
     global _cached_weights
     with _weights_lock:
@@ -212,6 +234,7 @@ def _load_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int
 
 
 def _read_weights() -> tuple[NDArray[np.int8], WordPieceTokenizer, frozenset[int]]:
+    """Read and check the table and its vocabulary."""
     folder = files("perdure.stores") / "weights"
     try:
         with (folder / "static-en-256.npy").open("rb") as file:

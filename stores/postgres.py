@@ -1,4 +1,4 @@
-"""`PostgresStore`: namespaced JSON with versions and search, in a Postgres database."""
+"""`PostgresStore`: namespaced JSON documents with versions and search, in a Postgres database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SQL: Final = {
     tenants: load_sql("perdure.stores", "sqlite.sql", "postgres.sql", with_tenants=tenants)
     for tenants in (False, True)
 }
-_MAX_INLINE_VALUES: Final = 4  # values that are compared one by one
+_MAX_INLINE_VALUES: Final = 4  # maximum number of values that are compared one by one
 _READ_JSON: Final = r"convert_from(btrim({0}, '\x00ff'), 'UTF8')::jsonb"  # see `TextOrBytes`
 _IS_READABLE: Final = r"{0} NOT LIKE '\x255c5c753030303025'::bytea"  # %\\u0000%: jsonb has no NUL
 _DOCUMENT_COLUMN: Final = "d.doc"
@@ -32,15 +32,21 @@ _VALUE_AT_PATH: Final = f"{_DOCUMENT_COLUMN} #> ?::text[]"
 
 
 class JSONBLocation(JSONLocation):
-    """A place in a column of bytes, read as jsonb; a path is a tuple of labels."""
+    """The location of a value in a column of bytes that is read as jsonb.
+
+    A path is a tuple of labels.
+    """
 
     @property
     def supports_indexes(self) -> bool:
-        """See `JSONPlace`."""
+        """Whether paths of the column can have indexes."""
         return False
 
     def condition_on_row(self, condition: Condition) -> Condition:
-        """See `JSONPlace`: a document is read once; one that cannot be read is let through."""
+        """Turn a condition on the document into a condition on the row.
+
+        The document is parsed once. A row whose document cannot be parsed is always selected.
+        """
         text, read_json = condition.text, _READ_JSON.format(self.column)
         if text.count(_DOCUMENT_COLUMN) > 1:
             text = f"(SELECT {text} FROM (SELECT {read_json} AS doc OFFSET 0) AS d)"
@@ -51,7 +57,10 @@ class JSONBLocation(JSONLocation):
         return condition._replace(text=f"CASE WHEN {readable} THEN {text} ELSE TRUE END")
 
     def path_suffixes(self, key: str | int) -> Sequence[tuple[str, ...]]:
-        """See `JSONPlace`. Labels and positions are written alike, which lets more through."""
+        """Return the possible suffixes that a key adds to the paths.
+
+        Labels and positions are written alike, so more rows may be selected.
+        """
         step_lists = dict.fromkeys(((key,), (key,) if isinstance(key, int) else parse_path(key)))
         if any(
             step is ANY_ELEMENT or TRUNCATING.search(str(step))
@@ -62,7 +71,7 @@ class JSONBLocation(JSONLocation):
         return [tuple(map(str, steps)) for steps in step_lists]
 
     def membership_condition(self, keys: Sequence[str | int]) -> Condition:
-        """See `JSONPlace`."""
+        """Return the condition that the value is one of some keys. The key 1 also means `true`."""
         values = [*keys, *(bool(key) for key in keys if key in (0, 1))]
         if 0 < len(values) <= _MAX_INLINE_VALUES:
             placeholders = ", ".join("?::jsonb" for _ in values)
@@ -74,15 +83,15 @@ class JSONBLocation(JSONLocation):
         )
 
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
-        """See `JSONPlace`."""
+        """Return the condition that the value is between two bounds. One bound may be None."""
         if isinstance(low, str) or isinstance(high, str):
             sign, bound = (">=", low) if high is None else ("<=", high)
             return self._build_path_condition(
                 f'({_DOCUMENT_COLUMN} #>> ?::text[]) COLLATE "C" {sign} ?::text', bound
             )
-        if high is None:  # by jsonb's order of types null comes before all numbers
+        if high is None:  # in jsonb's order of types, null comes before all numbers
             return self._build_path_condition(f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low))
-        # not BETWEEN, which would read the document twice
+        # BETWEEN would parse the document twice
         text = f"({_VALUE_AT_PATH} >= ?::jsonb AND {_VALUE_AT_PATH} <= ?::jsonb)"
         return join_with_or(
             [
@@ -92,29 +101,31 @@ class JSONBLocation(JSONLocation):
         )
 
     def _build_path_condition(self, text: str, *params: Any) -> Condition:
+        """Return the condition that an SQL expression holds for one of the paths."""
         return join_with_or([Condition(text, (list(path), *params)) for path in self.paths])
 
 
 class PostgresStore(PostgresOwner, WholeStore):
-    """A langgraph store in Postgres, for asyncio and for threads alike.
+    """A langgraph store in Postgres, for asyncio and for OS threads.
 
-    Any number of processes and machines may use one database, and a `PostgresCheckpointer` the
-    same. Use it with `with` or `async with`, or call `close`; the first use opens the database.
+    Any number of processes and machines may use one database, also together with a
+    `PostgresCheckpointer`. Use it with `with` or `async with`, or call `close`. The first use opens
+    the database.
 
     Args:
         dsn: A libpq connection string or URI; a function without arguments that returns such a
             string and is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
             perdure uses but never closes. See docs/postgres.md.
-        index: See `SQLiteStore`; so are `ttl`, `key`, `text_index`, `vectors`,
+        index: See `SQLiteStore`, also for `ttl`, `key`, `text_index`, `vectors`,
             `approximate_above`, `index_bytes`, `max_value_bytes` and `read_only`.
-        schema: The schema that holds the tables; made if it is not there.
-        tenant: Whose rows these are, in tables that tenants share: no other's can be seen or
-            changed, by row-level security. None: the tables have no tenants.
+        schema: The schema that contains the tables. It is created if it does not exist.
+        tenant: The tenant whose rows are used, in tables that tenants share. Row-level security
+            hides the rows of all other tenants. With None, the tables have no tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`.
         pool_size: The maximum number of connections of this process. It has no effect on a pool of
             the caller, which has its own size.
-        timeout_s: How long to wait for a connection.
+        timeout_s: The time in seconds to wait for a connection.
 
     Raises:
         ConfigurationError: An argument is wrong.

@@ -44,23 +44,24 @@ from perdure.stores.vectors import Floats
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
-_MAX_PAGE_ROWS: Final = 1 << 60  # rows: SQLite counts in 64 bits
+_MAX_PAGE_ROWS: Final = 1 << 60  # maximum limit and offset; SQLite counts in 64 bits
 _MAX_FLOAT: Final = sys.float_info.max
-_MAX_QUERY_LENGTH: Final = 20_000  # characters of a query that are looked for
-_MAX_QUERY_WORDS: Final = 512  # of them, each counted once
-_ROWS_PER_STATEMENT: Final = 256  # rows read by one statement
-# the words of a query, each with its stem, and its synonyms with their weights
+_MAX_QUERY_LENGTH: Final = 20_000  # characters of a query that are searched; the rest is ignored
+_MAX_QUERY_WORDS: Final = 512  # distinct words of a query that are searched; the rest are ignored
+_ROWS_PER_STATEMENT: Final = 256  # rows that one statement reads
+# the stem of each word of a query, and the word's synonyms with their similarity
 _QueryWords = dict[str, tuple[str, list[tuple[str, float]]]]
-_MAX_NAME_FREQUENCY: Final = 0.003  # share of messages; a more common word is not a name
-# words of a question that refer to the person whom the rows are about
+_MAX_NAME_FREQUENCY: Final = 0.003  # share of messages; a word that is more frequent is not a name
+# words of a query that refer to the person of the rows
 _PERSONAL_PRONOUNS: Final = frozenset(
     (
         *("i", "me", "my", "mine", "myself", "you", "your", "yours"),
         *("he", "him", "his", "she", "her", "hers"),
     )
 )
-_MAX_NAMED_ACTORS: Final = 1_000  # a pool with more is no conversation: nobody is named in it
-# actors that are parts in a conversation: a query with such a word seldom means the speaker
+# actors; a pool with more is not a conversation, and no actor is looked up
+_MAX_NAMED_ACTORS: Final = 1_000
+# actors that are roles; a query with such a word seldom means the speaker
 _ROLE_NAMES: Final = frozenset(
     {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
 )
@@ -72,12 +73,14 @@ class SearchQuery:
 
     text: str
     mode: Mode = "hybrid"
-    context: bool = True  # whether neighbours in the thread, speaker and date count
+    context: bool = True  # whether neighbours, speaker and date count
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
-    during: tuple[float, float] | None = None  # in seconds since 1970; half-open
-    min_score: float | None = None  # of what is returned
-    vector: Floats | None = None  # None: it is searched by words alone, once it `is_embedded`
+    during: tuple[float, float] | None = (
+        None  # start and end in seconds since 1970, without the end
+    )
+    min_score: float | None = None  # lowest score of a result
+    vector: Floats | None = None  # if None and `is_embedded`, only words are searched
     is_embedded: bool = False
 
 
@@ -90,7 +93,11 @@ def build_query(
     during: Period | None = None,
     min_score: float | None = None,
 ) -> SearchQuery | None:
-    """Build the query of a search, or return None if there is no text or it is blank."""
+    """Check the arguments of a search, and return the query, or None if the text is empty or blank.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _check_period(during)
@@ -113,7 +120,7 @@ def build_query(
 
 
 def _check_period(during: Any) -> tuple[float, float]:
-    """A period in seconds since 1970."""
+    """Check a period, and return its start and end in seconds since 1970."""
     if not isinstance(during, tuple | list) or len(during) != 2:
         raise ConfigurationError(
             f"during is {during!r:.80}; expected two datetimes, from when and up to when"
@@ -128,19 +135,19 @@ def _check_period(during: Any) -> tuple[float, float]:
 
 
 def check_page(limit: Any, offset: Any) -> tuple[int, int]:
-    """How many rows, and how many to skip before."""
+    """Check the limit and the offset of a search, and return them."""
     for name, number in (("limit", limit), ("offset", offset)):
         check_number(name, number, "a whole number, zero or more", integer=True)
     return min(limit, _MAX_PAGE_ROWS), min(offset, _MAX_PAGE_ROWS)
 
 
 class Searcher:
-    """Runs searches."""
+    """Runs the searches of a store."""
 
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._indexes, self._embeddings = parts.indexes, parts.preparer.embeddings
-        self._mask = parts.preparer.mask_word  # makes keyed hashes of words, if the index has those
+        self._mask = parts.preparer.mask_word  # hashes words with a key, for keyed indexes
 
     def search(
         self,
@@ -150,9 +157,19 @@ class Searcher:
         offset: int,
         refresh_ttl: bool | None,
     ) -> list[FoundItem]:
-        """The best answers to a query, ties by age, newest first; or a page of what is wanted."""
+        """Return the best results for a query, or without a query one page of the selected items.
+
+        Results with equal scores are ordered by age, newest first.
+
+        Args:
+            selection: The items to search.
+            query: The query, or None.
+            limit: The maximum number of items.
+            offset: The number of items to skip.
+            refresh_ttl: Whether to restart the time to live of the items; None means the default.
+        """
         parts, page = self._parts, check_page(limit, offset)
-        if query is None:  # all of it is read by one statement, or by an index
+        if query is None:  # one statement reads the page, or two with an index
             by_index = selection.filter is not None and parts.reader.values.supports_indexes
             pairs = parts.database.read(
                 lambda: parts.reader.read_page(selection, *page), snapshot=by_index
@@ -174,19 +191,19 @@ class Searcher:
     def why_not(
         self, selection: Selection, query: SearchQuery | None, path: bytes, key: str
     ) -> RankExplanation:
-        """The place of an item in the answers to a query, and the reason."""
+        """Return the rank of an item for a query, and the reason for it."""
         if query is None:
-            raise ConfigurationError("why_not needs a query")
+            raise ConfigurationError("why_not needs a query; pass a non-blank query=")
         read, reader = self._parts.database.read, self._parts.reader
         if not path.startswith(selection.prefix):
-            return RankExplanation("it is not under the prefix")
+            return RankExplanation("the item is not under the prefix")
         row = read(
             lambda: reader.read_row(path, key, selection.now, selection.as_of), snapshot=False
         )
         if row is None:
-            return RankExplanation("there is no such item")
+            return RankExplanation("no such item exists")
         if reader.match_row(row, selection) is None:
-            return RankExplanation("the filter leaves it out")
+            return RankExplanation("the filter excludes the item")
         query = self._add_vector_blocking(query, selection)
         words, terms = self._build_terms(query)
         while True:
@@ -196,10 +213,10 @@ class Searcher:
         ranked = self._rank_pool(pool, query, words)
         row_index = np.flatnonzero(pool.ids == row[0])
         if not len(row_index):
-            return RankExplanation("it was put with index=False, or has no text to search")
+            return RankExplanation("the item was put with index=False, or has no text to search")
         if ranked is None:
             return RankExplanation(
-                "no item has a word of the query, and it has no vector to compare"
+                "no item has a word of the query, and the item has no vector to compare"
             )
         better_count = int((ranked.rank_keys > ranked.rank_keys[row_index[0]]).sum())
         reason = f"{better_count} of {len(pool)} items score higher"
@@ -214,7 +231,7 @@ class Searcher:
         limit: int,
         offset: int,
     ) -> Flow[list[FoundItem]]:
-        """The best rows' items, all of one snapshot."""
+        """Return the items of the best rows. All are read in the same snapshot."""
         pool = yield from self._indexes.load_pool(selection, terms)
         ranked = self._rank_pool(pool, query, words)
         if ranked is None:
@@ -225,6 +242,7 @@ class Searcher:
         has_vector_scores = "vector" in ranked.parts
 
         def is_result(place: int) -> bool:
+            """Return whether a row has enough score to be a result."""
             score = ranked.scores[place]
             return bool(score >= min_score and (score > 0 or has_vector_scores))
 
@@ -243,13 +261,13 @@ class Searcher:
                 results.append(FoundItem(items[number], float(ranked.scores[row_index]), parts))
         return results
 
-    # -- the words and the scores
+    # -- words and scores
 
     def _build_terms(self, query: SearchQuery) -> tuple[_QueryWords, QueryTerms]:
-        """The words of a query with their synonyms, and what the indexes are asked for."""
+        """Return the words of a query with synonyms, and the terms that the indexes look up."""
         model, vector = self._embeddings.model, query.vector
         by_words = query.mode != "semantic"
-        # of hashes nothing is known
+        # keyed hashes have no synonyms
         uses_synonyms = by_words and vector is not None and self._mask is None
         query_words = islice(
             extract_query_words(query.text[:_MAX_QUERY_LENGTH]).items(), _MAX_QUERY_WORDS
@@ -272,7 +290,7 @@ class Searcher:
     def _rank_pool(
         self, pool: CandidatePool, query: SearchQuery, words: _QueryWords
     ) -> Ranked | None:
-        """The scores of the rows; None: nothing in the query can be compared."""
+        """Score the rows of a pool, or return None if nothing in the query can be compared."""
         if not len(pool):
             return None
         cosines = pool.cosines
@@ -307,7 +325,7 @@ class Searcher:
             and is_by_named_actor is None
             and is_in_period is None
         ):
-            return Ranked.from_cosines(cosines)  # nothing to weigh it with
+            return Ranked.from_cosines(cosines)  # no other part of a score exists
         mentions_subject = any(
             term.names_subject for term in terms
         ) or not _PERSONAL_PRONOUNS.isdisjoint(split_words(query.text[:_MAX_QUERY_LENGTH]))
@@ -327,18 +345,18 @@ class Searcher:
         return ranked
 
     def _mask_word(self, word: str) -> str:
-        """A word as the index has it."""
+        """Return a word in the form that the index has."""
         return word if self._mask is None else str(self._mask(word))
 
     def _warn_about_missing_vectors(self, cosines: Floats) -> None:
-        """Say once that a search by vectors cannot see all: nothing else would show it."""
+        """Log once that some items have no vectors, because searches do not show it."""
         missing_count = 0 if self._indexes.warned_lacking else int(np.isnan(cosines).sum())
         if missing_count:
             self._indexes.warned_lacking = True
             _LOG.warning(
-                "%d of %d items are found by their words only, for they have no vectors of the "
-                "store's model: unless a reembed() is at work it was cut off, or their embedder "
-                "failed; call reembed() (in the shell: perdure store reembed) to go on",
+                "%d of %d items are found by their words only, because they have no vectors of the "
+                "store's model: the embedder failed, or a reembed() was interrupted. Unless "
+                "reembed() is running, call it (in the shell: perdure store reembed)",
                 missing_count,
                 len(cosines),
             )
@@ -347,28 +365,33 @@ class Searcher:
 
     @property
     def awaits_vectors(self) -> bool:
-        """Whether a model elsewhere makes the vectors of queries."""
+        """Whether the vectors of queries come from a model in another process."""
         return self._embeddings.model is not None and not self._embeddings.in_process
 
     async def add_vector(
         self, query: SearchQuery | None, selection: Selection
     ) -> SearchQuery | None:
-        """The query with its vector, if a model elsewhere makes it: no reading thread waits."""
+        """Return the query with its vector, if a model in another process computes it.
+
+        The vector is awaited here, so that no reading thread waits for the model.
+        """
         if query is None or not self.awaits_vectors:
             return query
         vector = await self._parts.runner.arun(self._embed_query(query, selection))
         return replace(query, vector=vector, is_embedded=True)
 
     def _add_vector_blocking(self, query: SearchQuery, selection: Selection) -> SearchQuery:
+        """Return the query with its vector, computed in the calling thread if it has none."""
         if query.is_embedded:
             return query
-        self._parts.database.connect()  # which vectors there are is for the file to say
+        self._parts.database.connect()  # the file determines which vectors exist
         return replace(query, vector=run(self._embed_query(query, selection)), is_embedded=True)
 
     async def _embed_query(self, query: SearchQuery, selection: Selection) -> Floats | None:
-        """The vector of a query, as an operation; None: it is searched by words alone.
+        """Return the vector of a query, or None if the query is searched by words alone.
 
-        A model in this process that knows none of its words gives a zero vector, like nothing.
+        A model in this process that knows none of the words gives a zero vector, which is similar
+        to nothing.
         """
         if query.mode == "text":
             return None
@@ -384,7 +407,7 @@ class Searcher:
             if self._embeddings.in_process:
                 vector = embedder.embed_query(text)
                 return vector if query.mode == "semantic" or vector.any() else None
-            if selection.as_of is None:  # a call that may cost money
+            if selection.as_of is None:  # avoid a call that may cost money
                 sql, under = self._parts.sql["namespaces_under"], prefix_range(selection.prefix)
                 if not await runner.read(lambda: fetch_rows(sql, *under)):
                     return None
@@ -399,9 +422,9 @@ class Searcher:
 
 
 def _find_named_actors(pool: CandidatePool, words: Collection[str]) -> tuple[list[int], set[str]]:
-    """The actors of the pool whom a query's words name, and the words of their names.
+    """Return the actors whom the words of a query name, and the words of their names.
 
-    A mere role such as "user" names nobody.
+    The name of a role, such as "user", names nobody.
     """
     actor = pool.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
@@ -418,8 +441,8 @@ def _find_named_actors(pool: CandidatePool, words: Collection[str]) -> tuple[lis
 def _find_subject_words(pool: CandidatePool) -> set[str]:
     """Return the words that name the person whom nearly all rows are about, or an empty set.
 
-    Extracting models write "Ann likes figs" and "The user likes figs" of the same person. The rows
-    of a conversation with an assistant are about nobody.
+    Models that extract memories write "Ann likes figs" and "The user likes figs" about the same
+    person. The rows of a conversation with an assistant are about nobody.
     """
     row_count, user = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]
@@ -443,7 +466,10 @@ def _find_subject_words(pool: CandidatePool) -> set[str]:
 
 
 def _iter_best_rows(scores: Floats, ids: Ints, count: int) -> Iterator[int]:
-    """All rows by score, highest first; so many, and those that score alike, are sorted at once."""
+    """Yield all rows by score, highest first.
+
+    Only the first `count` and equal ones are sorted at once.
+    """
     groups = [np.arange(len(scores))]
     if 0 < count < len(scores):
         threshold = np.partition(scores, len(scores) - count)[len(scores) - count]

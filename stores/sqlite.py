@@ -1,4 +1,4 @@
-"""`SQLiteStore`: namespaced JSON with versions and search, in one SQLite file."""
+"""`SQLiteStore`: namespaced JSON documents with versions and search, in one SQLite file."""
 
 from __future__ import annotations
 
@@ -20,53 +20,57 @@ from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
 
-# read here, as no event loop may wait for a file
+# read at import, because an event loop must not wait for a file
 _SQL: Final = load_sql("perdure.stores", "sqlite.sql", "sqlite_schema.sql")
 SCHEMA: Final = Schema("stores", with_transcript_tables(_SQL["schema"]))
 
 
 class SQLiteStore(WholeStore):
-    """A langgraph store in one SQLite file, for asyncio and for threads alike.
+    """A langgraph store in one SQLite file, for asyncio and for OS threads.
 
     It may share its file with a `SQLiteCheckpointer`. Use it with `with` or `async with`, or call
-    `close`; the first use opens the file.
+    `close`. The first use opens the file.
 
     Args:
-        path: A file, or `":memory:"`.
-        index: The embedder: `"offline"`, the English table within the package over all text of a
-            value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None: nothing, search goes
-            by words. `fields`, or `text_fields` as langgraph's SQLite store calls it, also says
-            what text search reads; without it, what the file was last opened with.
-        ttl: Langgraph's `TTLConfig`, in minutes.
-        key: Encrypts values, provenance, words and vectors with AES-GCM; namespaces, keys and
-            times are not. 16, 24 or 32 bytes, or as many in hexadecimal; by default the
-            environment's `PERDURE_KEY`, if set.
-        text_index: With a key, whether the words of an item are encrypted too (`"sealed"`), or kept
-            as keyed hashes (`"keyed"`): faster to load, without typing errors, and it reveals which
-            items share words.
-        vectors: How the numbers of a vector are stored; None: as in the file, `"int8"` in a new
-            one, which takes a quarter of `"float32"`.
-        approximate_above: The number of vectors of a namespace above which search is approximate.
-        index_bytes: Memory for the search indexes of namespaces. The least recently searched are
-            dropped, and loaded again when needed; the one searched last stays.
-        max_value_bytes: The largest value, as JSON.
-        synchronous: `"full"`, the default: an acknowledged write survives a power cut.
-            `"normal"`: it survives a crash of the process.
-        read_only: Open for reading; nothing is created, and reading refreshes no time to live.
-        timeout_s: How long to wait for another process that is writing.
-        untrusted: Open a file from elsewhere, whose items are to be imported. It is only read, and
-            refused if its tables are not perdure's own, or damaged, or have a value of more than
-            256 MB, or of more than `max_value_bytes` if that is given; see docs/threads.md.
+        path: The path of the file, or `":memory:"`.
+        index: The embedder. `"offline"` is the English table in the package, over all text of a
+            value. A dict is langgraph's `IndexConfig` (`embed`, `dims`, `fields`). With None,
+            searches use words only. `fields`, or `text_fields` as langgraph's SQLite store calls
+            it, also selects the text that is searched by words. Without it, the fields of the last
+            opening are used.
+        ttl: langgraph's `TTLConfig`, in minutes.
+        key: The key that encrypts values, provenance, words and vectors with AES-GCM. Namespaces,
+            keys and times are not encrypted. It has 16, 24 or 32 bytes, or is the same in
+            hexadecimal. The default is the environment variable `PERDURE_KEY`, if it is set.
+        text_index: With a key, how the words of an item are stored. `"sealed"` encrypts them.
+            `"keyed"` stores keyed hashes: indexes load faster, typing errors are not corrected, and
+            the file reveals which items share words.
+        vectors: The number type in which vectors are stored. None uses the type of the file, or
+            `"int8"` in a new file, which takes a quarter of the space of `"float32"`.
+        approximate_above: The number of vectors in a namespace above which search is approximate.
+        index_bytes: The memory for the search indexes of namespaces, in bytes. The least recently
+            searched indexes are dropped and loaded again when needed. The last searched index
+            stays.
+        max_value_bytes: The maximum size of a value as JSON.
+        synchronous: With `"full"`, the default, an acknowledged write survives a power cut. With
+            `"normal"`, it survives a crash of the process.
+        read_only: Whether to open for reading only. Nothing is created, and reads do not restart
+            times to live.
+        timeout_s: The time in seconds to wait for another process that is writing.
+        untrusted: Whether the file comes from elsewhere and its items are to be imported. The file
+            is only read. It is refused if its tables are not those of perdure, if it is damaged, or
+            if it has a value of more than 256 MB, or of more than `max_value_bytes` if that is set;
+            see docs/threads.md.
 
     Attributes:
-        index_config: Langgraph's `IndexConfig` as it was given; with `"offline"`, that of the
-            package's embedder; None: nothing is embedded.
+        index_config: langgraph's `IndexConfig` as it was passed. With `"offline"`, it is that of
+            the package's embedder. None means that nothing is embedded.
 
     Raises:
         ConfigurationError: An argument is wrong.
     """
 
-    _connection_class = sqlite3.Connection  # tests put another here
+    _connection_class = sqlite3.Connection  # tests replace it
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
-"""The public methods of a store, or of the part of it under a prefix.
+"""The public methods of a store, or of the scope of a store under a prefix.
 
-What reads is written once, as it blocks; a coroutine has it done in a reading thread. What writes
-is an operation (`perdure.effects`). What concerns a whole file is in `perdure.stores.whole_store`.
+Each read is written once, as a blocking method, and a coroutine runs it in a reading thread. Each
+write is an operation (`perdure.effects`). Methods for a whole database are in
+`perdure.stores.whole_store`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from perdure.stores.values import check_number
 
 
 class Store(BaseStore):
-    """A langgraph store with versions, and with search that needs no service."""
+    """A langgraph store with versions, and with a search that needs no service."""
 
     supports_ttl = True
 
@@ -75,12 +76,18 @@ class Store(BaseStore):
     # -- many operations
 
     def batch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
-        """Run operations as one; if one is wrong, none is written.
+        """Run several operations as one. If one is wrong, nothing is written.
 
-        Reads see the state before the batch; of several puts of one key the last counts. A
-        `PutItem` has all options of `put`; langgraph's `PutOp` has no provenance and conditions. A
-        read refreshes times to live if its `refresh_ttl` is true, langgraph's default, unless the
-        store was opened with `ttl={"refresh_on_read": False}`.
+        Reads see the state before the batch. Of several puts of one key, the last counts. A
+        `PutItem` has all options of `put`. langgraph's `PutOp` has no provenance and no condition.
+        A read restarts times to live if its `refresh_ttl` is true, which is langgraph's default,
+        unless the store was opened with `ttl={"refresh_on_read": False}`.
+
+        Args:
+            ops: The operations.
+
+        Returns:
+            The result of each operation, in order; None for a put.
 
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
@@ -88,10 +95,11 @@ class Store(BaseStore):
         return self._parts.runner.run(self._run_batch(list(ops)))
 
     async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
-        """See `batch`."""
+        """Run several operations as one; see `batch`."""
         return await self._parts.runner.arun(self._run_batch(list(ops)))
 
     async def _run_batch(self, ops: Sequence[Op | PutItem]) -> list[Result]:
+        """Run the operations of `batch` as an operation of `perdure.effects`."""
         writes = [op for op in ops if isinstance(op, PutOp | PutItem)]
         prepare = partial(self._parts.prepare_batch, writes)
         is_brief = are_brief([op.value for op in writes])
@@ -107,23 +115,24 @@ class Store(BaseStore):
         return results
 
     async def _embed_op_query(self, op: Op | PutItem) -> SearchQuery | None:
-        """The query of a search, if a model elsewhere makes its vector."""
+        """Return the query of a search with its vector, if another process computes it."""
         if not isinstance(op, SearchOp) or not self._searcher.awaits_vectors:
             return None
         selection = self._parts.build_selection(op.namespace_prefix)
         return await self._searcher.add_vector(build_query(op.query), selection)
 
     def _answer_op(self, op: Op | PutItem, query: SearchQuery | None) -> Any:
+        """Run the read of one operation. A put gives None."""
         if isinstance(op, PutOp | PutItem):
             return None
         if isinstance(op, ListNamespacesOp):
             return self._list_namespaces(op, None)
         if not isinstance(op, GetOp | SearchOp):
             raise ConfigurationError(
-                f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
+                f"the operation is {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                 "ListNamespacesOp"
             )
-        # true is also what an operation says by default
+        # an operation also has true by default, so the configuration may turn it off
         refresh = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
             return self.get(op.namespace, op.key, refresh_ttl=refresh)
@@ -134,13 +143,14 @@ class Store(BaseStore):
     # -- writing
 
     async def _write_puts(self, puts: Sequence[Put]) -> None:
+        """Compute the vectors of puts and write them."""
         model = await self._missing.embed_puts(puts)
         await self._parts.runner.put(puts, self._parts.now(), model)
         if model is not None:
             await self._missing.retry_some(len(puts))
 
     async def _put_item(self, namespace: Namespace, key: str, value: Any, *options: Any) -> None:
-        """Put or, with a value of None, delete."""
+        """Put an item or, if the value is None, delete it."""
         parts = self._parts
 
         def prepare() -> Put:
@@ -162,25 +172,27 @@ class Store(BaseStore):
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> None:
-        """Store an item; the replaced version stays readable through `history` and `as_of`.
+        """Store an item. The replaced version stays readable through `history` and `as_of`.
 
         Args:
             namespace: One or more labels, each a non-empty text.
-            key: Unique within the namespace.
+            key: The key, unique in the namespace.
             value: A JSON object. None deletes the item, as in langgraph's stores.
-            index: Paths whose text is searched; None: the store's; False: it is not searched.
-            ttl: Minutes after which it expires, counted from the last put or read. See
+            index: The paths whose text is searched. None means those of the store, and False means
+                that the item is not searched.
+            ttl: The minutes after which the item expires, counted from the last put or read. See
                 `refresh_ttl` of `get`.
-            if_version: Write only if the key is at this version; 0: only if it does not exist.
-            provenance: Where it comes from.
+            if_version: Write only if the key is at this version. 0 means only if the key does not
+                exist.
+            provenance: The origin of the item.
 
         Raises:
             InvalidNamespace: The namespace or key cannot be stored.
-            InvalidValue: The value is no JSON object, or is too large.
+            InvalidValue: The value is not a JSON object, or is too large.
             VersionConflict: The key is at another version.
             EmbedderMismatch: The store's vectors come from another model.
-            StorageError: The database refuses. An embedder that fails is no error: the item is
-                found by text, and listed in `pending_embeddings()`.
+            StorageError: The database refuses the write. An embedder that fails raises no error.
+                The item is then found by text and listed in `pending_embeddings()`.
         """
         arguments = namespace, key, value, index, ttl, if_version, provenance
         self._parts.runner.run(self._put_item(*arguments))
@@ -196,12 +208,17 @@ class Store(BaseStore):
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> None:
-        """See `put`."""
+        """Store an item; see `put`."""
         arguments = namespace, key, value, index, ttl, if_version, provenance
         await self._parts.runner.arun(self._put_item(*arguments))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
-        """Close the present version of a key; a missing key is no error.
+        """Delete an item by closing its present version. A missing key is not an error.
+
+        Args:
+            namespace: The namespace of the item.
+            key: The key.
+            if_version: Delete only if the key is at this version.
 
         Raises:
             VersionConflict: The key is at another version than `if_version`.
@@ -211,7 +228,7 @@ class Store(BaseStore):
     async def adelete(
         self, namespace: Namespace, key: str, *, if_version: int | None = None
     ) -> None:
-        """See `delete`."""
+        """Delete an item; see `delete`."""
         await self._parts.runner.arun(self._put_item(namespace, key, None, None, None, if_version))
 
     # -- reading
@@ -227,11 +244,11 @@ class Store(BaseStore):
         """Return an item, or None if it does not exist or has expired.
 
         Args:
-            namespace: Where.
-            key: Which.
-            refresh_ttl: Whether to restart the time to live of the item. With None,
-                `refresh_on_read` of the store's `ttl` decides, which is on by default.
-            as_of: Read the state at that moment.
+            namespace: The namespace of the item.
+            key: The key.
+            refresh_ttl: Whether to restart the item's time to live. With None, `refresh_on_read` of
+                the store's `ttl` decides, which is on by default.
+            as_of: A moment of the past to read, or None for the present.
         """
         parts = self._parts
         path, text = parts.resolve_prefix(namespace), check_key(key)
@@ -254,7 +271,7 @@ class Store(BaseStore):
         refresh_ttl: bool | None = None,
         as_of: datetime | None = None,
     ) -> StoredItem | None:
-        """See `get`."""
+        """Return an item or None; see `get`."""
         return await self._parts.runner.call_reader(
             lambda: self.get(namespace, key, refresh_ttl=refresh_ttl, as_of=as_of)
         )
@@ -279,37 +296,45 @@ class Store(BaseStore):
         min_score: float | None = None,
         newest_first: bool = False,
     ) -> list[FoundItem]:
-        """Items under a prefix that match the filters; with a query, the best answers.
+        """Return items under a prefix that match the filters.
 
-        Without a query they are ordered by namespace, and then by creation. Puts do not change
-        pages that were read: a new item comes last, and a new version stays in its place. A delete
-        moves the items after it; give every page the same `as_of` for a list that does not change.
+        With a query, return the best results.
+
+        Without a query, items are ordered by namespace and then by creation. Puts do not change
+        earlier pages, because a new item comes last and a new version keeps its position. A delete
+        moves the items after it. Pass the same `as_of` for every page to read a list that does not
+        change.
 
         Args:
-            namespace_prefix: The first labels of their namespaces; `()`: all items.
-            query: Plain text, without a syntax. Blank text counts as no query.
-            filter: A filter on the value; see `docs/store.md` for the operators.
-            limit: How many at most.
-            offset: How many of the first to skip.
-            refresh_ttl: Whether to restart the time to live of the items; None means as for `get`.
-            mode: By words and vectors, or by one of them.
+            namespace_prefix: The first labels of the namespaces. `()` selects all items.
+            query: Plain text without a query syntax. Blank text counts as no query.
+            filter: A filter on the value. `docs/store.md` lists the operators.
+            limit: The maximum number of items.
+            offset: The number of items to skip.
+            refresh_ttl: Whether to restart the time to live of the items. None means as for `get`.
+            mode: "hybrid" searches by words and vectors, "text" by words, "semantic" by vectors.
             provenance: A filter on the provenance.
-            as_of: Look at that moment instead, as it was then.
-            context: Whether neighbours in the thread, speakers and `during` count; they need
+            as_of: A moment of the past to search, or None for the present.
+            context: Whether neighbours in the thread, speakers and `during` count. They need
                 provenance.
             explain: Whether each result has the parts of its score.
-            weights: How much each part counts, such as `Weights(recency=0.2)`; None: the defaults.
-            during: The period, start and end, that the query is about, such as last week. Items
-                from it score higher (`Weights.date`); others are still found.
-            min_score: The lowest score to return, the same in every search: 1 for an item with all
-                words of the query or its very vector; 0.3 leaves out most unrelated items.
-            newest_first: Without a query, whether what was created last in a namespace comes first.
+            weights: The weight of each part of a score, such as `Weights(recency=0.2)`. None means
+                the defaults.
+            during: The start and end of the period that the query is about, such as last week.
+                Items from it score higher (`Weights.date`). Other items are still found.
+            min_score: The lowest score to return. It means the same in every search: 1 is the score
+                of an item with all words of the query or with its exact vector, and 0.3 excludes
+                most unrelated items.
+            newest_first: Without a query, whether the newest items of a namespace come first.
+
+        Returns:
+            The items, best first with a query.
 
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
-                that no provenance has.
-            EmbeddingFailed: The query could not be embedded, with `mode="semantic"`; a hybrid
-                search then goes by words alone, and logs a warning.
+                that provenance does not have.
+            EmbeddingFailed: The query could not be embedded, with `mode="semantic"`. A hybrid
+                search then uses words alone and logs a warning.
             EmbedderMismatch: The store's vectors come from another model.
             ConfigurationError: Another argument is wrong.
         """
@@ -339,7 +364,7 @@ class Store(BaseStore):
         min_score: float | None = None,
         newest_first: bool = False,
     ) -> list[FoundItem]:
-        """See `search`."""
+        """Return items under a prefix; see `search`."""
         selection = self._parts.build_selection(
             namespace_prefix, filter, provenance, as_of, newest_first
         )
@@ -358,18 +383,18 @@ class Store(BaseStore):
         offset: int = 0,
         as_of: datetime | None = None,
     ) -> list[Namespace]:
-        """Namespaces that hold something, in order.
+        """Return namespaces that contain items, in order.
 
-        Without a prefix, or with one that begins with `"*"`, those of perdure's own notes are left
-        out. `prefix=("perdure",)` lists them.
+        Without a prefix, or with a prefix that begins with `"*"`, the namespaces of perdure's own
+        notes are left out. `prefix=("perdure",)` lists them.
 
         Args:
-            prefix: Labels they begin with; `"*"` stands for any one label.
-            suffix: Labels they end with; `"*"` stands for any one label.
-            max_depth: Cut them to so many labels, each result once.
-            limit: How many at most.
-            offset: How many to leave out.
-            as_of: Look at that moment instead, as it was then.
+            prefix: The labels that the namespaces begin with. `"*"` matches any one label.
+            suffix: The labels that the namespaces end with. `"*"` matches any one label.
+            max_depth: Cut the namespaces to this number of labels, without duplicates.
+            limit: The maximum number of namespaces.
+            offset: The number of namespaces to skip.
+            as_of: A moment of the past to read, or None for the present.
         """
         all_conditions = (
             MatchCondition("prefix", prefix or ()),
@@ -379,9 +404,9 @@ class Store(BaseStore):
         return self._list_namespaces(ListNamespacesOp(conditions, max_depth, limit, offset), as_of)
 
     def find_namespaces(self, label: str) -> list[Namespace]:
-        """Return all namespaces that have a label, in order, with those of perdure's own notes.
+        """Return all namespaces that have a label, in order, also those of perdure's own notes.
 
-        Namespaces of which only closed versions are left are included.
+        Namespaces with closed versions only are included.
         """
         parts, label_path = self._parts, check_prefix((label,))
         sql, bounds = parts.sql["every_path"], prefix_range(parts.root)
@@ -401,7 +426,7 @@ class Store(BaseStore):
         offset: int = 0,
         as_of: datetime | None = None,
     ) -> list[Namespace]:
-        """See `list_namespaces`."""
+        """Return namespaces that contain items; see `list_namespaces`."""
         return await self._parts.runner.call_reader(
             lambda: self.list_namespaces(
                 prefix=prefix,
@@ -414,6 +439,7 @@ class Store(BaseStore):
         )
 
     def _list_namespaces(self, op: ListNamespacesOp, as_of: datetime | None) -> list[Namespace]:
+        """Return the namespaces that meet the conditions of an operation."""
         conditions, depth, parts = tuple(op.match_conditions or ()), op.max_depth, self._parts
         for condition in conditions:
             check_condition(condition)
@@ -431,13 +457,13 @@ class Store(BaseStore):
     # -- versions
 
     def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
-        """Every version of a key, oldest first, with the time each was valid."""
+        """Return every version of a key, oldest first, with its period of validity."""
         parts = self._parts
         arguments = parts.resolve_prefix(namespace), check_key(key), parts.now()
         return self.database.read(lambda: parts.reader.read_history(*arguments), snapshot=False)
 
     async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
-        """See `history`."""
+        """Return every version of a key; see `history`."""
         return await self._parts.runner.call_reader(lambda: self.history(namespace, key))
 
     # -- why
@@ -456,13 +482,13 @@ class Store(BaseStore):
         context: bool = True,
         during: Period | None = None,
     ) -> RankExplanation:
-        """The place of an item in the answers to a query under a prefix, and the reason.
+        """Return the rank of an item among the results for a query, and the reason for it.
 
-        The arguments from `query` on are those of `search`; without a prefix, that is the item's
-        namespace.
+        The arguments from `query` on are those of `search`. Without a prefix, the item's namespace
+        is searched.
 
         Raises:
-            ConfigurationError: There is no query; see also `search`.
+            ConfigurationError: There is no query, or an argument is wrong; see `search`.
         """
         searched_prefix = namespace if prefix is None else prefix
         selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
@@ -485,7 +511,7 @@ class Store(BaseStore):
         context: bool = True,
         during: Period | None = None,
     ) -> RankExplanation:
-        """See `why_not`."""
+        """Return the rank of an item and the reason for it; see `why_not`."""
         searched_prefix = namespace if prefix is None else prefix
         selection = self._parts.build_selection(searched_prefix, filter, provenance, as_of)
         search_query = build_query(query, mode, context, True, during=during)
@@ -511,25 +537,30 @@ class Store(BaseStore):
         """Erase items with all their versions, also from the bytes of the file.
 
         A key is erased with all its versions if one of them, present or closed, meets all criteria.
-        Other writers wait while the file is rewritten. It may be cut off and called again.
+        Other writers wait while the file is rewritten. If the process dies, call the method again
+        to complete the erasure.
 
         Args:
-            prefix: Only items under it; `()`, or None with another criterion: all.
-            key: Only the item of this key that is in the namespace `prefix` itself.
-            filter: What a value must meet.
-            provenance: What its provenance must meet.
-            query: Words that a value's text must all contain, in any form; no ranking.
-            dry_run: Only count; messages of `threads` are not counted.
-            checkpointer: Also erases the messages that provenance names (`thread_id` and
-                `message_ids`) from their threads.
-            threads: Threads to delete as a whole, such as all threads of a user.
+            prefix: Only items under this prefix. `()`, or None with another criterion, means all
+                items.
+            key: Only the item with this key in exactly the namespace `prefix`.
+            filter: A filter on the value.
+            provenance: A filter on the provenance.
+            query: Words that the text of a value must all contain, in any inflected form.
+            dry_run: Whether to count only. Messages of `threads` are not counted.
+            checkpointer: A checkpointer, which also erases the messages that the provenance of the
+                items names (`thread_id` and `message_ids`).
+            threads: Ids of threads to delete completely, such as all threads of a user.
+
+        Returns:
+            A receipt with the counts and hashes of the erased items.
 
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
-                that no provenance has.
+                that provenance does not have.
             InvalidNamespace: The prefix or the key is not valid.
-            ConfigurationError: There is no criterion, a query has no words, a key is given without
-                a namespace, `threads` without a checkpointer, or a checkpointer to a scoped store.
+            ConfigurationError: There is no criterion, the query has no words, a key has no
+                namespace, `threads` has no checkpointer, or a scoped store has a checkpointer.
         """
         return forget(
             self._parts, prefix, key, filter, provenance, query, dry_run, checkpointer, threads
@@ -540,17 +571,21 @@ class Store(BaseStore):
     def forget_author(
         self, prefix: Namespace, author: str, *, hand_over: bool = False, dry_run: bool = False
     ) -> Receipt:
-        """Erase what one author wrote under a prefix that several people write to.
+        """Erase what one author wrote under a prefix that several people share.
 
-        An author is named by the `author` of the provenance. Versions of others stay, without the
-        earlier texts of the author that they keep. It may be cut off and called again.
+        The author is the field `author` of the provenance. Versions of other authors stay, but lose
+        the earlier texts of this author that they contain. If the process dies, call the method
+        again.
 
         Args:
-            prefix: Where, such as `("teams",)`.
-            author: The user.
-            hand_over: Whether to keep the versions, without the name of the author. The receipt
+            prefix: The prefix of the shared namespaces, such as `("teams",)`.
+            author: The user id of the author.
+            hand_over: Whether to keep the versions without the name of the author. The receipt
                 counts them as `handed_over`.
-            dry_run: Only count.
+            dry_run: Whether to count only.
+
+        Returns:
+            A receipt with the counts and hashes of the erased versions.
 
         Raises:
             ConfigurationError: The author is blank.
@@ -563,7 +598,7 @@ class Store(BaseStore):
     # -- sizes
 
     def namespace_sizes(self, prefixes: Sequence[Namespace]) -> list[NamespaceSize]:
-        """What is under each of these prefixes; see `list_namespaces` for a page of them."""
+        """Return the sizes of everything under each of the prefixes, in order."""
         paths = [self._parts.resolve_prefix(prefix) for prefix in prefixes]
         rows = self.database.read(lambda: self._parts.reader.read_sizes(paths))
         return [NamespaceSize(tuple(p), *row) for p, row in zip(prefixes, rows, strict=True)]
@@ -573,7 +608,7 @@ class Store(BaseStore):
     # -- vectors that are missing
 
     def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[PendingEmbedding]:
-        """Items whose vectors could not be made yet; text search finds them."""
+        """Return the items whose vectors could not be computed yet. Searches find them by text."""
         return self.database.read(
             lambda: self._missing.read_pending(self._parts.resolve_prefix(namespace_prefix))
         )
@@ -581,19 +616,19 @@ class Store(BaseStore):
     apending_embeddings = make_async_twin(pending_embeddings)
 
     def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
-        """Make missing vectors; returns how many items got vectors.
+        """Compute missing vectors, and return how many items got vectors.
 
-        An item whose text the embedder refuses stays pending; the others get their vectors.
+        An item whose text the embedder refuses stays pending. The others get their vectors.
 
         Raises:
-            EmbeddingFailed: The embedder fails for all.
+            EmbeddingFailed: The embedder fails for all items.
         """
         return self._parts.runner.run(
             self._missing.embed_all(self._parts.resolve_prefix(namespace_prefix))
         )
 
     async def aembed_pending(self, namespace_prefix: Namespace = ()) -> int:
-        """See `embed_pending`."""
+        """Compute missing vectors; see `embed_pending`."""
         return await self._parts.runner.arun(
             self._missing.embed_all(self._parts.resolve_prefix(namespace_prefix)),
             computes_in_thread=True,
@@ -602,26 +637,26 @@ class Store(BaseStore):
     # -- other views of it
 
     def without_refresh(self) -> Store:
-        """Return this store with reads that do not refresh times to live."""
+        """Return a handle of this store whose reads do not restart times to live."""
         ttl: Any = {**(self._parts.ttl or {}), "refresh_on_read": False}
         return Store(replace(self._parts, ttl=ttl))
 
     def scoped(
         self, prefix: Namespace, *, max_items: int | None = None, max_bytes: int | None = None
     ) -> ScopedStore:
-        """A store limited to a prefix: it cannot read or name anything outside.
+        """Return a store limited to a prefix. It cannot read or name anything outside of it.
 
-        Namespaces given to it, and those it returns, leave the prefix out. It shares this store's
-        database and need not be closed. Of a scoped store, the limits of both hold.
+        Its methods take and return namespaces without the prefix. It shares the database of this
+        store and need not be closed. For the scope of a scope, both limits apply.
 
         Args:
-            prefix: One label at least.
-            max_items: How many items may be under it.
-            max_bytes: How much JSON they may have together.
+            prefix: The labels of the prefix, at least one.
+            max_items: The maximum number of items under the prefix, or None.
+            max_bytes: The maximum bytes of their JSON, or None.
 
         Raises:
-            InvalidNamespace: The prefix is none, or empty.
-            ConfigurationError: A limit is no whole number.
+            InvalidNamespace: The prefix is not valid, or is empty.
+            ConfigurationError: A limit is not a whole number.
         """
         path = self._parts.resolve_prefix(prefix)
         if not path:
@@ -630,4 +665,7 @@ class Store(BaseStore):
 
 
 class ScopedStore(Store):
-    """A store limited to the namespaces under a prefix; `()` is the prefix itself."""
+    """A store limited to the namespaces under a prefix.
+
+    `()` is the namespace of the prefix itself.
+    """

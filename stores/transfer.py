@@ -1,4 +1,4 @@
-"""Export versions of items as JSON Lines, oldest first; import these lines and other stores."""
+"""Export of item versions as JSON objects, and import of such objects and of other stores."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from perdure.stores.tombstones import TOMBSTONES, ItemContent, TombstoneReader, 
 from perdure.stores.values import check_size, decode_value
 from perdure.stores.vectors import Model
 
-PAGE = 500  # keys read, or lines written, at a time
+PAGE = 500  # keys that are read, or lines that are written, at a time
 _LOG = logging.getLogger("perdure")
-_MINUTE = 60_000_000
+_MINUTE = 60_000_000  # microseconds in a minute
 _VALUE_COLUMN: Final = 8  # index of the value in a row of `history`
-_PAGE_BYTES: Final = 16 << 20  # bytes of values that are held at once; a single value may be larger
-_MAX_VERSION = 1 << 60  # versions: SQLite counts in 64 bits
-_RowKey = tuple[bytes, str]  # the path of a namespace, and a key
+_PAGE_BYTES: Final = 16 << 20  # maximum bytes of values in a page, except for a single larger value
+_MAX_VERSION = 1 << 60  # exclusive maximum of a version number; SQLite counts in 64 bits
+_RowKey = tuple[bytes, str]  # path of a namespace, and a key
 
 
 class ItemVersion(NamedTuple):
-    """A version of an item; times in microseconds."""
+    """A version of an item. Times are in microseconds since 1970."""
 
     put: Put
-    version: int | None = None  # None: it is put as the newest, unless that is equal
-    created: int | None = None  # when the key was first put
-    since: int | None = None
-    until: int | None = None  # None: it is the present one
+    version: int | None = None  # None: put as the newest version, unless that is equal
+    created: int | None = None  # time of the first put of the key
+    since: int | None = None  # time of the put of this version
+    until: int | None = None  # time of closing; None for the present version
     expires: int | None = None
 
     @property
     def row_key(self) -> _RowKey:
-        """The path of its namespace, and its key."""
+        """The path of the namespace, and the key."""
         return self.put.path, self.put.key
 
     @property
@@ -67,17 +67,18 @@ Source = Generator[tuple[str, Mapping[str, Any] | ItemVersion | ImportFailed], N
 
 @dataclass(slots=True)
 class _ImportState:
-    """The keys of an import whose later versions are treated like the earlier ones."""
+    """Keys of an import whose later versions are treated like the earlier ones."""
 
-    differing: set[_RowKey] | None  # they differ here; None if that is an error
-    refused: set[_RowKey] = field(default_factory=set)  # keys with a tombstone here
-    imported_tombstones: set[_RowKey] = field(
+    differing: set[_RowKey] | None  # keys that differ here; None if that is an error
+    refused: set[_RowKey] = field(
         default_factory=set
-    )  # tombstones that the import has brought
+    )  # keys that a tombstone of this store refuses
+    # tombstones that the import has brought
+    imported_tombstones: set[_RowKey] = field(default_factory=set)
 
 
 class _BatchResult(NamedTuple):
-    """The result of a batch."""
+    """The result of importing one batch."""
 
     report: TransferReport
     refused: set[_RowKey]
@@ -85,20 +86,20 @@ class _BatchResult(NamedTuple):
 
 
 class Transfer:
-    """Brings items of a store out and in."""
+    """Exports and imports the items of a store."""
 
     def __init__(self, parts: StoreParts, missing: MissingEmbeddings) -> None:
         self._parts = parts
         self._missing = missing
 
-    # -- out
+    # -- export
 
     def iter_versions(self, namespace_prefix: Namespace, *, closed: bool) -> Iterator[ItemVersion]:
-        """Yield every version of every item under a prefix; each key is as it was at one moment.
+        """Yield every version of every item under a prefix. Each key is read at one moment.
 
-        Notes come after all other items. If both an item and its tombstone are present, the item
-        was put again, so an import must read the item before the tombstone. Paths of namespaces do
-        not include the prefix of this store.
+        Notes about memories come after all other items. If both an item and its tombstone exist,
+        the item was put again, so an import must read the item before the tombstone. Namespace
+        paths do not contain the prefix of this store.
         """
         database = self._parts.database
         paths = database.read(
@@ -113,12 +114,16 @@ class Transfer:
                 yield from map(self._build_item_version, rows)
 
     def _read_paths(self, prefix: bytes) -> Flow[list[bytes]]:
+        """Return the paths of all namespaces under a prefix."""
         return [row[0] for row in (yield self._parts.sql("every_path", *prefix_range(prefix)))]
 
     def _read_key_page(
         self, path: bytes, after_key: str, closed: bool
     ) -> Flow[tuple[list[Row], str | None]]:
-        """The versions of some keys after one, and the last of those keys; None: there are none."""
+        """Return the versions of some keys after `after_key`, and the last of these keys.
+
+        The last key is None if there are no more keys.
+        """
         versions: list[Row] = []
         key, size = None, 0
         for (key,) in (yield self._parts.sql("key_page", path, after_key, PAGE)):
@@ -136,10 +141,11 @@ class Transfer:
         return versions, key
 
     def _build_item_version(self, row: Row) -> ItemVersion:
+        """Build the version of a row of `history`."""
         _, path, key, version, created, since, until, expires, _, provenance, *rest = row
         ttl, searched, fields = rest
         records = self._parts.records
-        records.decode_row_value(row)  # else it is damaged
+        records.decode_row_value(row)  # raises an error if the row is damaged
         put = Put(
             path[len(self._parts.root) :],
             key,
@@ -154,7 +160,7 @@ class Transfer:
     def export_lines(
         self, namespace_prefix: Namespace, *, versions: bool
     ) -> Iterator[dict[str, Any]]:
-        """The same, each as a JSON object."""
+        """Yield every item version under a prefix as a JSON object; see `iter_versions`."""
         for put, version, created, since, until, expires in self.iter_versions(
             namespace_prefix, closed=versions
         ):
@@ -178,12 +184,22 @@ class Transfer:
                 line["provenance"] = put.provenance
             yield line
 
-    # -- in
+    # -- import
 
     def import_items(
         self, lines: Source, progress: Progress | None, noun: str, *, skips: bool = False
     ) -> TransferReport:
-        """Take in what a source gives, in batches."""
+        """Import the items of a source, in batches.
+
+        Args:
+            lines: The source.
+            progress: Called after each batch, or None.
+            noun: The word for an item in error messages, such as "line".
+            skips: Whether unsuitable items are skipped. Otherwise they raise an error.
+
+        Raises:
+            ImportFailed: An item cannot be imported. The message says how many items were imported.
+        """
         report, line_count = TransferReport(), 0
         error: ImportFailed | None = None
         state = _ImportState(set() if skips else None)
@@ -194,7 +210,7 @@ class Transfer:
                     return report
                 try:
                     report += run(self._write_batch(batch, state))
-                except ImportFailed as exc:  # it contradicts what is here
+                except ImportFailed as exc:  # the batch contradicts items of this store
                     error = exc
                     break
                 report += TransferReport(unsuitable=unsuitable)
@@ -209,7 +225,11 @@ class Transfer:
     def _read_batch(
         self, lines: Source, skips: bool
     ) -> tuple[list[ItemVersion], int, ImportFailed | None]:
-        """The next items, the number of skipped ones, and the error of a wrong one."""
+        """Read the next items of a source.
+
+        Returns:
+            The items, the number of skipped items, and the error of a wrong item or None.
+        """
         batch: list[ItemVersion] = []
         unsuitable = size = 0
         try:
@@ -231,6 +251,7 @@ class Transfer:
     async def _write_batch(
         self, versions: list[ItemVersion], state: _ImportState
     ) -> TransferReport:
+        """Write one batch of versions, and update the state of the import."""
         if not versions:
             return TransferReport()
         model = await self._missing.embed_puts([version.put for version in versions])
@@ -245,7 +266,8 @@ class Transfer:
     def _parse_line(
         self, where: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
     ) -> ItemVersion:
-        if isinstance(line, ImportFailed):  # its source could not read it
+        """Check one item of a source, and return it as a version."""
+        if isinstance(line, ImportFailed):  # the source could not read the item
             raise line
         preparer = self._parts.preparer
         try:
@@ -270,17 +292,19 @@ class Transfer:
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
-            raise ImportFailed(f"{where}: {exc}; expected what an export writes") from exc
+            raise ImportFailed(f"{where}: {exc}; expected a line as `export` writes it") from exc
 
 
-_INVALID_VALUE: Any = ()  # no mapping: the check of values says so
+_INVALID_VALUE: Any = ()  # not a mapping, so the check of values raises an error
 
 
 def _parse_time(line: Mapping[str, Any], name: str) -> int | None:
+    """Return a time of a line in microseconds, or None if it is missing."""
     return to_microseconds(datetime.fromisoformat(line[name])) if name in line else None
 
 
 def _parse_version(line: Mapping[str, Any]) -> int | None:
+    """Check and return the version number of a line, or None if it is missing."""
     version = line.get("version")
     if version is not None and (type(version) is not int or not 0 < version < _MAX_VERSION):
         raise ValueError(f"version is {version!r}; expected 1 or more")
@@ -294,10 +318,11 @@ def _write_versions(
     model: Model | None,
     state: _ImportState,
 ) -> Flow[_BatchResult]:
-    """Restore versions, all or none.
+    """Write versions, all or none.
 
-    Items with a tombstone here are skipped. So are items that differ from those with the same key
-    here. Their keys are added to `passed.others`; if that is None, an error is raised.
+    Items with a tombstone in this store are refused. An item that differs from the version with the
+    same number here is skipped with all later versions, and its key is added to `state.differing`.
+    If `state.differing` is None, an error is raised instead.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
     changes = WriteTotals(None if model is None else (yield from writer.register_model(model)))
@@ -314,7 +339,7 @@ def _write_versions(
             equal_row = newest
         is_same = equal_row is not None and _has_same_content(writer, equal_row, item.put)
         is_tombstone = is_note_path(row_key[0], (TOMBSTONES,))
-        # a tombstone of this database has the time of the forgetting here, which no file may change
+        # a tombstone of this database records when the item was forgotten here; it never changes
         is_own = (
             is_tombstone
             and bool(rows)
@@ -340,7 +365,7 @@ def _write_versions(
             is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
             if present and present[6:8] == (None, None) and item.until is not None:
-                # what may expire lives as long as it does here
+                # an item that may expire keeps its time to live of this store
                 yield _close_version(
                     writer, (yield from writer.read_present(item.put)), item.until, changes
                 )
@@ -384,6 +409,7 @@ def _find_refused(
 
 
 def _read_content(writer: ItemWriter, row: Row) -> ItemContent:
+    """Return the content of a row, for comparison with tombstones."""
     provenance = writer.records.decode_provenance(row[9], *row[1:4])
     return ItemContent(row[1], writer.records.decode_row_text(row), provenance)
 
@@ -391,6 +417,7 @@ def _read_content(writer: ItemWriter, row: Row) -> ItemContent:
 def _add_version(
     writer: ItemWriter, item: ItemVersion, now: int, changes: WriteTotals
 ) -> Flow[None]:
+    """Add a version of an item, and close the present version before it."""
     present = yield from writer.read_present(item.put)
     namespace_id, row, version, created, valid_from, _, _, last_closed, _, first_id = present
     since = now if item.since is None else item.since
@@ -417,12 +444,13 @@ def _add_version(
 def _close_version(
     writer: ItemWriter, present: Row, until: int, changes: WriteTotals
 ) -> list[Statement]:
-    """The statements that close the present version of a key; see `ItemWriter.locate`."""
+    """Build the statements that close a key's present version; see `ItemWriter.read_present`."""
     namespace_id, row, _, _, valid_from, _, size, *_ = present
     changes.add_growth(namespace_id, -1, -size)
     return writer.build_closings([(max(until, valid_from + 1), row)])
 
 
 def _has_same_content(writer: ItemWriter, row: Row, put: Put) -> bool:
+    """Return whether a row has the value and the provenance of a put."""
     fields = writer.records.decode_provenance(row[9], *row[1:4])
     return writer.records.decode_row_text(row) == put.text and fields == (put.provenance or {})

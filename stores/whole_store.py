@@ -1,4 +1,4 @@
-"""The public methods of a whole store: maintenance, export and import."""
+"""The public methods of a whole store: time to live, retention, indexes, export and import."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from perdure.stores.vectors import Model
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")
-_BATCH_ROWS: Final = 500  # items closed, or versions dropped, in one transaction
-_MAX_RETENTION: Final = 1_000_000  # days or versions: enough to keep all
+_BATCH_ROWS: Final = 500  # maximum items closed or versions removed in one transaction
+_MAX_RETENTION: Final = 1_000_000  # exclusive maximum of the days or versions of a rule
 
 
 class WholeStore(DatabaseOwner, Store):
-    """A store with its database; it is for `with` or `async with`, or to be closed by hand."""
+    """A store with its database. Use it with `with` or `async with`, or call `close`."""
 
-    _clock: Callable[[], float] = staticmethod(time.time)  # tests put another here
+    _clock: Callable[[], float] = staticmethod(time.time)  # tests replace it
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class WholeStore(DatabaseOwner, Store):
         self._sweeper: Sweeper | None = None
 
     def close(self) -> None:
-        """Stop the sweeper, and close the database once everything handed to it is written."""
+        """Stop the sweeper, and close the database after all pending writes."""
         sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
             sweeper.stopped.set()
@@ -94,7 +94,7 @@ class WholeStore(DatabaseOwner, Store):
     acount_without_ttl = make_async_twin(count_without_ttl)
 
     def sweep_ttl(self) -> int:
-        """Close expired items, which no read returns any more; returns how many."""
+        """Close all expired items, which no read returns any more, and return how many."""
         total = 0
         while swept := self._sweep_batch():
             total += swept
@@ -103,7 +103,10 @@ class WholeStore(DatabaseOwner, Store):
     asweep_ttl = make_async_twin(sweep_ttl)
 
     def _sweep_batch(self) -> int:
-        """Close some of them; only those wait who write to their namespaces, or sweep them too."""
+        """Close some expired items.
+
+        Only writers to their namespaces and other sweepers wait meanwhile.
+        """
         parts, now = self._parts, self._parts.now()
         expired = self.database.read(lambda: fetch_rows(parts.sql["expired"], now, _BATCH_ROWS))
         paths = {row[4] for row in expired}
@@ -114,13 +117,17 @@ class WholeStore(DatabaseOwner, Store):
         )
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
-        """Sweep repeatedly in a thread, until `stop_ttl_sweeper` or `close`.
+        """Start a thread that sweeps repeatedly, until `stop_ttl_sweeper` or `close` is called.
 
         Args:
-            sweep_interval_minutes: How often; None: as configured, else every five minutes.
+            sweep_interval_minutes: The interval in minutes. None takes the configured interval, or
+                five minutes without one.
 
         Returns:
             The thread.
+
+        Raises:
+            ConfigurationError: The interval is not a positive number.
         """
         configured = (self.ttl_config or {}).get("sweep_interval_minutes")
         minutes: Any = sweep_interval_minutes or configured or 5
@@ -132,7 +139,10 @@ class WholeStore(DatabaseOwner, Store):
         return sweeper
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
-        """Stop sweeping, and wait for the thread: for `timeout` seconds, or as long as it takes.
+        """Stop the sweeper and wait for its thread.
+
+        Args:
+            timeout: The maximum time to wait in seconds, or None to wait until the thread ends.
 
         Returns:
             Whether the thread has ended.
@@ -145,16 +155,16 @@ class WholeStore(DatabaseOwner, Store):
 
     astop_ttl_sweeper = make_async_twin(stop_ttl_sweeper)
 
-    # -- old versions
+    # -- retention of versions
 
     def find_removable(
         self, rule: VersionRetention | None = None, *, prefix: Namespace = ()
     ) -> list[RemovableVersions]:
-        """What `sweep_ttl` and then `retain` would remove now, key by key. It only reads.
+        """Return what `sweep_ttl` and then `retain` would remove now, by key. Nothing is written.
 
         Args:
-            rule: Which closed versions stay; None: all.
-            prefix: Only what is under it.
+            rule: The rule that says which closed versions are kept. None keeps all.
+            prefix: Only items under this prefix.
 
         Raises:
             ConfigurationError: See `retain`.
@@ -171,7 +181,11 @@ class WholeStore(DatabaseOwner, Store):
     afind_removable = make_async_twin(find_removable)
 
     def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
-        """Drop closed versions that a rule does not keep, in batches; returns how many.
+        """Remove closed versions that a rule does not keep, in batches, and return how many.
+
+        Args:
+            rule: The rule that says which closed versions are kept.
+            prefix: Only versions under this prefix.
 
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.
@@ -194,11 +208,12 @@ class WholeStore(DatabaseOwner, Store):
     def _drop_versions(
         self, prefix_bounds: tuple[bytes, bytes], retention_bounds: tuple[int, int]
     ) -> Flow[int]:
+        """Remove one batch of closed versions in a transaction, and return how many."""
         sql, emptied_namespaces = self._parts.sql, []
         rows = yield sql("old_versions", *prefix_bounds, *retention_bounds, _BATCH_ROWS)
         for name in ("drop_index_with", "drop_version", "drop_index"):
             yield Statement(sql[name], rows, execute_many=True)
-        if len(rows) < _BATCH_ROWS:  # the last of them
+        if len(rows) < _BATCH_ROWS:  # the last batch
             emptied_namespaces = yield sql("drop_empty_namespaces", *prefix_bounds)
         if rows or emptied_namespaces:
             yield sql("drop_index_left")
@@ -208,17 +223,21 @@ class WholeStore(DatabaseOwner, Store):
     # -- indexes on paths
 
     def create_index(self, path: str) -> None:
-        """Make searches that filter by a path of the value fast, like `"kind"` or `"user.age"`.
+        """Create an index on a path of the value, such as "kind" or "user.age", for faster filters.
+
+        Args:
+            path: Identifiers joined by dots.
 
         Raises:
-            ConfigurationError: The path is no names joined by dots, or values are encrypted.
+            ConfigurationError: The path is not valid, values are encrypted, or the database is
+                Postgres.
         """
         expression = build_index_expression(check_index_path(path), "value")
         is_encrypted = self._parts.records.is_encrypted
         if is_encrypted or not self._parts.reader.values.supports_indexes:
             reason = "are encrypted" if is_encrypted else "are bytes to this database"
             raise ConfigurationError(
-                f"values in this store {reason}, so a path cannot have an index"
+                f"values in this store {reason}, so no path can have an index; filter without one"
             )
         sql = self._parts.sql["create_path_index"]
         sql = sql.format(name=path_index_name(path), expression=expression)
@@ -227,7 +246,7 @@ class WholeStore(DatabaseOwner, Store):
     acreate_index = make_async_twin(create_index)
 
     def drop_index(self, path: str) -> None:
-        """Remove an index; one that is not there is no error."""
+        """Remove the index on a path. A missing index is not an error."""
         sql = self._parts.sql["drop_path_index"].format(
             name=path_index_name(check_index_path(path))
         )
@@ -236,7 +255,7 @@ class WholeStore(DatabaseOwner, Store):
     adrop_index = make_async_twin(drop_index)
 
     def indexes(self) -> list[str]:
-        """The paths that have an index."""
+        """Return the paths that have an index, sorted."""
         return self.database.read(self._parts.reader.read_path_indexes)
 
     aindexes = make_async_twin(indexes)
@@ -244,13 +263,13 @@ class WholeStore(DatabaseOwner, Store):
     def explain_query(
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
-        """The path indexes that a search would use."""
+        """Return the database's plan for a search, with the path indexes that it would use."""
         selection = self._parts.build_selection(namespace_prefix, filter)
         return self.database.read(lambda: self._parts.reader.read_plan(selection))
 
     aexplain_query = make_async_twin(explain_query)
 
-    # -- vectors of another model
+    # -- embeddings
 
     def check_embedder(self) -> None:
         """Check that the stored vectors come from the embedder with which the store was opened.
@@ -269,56 +288,56 @@ class WholeStore(DatabaseOwner, Store):
     acheck_embedder = make_async_twin(check_embedder)
 
     def reembed(self, progress: Progress | None = None) -> int:
-        """Make all vectors anew with the store's present embedder.
+        """Compute all vectors again with the store's present embedder.
 
-        Others may read and write meanwhile; an item without a new vector is found by its words. It
-        may be cut off and called again, and then continues.
+        Others may read and write meanwhile. An item without a new vector is found by its words. If
+        the call is interrupted, call it again to continue.
 
         Args:
-            progress: Called after each batch with how many are done, and of how many.
+            progress: Called after each batch with the number of finished items and the total.
 
         Returns:
-            How many items got new vectors.
+            The number of items that got new vectors.
 
         Raises:
-            EmbeddingFailed: The embedder fails for all; call again to go on. A text that it refuses
-                by itself is left in `pending_embeddings()`.
+            EmbeddingFailed: The embedder fails for all items. Call the method again to continue. A
+                single text that the embedder refuses is listed in `pending_embeddings()`.
             ConfigurationError: The store has no embedder.
         """
         return self._parts.runner.run(self._missing.reembed(progress))
 
     async def areembed(self, progress: Progress | None = None) -> int:
-        """See `reembed`."""
+        """Compute all vectors again; see `reembed`."""
         return await self._parts.runner.arun(
             self._missing.reembed(progress), computes_in_thread=True
         )
 
     @property
     def model(self) -> Model | None:
-        """The embedding model; `dims` is 0 until it is known."""
+        """The embedding model, or None without an embedder. Its `dims` is 0 until it is known."""
         model = self._parts.preparer.embeddings.model
         return None if model is None else replace(model)
 
-    # -- out and in
+    # -- export and import
 
     def export(
         self, namespace_prefix: Namespace = (), *, versions: bool = True
     ) -> Iterator[dict[str, Any]]:
         """Yield every item under a prefix as a JSON object, in order of namespace, key and version.
 
-        Others may write meanwhile: each key is as it was at one moment. Notes on memories, such as
+        Others may write meanwhile. Each key is read at one moment. Notes about memories, such as
         tombstones, come after all other items.
 
         Args:
-            namespace_prefix: Where.
-            versions: Whether closed versions come too.
+            namespace_prefix: The prefix.
+            versions: Whether closed versions are included.
         """
         return self._transfer.export_lines(namespace_prefix, versions=versions)
 
     async def aexport(
         self, namespace_prefix: Namespace = (), *, versions: bool = True
     ) -> AsyncIterator[dict[str, Any]]:
-        """See `export`."""
+        """Yield every item under a prefix; see `export`."""
         lines = self.export(namespace_prefix, versions=versions)
         while page := await asyncio.to_thread(lambda: list(islice(lines, PAGE))):
             for line in page:
@@ -331,22 +350,26 @@ class WholeStore(DatabaseOwner, Store):
         namespace: Namespace | None = None,
         progress: Progress | None = None,
     ) -> TransferReport:
-        """Import lines of `export`, or other JSON objects; it may be repeated.
+        """Import lines of `export`, or other JSON objects. The import can be repeated.
 
         An exported version that exists already, or that is older than the existing one, is skipped.
-        A line without `namespace` and `value` is a value by itself: it goes into `namespace`, under
-        its `key` field or else a key made of its content. Any other line has nothing but what
-        `export` writes. A memory that was deleted or forgotten here is refused and named in the
-        report; see `import_from`.
+        A line without `namespace` and `value` is a value by itself. It is put into `namespace`,
+        under its field `key` or else under a hash of its content. Other lines may have only the
+        fields that `export` writes. A memory that was deleted or forgotten here is refused and
+        named in the report; see `import_from`.
 
         Args:
-            lines: JSON, an object a line; empty lines are passed over.
+            lines: JSON, one object per line. Empty lines are skipped.
             namespace: The namespace of items that name none.
-            progress: Called after each batch with how many lines are done, and None for the total.
+            progress: Called after each batch with the number of finished lines, and None as the
+                total.
+
+        Returns:
+            The counts of the import, and the refused items.
 
         Raises:
-            ImportFailed: A line is malformed, has a field that no item has, or contradicts what
-                is here. The lines before it are kept; the message says how many.
+            ImportFailed: A line is malformed, has an unknown field, or contradicts an item of this
+                store. The lines before it are kept. The message says how many.
         """
         return self._transfer.import_items(iter_text_lines(lines, namespace), progress, "line")
 
@@ -360,30 +383,34 @@ class WholeStore(DatabaseOwner, Store):
         progress: Progress | None = None,
         max_value_bytes: int = IMPORT_VALUE_BYTES,
     ) -> TransferReport:
-        """Import the items of langgraph's SqliteStore or PostgresStore, or of any store.
+        """Import the items of langgraph's SqliteStore or PostgresStore, or of any open store.
 
         From a store of perdure, versions, times and provenance are imported too.
 
-        The source is only read. The import may be cut off and repeated: an equal item is skipped.
+        The source is only read. The import can be interrupted and repeated, because equal items are
+        skipped.
 
         A memory that was deleted or forgotten here (`perdure.memory.forget`) is refused with all
-        its versions, even if the other database has changed it since, and named in the report. The
-        tombstone here decides. It contains the hash of a text that the item has or had, or of the
-        message from which a turn was made. To have the memory again, add it here.
+        its versions, even if the other database has changed it since. It is named in the report.
+        The tombstone in this store decides. It contains the hash of a text that the item has or
+        had, or of the message from which a turn was made. To have the memory again, add it here.
 
         Args:
             source: The path of the file, the Postgres DSN, or an open store with blocking methods.
-            on_unsuitable: How to treat an item that cannot be read or stored, for example because
-                its value is not JSON, or whose versions are others here: `"error"`, or `"skip"`:
-                it is counted, named in the log, and skipped.
+            on_unsuitable: What to do with an item that cannot be read or stored, for example
+                because its value is not JSON, or whose versions differ from those here. `"error"`
+                raises an error. `"skip"` counts, logs and skips the item.
             progress: See `import_lines`.
-            max_value_bytes: The size of the largest value that is read from a file.
+            max_value_bytes: The maximum size of a value that is read from a file.
+
+        Returns:
+            The counts of the import, and the refused items.
 
         Raises:
-            ConfigurationError: There is no such file, or another argument is wrong.
-            NotADatabase: It is not of langgraph's own store.
-            ImportFailed: An item cannot be read or stored. Those before it are kept; the message
-                says how many.
+            ConfigurationError: The file does not exist, or another argument is wrong.
+            NotADatabase: The source is not langgraph's own store.
+            ImportFailed: An item cannot be read or stored. The items before it are kept. The
+                message says how many.
         """
         if on_unsuitable not in get_args(OnUnsuitable):
             raise ConfigurationError(
@@ -404,10 +431,10 @@ class WholeStore(DatabaseOwner, Store):
 
     aimport_from = make_async_twin(import_from)
 
-    # -- looking
+    # -- statistics
 
     def stats(self) -> StoreStats:
-        """Counts and sizes."""
+        """Return counts and sizes of the store."""
         read = self.database.read
         ((namespaces, items, size, versions),) = read(lambda: fetch_rows(self._parts.sql["counts"]))
         pending, indexes = read(self._missing.count_missing), tuple(self.indexes())
@@ -417,7 +444,7 @@ class WholeStore(DatabaseOwner, Store):
     astats = make_async_twin(stats)
 
     def usage(self, limit: int = LIST_LIMIT) -> StoreUsage:
-        """The largest namespaces, at most `limit`, and in which months the items were made."""
+        """Return the largest namespaces, at most `limit`, and the number of items per month."""
         sql, read = self._parts.sql, self.database.read
         largest = read(lambda: fetch_rows(sql["largest_namespaces"], limit))
         days = read(lambda: fetch_rows(sql["made_by_day"]))
@@ -428,7 +455,7 @@ class WholeStore(DatabaseOwner, Store):
 
 
 class Sweeper(threading.Thread):
-    """Calls a function at intervals until it is stopped."""
+    """A thread that calls a function at intervals until it is stopped."""
 
     def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
@@ -436,7 +463,7 @@ class Sweeper(threading.Thread):
         self._sweep_batch, self._interval_s = sweep, minutes * 60
 
     def run(self) -> None:
-        """Sweep until it is stopped."""
+        """Call the function until the thread is stopped."""
         while not self.stopped.wait(self._interval_s):
             try:
                 self._sweep_batch()
@@ -445,7 +472,14 @@ class Sweeper(threading.Thread):
 
 
 def _compute_retention_bounds(rule: VersionRetention, now: int) -> tuple[int, int]:
-    """The moment at which a version must be closed to go, and how many newer ones it must have."""
+    """Return the bounds of a retention rule.
+
+    Returns: The time before which a removable version must be closed, in microseconds, and the
+        number of newer closed versions that it must have.
+
+    Raises:
+        ConfigurationError: The rule is empty, or has an invalid number.
+    """
     if rule.last is None and rule.days is None:
         raise ConfigurationError("the retention rule is empty; give last= or days=")
     for name, number in (("last", rule.last), ("days", rule.days)):

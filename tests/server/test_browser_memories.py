@@ -314,7 +314,7 @@ def test_an_item_is_edited(tab: Page, store: SQLiteStore) -> None:
     wrong = tab.request.post(
         f"/ui/memory?{place('notes', key='plan')}", form={"value": "{", "version": 3}
     )
-    assert (wrong.status, "is no JSON" in wrong.text()) == (422, True)
+    assert (wrong.status, "is not JSON" in wrong.text()) == (422, True)
     last = store.get(("notes",), "plan")
     assert last is not None
     assert last.value == {"title": "Another"}

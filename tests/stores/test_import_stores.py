@@ -222,7 +222,7 @@ def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
     assert TransferReport(1, 0, 1, 1) == plain.import_from(
         tmp_path / "bad.db", on_unsuitable="skip"
     )
-    with pytest.raises(NotADatabase, match="perdure's own: export its items to JSON Lines"):
+    with pytest.raises(NotADatabase, match="perdure: export its items to JSON Lines"):
         plain.import_from(plain.database.path)
     assert not (tmp_path / "none.db").exists()
 

@@ -242,7 +242,7 @@ def test_why_not_in_the_past(store: SQLiteStore, clock: Clock) -> None:
 
     assert [then("a").rank, then("b").rank] == [1, 2]
     assert then("b").reason == "1 of 2 items score higher"
-    assert then("new").reason == "there is no such item"
+    assert then("new").reason == "no such item exists"
     assert then("a", provenance={"actor": "Ann"}).rank == 1
     assert "filter" in then("a", provenance={"actor": "Bo"}).reason
     assert store.why_not(A, "a", query="tea", mode="text").rank == 2

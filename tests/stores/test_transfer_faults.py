@@ -117,8 +117,8 @@ def test_a_bad_line(kind: str, plain: SQLiteStore) -> None:
             line(provenance={"thread": "t"}),
             "unknown field 'thread' of its provenance; did you mean 'thread_id'?",
         ),
-        (line(key=7), "its key is 7; expected text"),
-        (without("value"), "it has no 'value'; expected a JSON object there"),
+        (line(key=7), "the key is 7; expected text"),
+        (without("value"), "the line has no field 'value'; expected a JSON object there"),
     ],
 )
 def test_what_would_be_lost_is_named(bad: str, says: str, plain: SQLiteStore) -> None:
