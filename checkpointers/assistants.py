@@ -34,7 +34,7 @@ class AssistantRow(NamedTuple):
     content: dict[str, Any]
 
 
-def assistant_place(assistant_id: str, version: int) -> AssociatedData:
+def assistant_associated_data(assistant_id: str, version: int) -> AssociatedData:
     """Return the associated data that binds the encrypted content of a version to its row."""
     return ("assistant", assistant_id, version)
 
@@ -108,7 +108,7 @@ class AssistantTable(ServerTable):
         self, assistant_id: str, version: int, content: Mapping[str, Any], now: float
     ) -> list[Statement]:
         """Build the statements that insert a version and make it the latest one."""
-        place = assistant_place(assistant_id, version)
+        place = assistant_associated_data(assistant_id, version)
         sealed = self._seal.seal(json.dumps(content).encode(), place)
         return [
             self._sql("add_version", assistant_id, version, now, sealed),
@@ -120,5 +120,7 @@ class AssistantTable(ServerTable):
 
     def _decrypt_row(self, row: Row) -> AssistantRow:
         assistant_id, version, created_at, latest_since, sealed, *_ = row
-        content = json.loads(self._seal.unseal(sealed, assistant_place(assistant_id, version)))
+        content = json.loads(
+            self._seal.unseal(sealed, assistant_associated_data(assistant_id, version))
+        )
         return AssistantRow(assistant_id, version, created_at, latest_since, content)

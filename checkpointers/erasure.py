@@ -491,7 +491,7 @@ class _Eraser:
                     self.cancelled.add(_name_task(ns, node, task))
             elif not has_no_result(writes) and has_no_result(
                 remaining
-            ):  # else the task would run again
+            ):  # otherwise the task would run again
                 remaining.append([0, NO_WRITES, self._encode(None)])
         if not self._collect_only and remaining != writes:
             body = encrypt_writes(
@@ -551,7 +551,7 @@ class _Eraser:
         kind, inner = ref
         if isinstance(inner, int):
             return ref
-        # from a replayed value, messages without ids are erased as they are from the writes
+        # messages without ids are erased from a replayed value as they are from pending writes
         remaining = yield from self._rewrite_reference(channel, inner, kind == DELTA)
         if remaining is REMOVED:  # without a snapshot here, langgraph would use an older one
             empty = self._encode(DeltaSnapshot(None))

@@ -265,7 +265,9 @@ class _PostgresTables:
                 (task, paths.get(task, ""), channel, value) for task, channel, value in writes
             )
             for of_task in tasks:
-                of_task.writes.sort(key=lambda write: write[0] in WRITES_IDX_MAP)  # see _WRITES
+                of_task.writes.sort(
+                    key=lambda write: write[0] in WRITES_IDX_MAP
+                )  # the order of _WRITES
             parent_id = (stored.parent_config or {}).get("configurable", {}).get("checkpoint_id")
             parent_address = Address(thread_id, ns, parent_id)
             yield SourceCheckpoint(label, parent_address, stored.checkpoint, stored.metadata, tasks)

@@ -28,9 +28,10 @@ from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, fetch_rows
 
 _PAGE: Final = 256  # maximum rows that one statement reads
-_SEQ_MASK: Final = 0xFFFFFFFF
+_SEQ_MASK: Final = 0xFFFFFFFF  # the part of a checkpoint's key that is its sequence number
+_MAX_KEY: Final = (1 << 63) - 1  # higher than the key of any checkpoint
 MetadataFilter = Mapping[str, Any]
-_MAX_KEY: Final = (1 << 63) - 1  # above every key
+"""Values that the metadata of a checkpoint must have, by key or dotted path."""
 
 
 def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool:
@@ -43,8 +44,8 @@ def metadata_matches(metadata: Mapping[str, Any], where: MetadataFilter) -> bool
 
 def find_first_tag(seal: Seal, where: MetadataFilter) -> int | None:
     """Return the tag of the first filter value that is indexed, or None if no value is."""
-    numbers = (metadata_tag(seal, name, where[name]) for name in where if "." not in name)
-    return next((number for number in numbers if number is not None), None)
+    tags = (metadata_tag(seal, name, where[name]) for name in where if "." not in name)
+    return next((tag for tag in tags if tag is not None), None)
 
 
 def _get_by_path(metadata: Mapping[str, Any], name: str) -> Any:
@@ -72,7 +73,7 @@ class Listing:
     ) -> Iterator[tuple[Address, int]]:
         """Yield the address and the key of each matching checkpoint; see `Checkpointer.list`."""
         where = where or {}
-        bound_fields = before.get("configurable") if before else None  # it needs no thread_id
+        bound_fields = before.get("configurable") if before else None  # may lack a thread_id
         before_id = (
             check_optional_text("checkpoint_id", bound_fields.get("checkpoint_id"))
             if bound_fields
@@ -108,40 +109,38 @@ class Listing:
         """Find the checkpoints that match a filter with the index of metadata.
 
         Returns:
-            The thread id and the key of each checkpoint, or None if the index has none of the
-            values.
+            The thread id and the key of each checkpoint, or None if no value of the filter is
+            indexed.
 
         Raises:
             CorruptRecord: The index is damaged.
         """
-        number, last = find_first_tag(self.seal, where), -1
-        if number is None:
+        tag, last = find_first_tag(self.seal, where), -1
+        if tag is None:
             return None
-        yield from self._check_tags(number, 0, _MAX_KEY)
+        yield from self._check_tags(tag, 0, _MAX_KEY)
         out = []
-        while rows := (yield self.sql("tagged_checkpoints", number, last, _PAGE)):
+        while rows := (yield self.sql("tagged_checkpoints", tag, last, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last:
                     raise damaged_index_error(f"the tags of checkpoint {row[0]}")
                 last = row[0]
-                if metadata_matches(
-                    self._check_tagged_row(thread_id, ns, row, number, True), where
-                ):
+                if metadata_matches(self._check_tagged_row(thread_id, ns, row, tag, True), where):
                     out.append((thread_id, last))
         return out
 
-    def _check_tags(self, number: int, start: int, stop: int) -> Flow[None]:
+    def _check_tags(self, tag: int, start: int, stop: int) -> Flow[None]:
         """Check the entries of the index beside the end of a search.
 
         If a damaged entry has ended the search too early, the entry is beside its end.
         """
         if self.sql["neighbouring_tags"]:
-            neighbours = yield self.sql("neighbouring_tags", number, start, stop)
+            neighbours = yield self.sql("neighbouring_tags", tag, start, stop)
             for indexed, thread_id, ns, *row in neighbours:
-                self._check_tagged_row(thread_id, ns, row, number, bool(indexed))
+                self._check_tagged_row(thread_id, ns, row, tag, bool(indexed))
 
     def _check_tagged_row(
-        self, thread_id: str | None, ns: str, row: list[Any], number: int, indexed: bool
+        self, thread_id: str | None, ns: str, row: list[Any], tag: int, is_indexed: bool
     ) -> dict[str, Any]:
         """Check that the index is right about a checkpoint, and return its metadata.
 
@@ -149,8 +148,8 @@ class Listing:
             thread_id: The thread, or None if the checkpoint has none.
             ns: The namespace.
             row: The row of the checkpoint.
-            number: The tag.
-            indexed: Whether the index has an entry of the tag for the checkpoint.
+            tag: The tag.
+            is_indexed: Whether the index has an entry of the tag for the checkpoint.
 
         Raises:
             CorruptRecord: The index is damaged.
@@ -159,7 +158,7 @@ class Listing:
             metadata = self.reader.decode_metadata(
                 self.reader.decrypt_row(thread_id, ns, tuple(row))
             )
-            if indexed == (number in metadata_tags(self.seal, metadata)):
+            if is_indexed == (tag in metadata_tags(self.seal, metadata)):
                 return metadata
         raise damaged_index_error(f"the tags of checkpoint {row[0]}")
 
@@ -285,10 +284,10 @@ class Listing:
 
     def _read_page(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
         """Read a page of the rows in a range of keys that may match a filter, newest first."""
-        number = find_first_tag(self.seal, where)
-        if number is not None:
-            yield from self._check_tags(number, start, stop)
-            return (yield self.sql("tagged_checkpoints_page", number, start, stop, _PAGE))  # type: ignore[no-any-return]
+        tag = find_first_tag(self.seal, where)
+        if tag is not None:
+            yield from self._check_tags(tag, start, stop)
+            return (yield self.sql("tagged_checkpoints_page", tag, start, stop, _PAGE))  # type: ignore[no-any-return]
         rows: list[Row] = yield self.sql("checkpoints_page", start, stop, _PAGE)
         if len(rows) < _PAGE:
             yield from self.reader.check_complete(len(rows), start, stop)

@@ -66,16 +66,16 @@ class RetentionCandidate(NamedTuple):
 
     Attributes:
         key: The key of the checkpoint's row.
-        uid: The id of the checkpoint.
-        parent: The id of the parent, or None.
+        checkpoint_id: The id of the checkpoint.
+        parent_id: The id of the parent, or None.
         active_at: The `ts` of the checkpoint, in seconds since 1970.
         channels: The channels with a stored value.
         size: The bytes of the checkpoint's row.
     """
 
     key: int
-    uid: str
-    parent: str | None
+    checkpoint_id: str
+    parent_id: str | None
     active_at: float
     metadata: Mapping[str, Any]
     channels: frozenset[str]
@@ -282,7 +282,7 @@ class Maintenance:
         """Build the statements that remove a checkpoint from the index of metadata."""
         return [self.sql("drop_tag", number, key) for number in metadata_tags(self.seal, metadata)]
 
-    # -- some checkpoints of a thread
+    # -- deleting checkpoints of a thread
 
     def delete_batch(
         self,
@@ -322,7 +322,7 @@ class Maintenance:
         thread, size, deleted = rows[0][0], 0, set[Any]()
         candidates = candidates if dry_run else candidates[:PRUNE_BATCH]
         for namespace, checkpoint in candidates:
-            write_key = namespace, pack_id(checkpoint.uid)
+            write_key = namespace, pack_id(checkpoint.checkpoint_id)
             ((written,),) = yield self.sql("size_of_writes", *write_key)
             size += checkpoint.size + written
             deleted |= {checkpoint.key, write_key}
@@ -375,7 +375,7 @@ class Maintenance:
             to_delete += [
                 (namespace, checkpoint)
                 for checkpoint in reversed(candidates)
-                if checkpoint.uid not in kept_ids
+                if checkpoint.checkpoint_id not in kept_ids
             ]
         return to_delete
 
@@ -388,7 +388,7 @@ class Maintenance:
         """
         newest = dict[Any, str]()
         for checkpoint in candidates:
-            newest.setdefault(checkpoint.metadata.get("run_id"), checkpoint.uid)
+            newest.setdefault(checkpoint.metadata.get("run_id"), checkpoint.checkpoint_id)
         kept_ids = {uid for run_id, uid in newest.items() if run_id in live_run_ids}
         tasks = {pack_id(run_id) for run_id in live_run_ids}
         for uid, task, *_ in (yield self.sql("namespace_writes", namespace)):
@@ -402,9 +402,9 @@ class Maintenance:
         """Store in a head which checkpoint it has updated, if updates in between are deleted."""
         for head in candidates:
             updated = _find_updated(candidates, head) if head.is_head else None
-            if updated is None or updated == find_updated(head.parent, head.metadata):
+            if updated is None or updated == find_updated(head.parent_id, head.metadata):
                 continue
-            if head.uid in kept_ids and head.parent not in kept_ids:
+            if head.checkpoint_id in kept_ids and head.parent_id not in kept_ids:
                 (row,) = yield self.sql("checkpoint_row", head.key)
                 snapshot = self.reader.decrypt_row(thread_id, ns, row)
                 metadata = {**head.metadata, UPDATED: updated}
@@ -547,16 +547,16 @@ def _mark_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]
 
 def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str]) -> set[str]:
     """Add the ancestors from whose writes the `DeltaChannel`s of kept checkpoints are rebuilt."""
-    by_uid: dict[str | None, RetentionCandidate] = {c.uid: c for c in candidates}
+    by_id: dict[str | None, RetentionCandidate] = {c.checkpoint_id: c for c in candidates}
     all_kept_ids = set(kept_ids)
     for checkpoint in candidates:
         counters = checkpoint.metadata.get("counters_since_delta_snapshot") or {}
         missing_channels = set(counters) - checkpoint.channels
-        ancestor = by_uid.get(checkpoint.parent) if checkpoint.uid in kept_ids else None
+        ancestor = by_id.get(checkpoint.parent_id) if checkpoint.checkpoint_id in kept_ids else None
         while missing_channels and ancestor is not None:
-            all_kept_ids.add(ancestor.uid)
+            all_kept_ids.add(ancestor.checkpoint_id)
             missing_channels -= ancestor.channels
-            ancestor = by_uid.get(ancestor.parent)
+            ancestor = by_id.get(ancestor.parent_id)
     return all_kept_ids
 
 
@@ -566,19 +566,19 @@ def _find_updated(candidates: list[RetentionCandidate], head: RetentionCandidate
     Returns:
         The id, or None if the head is no update.
     """
-    by_uid = {checkpoint.uid: checkpoint for checkpoint in candidates}
-    updated, checkpoint = None, by_uid.get(head.uid)
+    by_id = {checkpoint.checkpoint_id: checkpoint for checkpoint in candidates}
+    updated, checkpoint = None, by_id.get(head.checkpoint_id)
     while (
         checkpoint is not None
-        and (previous := find_updated(checkpoint.parent, checkpoint.metadata)) is not None
+        and (previous := find_updated(checkpoint.parent_id, checkpoint.metadata)) is not None
     ):
-        updated, checkpoint = previous, by_uid.get(previous)
+        updated, checkpoint = previous, by_id.get(previous)
     return updated
 
 
 def _keep_all_except(keys: Container[int], candidates: list[RetentionCandidate]) -> set[str]:
     """Return the ids of all checkpoints except those with certain keys."""
-    return {c.uid for c in candidates if c.key not in keys}
+    return {c.checkpoint_id for c in candidates if c.key not in keys}
 
 
 def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
@@ -588,15 +588,15 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
         selected = [c for c in candidates if c.is_head]
         recent = [head for head in selected if head.active_at >= now - RUN_DAYS * 86400]
         updated = {_find_updated(candidates, head) for head in recent}
-        selected += [c for c in candidates if c.uid in updated]
+        selected += [c for c in candidates if c.checkpoint_id in updated]
         if rule.last is not None:
             selected += candidates[: rule.last]
         if rule.days is not None:
             selected += [c for c in candidates if c.active_at >= now - rule.days * 86400]
         if rule.turns:
-            inner_parents = {c.parent for c in candidates if c.metadata.get("source") == "loop"}
-            selected += [c for c in candidates if c.uid not in inner_parents]
-        return {c.uid for c in selected}
+            inner_parents = {c.parent_id for c in candidates if c.metadata.get("source") == "loop"}
+            selected += [c for c in candidates if c.checkpoint_id not in inner_parents]
+        return {c.checkpoint_id for c in selected}
 
     return keep
 

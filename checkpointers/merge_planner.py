@@ -133,7 +133,7 @@ class MergePlanner:
         unread = {channel for channel in merged if not _has_read(put, channel, current)}
         if any(channel in put.new_versions for channel in unread):
             if self._reader.step_of(current) == _ANCHOR_STEP:
-                return None  # the run takes the head, as it does without an anchor
+                return None  # the put of the run becomes the head, as it would without an anchor
             return Merge(current, {}, keeps_head=(yield from self._last_update(current, unread)))
         return self._take_over(put, current, unread) if unread else None
 
@@ -157,7 +157,7 @@ class MergePlanner:
         if not all(_has_only_new_epoch(channel, current, base) for channel in written_by_both):
             return None
         if written.intersection(put.delta_channels, current.stored_channels()):
-            return None  # langgraph would not find the writes of the update behind that value
+            return None  # langgraph reads no writes older than a stored value of the head
         codec, step = self._reader.codec, self._reader.step_of(current)
         fields = {**codec.decode(current.encoded_fields[0]), "ts": put.checkpoint["ts"]}
         put.encoded_fields[0] = codec.encode(fields, lambda: "checkpoint")
@@ -261,7 +261,9 @@ class MergePlanner:
         stored = StoredCheckpoint(self._thread, self._head.namespace_key, run)
         for row in (yield from self._reader.read_write_rows(stored)):
             writes = decrypt_writes(self._reader.seal, self._thread_id, self._ns, row)
-            has_finished = any(index >= 0 for index, _, _ in writes)  # perhaps after an answer
+            has_finished = any(
+                index >= 0 for index, _, _ in writes
+            )  # the task may have continued after an answer
             if not has_finished and any(channel in _STOP_CHANNELS for _, channel, _ in writes):
                 return True
         return False
@@ -443,7 +445,7 @@ def fold_update(
     """
     address, (namespace, pinned, key) = request.address, row
     if request.is_deliberate or request.task_id == NULL_TASK or is_by_update(request.task_path):
-        return False  # a person writes, and no run that goes on
+        return False  # the writes are those of a person and not of a run that continues
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
     if snapshot is None or snapshot.checkpoint_id == address.checkpoint_id:

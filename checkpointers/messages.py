@@ -130,7 +130,7 @@ def _is_plain_answer(fields: dict[str, Any]) -> bool:
     )
 
 
-# -- to bytes and back
+# -- encoding and decoding
 
 _get_fields = attrgetter("__dict__")
 _get_extra = attrgetter("__pydantic_extra__")
@@ -198,9 +198,8 @@ def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> 
         ):
             deque(assignment, maxlen=0)
         for i, (_, fields) in enumerate(pairs):
-            if (
-                fields.keys() != names[classes[i]] and not trusts_fields
-            ):  # of another langchain-core
+            # another version of langchain-core may have written other fields
+            if fields.keys() != names[classes[i]] and not trusts_fields:
                 messages[i] = classes[i].model_validate(fields)
     except Exception as exc:
         raise CorruptRecord(f"stored messages cannot be read back ({exc})") from exc

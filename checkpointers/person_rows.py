@@ -16,7 +16,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 
-from perdure.checkpointers.assistants import assistant_place
+from perdure.checkpointers.assistants import assistant_associated_data
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.erasure import erase_from_thread
 from perdure.checkpointers.labels import CALLER
@@ -162,7 +162,7 @@ class PersonRows:
         assistant_ids = []
         for assistant_id, version, _, _, content, *_ in self._read_rows("latest_versions"):
             with suppress(CorruptRecord):
-                row_place = assistant_place(assistant_id, version)
+                row_place = assistant_associated_data(assistant_id, version)
                 fields = json.loads(self._seal.unseal(content, row_place))
                 if (fields.get("metadata") or {}).get("owner") == self.user:
                     assistant_ids.append(str(assistant_id))
@@ -252,7 +252,7 @@ class PersonRows:
             return False
         try:
             with self._database.lock(f"{_SERVER_LOCK_PREFIX}{run.owner}", timeout_s=0):
-                return False  # the process is gone
+                return False  # the lock was free, so the process is dead
         except AlreadyLocked:
             return True
         except StorageUnavailable as exc:

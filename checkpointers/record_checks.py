@@ -119,7 +119,7 @@ def _check_namespace(
             _check_reference(logs, ref)
         transcripts: Mapping[str, Any] = (
             snapshot.transcript
-        )  # by channel: its log and ranges, as stored
+        )  # the key of the log and the stored ranges, by channel
         for log, numbers in transcripts.values():
             logs[log].check(numbers)
     for _, _, _, writes in namespace.writes:

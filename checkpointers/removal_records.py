@@ -42,7 +42,7 @@ _KEY_BYTES: Final = 32
 _HASH_BYTES: Final = 8
 _THREAD_HASH_BYTES: Final = 16
 _MAX_RUNS: Final = 8192  # runs whose loaded removal number is remembered; the oldest are forgotten
-_KEY_PLACE: Final = ("removal key",)
+_KEY_ASSOCIATED_DATA: Final = ("removal key",)
 
 
 class RemovalRecord(NamedTuple):
@@ -59,7 +59,9 @@ class RemovalRecord(NamedTuple):
     texts: Mapping[str, list[bytes]]
 
 
-_ROLLED_BACK: Final = "rolled back"  # the kind of the hashes of checkpoint ids of such a run
+_ROLLED_BACK: Final = (
+    "rolled back"  # the kind of hashed ids of checkpoints that were removed with their run
+)
 
 
 class RemovalRecords:
@@ -86,7 +88,7 @@ class RemovalRecords:
             yield self.sql("add_removal_key", self._seal_key(secrets.token_bytes(_KEY_BYTES)))
             rows = yield self.sql("removal_key")
         if rows:
-            self.key = self.seal.unseal(rows[0][0], _KEY_PLACE)
+            self.key = self.seal.unseal(rows[0][0], _KEY_ASSOCIATED_DATA)
 
     def replace_key(self, key: bytes) -> Flow[None]:
         """Store the key of another database whose records were copied into this one."""
@@ -94,7 +96,7 @@ class RemovalRecords:
         self.key = key
 
     def _seal_key(self, key: bytes) -> bytes:
-        return self.seal.seal(key, _KEY_PLACE)
+        return self.seal.seal(key, _KEY_ASSOCIATED_DATA)
 
     # -- hashes
 
@@ -141,7 +143,9 @@ class RemovalRecords:
         rows = yield self.sql("removals_since", thread, number)
         out = []
         for newer, body in rows:
-            checkpoints, texts = unpack(self.seal.unseal(body, record_place(thread, newer)))
+            checkpoints, texts = unpack(
+                self.seal.unseal(body, record_associated_data(thread, newer))
+            )
             ids = None if checkpoints is None else frozenset(_split_hashes(checkpoints))
             out.append(RemovalRecord(ids, texts))
         return out
@@ -163,7 +167,9 @@ class RemovalRecords:
         hashes = None
         if checkpoints is not None:
             hashes = b"".join(sorted({self.hash_text("checkpoint", uid) for uid in checkpoints}))
-        body = self.seal.seal(pack([hashes, self.hash_texts(texts)]), record_place(thread, number))
+        body = self.seal.seal(
+            pack([hashes, self.hash_texts(texts)]), record_associated_data(thread, number)
+        )
         yield [
             self.sql("drop_removals", now - KEPT_DAYS * 86400),
             self.sql("add_removal", thread, number, now, body),
@@ -189,7 +195,7 @@ class RemovalRecords:
         thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts)
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
-            place = record_place(thread, number)
+            place = record_associated_data(thread, number)
             checkpoints, hashed = unpack(self.seal.unseal(body, place))
             both = {kind: sorted({*hashed.get(kind, ()), *some}) for kind, some in hashes.items()}
             if {**hashed, **both} != hashed:
@@ -239,7 +245,7 @@ class RemovalRecords:
         return self.loaded.get((control_of(runtime), thread_id), number), True
 
 
-def record_place(thread: bytes, number: int) -> AssociatedData:
+def record_associated_data(thread: bytes, number: int) -> AssociatedData:
     """Return the associated data that binds an encrypted removal record to its row."""
     return "removal", thread.hex(), number
 

@@ -340,6 +340,6 @@ class ImportReport:
 
 def _question(interrupt: Any) -> Any:
     """Return the value of an interrupt."""
-    if isinstance(interrupt, Mapping):  # as another program may have stored it
+    if isinstance(interrupt, Mapping):  # another program has stored it in this form
         return interrupt.get("value", interrupt)
     return getattr(interrupt, "value", interrupt)

@@ -255,7 +255,7 @@ class _ThreadWriter:
     def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
         """Write a checkpoint with references to the new logs, and its tags."""
         refs, transcripts = _map_value_logs(snapshot, self.logs)
-        # no run of this thread has put it
+        # no run of the new thread has put the checkpoint
         mapped = replace(snapshot, references=refs, run_started_at=None)
         row = (
             key,
@@ -359,7 +359,7 @@ class ThreadContents:
             `continues`.
     """
 
-    checkpoints: list[tuple[Any, ...]]  # in put order
+    checkpoints: list[tuple[Any, ...]]
     heads: dict[str, str]
     writes: dict[tuple[str, str, str, str, int], tuple[str, Any]]
     items: dict[tuple[str, int], bytes] = field(compare=False)
@@ -369,9 +369,9 @@ class ThreadContents:
         return (
             self.checkpoints[: len(other.checkpoints)] == other.checkpoints
             and all(self.items.get(key, item) == item for key, item in other.items.items())
+            # a special write, such as an answer, has a negative index and may have been replaced
             and all(
-                key in self.writes
-                and (self.writes[key] == write or key[-1] < 0)  # resumed once more
+                key in self.writes and (self.writes[key] == write or key[-1] < 0)
                 for key, write in other.writes.items()
             )
             and self._has_later_heads(other)

@@ -134,7 +134,7 @@ def read_thread_records(
     thread, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
     title, listed_metadata = decrypt_list_entry(reader.seal, thread_id, stored)
-    if checkpoint_id is not None:  # they may come from a later checkpoint
+    if checkpoint_id is not None:  # the stored ones may come from a later checkpoint
         title = listed_metadata = None
     client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
     logs = yield reader.sql("thread_logs", thread)

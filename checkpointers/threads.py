@@ -171,7 +171,7 @@ class ThreadReader:
         is_delta, ref = isinstance(ref, list) and ref[0] == SNAPSHOT, value_reference(ref)
         if not isinstance(ref, bytes):
             return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
-        value = self.reader.codec.decode(ref)  # an empty value
+        value = self.reader.codec.decode(ref)  # an empty value is stored as bytes
         if type(value) is DeltaSnapshot:
             return type(value.value) is dict, type(value.value) in (list, dict)
         return type(value) is dict, True
@@ -419,7 +419,7 @@ class ThreadReader:
         """
         thread_id = check_thread_id(thread_id)
         [others] = yield self.sql("neighbouring_thread_ids", thread_id)
-        # the ids that begin most like it are beside it in order; of characters, not of paths
+        # in sorted order, the ids with the longest common prefix are the two neighbours
         shared = max(len(commonprefix([thread_id, other or ""])) for other in others)  # noqa: RUF071
         return thread_id[: max(min_length, shared + 1)]
 

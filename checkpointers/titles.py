@@ -72,7 +72,7 @@ def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None =
     Returns:
         The title that an import stored, else the start of the first human message, else `""`.
     """
-    with suppress(UnknownThread):  # another process deleted it
+    with suppress(UnknownThread):  # another process may delete the thread
         known = about(saver, thread_id) if known is None else known
         return str(known.get("title") or existing_head(saver, thread_id).title)
     return ""

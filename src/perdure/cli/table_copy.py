@@ -17,7 +17,7 @@ from itertools import accumulate, chain
 from typing import Any, ClassVar, Final, NamedTuple
 
 from perdure.checkpointers import owner_record
-from perdure.checkpointers.assistants import assistant_place
+from perdure.checkpointers.assistants import assistant_associated_data
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
@@ -31,7 +31,7 @@ from perdure.checkpointers.records import (
     pack_id,
     unpack_id,
 )
-from perdure.checkpointers.removal_records import record_place
+from perdure.checkpointers.removal_records import record_associated_data
 from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord, ImportFailed, StorageError
 from perdure.storage.database import Database, split_script
@@ -260,7 +260,7 @@ class ThreadTables(Tables):
             "'a removal record'",
             key="removed_at, thread_hash",
             large="body",
-            sealed=lambda row: [record_place(row[2], row[3])],
+            sealed=lambda row: [record_associated_data(row[2], row[3])],
         ),
         Table(
             "runs",
@@ -279,7 +279,7 @@ class ThreadTables(Tables):
             "'assistant ' || r.assistant_id",
             key="version, assistant_id",
             large="content",
-            sealed=lambda row: [assistant_place(row[2], row[1])],
+            sealed=lambda row: [assistant_associated_data(row[2], row[1])],
             top=_TOP_TEXT,
         ),
         Table(
