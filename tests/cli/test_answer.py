@@ -143,7 +143,7 @@ def test_several_questions_are_answered_one_by_one(where: str, graphs: str) -> N
     second = read("answer", "t", "respond", "two", "--graphs", graphs)
 
     assert unclear.exit_code == 1
-    assert "give --question N, as several wait:\n1. " in unclear.stderr
+    assert "several questions wait; choose one with --question N:\n1. " in unclear.stderr
     assert first["status"] == "waiting"
     assert first["waits_for_answers_to"] == thread["waits_for_answers_to"]
     assert (second["status"], second["waits_for_answers_to"]) == ("idle", [])
@@ -154,7 +154,7 @@ def test_the_next_question_is_shown(db: Path, graphs: str) -> None:
     """An answer after which the graph asks again says what."""
     ask(str(db), graphs, "twice", "t")
     said = run("answer", "t", "respond", "yes", "--graphs", graphs)
-    assert said == "'t' is answered; waits for an answer (at 'second': Two?)\n"
+    assert said == "'t' is answered; it waits for an answer (at 'second': Two?)\n"
     run("answer", "t", "respond", "no", "--graphs", graphs)
 
     assert heard(str(db), graphs, "twice", "t") == ["yes", "no"]
@@ -177,7 +177,7 @@ def test_several_calls_are_decided_at_once(db: Path, graphs: str) -> None:
 
 REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ("none", ("approve",), "there is no thread 'none'"),
-    ("idle", ("approve",), "waits for no answer: it is idle"),
+    ("idle", ("approve",), "waits for no answer; it is idle"),
     ("review", ("aprove",), "is 'aprove'; expected one of approve, edit, reject, respond"),
     ("review", ("approve", "now"), "approve takes no 'now'"),
     ("review", ("edit",), "edit needs the new arguments as JSON"),
@@ -186,14 +186,18 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ("review", ("respond",), "respond needs a text"),
     ("review", ("--answer", "{"), "--answer '{' is no JSON"),
     ("review", ("--answer", "5"), "--answer is 5; expected"),
-    ("review", ("--answer", '{"decisions": []}'), "has 0 decisions, and the question is about 1"),
+    ("review", ("--answer", '{"decisions": []}'), "has 0 decisions, but the question is about 1"),
     ("review", ("--answer", '{"type": "drop"}'), "is 'drop'; expected one of approve, edit"),
     ("review", ("approve", "--question", "2"), "--question is 2, and 1 question waits"),
-    ("review", ("approve", "--graph", "twice"), "waits at 'hear', which the graph 'twice' has not"),
+    (
+        "review",
+        ("approve", "--graph", "twice"),
+        "waits at the node 'hear', which the graph 'twice' does not have",
+    ),
     ("batch", ("respond", "x"), "is 'respond'; expected one of approve, edit, reject"),
-    ("batch", ("edit", "{}"), "is about 2 calls; give a decision on each with --answer"),
-    ("plain", ("approve",), "is no review of a tool's call; expected respond TEXT"),
-    ("plain", ("respond",), "is no review of a tool's call; expected respond TEXT"),
+    ("batch", ("edit", "{}"), "is about 2 calls; pass a decision for each call"),
+    ("plain", ("approve",), "is not about a tool call; answer it with respond TEXT"),
+    ("plain", ("respond",), "is not about a tool call; answer it with respond TEXT"),
     ("plain", ("--answer", "yes"), "--answer 'yes' is no JSON"),
 ]
 
@@ -222,16 +226,16 @@ def test_what_has_to_be_said(
     """Without a graph or a server, without an action, and of a thread whose graph nobody knows."""
     ask(str(db), graphs, "plain", "t", graph_id="unknown")
 
-    assert "give --graphs FILE, a langgraph.json, or --url URL" in error(
+    assert "pass --graphs FILE with the langgraph.json that names the graph" in error(
         "answer", "t", "respond", "yes", into=capsys
     )
-    assert "give approve, edit, reject or respond" in error(
+    assert "pass one of approve, edit, reject and respond" in error(
         "answer", "t", "--graphs", graphs, into=capsys
     )
-    assert "leave --graphs and --db out" in error(
+    assert "remove --graphs and --db" in error(
         "answer", "t", "approve", "--url", "http://x.invalid", "--db", str(db), into=capsys
     )
-    assert "give --graph with one of review, batch, plain" in error(
+    assert "pass --graph with one of review, batch, plain" in error(
         "answer", "t", "respond", "yes", "--graphs", graphs, into=capsys
     )
     only = langgraph_json(tmp_path, "plain")
@@ -244,14 +248,14 @@ def test_a_run_that_fails_says_so(db: Path, graphs: str) -> None:
     result = attempt("answer", "t", "respond", "yes", "--graphs", graphs)
 
     assert result.exit_code == 1
-    assert "is stored, and its run failed: ValueError: no such account" in result.stderr
+    assert "is stored, but the run failed: ValueError: no such account" in result.stderr
 
 
 def test_it_holds_the_lock_of_the_thread(
     where: str, graphs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another run of the thread is waited for; what it left to answer counts."""
-    monkeypatch.setattr("perdure.cli.answer._WAIT_S", 0.2)
+    monkeypatch.setattr("perdure.cli.answer._LOCK_TIMEOUT_S", 0.2)
     ask(where, graphs, "plain", "t")
     held, free = threading.Event(), threading.Event()
 

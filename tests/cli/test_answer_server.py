@@ -119,8 +119,11 @@ def test_several_questions_through_a_server(served: Served, as_boss: None) -> No
     second = read("answer", "t", "respond", "two", "--url", served.url)
 
     assert unclear.exit_code == 1
-    assert "give --question N, as several wait:\n1. First?\n2. Second?" in unclear.stderr
-    assert first == "'t' is answered; waits for an answer (Second?)\n"
+    assert (
+        "several questions wait; choose one with --question N:\n1. First?\n2. Second?"
+        in unclear.stderr
+    )
+    assert first == "'t' is answered; it waits for an answer (Second?)\n"
     assert second["status"] == "idle"
     assert sorted(heard(served.db, served.graphs, "several", "t")) == ["one", "two"]
 
@@ -137,7 +140,7 @@ def test_what_a_server_refuses(
     refused = [
         ("t", "approve", "there is no thread 't' at http"),
         ("none", "approve", "there is no thread 'none' at http"),
-        ("free", "respond", "waits for no answer: it is idle"),
+        ("free", "respond", "waits for no answer; it is idle"),
     ]
     for thread, action, said in refused:
         result = attempt("answer", thread, action, "x", "--url", served.url)
@@ -153,8 +156,8 @@ def test_what_a_server_refuses(
         assert said in result.stderr
     monkeypatch.setenv("PERDURE_API_KEY", "perdure_wrong")
     wrong = error("answer", "t", "approve", "--url", served.url, into=capsys)
-    assert "replies with 401: " in wrong
-    assert "PERDURE_API_KEY has the key" in wrong
+    assert "replies with status 401: " in wrong
+    assert "set PERDURE_API_KEY to a valid key" in wrong
     assert "cannot be reached" in error(
         "answer", "t", "approve", "--url", "http://127.0.0.1:1", into=capsys
     )
@@ -167,7 +170,7 @@ def test_a_run_that_fails_on_a_server(served: Served, as_boss: None) -> None:
     result = attempt("answer", "t", "respond", "yes", "--url", served.url)
 
     assert result.exit_code == 1
-    assert "its run failed" in result.stderr
+    assert "the run failed" in result.stderr
     assert "no such account" in result.stderr
     (failed, *_) = read("runs", "--status", "error")
     assert failed["error"]["message"] == "no such account"

@@ -115,7 +115,7 @@ def test_resuming_shows_where_the_thread_stands(monkeypatch: pytest.MonkeyPatch)
             chat("--keep-last", "2", "-m", text)
         _, notes = chat("--keep-last", "2", "-m", "4")
 
-    assert notes.split("\n")[0].startswith("thread 't': 6 messages said, the model sees 2, 4 are")
+    assert notes.split("\n")[0].startswith("thread 't': 6 messages, the model sees 2, 4 are")
     assert notes.split("\n")[-5:] == ["○ human: 2", "○ ai: b", "● human: 3", "● ai: c", ""]
     assert [text for role, text in server.shown() if role != "system"] == ["3", "c", "4"]
 
@@ -135,7 +135,7 @@ def test_after_an_error_of_the_model_the_chat_goes_on(
     assert f"the model 'scripted' at {server.base_url}/chat/completions" in str(failed.exception)
     assert "\x1b" not in str(failed.exception)
     assert remembered == ["user: first"]
-    assert "the last turn was cut off; finishing it" in notes
+    assert "the last turn was interrupted; finishing it" in notes
     assert answers == "late\nnext\n"
     assert said(db) == ["first", "late", "second", "next"]
 
@@ -220,7 +220,7 @@ def test_a_chat_that_was_killed_finishes_its_turn(db: Path) -> None:
     assert "user: And my dog Comma" not in before
     assert "And my dog Comma" in shown(server, 2)
     assert (again.returncode, again.stdout) == (0, "now then\nbye\n")
-    assert "the last turn was cut off; finishing it" in again.stderr
+    assert "the last turn was interrupted; finishing it" in again.stderr
     assert said(db) == [PIXEL, "noted", "And my dog Comma", "now then", "enough", "bye"]
 
 
@@ -365,7 +365,7 @@ def test_a_turn_waits_for_another_run(db: Path, monkeypatch: pytest.MonkeyPatch)
     """Nothing is said to a thread that another run has locked."""
     say("t", "hello", "--user", "ann")
     before = left(db)
-    monkeypatch.setattr("perdure.cli.chat._WAIT_S", 0.1)
+    monkeypatch.setattr("perdure.cli.chat._LOCK_TIMEOUT_S", 0.1)
     with SQLiteCheckpointer.open(db) as saver, saver.lock("t"):
         busy = contextvars.Context().run(attempt, "chat", "-t", "t", "-m", "hi", "--user", "ann")
 
@@ -381,7 +381,7 @@ def test_a_thread_of_another_user_is_refused(options: tuple[str, ...], db: Path)
     before = left(db)
     why = refused("--user", "zoe", *options)
 
-    assert "the thread 't' belongs to 'ann', and you are 'zoe'; go on with --user ann" in why
+    assert "the thread 't' belongs to 'ann', and you are 'zoe'; pass --user ann" in why
     assert left(db) == before
 
 
@@ -445,11 +445,14 @@ def test_a_cut_off_run_of_another_graph_is_named(db: Path) -> None:
             builder.compile(checkpointer=saver).invoke({}, {"configurable": {"thread_id": "t"}})
     before = left(db)
 
-    assert "belongs to another graph, and was cut off, or stopped, before 'fails'" in refused()
+    assert (
+        "belongs to another graph, and has an unfinished run, which stopped before 'fails'"
+        in refused()
+    )
     assert left(db) == before
     with SQLiteCheckpointer.open(db) as saver:
         head = saver.get_tuple({"configurable": {"thread_id": "t"}})
         assert head is not None
         [task] = saver.status("t").tasks
         saver.put_writes(head.config, [("ended", None)], str(task.id), "~__pregel_pull, fails")
-    assert "was cut off, or stopped, at the end of a step" in refused()
+    assert "has an unfinished run, which stopped at the end of a step" in refused()

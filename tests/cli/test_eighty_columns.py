@@ -240,8 +240,8 @@ def test_a_chat_says_what_it_is_and_how_to_leave(
     assert without.splitlines()[0].startswith("perdure chat: ")
     assert "No model is configured" in without
     assert "PERDURE_MODEL" in without
-    assert "/help says more, /quit or Ctrl-D leaves." in without
-    assert "  /quit  leave" in without
+    assert "/help prints help, /quit or Ctrl-D ends the chat." in without
+    assert "  /quit  end the chat" in without
     assert "'perdure history t'" in without
     assert "The model is 'scripted' at 127.0.0.1:9." in configured
     assert "thread 't' is new" in configured

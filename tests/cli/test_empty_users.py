@@ -60,8 +60,11 @@ def test_an_empty_user_of_an_option_is_refused(
         (("threads",), "leave it out for all users"),
         (("runs",), "leave it out for all users"),
         (("crons",), "leave it out for all users"),
-        (("keys", "list", "--keys", "keys.toml"), "leave it out for all users"),
-        (("keys", "revoke", "--keys", "keys.toml", "--yes"), "give a user, or --hash"),
+        (("keys", "list", "--keys", "keys.toml"), "remove --user to list the keys of all users"),
+        (
+            ("keys", "revoke", "--keys", "keys.toml", "--yes"),
+            "pass the name of a user, or use --hash",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -56,16 +56,19 @@ def test_rules_are_of_the_file_and_options(db: Path) -> None:
     assert done["removals"][0]["ids"] == ["old-1", "old-2"]
     assert done["size_bytes"] == sum(each["size_bytes"] for each in done["removals"]) > 0
     assert left(db) == {"new": 2}
-    assert [row[:2] for row in rows(shown)][:2] == [["would go", "count"], ["idle threads", "2"]]
+    assert [row[:2] for row in rows(shown)][:2] == [
+        ["would be removed", "count"],
+        ["idle threads", "2"],
+    ]
     assert "\n  old-1\n  old-2\n" in shown
-    assert run(*options, "--yes").startswith("gone")
+    assert run(*options, "--yes").startswith("removed")
 
 
 def test_it_asks_first(db: Path) -> None:
     """With what would go; without a yes all stays."""
     no = attempt("retain", "--idle-days", "30", typed="n\n")
     assert no.exit_code == 1
-    assert "would go: 2 idle threads; about" in no.stderr
+    assert "to be removed: 2 idle threads; about" in no.stderr
     assert len(left(db)) == 3
     assert attempt("retain", "--idle-days", "30", typed="y\n").exit_code == 0
     assert len(left(db)) == 1
@@ -82,7 +85,7 @@ def test_only_some_threads(db: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("old-1",), "no rule is for threads"),
+        (("old-1",), "no rule applies to threads"),
         (("old", "--last", "1"), "several ids of threads begin with 'old'"),
         (("nobody", "--last", "1"), "no thread 'nobody'"),
     ],
@@ -96,5 +99,5 @@ def test_a_wrong_use_is_named(options: tuple[str, ...], said: str, db: Path) -> 
 
 def test_without_rules_expired_items_go() -> None:
     result = attempt("retain")
-    assert (result.exit_code, "no rules are given" in result.stderr) == (0, True)
+    assert (result.exit_code, "no rules are set" in result.stderr) == (0, True)
     assert rows(result.stdout)[1][:2] == ["expired items", "0"]

@@ -142,7 +142,9 @@ def test_search_finds(seat: str) -> None:
     assert read("search", "/", "aisle", "--mode", "text")[0]["key"] == seat
     assert read("search", "users/nobody", "aisle") == []
     assert (nothing.stdout, nothing.exit_code) == ("", 0)
-    assert nothing.stderr.startswith("found nothing under users/nobody; 'perdure store namespaces'")
+    assert nothing.stderr.startswith(
+        "no item under users/nobody matches; 'perdure store namespaces'"
+    )
 
 
 # -- namespaces
@@ -358,8 +360,8 @@ BAD = {
     "never": "history users/alice no|there is no key 'no'",
     "gone": "delete users/alice no|there is no key 'no'",
     "slash": "put /users/x k {}|the namespace '/users/x' begins or ends with a slash",
-    "none": "put a k|give the value as JSON",
-    "both": "put a k {} --text x|give the value as JSON",
+    "none": "put a k|pass the value either as JSON",
+    "both": "put a k {} --text x|pass the value either as JSON",
     "list": "put a k [1]|the value is '[1]'; expected a JSON object",
     "json": "put a k {x}|the value is '{x}', which is no JSON",
     "NaN": 'put a k {"x":NaN}|$.x is nan, which JSON cannot say',
@@ -375,7 +377,7 @@ BAD = {
     "operator": 'search a --filter {"x":{"$y":1}}|unknown operator \'$y\'',
     "operand": 'forget --filter {"x":{"$in":1}}|expected a list',
     "regex": 'search a --filter {"x":{"$regex":1}}|\'$regex\'; there are $eq, $ne, $gt',
-    "what": "forget|nothing says what to forget",
+    "what": "forget|nothing selects the items to erase",
     "db": "search / --db no.db|there is no database 'no.db' yet",
 }
 

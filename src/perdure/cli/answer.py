@@ -1,4 +1,7 @@
-"""`perdure answer`: answer what a graph asks, and let its run go on, here or on a server."""
+"""The command `perdure answer`, which answers a question of a graph and resumes its run.
+
+The run continues in this process, or on a server if the command has `--url`.
+"""
 
 from __future__ import annotations
 
@@ -33,34 +36,44 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers import ThreadHead
 
-_WAIT_S: Final = 30  # for the end of another run of the thread
-_CONNECT_S: Final = 5
-_SHOWN: Final = 300  # characters of a question, or of an error, that are printed
-_CARRIED: Final = ("title", "titled", "create_time", "owner", "graph_id", "assistant_id")
-_KEY: Final = "PERDURE_API_KEY"
+_LOCK_TIMEOUT_S: Final = 30  # seconds to wait until another run of the thread ends
+_CONNECT_TIMEOUT_S: Final = 5  # seconds to connect to a server, and to send a request
+_MAX_TEXT: Final = 300  # characters of a question or an error that are printed
+_INHERITED_METADATA: Final = (
+    *("title", "titled", "create_time", "owner", "graph_id", "assistant_id"),
+)
+"""Metadata of the head that the checkpoints of the resumed run inherit."""
+_KEY_VARIABLE: Final = "PERDURE_API_KEY"
 
 
 class _Answer(NamedTuple):
-    """What the options of a command say.
+    """The answer, as the user typed it.
 
     Attributes:
         action: `approve`, `edit`, `reject` or `respond`, or None if the answer is JSON.
-        value: The text or the JSON that belongs to the action.
-        whole: The whole answer as JSON.
-        number: Which of the open questions it answers, from 1 on, or None for the only one.
+        value: The text or the JSON that belongs to the action, if any.
+        json_text: The complete answer as JSON, or None if there is an action.
+        number: The number of the question, from 1, or None for the only question.
     """
 
     action: str | None
     value: str | None
-    whole: str | None
+    json_text: str | None
     number: int | None
 
 
 class _Outcome(NamedTuple):
-    """Where a thread stands after an answer."""
+    """The state of a thread after an answer.
+
+    Attributes:
+        status: `idle`, `waiting` or `unfinished`.
+        description: The status in words, or "" if the run has ended.
+        waits_for_answers_to: The questions that are open now.
+        said: The text of the model's last message, or None.
+    """
 
     status: str
-    stands: str
+    description: str
     waits_for_answers_to: list[Any]
     said: str | None
 
@@ -71,7 +84,7 @@ def answer(
         str,
         typer.Argument(
             metavar="ID",
-            help="The thread, or the beginning of its id.",
+            help="The id of the thread, or a prefix of it.",
             autocompletion=complete_thread_id,
         ),
     ],
@@ -83,20 +96,20 @@ def answer(
         str | None,
         typer.Argument(
             metavar="[VALUE]",
-            help="The new arguments as JSON for edit, a text for reject and respond.",
+            help="For edit, the new arguments as JSON; for reject and respond, a text.",
         ),
     ] = None,
-    whole: Annotated[
+    json_text: Annotated[
         str | None,
-        typer.Option("--answer", metavar="JSON", help="The whole answer, in place of an action."),
+        typer.Option("--answer", metavar="JSON", help="The complete answer, instead of an action."),
     ] = None,
     question: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Which question, if several wait for an answer."),
+        typer.Option(min=1, metavar="N", help="The number of the question, if several wait."),
     ] = None,
     graphs: Annotated[
         str | None,
-        typer.Option("--graphs", metavar="FILE", help="The langgraph.json with the graph to run."),
+        typer.Option("--graphs", metavar="FILE", help="The langgraph.json that names the graph."),
     ] = None,
     graph: Annotated[
         str | None,
@@ -104,156 +117,195 @@ def answer(
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Ask the server there, with PERDURE_API_KEY."),
+        typer.Option(metavar="URL", help="Resume on this server, with the key in PERDURE_API_KEY."),
     ] = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Answer the question of a graph, and let its run go on.
+    """Answer a question of a graph, and resume its run.
 
-    The run uses the memories of the person whose thread it is, whoever answers. Exit code 1, and
-    nothing is written, if there is no such thread, nothing is open, the action is not allowed, or
-    JSON cannot be read.
+    The run uses the memories of the person whose thread it is, whoever answers. The exit code is
+    1, and nothing is written, if the thread does not exist or no question is open, if the question
+    does not allow the action, or if JSON cannot be parsed.
     """
-    given = _Answer(action, value, whole, question)
-    if (action is None) == (whole is None):
+    typed = _Answer(action, value, json_text, question)
+    if (action is None) == (json_text is None):
         raise ConfigurationError(
-            "give approve, edit, reject or respond, or the whole answer with --answer"
+            "pass one of approve, edit, reject and respond, or the complete answer with --answer"
         )
     if url is not None and (graphs, db) != (None, None):
-        raise ConfigurationError("--url names a server: leave --graphs and --db out")
+        raise ConfigurationError(
+            "--url selects a server, which has its own graphs and database; remove --graphs and "
+            "--db"
+        )
     if url is not None:
-        thread_id, of, resumed, outcome = _answer_by_server(url, thread, given, graph)
+        thread_id, question_id, resume_value, outcome = _answer_on_server(url, thread, typed, graph)
     else:
-        thread_id, of, resumed, outcome = _answer_here(db, graphs, thread, given, graph)
-    done = {"thread_id": thread_id, "question": of, "answer": resumed, **outcome._asdict()}
-    del done["stands"]
-    now = outcome.stands or "its run has ended"
-    said = [] if outcome.said is None else [outcome.said]
-    print_result(done, json, "\n".join([f"{thread_id!r} is answered; {now}", *said]))
+        thread_id, question_id, resume_value, outcome = _answer_locally(
+            db, graphs, thread, typed, graph
+        )
+    result = {
+        **{"thread_id": thread_id, "question": question_id, "answer": resume_value},
+        **outcome._asdict(),
+    }
+    del result["description"]
+    description = f"it {outcome.description}" if outcome.description else "its run has ended"
+    texts = [] if outcome.said is None else [outcome.said]
+    print_result(result, json, "\n".join([f"{thread_id!r} is answered; {description}", *texts]))
 
 
-# -- what is answered
+# -- the answer
 
 
-def _refuse(text: str) -> NoReturn:
-    """End the command with exit code 1, before anything is written."""
+def _refuse_answer(text: str) -> NoReturn:
+    """Print an error, and end the command with exit code 1."""
     print_note(f"perdure: {text}")
     raise typer.Exit(1)
 
 
-def _choose(questions: Sequence[Mapping[str, Any]], given: _Answer, thread: str, now: str) -> Any:
-    """Return the id of the question that is answered, and the answer.
+def _choose_question(
+    questions: Sequence[Mapping[str, Any]], typed: _Answer, thread_id: str, description: str
+) -> tuple[Any, Any]:
+    """Choose the question that is answered, and build the answer.
 
-    `questions` have an `id`, a `value` and perhaps a `response_schema`; `now` says where the
-    thread stands.
+    Args:
+        questions: The open questions, each with `id`, `value` and perhaps `response_schema`.
+        typed: The answer, as the user typed it.
+        thread_id: The thread, for error messages.
+        description: The status of the thread in words, for error messages.
+
+    Returns:
+        The id of the question, and the value to resume with.
+
+    Raises:
+        typer.Exit: No question is open, the number is missing or too high, or the question does
+            not allow the answer.
     """
     if not questions:
-        _refuse(f"the thread {thread!r} waits for no answer: it {now or 'is idle'}")
-    if given.number is None and len(questions) > 1:
-        listed = (
-            f"{number}. {format_line(_as_text(each['value']), _SHOWN)}"
-            for number, each in enumerate(questions, 1)
+        _refuse_answer(
+            f"the thread {thread_id!r} waits for no answer; it {description or 'is idle'}"
         )
-        _refuse("give --question N, as several wait:\n" + "\n".join(listed))
-    if (number := given.number or 1) > len(questions):
-        _refuse(f"--question is {number}, and {format_count(len(questions), 'question')} waits")
-    chosen = questions[number - 1]
+    if typed.number is None and len(questions) > 1:
+        numbered = (
+            f"{number}. {format_line(_as_text(question['value']), _MAX_TEXT)}"
+            for number, question in enumerate(questions, 1)
+        )
+        _refuse_answer(
+            "several questions wait; choose one with --question N:\n" + "\n".join(numbered)
+        )
+    if (number := typed.number or 1) > len(questions):
+        _refuse_answer(
+            f"--question is {number}; expected at most {len(questions)}, the number of open "
+            "questions"
+        )
+    question = questions[number - 1]
     try:
-        return chosen["id"], _build_answer(chosen, given)
+        return question["id"], _build_answer(question, typed)
     except ConfigurationError as exc:
-        _refuse(str(exc))
+        _refuse_answer(str(exc))
 
 
 def _as_text(value: Any) -> str:
+    """Return a string as it is, and any other value as JSON."""
     import json
 
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _build_answer(question: Mapping[str, Any], given: _Answer) -> Any:
-    """Build the answer to a question.
+def _build_answer(question: Mapping[str, Any], typed: _Answer) -> Any:
+    """Build the value to resume with from the answer that the user typed.
 
     Raises:
-        ConfigurationError: The question does not allow it, or JSON cannot be read.
+        ConfigurationError: The question does not allow the answer, or JSON cannot be parsed.
     """
     from perdure.graphs.questions import build_answer, build_decision, find_reviews, parse_json
 
-    calls, (action, value, whole, _) = find_reviews(question), given
-    if whole is not None:
-        answer = parse_json(whole, "--answer")
+    calls, (action, value, json_text, _) = find_reviews(question), typed
+    if json_text is not None:
+        answer = parse_json(json_text, "--answer")
         if not calls:
             return answer
-        listed = answer.get("decisions", [answer]) if isinstance(answer, dict) else answer
-        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        inputs = answer.get("decisions", [answer]) if isinstance(answer, dict) else answer
+        if not isinstance(inputs, list) or not all(isinstance(item, dict) for item in inputs):
             raise ConfigurationError(
                 f'--answer is {answer!r:.80}; expected {{"decisions": [{{"type": "approve"}}]}}'
             )
-        if len(listed) != len(calls):
+        if len(inputs) != len(calls):
             raise ConfigurationError(
-                f"--answer has {format_count(len(listed), 'decision')}, and the question is about "
-                f"{format_count(len(calls), 'call')}; expected one for each"
+                f"--answer has {format_count(len(inputs), 'decision')}, but the question is about "
+                f"{format_count(len(calls), 'tool call')}; pass one decision for each call"
             )
         decisions = [
             build_decision(
                 call,
                 number,
-                each.get("type"),
-                args=each.get("args", (each.get("edited_action") or {}).get("args")),
-                message=str(each.get("message") or ""),
+                decision.get("type"),
+                args=decision.get("args", (decision.get("edited_action") or {}).get("args")),
+                message=str(decision.get("message") or ""),
             )
-            for number, (call, each) in enumerate(zip(calls, listed, strict=True), 1)
+            for number, (call, decision) in enumerate(zip(calls, inputs, strict=True), 1)
         ]
         return build_answer(question, decisions)
     if not calls:
         if action != "respond" or value is None:
             raise ConfigurationError(
-                f"the question {_as_text(question['value'])!r:.80} is no review of a tool's call; "
-                "expected respond TEXT, or --answer JSON"
+                f"the question {_as_text(question['value'])!r:.80} is not about a tool call; "
+                "answer it with respond TEXT or --answer JSON"
             )
         return value
     if action == "approve" and value is not None:
-        raise ConfigurationError(f"approve takes no {value!r:.80}; leave it out, or choose edit")
+        raise ConfigurationError(
+            f"approve takes no value, but {value!r:.80} follows it; remove the value, or use edit"
+        )
     if action in ("edit", "respond") and value is None:
-        needs = "the new arguments as JSON" if action == "edit" else "a text"
-        raise ConfigurationError(f"{action} needs {needs}")
+        expected = "the new arguments as JSON" if action == "edit" else "a text"
+        raise ConfigurationError(f"{action} needs a value; pass {expected} after it")
     if action == "edit" and len(calls) > 1:
         raise ConfigurationError(
-            f"the question is about {len(calls)} calls; give a decision on each with --answer"
+            f"edit applies to one tool call, but the question is about {len(calls)} calls; pass a "
+            "decision for each call with --answer"
         )
     args = parse_json(value or "", "the new arguments") if action == "edit" else None
-    decided = [
+    decisions = [
         build_decision(call, number, action, args=args, message=value or "")
         for number, call in enumerate(calls, 1)
     ]
-    return build_answer(question, decided)
+    return build_answer(question, decisions)
 
 
-# -- here
+# -- in this process
 
 
-def _answer_here(
-    db: str | None, graphs: str | None, typed: str, given: _Answer, graph: str | None
+def _answer_locally(
+    db: str | None, graphs: str | None, typed_id: str, typed: _Answer, graph: str | None
 ) -> tuple[str, Any, Any, _Outcome]:
-    """Answer a question in this process, under the lock of the thread."""
-    with open_database(db, graphs=graphs) as file:
-        if file.settings.graphs is None:
+    """Answer a question, and run the graph in this process.
+
+    Returns:
+        The id of the thread, the id of the question, the value to resume with, and the outcome.
+    """
+    with open_database(db, graphs=graphs) as database:
+        if database.settings.graphs is None:
             raise ConfigurationError(
-                "nothing says which graph goes on: give --graphs FILE, a langgraph.json, or --url "
-                "URL of the server that serves it"
+                "no graphs are configured; pass --graphs FILE with the langgraph.json that names "
+                "the graph, or --url URL of the server that runs the graph"
             )
         try:
-            thread_id = find_thread_head(file, typed).thread_id
+            thread_id = find_thread_head(database, typed_id).thread_id
         except ConfigurationError as exc:
-            _refuse(str(exc))
+            _refuse_answer(str(exc))
         with show_status(f"running the graph of {thread_id!r} …"):
-            return thread_id, *asyncio.run(_resume(file, thread_id, given, graph))
+            return thread_id, *asyncio.run(_resume_run(database, thread_id, typed, graph))
 
 
-async def _resume(
-    file: CommandDatabase, thread_id: str, given: _Answer, graph: str | None
+async def _resume_run(
+    database: CommandDatabase, thread_id: str, typed: _Answer, graph_name: str | None
 ) -> tuple[Any, Any, _Outcome]:
-    """Run the graph of a thread with the answer to one of its questions."""
+    """Resume the run of a thread with the answer to one of its questions.
+
+    Returns:
+        The id of the question, the value to resume with, and the outcome.
+    """
     try:
         from perdure.server.graphs import Graphs
     except ImportError as exc:
@@ -262,50 +314,57 @@ async def _resume(
 
     from perdure.memory import record_views
 
-    assert file.settings.graphs is not None
-    served = Graphs.load(file.settings.graphs)
-    saver = file.open_saver(served.saver_options) if served.saver_options else file.saver
-    async with _locked(saver, thread_id):
+    assert database.settings.graphs is not None
+    served = Graphs.load(database.settings.graphs)
+    saver = database.open_saver(served.saver_options) if served.saver_options else database.saver
+    async with _ThreadLock(saver, thread_id):
         head = await saver.ahead(thread_id)
         if head is None:
-            _refuse(f"there is no thread {thread_id!r}")
+            _refuse_answer(f"there is no thread {thread_id!r}")
         questions = [
-            {"id": getattr(each, "id", None), "value": getattr(each, "value", each)}
-            | {"response_schema": getattr(each, "response_schema", None)}
-            for each in head.status.interrupts
+            {"id": getattr(interrupt, "id", None), "value": getattr(interrupt, "value", interrupt)}
+            | {"response_schema": getattr(interrupt, "response_schema", None)}
+            for interrupt in head.status.interrupts
         ]
-        chosen, resumed = _choose(questions, given, thread_id, describe_status(head.status))
-        name = _name_graph(head, [*served], graph)
-        config: Any = {**_config_of(head), "callbacks": [record_views(saver)]}
-        parts: Any = (name, saver, file.store, config)
-        async with served.open_graph(*parts, access="threads.create_run") as made:
-            unknown = {task.node for task in head.status.tasks} - {*made.nodes, ""}
+        question_id, resume_value = _choose_question(
+            questions, typed, thread_id, describe_status(head.status)
+        )
+        name = _choose_graph(head, [*served], graph_name)
+        config: Any = {**_build_config(head), "callbacks": [record_views(saver)]}
+        parts: Any = (name, saver, database.store, config)
+        async with served.open_graph(*parts, access="threads.create_run") as graph:
+            unknown = {task.node for task in head.status.tasks} - {*graph.nodes, ""}
             if unknown:
-                _refuse(
-                    f"the thread {thread_id!r} waits at {min(unknown)!r}, which the graph {name!r} "
-                    "has not; name the graph that asked with --graph"
+                _refuse_answer(
+                    f"the thread {thread_id!r} waits at the node {min(unknown)!r}, which the graph "
+                    f"{name!r} does not have; name the right graph with --graph"
                 )
-            command: Any = Command(resume=resumed if chosen is None else {chosen: resumed})
-            options: dict[str, Any] = {"context": _context_of(made, head), "durability": "sync"}
+            resume = resume_value if question_id is None else {question_id: resume_value}
+            command: Any = Command(resume=resume)
+            options: dict[str, Any] = {"context": _build_context(graph, head), "durability": "sync"}
             try:
-                values: Any = await made.ainvoke(command, config, **options)
+                values: Any = await graph.ainvoke(command, config, **options)
             except PerdureError:
                 raise
             except Exception as exc:
-                why = format_line(f"{type(exc).__name__}: {exc}", _SHOWN)
-                _refuse(f"the answer to {thread_id!r} is stored, and its run failed: {why}")
-        after = await saver.ahead(thread_id)
-    status = after.status if after is not None else head.status
-    waits = [question for _, question in status.questions]
-    outcome = _Outcome(status.state, describe_status(status), waits, _last_said(values))
-    return chosen, resumed, outcome
+                reason = format_line(f"{type(exc).__name__}: {exc}", _MAX_TEXT)
+                _refuse_answer(
+                    f"the answer to {thread_id!r} is stored, but the run failed: {reason}"
+                )
+        new_head = await saver.ahead(thread_id)
+    status = new_head.status if new_head is not None else head.status
+    open_questions = [question for _, question in status.questions]
+    outcome = _Outcome(
+        status.state, describe_status(status), open_questions, _last_model_text(values)
+    )
+    return question_id, resume_value, outcome
 
 
-class _locked:
-    """The lock of a thread, with an error that says how long it was waited for."""
+class _ThreadLock:
+    """The lock of a thread, with a readable error if another run does not release it in time."""
 
     def __init__(self, saver: Any, thread_id: str) -> None:
-        self._thread_id, self._lock = thread_id, saver.lock(thread_id, timeout_s=_WAIT_S)
+        self._thread_id, self._lock = thread_id, saver.lock(thread_id, timeout_s=_LOCK_TIMEOUT_S)
 
     async def __aenter__(self) -> None:
         try:
@@ -314,53 +373,64 @@ class _locked:
             if not isinstance(exc.__cause__, TimeoutError):
                 raise
             raise StorageUnavailable(
-                f"another run of the thread {self._thread_id!r} has not ended for {_WAIT_S} s; "
-                "wait for its end, and try again"
+                f"another run of the thread {self._thread_id!r} has not ended for "
+                f"{_LOCK_TIMEOUT_S} s; wait until it ends, and try again"
             ) from exc
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._lock.__aexit__(*exc)
 
 
-def _name_graph(head: ThreadHead, served: Sequence[str], given: str | None) -> str:
-    """Return the name of the graph of a thread: the given one, or that of its last run."""
+def _choose_graph(head: ThreadHead, graph_names: Sequence[str], chosen: str | None) -> str:
+    """Return the name of the graph to run.
+
+    Args:
+        head: The head of the thread.
+        graph_names: The graphs of the langgraph.json.
+        chosen: The graph that the user named, or None for the graph of the thread's last run.
+    """
     last = head.metadata.get("graph_id")
-    name = given or (last if last in served else served[0] if len(served) == 1 else None)
+    only = graph_names[0] if len(graph_names) == 1 else None
+    name = chosen or (last if last in graph_names else only)
     if name is None:
         raise ConfigurationError(
-            f"nothing says of which graph the thread {head.thread_id!r} is; give --graph with one "
-            f"of {', '.join(served)}"
+            f"the graph of the thread {head.thread_id!r} is unknown; pass --graph with one of "
+            f"{', '.join(graph_names)}"
         )
     return name
 
 
-def _config_of(head: ThreadHead) -> Any:
-    """Build the config of a run that goes on with a thread as its person."""
-    person = _person_of(head)
-    named = {} if person is None else {"user_id": person}
-    carried = {name: value for name, value in head.metadata.items() if name in _CARRIED}
-    return {"configurable": {"thread_id": head.thread_id, **named}, "metadata": carried}
+def _build_config(head: ThreadHead) -> Any:
+    """Build the config of a run that continues a thread for its person."""
+    person = _read_person(head)
+    user = {} if person is None else {"user_id": person}
+    metadata = {key: value for key, value in head.metadata.items() if key in _INHERITED_METADATA}
+    return {"configurable": {"thread_id": head.thread_id, **user}, "metadata": metadata}
 
 
-def _person_of(head: ThreadHead) -> Any:
-    """Return the `user_id` of a thread, which is "" if it has no memory, else its `owner`."""
+def _read_person(head: ThreadHead) -> Any:
+    """Return the person of a thread, or None.
+
+    The person is the `user_id` of the head, or the `owner` if the head has no `user_id`. A
+    `user_id` of "" means that the thread has no memory.
+    """
     person = head.metadata.get("user_id")
     return head.metadata.get("owner") if person is None else person
 
 
-def _context_of(graph: Any, head: ThreadHead) -> Any:
-    """Return the context of a run, with the person, if the graph's context has a `user_id`."""
+def _build_context(graph: Any, head: ThreadHead) -> Any:
+    """Build the context of a run with the person, or None if the graph's context has no user."""
     schema = getattr(graph, "context_schema", None)
     fields = {**getattr(schema, "__annotations__", {}), **getattr(schema, "model_fields", {})}
-    person = _person_of(head)
+    person = _read_person(head)
     return {"user_id": person} if person is not None and "user_id" in fields else None
 
 
-def _last_said(values: Any) -> str | None:
-    """Return the text of the last message of a state, if a model said it."""
+def _last_model_text(values: Any) -> str | None:
+    """Return the text of the last message of a state if a model wrote the message."""
     messages = values.get("messages") if isinstance(values, Mapping) else None
     last = messages[-1] if isinstance(messages, list) and messages else None
-    if isinstance(last, Mapping):  # of a server
+    if isinstance(last, Mapping):  # a message in the JSON of a server
         is_model, content = last.get("type") == "ai", last.get("content")
         return content if is_model and isinstance(content, str) and content else None
     return (getattr(last, "text", "") or None) if getattr(last, "type", "") == "ai" else None
@@ -369,21 +439,32 @@ def _last_said(values: Any) -> str | None:
 # -- on a server
 
 
-def _answer_by_server(
-    url: str, thread_id: str, given: _Answer, graph: str | None
+def _answer_on_server(
+    url: str, thread_id: str, typed: _Answer, graph: str | None
 ) -> tuple[str, Any, Any, _Outcome]:
-    """Answer a question through a server, which takes the thread's lock and runs its graph."""
-    with _asking(url, thread_id) as client:
+    """Answer a question, and let a server run the graph. The server takes the thread's lock.
+
+    Returns:
+        The id of the thread, the id of the question, the value to resume with, and the outcome.
+    """
+    with _connect_to_server(url, thread_id) as client:
         thread = client.threads.get(thread_id)
-        asked = [each for some in thread["interrupts"].values() for each in some]
-        now = {"busy": "has a run under way", "error": "failed"}.get(thread["status"], "")
-        chosen, resumed = _choose(asked if not now else [], given, thread_id, now)
+        questions = [
+            question for interrupts in thread["interrupts"].values() for question in interrupts
+        ]
+        descriptions = {"busy": "has an active run", "error": "has a failed run"}
+        description = descriptions.get(thread["status"], "")
+        question_id, resume_value = _choose_question(
+            [] if description else questions, typed, thread_id, description
+        )
         metadata: Mapping[str, Any] = thread["metadata"] or {}
         assistant = graph or metadata.get("assistant_id") or metadata.get("graph_id")
         if not assistant:
-            raise ConfigurationError(f"nothing says of which graph {thread_id!r} is; give --graph")
-        command: Any = {"resume": {chosen: resumed}}
-        with show_status(f"asking {url} …"):
+            raise ConfigurationError(
+                f"the graph of the thread {thread_id!r} is unknown; pass its name with --graph"
+            )
+        command: Any = {"resume": {question_id: resume_value}}
+        with show_status(f"waiting for {url} …"):
             values = client.runs.wait(
                 thread_id,
                 str(assistant),
@@ -392,44 +473,57 @@ def _answer_by_server(
                 raise_error=False,
             )
         if isinstance(values, Mapping) and isinstance(values.get("__error__"), Mapping):
-            why = format_line(_as_text(values["__error__"]), _SHOWN)
-            _refuse(f"the answer to {thread_id!r} is stored, and its run failed: {why}")
-        after = client.threads.get(thread_id)
-    waits = [each.get("value") for some in after["interrupts"].values() for each in some]
-    status = "waiting" if waits else "idle" if after["status"] == "idle" else "unfinished"
-    texts = "; ".join(format_line(_as_text(each), _SHOWN) for each in waits)
-    now = f"waits for an answer ({texts})" if waits else "" if status == "idle" else "was cut off"
-    return thread_id, chosen, resumed, _Outcome(status, now, waits, _last_said(values))
+            reason = format_line(_as_text(values["__error__"]), _MAX_TEXT)
+            _refuse_answer(f"the answer to {thread_id!r} is stored, but the run failed: {reason}")
+        new_thread = client.threads.get(thread_id)
+    open_questions = [
+        question.get("value")
+        for interrupts in new_thread["interrupts"].values()
+        for question in interrupts
+    ]
+    idle = "idle" if new_thread["status"] == "idle" else "unfinished"
+    status = "waiting" if open_questions else idle
+    texts = "; ".join(format_line(_as_text(question), _MAX_TEXT) for question in open_questions)
+    descriptions = {"waiting": f"waits for an answer ({texts})", "idle": ""}
+    description = descriptions.get(status, "has an unfinished run")
+    outcome = _Outcome(status, description, open_questions, _last_model_text(values))
+    return thread_id, question_id, resume_value, outcome
 
 
 @contextmanager
-def _asking(url: str, thread_id: str) -> Iterator[SyncLangGraphClient]:
-    """Connect to a server, and say in one line what it refuses.
+def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient]:
+    """Connect to a server, and turn its errors into errors of one line.
 
     Raises:
-        ConfigurationError: It cannot be reached, or refuses the key.
+        ConfigurationError: The server cannot be reached, or refuses the key.
+        typer.Exit: The server has no such thread, or refuses the answer.
     """
     import httpx
     from langgraph_sdk import get_sync_client
 
     try:
-        waits = (_CONNECT_S, None, _CONNECT_S, _CONNECT_S)  # a run may take any time
-        with get_sync_client(url=url, api_key=os.environ.get(_KEY), timeout=waits) as client:
+        # connect, read, write and pool; reading has no limit, because a run may take long
+        timeouts = (_CONNECT_TIMEOUT_S, None, _CONNECT_TIMEOUT_S, _CONNECT_TIMEOUT_S)
+        key = os.environ.get(_KEY_VARIABLE)
+        with get_sync_client(url=url, api_key=key, timeout=timeouts) as client:
             yield client
     except httpx.HTTPStatusError as exc:
         code = exc.response.status_code
         if code == 404:
-            _refuse(f"there is no thread {thread_id!r} at {url}, or it is not yours")
-        why = format_line(_detail_of(exc), _SHOWN)
+            _refuse_answer(f"there is no thread {thread_id!r} at {url}, or it belongs to others")
+        reason = format_line(_read_error_detail(exc), _MAX_TEXT)
         if code in (409, 422):
-            _refuse(f"{url} refuses the answer: {why}")
-        hint = f"; {_KEY} has the key" if code in (401, 403) else ""
-        raise ConfigurationError(f"{url} replies with {code}: {why}{hint}") from exc
+            _refuse_answer(f"{url} refuses the answer: {reason}")
+        hint = f"; set {_KEY_VARIABLE} to a valid key" if code in (401, 403) else ""
+        raise ConfigurationError(f"{url} replies with status {code}: {reason}{hint}") from exc
     except (httpx.TransportError, httpx.InvalidURL) as exc:
-        raise ConfigurationError(f"{url} cannot be reached: {exc}") from exc
+        raise ConfigurationError(
+            f"{url} cannot be reached: {exc}; check --url, and that the server runs"
+        ) from exc
 
 
-def _detail_of(exc: Any) -> str:
+def _read_error_detail(exc: Any) -> str:
+    """Return the `detail` of a server's error response, or the text of the exception."""
     try:
         detail = exc.response.json()["detail"]
     except (ValueError, LookupError, TypeError):

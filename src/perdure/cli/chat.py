@@ -1,4 +1,4 @@
-"""`perdure chat`: talk on a thread, from where it was left."""
+"""The command `perdure chat`, which holds a conversation in a thread and stores it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ from perdure.errors import (
     StorageUnavailable,
 )
 
-_WAIT_S: Final = 30  # for the end of another run of the thread
-_SHOWN: Final = 4  # messages repeated when a thread is resumed
-_NODES: Final = ("remember", "summarize")  # which a chat without memory, or without a model, lacks
+_LOCK_TIMEOUT_S: Final = 30  # seconds to wait until another run of the thread ends
+_REPEATED_MESSAGES: Final = 4  # last messages that are printed when a chat continues a thread
+_OPTIONAL_NODES: Final = ("remember", "summarize")
+"""Nodes that the graph of a chat lacks if the chat has no memory or no model."""
 _HELP: Final = """\
-Each line is a message to the model. It is shown this thread as well, and
-memories of other threads that have to do with the message.
-  /help  show this
-  /quit  leave, as Ctrl-D does
-The thread stays: 'perdure chat -t {0}' goes on with it,
-'perdure history {0}' shows all of it."""
-_CARRIED: Final = ("title", "titled", "create_time", "owner")  # of a checkpoint, to the next
+Each line that you type is a message to the model. With the message, the model
+sees this thread and the memories of other threads that match the message.
+  /help  print this help
+  /quit  end the chat, as Ctrl-D does
+The thread is stored. Run 'perdure chat -t {0}' to continue it,
+or 'perdure history {0}' to print all of it."""
+_INHERITED_METADATA: Final = ("title", "titled", "create_time", "owner")
+"""Metadata of the head that the checkpoints of the next turn inherit."""
 
 
 @app.command()
@@ -56,14 +58,16 @@ def chat(
         typer.Option(
             *("--thread", "-t"),
             metavar="ID",
-            help="The thread to begin or to go on with.",
+            help="The thread to start or to continue.",
             autocompletion=complete_thread_id,
         ),
     ],
     message: Annotated[
         str | None,
         typer.Option(
-            *("--message", "-m"), metavar="TEXT", help="Send this, print the answer, and end."
+            *("--message", "-m"),
+            metavar="TEXT",
+            help="Send this message, print the answer, and exit.",
         ),
     ] = None,
     keep_last: Annotated[
@@ -71,88 +75,103 @@ def chat(
         typer.Option(min=1, metavar="N", help="Show the model only the last N messages."),
     ] = None,
     no_memory: Annotated[
-        bool, typer.Option("--no-memory", help="Neither recall memories nor add any.")
+        bool, typer.Option("--no-memory", help="Neither recall nor add memories.")
     ] = False,
     user: UserOption = None,
     db: DbOption = None,
 ) -> None:
-    """Talk on a thread, until /quit or the end of input.
+    """Chat in a thread, until /quit or the end of input.
 
-    The thread goes on where it was, also after a crash. The model is shown memories of other
-    threads that have to do with what you say.
+    The chat continues the thread where it stopped, also after a crash. The model sees memories of
+    other threads that match your message.
     """
     if message is not None and not message.strip():
-        raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
-    with open_database(db, user, create=True) as file, ExitStack() as stack:
-        # without a user_id no worker extracts the thread either
-        talk = _Talk(file, thread, "" if no_memory else file.user, keep_last)
-        talk.check()
+        raise ConfigurationError(
+            "--message is empty; pass a text, or remove --message to type messages"
+        )
+    with open_database(db, user, create=True) as database, ExitStack() as stack:
+        # without a user id, workers do not extract memories from the thread either
+        memory_user = "" if no_memory else database.user
+        session = _ChatSession(database, thread, memory_user, keep_last)
+        session.check_thread()
         if message is None and sys.stdin.isatty():
-            _introduce(file)
+            _print_introduction(database)
         if not no_memory:
-            _extract(file)
-            stack.callback(_extract, file)
-        _resume(talk)
-        for text in [message] if message is not None else _typed(thread):
-            new = {"messages": [{"role": "user", "content": text}]}
-            talk.turn(new, "What you said is stored; start the chat again for an answer")
+            _extract_memories(database)
+            stack.callback(_extract_memories, database)
+        _resume_thread(session)
+        for text in [message] if message is not None else _iter_typed_messages(thread):
+            update = {"messages": [{"role": "user", "content": text}]}
+            session.run_turn(update, "Your message is stored; start the chat again for an answer")
 
 
-def _introduce(file: CommandDatabase) -> None:
-    """Say what a chat is, who answers, and how it ends."""
-    chosen = file.settings
-    host = urlsplit(chosen.base_url or "").netloc.rpartition("@")[2]  # without a password
-    answers = f"The model is {chosen.model!r} at {host or 'OpenAI'}."
-    if chosen.model is None:
-        answers = "No model is configured: answers quote what was said. PERDURE_MODEL sets one."
-    print_note("perdure chat: a conversation that is stored, and goes on when you come back.")
-    print_note(f"{answers}\n/help says more, /quit or Ctrl-D leaves.")
+def _print_introduction(database: CommandDatabase) -> None:
+    """Print what the chat does, which model answers, and how to end the chat."""
+    settings = database.settings
+    host = urlsplit(settings.base_url or "").netloc.rpartition("@")[2]  # without a password
+    model = f"The model is {settings.model!r} at {host or 'OpenAI'}."
+    if settings.model is None:
+        model = "No model is configured, so answers quote memories. PERDURE_MODEL sets a model."
+    print_note("perdure chat: your conversation is stored, and you can continue it later.")
+    print_note(f"{model}\n/help prints help, /quit or Ctrl-D ends the chat.")
 
 
-def _extract(file: CommandDatabase) -> None:
-    """Extract the turns of runs that were cut off."""
+def _extract_memories(database: CommandDatabase) -> None:
+    """Extract memories from turns that earlier, interrupted runs stored."""
     try:
-        with show_status("looking for messages of runs that were cut off …"):
-            extract_due_threads(file)
-    except PerdureError as exc:  # the next chat, or a worker, tries again
+        with show_status("looking for messages of interrupted runs …"):
+            extract_due_threads(database)
+    except PerdureError as exc:  # the next chat or a worker tries again
         print_note(f"memories could not be extracted yet: {exc}", "dim")
 
 
-class _Talk:
-    """A conversation as it goes on; a user without a name has no memory."""
+class _ChatSession:
+    """The graph of a chat and the thread that it continues.
+
+    Attributes:
+        database: The database of the command.
+        thread: The id of the thread.
+        user: The id of the user whose memories the chat uses, or "" for a chat without memory.
+        window: Removes all but the last messages from the state, or None.
+        graph: The compiled graph.
+        config: The config of each run.
+    """
 
     def __init__(
-        self, file: CommandDatabase, thread: str, user: str, keep_last: int | None
+        self, database: CommandDatabase, thread: str, user: str, keep_last: int | None
     ) -> None:
         from perdure.graphs import chat_graph
         from perdure.graphs.configured import configured_model
         from perdure.memory import record_views, remember_turns, trim, use_memories
 
-        self.file, self.thread, self.user = file, thread, user
+        self.database, self.thread, self.user = database, thread, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
-        # before what is recalled, which is no earlier message
+        # the window comes before the recalled memories, which are not earlier messages
         memory: list[Any] = [self.window] if self.window else []
         if user:
-            memory += [use_memories(file.store), remember_turns(file.store)]
-        model = configured_model(file.settings)
-        self.graph: Any = chat_graph(model, memory=memory, checkpointer=file.saver)
+            memory += [use_memories(database.store), remember_turns(database.store)]
+        model = configured_model(database.settings)
+        self.graph: Any = chat_graph(model, memory=memory, checkpointer=database.saver)
         configurable = {"thread_id": thread, "user_id": user}
-        self.config: Any = {"configurable": configurable, "callbacks": [record_views(file.saver)]}
+        callbacks = [record_views(database.saver)]
+        self.config: Any = {"configurable": configurable, "callbacks": callbacks}
 
-    def check(self) -> None:
-        """Refuse a thread of another user, or one that another graph has to go on with first.
+    def check_thread(self) -> None:
+        """Check that the chat may continue the thread, and inherit metadata of its head.
 
-        What its head says of the thread is noted for the checkpoints of the next turn.
+        Raises:
+            ConfigurationError: The thread belongs to another user, or another graph has to resume
+                it first.
         """
-        head = self.file.saver.head(self.thread)
+        head = self.database.saver.head(self.thread)
         if head is None:
             return
         owner, name = str(head.owner or ""), head.metadata.get("graph_id")
-        if owner not in ("", self.file.user):
+        if owner not in ("", self.database.user):
             raise ConfigurationError(
                 f"the thread {self.thread!r} belongs to {owner!r}, and you are "
-                f"{self.file.user!r}; go on with --user {quote(owner)}, or take another id for a "
-                "thread of your own"
+                f"{self.database.user!r}; pass --user {quote(owner)}, or another id with --thread "
+                "to start a thread of your own"
             )
         graph = f"the graph {name!r}" if name else "another graph"
         if head.status.state == "waiting":
@@ -161,38 +180,47 @@ class _Talk:
                 f"{graph}, so this chat cannot answer it: resume the thread in the program that "
                 "runs that graph, with Command(resume=...), or with a client of its server"
             )
-        if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_NODES}:
+        if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_OPTIONAL_NODES}:
             raise ConfigurationError(
                 f"the thread {self.thread!r} belongs to {graph}, and "
                 f"{describe_status(head.status)}. Finish its run in the program that runs that "
                 "graph, with None as the input, before you chat here"
             )
-        # what each new checkpoint is to say of the thread, as the head does: also whose it is
-        self.config["metadata"] = {n: v for n, v in head.metadata.items() if n in _CARRIED}
+        self.config["metadata"] = {
+            name: value for name, value in head.metadata.items() if name in _INHERITED_METADATA
+        }
         if owner and owner != self.user:
             self.config["metadata"]["owner"] = head.owner
 
-    def turn(self, update: Any, otherwise: str) -> None:
-        """Run a turn and print the answer; `otherwise`: how things stand if none comes.
+    def run_turn(self, update: Any, failure_note: str) -> None:
+        """Run one turn under the lock of the thread, and print the answer.
+
+        Args:
+            update: The input of the graph. None continues an interrupted turn.
+            failure_note: A sentence for the error message, which says what is stored if the model
+                does not answer.
 
         Raises:
-            StorageUnavailable: Another run of the thread does not end.
+            StorageUnavailable: Another run of the thread did not end in time.
+            ModelFailed: The model did not answer.
         """
         with ExitStack() as stack:
             try:
-                with show_status("waiting for the end of another run of the thread …"):
-                    stack.enter_context(self.file.saver.lock(self.thread, timeout_s=_WAIT_S))
+                with show_status("waiting until another run of the thread ends …"):
+                    lock = self.database.saver.lock(self.thread, timeout_s=_LOCK_TIMEOUT_S)
+                    stack.enter_context(lock)
             except StorageUnavailable as exc:
                 if not isinstance(exc.__cause__, TimeoutError):
                     raise
                 raise StorageUnavailable(
-                    f"another run of the thread {self.thread!r} has not ended for {_WAIT_S} s; "
-                    "wait for its end, and try again"
+                    f"another run of the thread {self.thread!r} has not ended for "
+                    f"{_LOCK_TIMEOUT_S} s; wait until it ends, and try again"
                 ) from exc
-            self.check()  # it may have gone on meanwhile
-            self._run(update, otherwise)
+            self.check_thread()  # another process may have changed the thread while we waited
+            self._stream_answer(update, failure_note)
 
-    def _run(self, update: Any, otherwise: str) -> None:
+    def _stream_answer(self, update: Any, failure_note: str) -> None:
+        """Run the graph, and print the answer while the model writes it."""
         from openai import OpenAIError
 
         from perdure.memory.model_call import describe_failed_model
@@ -200,62 +228,67 @@ class _Talk:
         options: Any = {"stream_mode": "messages", "durability": "sync"}
         parts = (
             chunk.text
-            for chunk, meta in self.graph.stream(update, self.config, **options)
-            if chunk.type in ("AIMessageChunk", "ai") and meta.get("langgraph_node") == "respond"
+            for chunk, metadata in self.graph.stream(update, self.config, **options)
+            if chunk.type in ("AIMessageChunk", "ai")
+            and metadata.get("langgraph_node") == "respond"
         )
         try:
-            if not print_stream(
-                parts, COLORS["ai"]
-            ):  # the answer was stored before the turn was cut off
+            if not print_stream(parts, COLORS["ai"]):  # an interrupted turn had stored its answer
                 last = self.graph.get_state(self.config).values["messages"][-1]
                 print_stream([last.text] if last.type == "ai" else [], COLORS["ai"])
         except PerdureError:
             raise
-        except (OpenAIError, ValueError) as exc:  # the second is langchain's, of a broken answer
-            why = format_line(str(exc), 300).rstrip(".")
+        except (
+            OpenAIError,
+            ValueError,
+        ) as exc:  # langchain raises ValueError for a malformed answer
+            reason = format_line(str(exc), 300).rstrip(".")
             raise ModelFailed(
-                f"{describe_failed_model(exc)} did not answer: {why}. {otherwise}"
+                f"{describe_failed_model(exc)} did not answer: {reason}. {failure_note}"
             ) from exc
-        if self.window:  # the state keeps no more than the next answer is shown
+        if self.window:  # keep only the messages that the model sees in the next turn
             removals = self.window.invoke(self.graph.get_state(self.config).values)
             if removals:
                 self.graph.update_state(self.config, removals, as_node="respond")
 
 
-def _resume(talk: _Talk) -> None:
-    """Say where the thread stands, and finish what was cut off."""
-    state = talk.graph.get_state(talk.config)
+def _resume_thread(session: _ChatSession) -> None:
+    """Print the last messages of the thread, and finish an interrupted turn."""
+    state = session.graph.get_state(session.config)
     if not state.created_at:
-        print_note(f"thread {talk.thread!r} is new", "dim")
+        print_note(f"thread {session.thread!r} is new", "dim")
         return
-    items = [item for item in talk.file.saver.history(talk.thread) if not item.branch]
+    history = session.database.saver.history(session.thread)
+    items = [item for item in history if not item.branch]
     seen = sum(bool(item.seen) for item in items)
     counts = (
-        f"thread {talk.thread!r}: {format_count(len(items), 'message')} said, the model sees {seen}"
+        f"thread {session.thread!r}: {format_count(len(items), 'message')}, the model sees {seen}"
     )
-    print_note(
-        counts + (f", {len(items) - seen} are only history" if seen < len(items) else ""), "dim"
-    )
-    for item in items[-_SHOWN:]:
-        head = f"{'●' if item.seen else '○'} {item.value.type}: "
+    hidden = len(items) - seen
+    print_note(counts + (f", {hidden} are only in the history" if hidden else ""), "dim")
+    for item in items[-_REPEATED_MESSAGES:]:
+        heading = f"{'●' if item.seen else '○'} {item.value.type}: "
         text = item.value.text or ", ".join(
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
-        print_note_line(head + text, COLORS.get(item.value.type, ""))
-    if state.tasks:  # also when the answer was stored and the turn not yet ended
-        print_note("the last turn was cut off; finishing it", "dim")
-        talk.turn(None, "That turn stays to be finished; nothing new was said")
+        print_note_line(heading + text, COLORS.get(item.value.type, ""))
+    if state.tasks:  # also if the answer is stored and the turn has not ended
+        print_note("the last turn was interrupted; finishing it", "dim")
+        session.run_turn(None, "The last turn is still unfinished, and no new message was sent")
 
 
-def _typed(thread: str) -> Iterator[str]:
-    """What the user types, a line a turn, until /quit or the end of input."""
-    by_hand = sys.stdin.isatty()
-    if by_hand:
+def _iter_typed_messages(thread: str) -> Iterator[str]:
+    """Yield each line that the user types as a message, until /quit or the end of input.
+
+    Blank lines are skipped, and /help prints the help.
+    """
+    is_interactive = sys.stdin.isatty()
+    if is_interactive:
         with suppress(ImportError):
-            import readline  # noqa: F401 - gives input() line editing, where it is there
+            import readline  # noqa: F401 - gives input() line editing, if Python has it
     while True:
         try:
-            text = input("> " if by_hand else "").strip()
+            text = input("> " if is_interactive else "").strip()
         except EOFError:
             return
         if text == "/quit":

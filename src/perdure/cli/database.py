@@ -1,4 +1,7 @@
-"""`perdure config`, `stats` and `retain`: settings, counts and sizes, removal of what is old."""
+"""The commands `perdure config`, `perdure stats` and `perdure retain`.
+
+They show the settings, show counts and sizes, and remove old data by rules.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,16 @@ from perdure.errors import ConfigurationError
 if TYPE_CHECKING:
     from perdure.retention import Report
 
-_PASSWORD: Final = r"(\bpassword\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]*)"  # of a URI, or of keywords
-_NAMED: Final = 20  # ids that are listed
+_PASSWORD: Final = r"(\bpassword\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]*)"  # in a URI or in keywords
+_MAX_NAMED_IDS: Final = 20  # ids that the report lists for each rule
 
 
 @app.command()
 def config(db: DbOption = None, user: UserOption = None, json: JsonOption = False) -> None:
     """Show the settings and where they come from.
 
-    Arguments override PERDURE_* variables, and these perdure.toml. Of keys it shows only whether
-    they are set.
+    Arguments override PERDURE_* variables, and these variables override perdure.toml. Keys are not
+    printed: "set" means that there is one.
     """
     from perdure.settings import NAMES, SECRETS, load
 
@@ -55,10 +58,10 @@ def config(db: DbOption = None, user: UserOption = None, json: JsonOption = Fals
     for name in NAMES:
         value, source = attrgetter(name)(settings), settings.sources.get(name, "default")
         source = os.path.abspath(source) if os.path.isfile(source) else source
-        secret = name in SECRETS and value is not None
-        table[name] = {"value": "set" if secret else value, "source": source}
+        is_secret = name in SECRETS and value is not None
+        table[name] = {"value": "set" if is_secret else value, "source": source}
     rows = [
-        (name, _as_toml(row["value"]), os.path.basename(row["source"]))
+        (name, _format_setting(row["value"]), os.path.basename(row["source"]))
         for name, row in table.items()
     ]
     print_rows(table, json, ("name", "value", "source"), rows, ids=("name", "source"))
@@ -69,8 +72,8 @@ def config(db: DbOption = None, user: UserOption = None, json: JsonOption = Fals
                 print_text(f"settings file: {path}")
 
 
-def _as_toml(value: Any) -> str:
-    """A value as it is written in `perdure.toml`; one that is not set is empty."""
+def _format_setting(value: Any) -> str:
+    """Return a value as `perdure.toml` would have it, without quotes; None becomes ""."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)
@@ -78,9 +81,9 @@ def _as_toml(value: Any) -> str:
 
 @app.command()
 def stats(db: DbOption = None, json: JsonOption = False) -> None:
-    """Show counts and sizes."""
-    with open_database(db, allow_read_only=True) as file:
-        saver, store = file.saver.stats(), file.store.stats()
+    """Show counts and sizes of the stored data."""
+    with open_database(db, allow_read_only=True) as database:
+        saver, store = database.saver.stats(), database.store.stats()
     counts = {
         **{name: saver[name] for name in ("path", "threads", "checkpoints")},
         "messages": saver["items"],
@@ -93,19 +96,22 @@ def stats(db: DbOption = None, json: JsonOption = False) -> None:
         "indexes": list(store.indexes),
     }
     counts |= {name: value for name, value in saver.items() if name not in counts}
-    rows = [(name, _in_words(name, value, counts)) for name, value in counts.items()]
+    rows = [(name, _format_statistic(name, value, counts)) for name, value in counts.items()]
     print_rows(counts, json, ("", ""), rows)
 
 
-def _in_words(name: str, value: Any, counts: dict[str, Any]) -> str:
+def _format_statistic(name: str, value: Any, counts: dict[str, Any]) -> str:
+    """Return one of the statistics as text for a table cell."""
     if name == "wal_reset_bug":
-        return f"in SQLite {counts['sqlite_version']}, and avoided" if value else "no"
+        version = counts["sqlite_version"]
+        return f"present in SQLite {version}; perdure works around it" if value else "no"
     if name.endswith("_bytes"):
         return format_size(value)
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
-def _rule(option: str, metavar: str, help: str) -> Any:
+def _build_rule_option(option: str, metavar: str, help: str) -> Any:
+    """Build an option that overrides a retention rule; its value is at least 0."""
     return typer.Option(option, min=0, metavar=metavar, help=help)
 
 
@@ -113,16 +119,18 @@ def _rule(option: str, metavar: str, help: str) -> Any:
 def retain(
     ids: ThreadsArgument = None,
     idle_days: Annotated[
-        float | None, _rule("--idle-days", "DAYS", "Delete threads idle for longer.")
+        float | None,
+        _build_rule_option("--idle-days", "DAYS", "Delete threads that were idle for longer."),
     ] = None,
     memories: Annotated[
-        bool | None, typer.Option(help="Forget the memories of such threads, or not.")
+        bool | None, typer.Option(help="Also erase memories of these threads, or not.")
     ] = None,
     checkpoints_last: Annotated[
-        int | None, _rule("--last", "N", "Keep the newest N checkpoints of each.")
+        int | None,
+        _build_rule_option("--last", "N", "Keep the N newest checkpoints per thread."),
     ] = None,
     checkpoints_days: Annotated[
-        float | None, _rule("--days", "DAYS", "Keep checkpoints no older than this.")
+        float | None, _build_rule_option("--days", "DAYS", "Keep checkpoints that are not older.")
     ] = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -131,8 +139,8 @@ def retain(
 ) -> None:
     """Remove old threads, checkpoints and versions.
 
-    The rules are those under [retention] in perdure.toml; options override four of them. Expired
-    items always go. Of checkpoints and versions, what any rule keeps stays.
+    The rules are in perdure.toml, under [retention]. Options override four of the rules. A
+    checkpoint or version is kept if at least one rule keeps it. Expired items are always removed.
     """
     from perdure import retention
 
@@ -142,40 +150,48 @@ def retain(
         "checkpoints_last": checkpoints_last,
         "checkpoints_days": checkpoints_days,
     }
-    with open_database(db, allow_read_only=dry_run) as file:
-        chosen = {name: value for name, value in options.items() if value is not None}
-        rules = replace(file.settings.retention, **chosen)
+    with open_database(db, allow_read_only=dry_run) as database:
+        overrides = {name: value for name, value in options.items() if value is not None}
+        rules = replace(database.settings.retention, **overrides)
         if ids and not rules.checkpoints and rules.idle_days is None:
-            raise ConfigurationError("no rule is for threads; give --idle-days, --last, …")
+            raise ConfigurationError(
+                "no rule applies to threads; pass --idle-days, --last or --days, or remove the ids"
+            )
         if not rules:
-            print_note("no rules are given: only expired items go; --help lists options")
-        threads = [resolve_thread_id(file, each) for each in ids] if ids else None
-        what = rules, file.saver, file.store
-        with show_status("looking for what is old"):
-            report = retention.plan(*what, thread_ids=threads)
+            print_note(
+                "no rules are set, so only expired items are removed; --help lists the options"
+            )
+        threads = [resolve_thread_id(database, typed) for typed in ids] if ids else None
+        arguments = rules, database.saver, database.store
+        with show_status("looking for old data"):
+            report = retention.plan(*arguments, thread_ids=threads)
         if report and not dry_run:
             if not yes:
-                print_note(f"would go: {summarize_report(report)}")
-            require_confirmation("Remove this for good?", yes)
-            with show_status("removing what is old"):
-                report = retention.apply(*what, thread_ids=threads)
+                print_note(f"to be removed: {summarize_report(report)}")
+            require_confirmation("Remove this data permanently?", yes)
+            with show_status("removing old data"):
+                report = retention.apply(*arguments, thread_ids=threads)
     rows = [
-        (each.what, f"{each.count:,}", format_size(each.size_bytes)) for each in report.removals
+        (removal.what, f"{removal.count:,}", format_size(removal.size_bytes))
+        for removal in report.removals
     ]
-    columns = ("would go" if dry_run else "gone", "count", "about")
+    columns = ("would be removed" if dry_run else "removed", "count", "approx. size")
     print_rows({**asdict(report), "size_bytes": report.size_bytes}, json, columns, rows)
     if json:
         return
-    for each in report.removals:
-        for name in each.ids[:_NAMED]:
+    for removal in report.removals:
+        for name in removal.ids[:_MAX_NAMED_IDS]:
             print_text(f"  {name}")
-        if len(each.ids) > _NAMED:
-            print_text(f"  … and {format_count(len(each.ids) - _NAMED, 'other')}; --json names all")
-    for name in report.left:
-        print_note(f"left for the next time, as a run has it locked: {name}")
+        if len(removal.ids) > _MAX_NAMED_IDS:
+            more = format_count(len(removal.ids) - _MAX_NAMED_IDS, "other")
+            print_text(f"  … and {more}; --json lists all ids")
+    for thread in report.left:
+        print_note(
+            f"skipped the thread {thread!r}, which a run has locked; repeat the command later"
+        )
 
 
 def summarize_report(report: Report) -> str:
-    """What goes, on one line."""
-    counts = [f"{each.count:,} {each.what}" for each in report.removals if each.count]
+    """Return the counts and the total size of a retention report on one line."""
+    counts = [f"{removal.count:,} {removal.what}" for removal in report.removals if removal.count]
     return f"{', '.join(counts)}; about {format_size(report.size_bytes)}"

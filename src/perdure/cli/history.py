@@ -1,4 +1,4 @@
-"""`perdure history` and `show`: what was said on a thread, and its checkpoints as a tree."""
+"""The commands `perdure history` and `perdure show`: messages and checkpoints of a thread."""
 
 from __future__ import annotations
 
@@ -44,11 +44,14 @@ if TYPE_CHECKING:
     Children = Mapping[tuple[str, str | None], list[CheckpointInfo]]
 
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
-_CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
-_SHORT: Final = 60  # characters of arguments that stand beside a call
-_DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})")
-_LONGEST_QUESTION: Final = 500  # characters
-_CHECKPOINTS: Final = 200  # the newest, in which the callers of runs are looked for
+_CALL_TYPES: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
+"""Types of content blocks that repeat a tool call of the message."""
+_MAX_INLINE_ARGUMENTS: Final = 60  # characters of arguments that fit on the line of their call
+_DATA_URL: Final = re.compile(
+    r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})"
+)
+_MAX_QUESTION: Final = 500  # characters of a question that are printed
+_LABELLED_CHECKPOINTS: Final = 200  # newest checkpoints that are searched for user actions
 _INDENT: Final = "    "
 
 
@@ -59,30 +62,34 @@ def history(
         str, typer.Option(metavar="NAME", help="The channel of the state to show.")
     ] = "messages",
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only what led to this checkpoint.")
+        str | None, typer.Option(metavar="ID", help="Show only the history up to this checkpoint.")
     ] = None,
     no_pager: NoPagerOption = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show everything that was said on a thread.
+    """Show all messages of a thread.
 
-    The model sees messages marked ●. Messages marked ○ are only in the history, and those marked ◌
-    only on a branch. For items marked ? this is unknown, because they are in a `DeltaChannel` whose
-    reducer is code of the graph.
+    The model sees the messages marked ●. Those marked ○ are only in the history, and those marked ◌
+    only on a branch. Items marked ? are in a `DeltaChannel` whose reducer is code of the graph, so
+    the state that the model sees is unknown.
     """
     from perdure.checkpointers.labels import describe_deeds
     from perdure.checkpointers.titles import about
 
-    with open_database(db, allow_read_only=True) as file:
-        head = find_thread_head(file, thread)
-        chosen = head.thread_id
-        at = None if checkpoint is None else resolve_checkpoint_id(file, chosen, checkpoint)
-        items = file.saver.history(chosen, channel=channel, checkpoint_id=at)
-        title = about(file.saver, chosen, head.metadata).get("title")
-        newest = file.saver.checkpoints(chosen, checkpoint_ns="", limit=_CHECKPOINTS)
+    with open_database(db, allow_read_only=True) as database:
+        head = find_thread_head(database, thread)
+        thread_id = head.thread_id
+        checkpoint_id = (
+            None if checkpoint is None else resolve_checkpoint_id(database, thread_id, checkpoint)
+        )
+        items = database.saver.history(thread_id, channel=channel, checkpoint_id=checkpoint_id)
+        title = about(database.saver, thread_id, head.metadata).get("title")
+        newest = database.saver.checkpoints(
+            thread_id, checkpoint_ns="", limit=_LABELLED_CHECKPOINTS
+        )
     if json:
-        print_json([_plain(item) for item in items])
+        print_json([_build_item_json(item) for item in items])
     elif items:
         with page_output(pager=not no_pager):
             if title:
@@ -93,40 +100,46 @@ def history(
                 for part in (render_heading(item), *render_item_lines(item.value)):
                     print_text(*part)
     else:
-        print_note(f"nothing was said on {chosen!r} in the channel {channel!r}")
-    for deed in describe_deeds(each.metadata for each in newest[::-1] if at is None):
-        print_note(f"{chosen!r}: {format_line(deed)}")
-    if at is None and (text := describe_status(head.status)):
-        print_note(f"{chosen!r} {text}")
+        print_note(f"the channel {channel!r} of the thread {thread_id!r} is empty")
+    if checkpoint_id is None:
+        for action in describe_deeds(info.metadata for info in newest[::-1]):
+            print_note(f"{thread_id!r}: {format_line(action)}")
+        if text := describe_status(head.status):
+            print_note(f"{thread_id!r} {text}")
 
 
 def describe_status(status: ThreadStatus) -> str:
-    """That a thread waits, and for what, or before which nodes it was cut off; "": neither."""
+    """Return a phrase about a thread that waits or whose run is unfinished, otherwise "".
+
+    The phrase starts with a verb and names the open questions or the next nodes.
+    """
     if status.state == "waiting":
         questions = (
-            f"at {format_line(node)!r}: {format_line(_text(question), _LONGEST_QUESTION)}"
+            f"at {format_line(node)!r}: {format_line(_render_text(question), _MAX_QUESTION)}"
             for node, question in status.questions
         )
         return f"waits for an answer ({'; '.join(questions)})"
     nodes = ", ".join(repr(format_line(node)) for node in dict.fromkeys(status.next))
-    where = f"before {nodes}" if nodes else "at the end of a step"
-    return f"was cut off, or stopped, {where}" if status.tasks else ""
+    position = f"before {nodes}" if nodes else "at the end of a step"
+    return f"has an unfinished run, which stopped {position}" if status.tasks else ""
 
 
-def _plain(item: HistoryItem) -> dict[str, Any]:
+def _build_item_json(item: HistoryItem) -> dict[str, Any]:
+    """Return an item of the history as a JSON object."""
     value: Any = item.value
     fields = {"content": value}
     if _is_message(value):
         fields = {**value.model_dump(exclude_none=True), "content": value.content}
-    about = {"seen": item.seen, "branch": item.branch, "position": item.position}
-    return {**about, "stored_at": item.stored_at, **fields}
+    flags = {"seen": item.seen, "branch": item.branch, "position": item.position}
+    return {**flags, "stored_at": item.stored_at, **fields}
 
 
 def _is_message(value: Any) -> bool:
+    """Return whether an item of a channel is a message of langchain."""
     return hasattr(value, "text") and hasattr(value, "model_dump")
 
 
-# -- for people
+# -- text
 
 
 def render_heading(item: HistoryItem) -> OutputLine:
@@ -140,91 +153,106 @@ def render_heading(item: HistoryItem) -> OutputLine:
     mark = "?" if item.seen is None else "●" if item.seen else "◌" if item.branch else "○"
     if not _is_message(value):
         return OutputLine(f"{mark} {format_time(item.stored_at)}", "bold")
-    of_model = value.response_metadata
+    metadata = value.response_metadata
     name = value.name if value.type == "tool" else None
-    model = of_model.get("model_name") or of_model.get("model")
-    said_at = parse_time(of_model.get("create_time")) or item.stored_at
-    parts = [value.type, name, format_time(said_at), model]
+    model = metadata.get("model_name") or metadata.get("model")
+    created_at = parse_time(metadata.get("create_time")) or item.stored_at
+    parts = [value.type, name, format_time(created_at), model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
     return OutputLine(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
 
 
 def render_item_lines(value: Any) -> Iterator[OutputLine]:
-    """What a message, or another item of a channel, says: text, calls, and other parts by kind."""
+    """Yield the lines of a message or of another item of a channel.
+
+    The text comes first, in which other content blocks are named by their type. The tool calls of
+    the message follow.
+    """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
-    if calls and isinstance(content, list):  # some models say their calls in the content as well
-        content = [part for part in content if _kind(part) not in _CALLS]
-    text = _text(content)
+    if calls and isinstance(content, list):  # some models repeat their calls in the content
+        content = [part for part in content if _block_type(part) not in _CALL_TYPES]
+    text = _render_text(content)
     if getattr(value, "type", None) == "tool":
-        yield from _indented(text)
+        yield from _render_indented_lines(text)
     elif text:
-        yield from _prose(text)
+        yield from _render_markdown_lines(text)
     for call in calls:
-        yield from _call(call)
+        yield from _render_call_lines(call)
 
 
-def _text(content: Any) -> str:
+def _render_text(content: Any) -> str:
+    """Return the text of a message's content, with other blocks by type, or JSON of a value."""
     if isinstance(content, str):
         return content.replace("\r\n", "\n")
-    if isinstance(content, list) and all(isinstance(p, str) or _kind(p) for p in content):
+    if isinstance(content, list) and all(
+        isinstance(part, str) or _block_type(part) for part in content
+    ):
         from perdure.memory.quotation import render_block_name
 
         return "\n".join(
-            _text(
+            _render_text(
                 part if isinstance(part, str) else str(part.get("text") or render_block_name(part))
             )
             for part in content
         )
-    return _json(content)
+    return _dump_json(content)
 
 
-def _kind(part: Any) -> str:
+def _block_type(part: Any) -> str:
+    """Return the type of a content block, or "" if the value is no content block."""
     return str(part.get("type") or "") if isinstance(part, dict) else ""
 
 
-def _json(value: Any, indent: int | None = None) -> str:
+def _dump_json(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON. Objects that are not JSON are replaced by the name of their type."""
     return jsonlib.dumps(
         value, ensure_ascii=False, indent=indent, default=lambda part: f"[{type(part).__name__}]"
     )
 
 
-def _prose(text: str) -> Iterator[OutputLine]:
+def _render_markdown_lines(text: str) -> Iterator[OutputLine]:
+    """Yield the lines of Markdown text. Lines of code blocks and tables are not wrapped."""
     fence = ""
     for row in text.split("\n"):
-        fence, fixed = update_fence(row, fence)
-        yield OutputLine(row, wraps=not fixed)
+        fence, is_preformatted = update_fence(row, fence)
+        yield OutputLine(row, wraps=not is_preformatted)
 
 
-def _indented(text: str, by: str = _INDENT) -> Iterator[OutputLine]:
-    """What a tool was given or gave back: JSON spread over lines, long data by size."""
-    text = _DATA.sub(_of_size, text)
+def _render_indented_lines(text: str, indent: str = _INDENT) -> Iterator[OutputLine]:
+    """Yield the lines of a tool's input or output, with JSON indented and data URLs shortened."""
+    text = _DATA_URL.sub(_describe_data, text)
     if text[:1] in ("{", "["):
-        with suppress(ValueError, RecursionError):  # it only begins like JSON
-            text = _json(jsonlib.loads(text), 2)
+        with suppress(ValueError, RecursionError):  # the text only looks like JSON
+            text = _dump_json(jsonlib.loads(text), 2)
     for row in text.split("\n"):
-        yield OutputLine(by + row, wraps=False)
+        yield OutputLine(indent + row, wraps=False)
 
 
-def _of_size(match: re.Match[str]) -> str:
+def _describe_data(match: re.Match[str]) -> str:
+    """Return the media type and the size of the data URL that `match` holds."""
     return f"[{match[1] or 'data'}, {format_size(len(match[2]) * 3 // 4)}]"
 
 
-def _call(call: Any) -> Iterator[OutputLine]:
+def _render_call_lines(call: Any) -> Iterator[OutputLine]:
+    """Yield the lines of a tool call, on one line if the arguments are short."""
     arguments = call.get("args")
     if not isinstance(arguments, dict):
         arguments = {"arguments": arguments or ""}
-    texts = {name: _DATA.sub(_of_size, _text(value)) for name, value in arguments.items()}
-    short = ", ".join(f"{name}={text}" for name, text in texts.items())
-    if len(short) <= _SHORT and "\n" not in short:
-        yield OutputLine(f"  → {call.get('name')}({short})", wraps=False)
+    texts = {
+        name: _DATA_URL.sub(_describe_data, _render_text(value))
+        for name, value in arguments.items()
+    }
+    inline = ", ".join(f"{name}={text}" for name, text in texts.items())
+    if len(inline) <= _MAX_INLINE_ARGUMENTS and "\n" not in inline:
+        yield OutputLine(f"  → {call.get('name')}({inline})", wraps=False)
         return
     yield OutputLine(f"  → {call.get('name')}", wraps=False)
     for name, text in texts.items():
         first, *rest = [text] if "\n" not in text else ["", text]
         yield OutputLine(f"{_INDENT}{name}: {first}".rstrip(), wraps=False)
         for lines in rest:
-            yield from _indented(lines, _INDENT * 2)
+            yield from _render_indented_lines(lines, _INDENT * 2)
 
 
 # -- the tree of checkpoints
@@ -241,60 +269,71 @@ def show(
     from perdure.checkpointers.titles import about
     from perdure.memory import VIEWS_NAMESPACE
 
-    with open_database(db, allow_read_only=True) as file:
-        head = find_thread_head(file, thread)
-        chosen = head.thread_id
+    with open_database(db, allow_read_only=True) as database:
+        head = find_thread_head(database, thread)
+        thread_id = head.thread_id
         checkpoints = [
-            i for i in file.saver.checkpoints(chosen) if i.checkpoint_ns != VIEWS_NAMESPACE
+            info
+            for info in database.saver.checkpoints(thread_id)
+            if info.checkpoint_ns != VIEWS_NAMESPACE
         ]
-        title = about(file.saver, chosen, head.metadata).get("title", "")
+        title = about(database.saver, thread_id, head.metadata).get("title", "")
     if json:
         print_json(checkpoints)
         return
     with page_output(pager=not no_pager):
-        named = escape_controls(f"{chosen}  {format_line(title)}".strip())
-        print_tree(_tree(named, describe_status(head.status), checkpoints))
+        heading = escape_controls(f"{thread_id}  {format_line(title)}".strip())
+        print_tree(_build_tree(heading, describe_status(head.status), checkpoints))
 
 
-def _tree(named: str, state: str, checkpoints: list[CheckpointInfo]) -> Tree:
+def _build_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) -> Tree:
+    """Build the tree that shows the checkpoints of a thread, with a branch for each subgraph.
+
+    Args:
+        heading: The text at the root.
+        status: A phrase about the status of the thread, or "".
+        checkpoints: The checkpoints of all checkpoint namespaces, newest first.
+    """
     from rich.text import Text
     from rich.tree import Tree
 
     children: dict[tuple[str, str | None], list[CheckpointInfo]] = {}
-    present = {(info.checkpoint_ns, info.checkpoint_id) for info in checkpoints}
+    keys = {(info.checkpoint_ns, info.checkpoint_id) for info in checkpoints}
     for info in sorted(checkpoints, key=lambda info: (info.ts, info.order)):
-        parent = info.parent_id if (info.checkpoint_ns, info.parent_id) in present else None
+        parent = info.parent_id if (info.checkpoint_ns, info.parent_id) in keys else None
         children.setdefault((info.checkpoint_ns, parent), []).append(info)
-    root = Tree(Text.assemble((named, "bold"), (f"\n{state}" if state else "", "yellow")))
-    for ns in dict.fromkeys(info.checkpoint_ns for info in reversed(checkpoints)):
-        _grow(
-            root.add(Text(format_line(ns, None), "italic")) if ns else root,
-            children[ns, None],
-            children,
-        )
+    root = Tree(Text.assemble((heading, "bold"), (f"\n{status}" if status else "", "yellow")))
+    for namespace in dict.fromkeys(info.checkpoint_ns for info in reversed(checkpoints)):
+        subtree = root.add(Text(format_line(namespace, None), "italic")) if namespace else root
+        _add_checkpoints(subtree, children[namespace, None], children)
     return root
 
 
-def _grow(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
-    """Add runs of checkpoints side by side; where several follow one, each under the one."""
-    waiting = [(tree, root, len(roots) > 1) for root in roots]
-    while waiting:
-        below, info, is_fork = waiting.pop(0)
-        node = below.add(_label(info, "fork " if is_fork else ""))
-        after = children.get((info.checkpoint_ns, info.checkpoint_id), [])
-        if len(after) == 1:
-            waiting.insert(0, (node if is_fork else below, after[0], False))
+def _add_checkpoints(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
+    """Add checkpoints and their descendants to a tree.
+
+    An only child is added beside its parent, so that a thread without forks is a flat list. If a
+    checkpoint has several children, each child is added below the checkpoint as a fork.
+    """
+    pending = [(tree, root, len(roots) > 1) for root in roots]
+    while pending:
+        parent_node, info, is_fork = pending.pop(0)
+        node = parent_node.add(_render_checkpoint(info, "fork " if is_fork else ""))
+        successors = children.get((info.checkpoint_ns, info.checkpoint_id), [])
+        if len(successors) == 1:
+            pending.insert(0, (node if is_fork else parent_node, successors[0], False))
         else:
-            waiting += [(node, child, True) for child in after]
+            pending += [(node, child, True) for child in successors]
 
 
-def _label(info: CheckpointInfo, mark: str) -> Text:
+def _render_checkpoint(info: CheckpointInfo, mark: str) -> Text:
+    """Return the line of a checkpoint in the tree: id, step, source and number of messages."""
     from rich.text import Text
 
-    # of a UUID the beginning with its time (RFC 9562, version 6) is enough
-    short = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
+    # the first 18 characters of a UUID hold its time (RFC 9562, version 6), which is enough
+    short_id = info.checkpoint_id[:18] if len(info.checkpoint_id) == 36 else info.checkpoint_id
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
-    text = format_line(f"{mark}{short} · step {step} ({source})", None)
+    text = format_line(f"{mark}{short_id} · step {step} ({source})", None)
     if "messages" in info.counts:
         text += f", {format_count(info.counts['messages'], 'message')}"
     return Text(f"{text} ← head", "bold green") if info.is_head else Text(text)

@@ -1,4 +1,4 @@
-"""`perdure keys`: the API keys of a server are listed and revoked."""
+"""The commands `perdure keys`, which list and revoke the API keys of a server."""
 
 from __future__ import annotations
 
@@ -15,104 +15,111 @@ from perdure.settings import check_user
 if TYPE_CHECKING:
     from perdure.server.keys_file import Key
 
-keys = add_command_group("keys", "API keys of 'perdure serve --keys'.")
+keys = add_command_group("keys", "List and revoke the API keys of 'perdure serve --keys'.")
 
-_SHOWN: Final = 12  # characters of a hash
-KeysFile = Annotated[
-    Path, typer.Option("--keys", metavar="FILE", help="The file that the server reads.")
+_HASH_PREFIX: Final = 12  # characters of a hash that are printed
+KeysFileOption = Annotated[
+    Path, typer.Option("--keys", metavar="FILE", help="The keys file of the server.")
 ]
-Tenant = Annotated[str | None, typer.Option(metavar="NAME", help="Only keys of this tenant.")]
+TenantOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only keys of this tenant.")]
 
 
 @keys.command("list")
 def list_(
-    file: KeysFile,
+    file: KeysFileOption,
     user: Annotated[
         str | None, typer.Option("--user", metavar="NAME", help="Only keys of this user.")
     ] = None,
-    tenant: Tenant = None,
+    tenant: TenantOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List keys: whose they are, what they may do, and the hash of each.
+    """List API keys with their user, permissions and hash.
 
-    Exit code 1 if there is none.
+    Exit code 1 if no key matches.
     """
-    _load_server()
+    _check_server_is_installed()
     from perdure.server.keys_file import read_keys
 
     if user is not None:
-        check_user("--user", user, "leave it out for all users")
-    found = [key for key in read_keys(file) if _is_of(key, user, tenant)]
-    rows = [_cells(key) for key in found]
+        check_user("--user", user, "remove --user to list the keys of all users")
+    matches = [key for key in read_keys(file) if _has_owner(key, user, tenant)]
+    rows = [_build_cells(key) for key in matches]
     columns = ("user", "tenant", "permissions", "hash")
-    print_rows(
-        [key.model_dump() for key in found], json, columns, rows, ids=columns, empty_note="no key"
-    )
-    if not found:
+    values, nothing = [key.model_dump() for key in matches], "no API key matches"
+    print_rows(values, json, columns, rows, ids=columns, empty_note=nothing)
+    if not matches:
         raise typer.Exit(1)
 
 
 @keys.command()
 def revoke(
-    file: KeysFile,
+    file: KeysFileOption,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="All keys of this user.")
+        str | None, typer.Option("--user", metavar="NAME", help="Revoke all keys of this user.")
     ] = None,
     hash: Annotated[
         str | None,
-        typer.Option(metavar="HASH", help="The key with this hash, or the beginning of it."),
+        typer.Option(metavar="HASH", help="Revoke the key with this hash or prefix of a hash."),
     ] = None,
-    tenant: Tenant = None,
+    tenant: TenantOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Revoke keys, by user or by the beginning of the hash.
+    """Revoke API keys, by user or by a prefix of the hash.
 
-    The file is replaced at once, and a server that reads it refuses the keys within a second.
-    Comments stay. Exit code 1 if there is no such key.
+    The keys file is replaced in one step, and its comments are kept. A server that reads the file
+    refuses the keys within a second. Exit code 1 if no key matches.
     """
-    _load_server()
+    _check_server_is_installed()
     from perdure.server.keys_file import read_keys, revoke_keys
 
     if (user is None) == (hash is None):
-        raise ConfigurationError("give --user or --hash, which say what is revoked")
+        raise ConfigurationError("pass either --user or --hash to choose the keys to revoke")
     if user is not None:
-        check_user("--user", user, "give a user, or --hash")
+        check_user("--user", user, "pass the name of a user, or use --hash")
     if hash == "":
-        raise ConfigurationError("--hash is empty; give the beginning of a hash")
+        raise ConfigurationError("--hash is empty; pass a prefix of the hash")
     chosen = [
         key
         for key in read_keys(file)
-        if _is_of(key, user, tenant) and key.sha256.startswith((hash or "").lower())
+        if _has_owner(key, user, tenant) and key.sha256.startswith((hash or "").lower())
     ]
     if hash is not None and len({key.sha256 for key in chosen}) > 1:
-        some = ", ".join(" ".join(filter(None, _cells(key))) for key in chosen)
-        raise ConfigurationError(f"several hashes begin with {hash!r} ({some}); give more of it")
+        listed_keys = ", ".join(" ".join(filter(None, _build_cells(key))) for key in chosen)
+        raise ConfigurationError(
+            f"several hashes begin with {hash!r} ({listed_keys}); type more of the hash"
+        )
     if not chosen:
-        what = f"of {user!r}" if hash is None else f"whose hash begins with {hash!r}"
-        print_note(f"{str(file)!r} has no key {what}")
+        condition = f"of {user!r}" if hash is None else f"whose hash begins with {hash!r}"
+        print_note(f"{str(file)!r} has no key {condition}")
         raise typer.Exit(1)
-    named = ", ".join(
-        f"{key.user!r} ({key.sha256[:_SHOWN]}{f', tenant {key.tenant!r}' if key.tenant else ''})"
+    owners = ", ".join(
+        f"{key.user!r} ({key.sha256[:_HASH_PREFIX]}"
+        f"{f', tenant {key.tenant!r}' if key.tenant else ''})"
         for key in chosen
     )
-    what = f"{format_count(len(chosen), 'key')} of {named}"
-    require_confirmation(f"Revoke {what}?", yes)
+    description = f"{format_count(len(chosen), 'key')} of {owners}"
+    require_confirmation(f"Revoke {description}?", yes)
     revoked = revoke_keys(file, lambda key: key in chosen)
-    done = [key.model_dump() for key in revoked]
-    print_result(done, json, f"revoked {what}")
+    print_result([key.model_dump() for key in revoked], json, f"revoked {description}")
 
 
-def _load_server() -> None:
+def _check_server_is_installed() -> None:
+    """Raise MissingDependency if the packages of the server are not installed."""
     try:
-        import perdure.server.keys_file  # noqa: F401 - its packages may be missing
+        import perdure.server.keys_file  # noqa: F401 - imported to find out whether it works
     except ImportError as exc:
-        raise MissingDependency('this needs: pip install ".[server]" in a checkout') from exc
+        raise MissingDependency(
+            'perdure keys needs the packages of the server; run pip install ".[server]" in a '
+            "checkout"
+        ) from exc
 
 
-def _is_of(key: Key, user: str | None, tenant: str | None) -> bool:
+def _has_owner(key: Key, user: str | None, tenant: str | None) -> bool:
+    """Return whether a key belongs to the user and the tenant; None means any."""
     return user in (None, key.user) and tenant in (None, key.tenant)
 
 
-def _cells(key: Key) -> tuple[Any, ...]:
-    return key.user, key.tenant or "", " ".join(key.permissions), key.sha256[:_SHOWN]
+def _build_cells(key: Key) -> tuple[Any, ...]:
+    """Return the table cells of a key: user, tenant, permissions and the start of the hash."""
+    return key.user, key.tenant or "", " ".join(key.permissions), key.sha256[:_HASH_PREFIX]

@@ -82,11 +82,13 @@ def list_(
     """List memories, latest change first."""
     from perdure.memory.records import memory_from_item
 
-    with open_database(db, user, allow_read_only=True) as file:
+    with open_database(db, user, allow_read_only=True) as database:
         options: dict[str, Any] = {"limit": sys.maxsize, "as_of": as_of, "refresh_ttl": False}
-        items = [file.store.search(place, **options) for place in (*_own(file), _INSTRUCTIONS)]
+        items = [
+            database.store.search(place, **options) for place in (*_own(database), _INSTRUCTIONS)
+        ]
         every = [memory_from_item(item) for some in items for item in some]
-        whose = file.user
+        whose = database.user
     every.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
     of_kind = [memory for memory in every if kind in (None, memory.kind)]
     nothing = f"nothing is remembered of {whose!r}; 'perdure memories add' adds facts"
@@ -121,15 +123,15 @@ def search(
     options: dict[str, Any] = {"limit": limit, "max_tokens": None, "as_of": as_of}
     options |= {"min_score": min_score, "explain": True}
     with (
-        open_database(db, user, allow_read_only=True) as file,
+        open_database(db, user, allow_read_only=True) as database,
         show_status("reading the search index …"),
     ):
-        store = file.store.without_refresh()
-        recalled = recall(query, store=store, config=file.config, **options)
-        whose = file.user
+        store = database.store.without_refresh()
+        recalled = recall(query, store=store, config=database.config, **options)
+        whose = database.user
         answers = recalled.memories
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]
-        threads = [shorten_thread_id(file, origin, is_whole=ids or json) for origin in origins]
+        threads = [shorten_thread_id(database, origin, is_whole=ids or json) for origin in origins]
     nothing = f"{whose!r} has no memory that answers that"
     nothing += (
         f"; {recalled.describe_nearest()}, see --min-score 0" if recalled.below_min_score else ""
@@ -168,8 +170,10 @@ def add(
         raise ConfigurationError(f"--key is the key of one fact, and {len(facts)} are given")
     from perdure.memory import remember
 
-    with open_database(db, user, create=True) as file:
-        outcomes = [remember(each, key=key, store=file.store, config=file.config) for each in facts]
+    with open_database(db, user, create=True) as database:
+        outcomes = [
+            remember(each, key=key, store=database.store, config=database.config) for each in facts
+        ]
     print_result(outcomes, json, "\n".join(map(str, outcomes)))
     if any(outcome.change in _HELD for outcome in outcomes):
         raise typer.Exit(1)
@@ -182,9 +186,9 @@ def history(
     """Show the versions of a memory, oldest first."""
     from perdure.memory.records import memory_from_item
 
-    with open_database(db, user, allow_read_only=True) as file:
-        place = _place(file, key, [*_own(file), _INSTRUCTIONS])
-        versions = [memory_from_item(item) for item in file.store.history(*place)]
+    with open_database(db, user, allow_read_only=True) as database:
+        place = _place(database, key, [*_own(database), _INSTRUCTIONS])
+        versions = [memory_from_item(item) for item in database.store.history(*place)]
     rows = [
         (v.version or 0, format_time(v.valid_from), format_time(v.valid_to), v.text)
         for v in versions
@@ -218,18 +222,18 @@ def forget(
     check_query(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
         raise ConfigurationError("give keys of memories, or one of --query, --thread and --all")
-    with open_database(db, user) as file:
+    with open_database(db, user) as database:
         if every:
-            what = partial(_forget_all, file)
+            what = partial(_forget_all, database)
         elif key:
-            what = partial(_forget_keys, file, key)
+            what = partial(_forget_keys, database, key)
         else:
-            of = None if thread is None else _thread(file, thread)
-            what = partial(_forget_matching, file, query=query, thread_id=of)
+            of = None if thread is None else _thread(database, thread)
+            what = partial(_forget_matching, database, query=query, thread_id=of)
         if not every:
             with show_status("reading what no worker has read …"):
-                extract_due_threads(file)  # else it would be, afterwards
-        receipt = erase_items(what, _counted, partial(_preview, file), yes=yes, json=json)
+                extract_due_threads(database)  # else it would be, afterwards
+        receipt = erase_items(what, _counted, partial(_preview, database), yes=yes, json=json)
     if not receipt.keys:
         raise typer.Exit(1)
 
@@ -237,31 +241,33 @@ def forget(
 # -- finding them
 
 
-def _own(file: CommandDatabase) -> list[Namespace]:
+def _own(database: CommandDatabase) -> list[Namespace]:
     """The namespaces of a user; more may be below."""
-    return [(label, file.user) for label in _LABELS]
+    return [(label, database.user) for label in _LABELS]
 
 
-def _place(file: CommandDatabase, typed: str, own: list[Namespace]) -> tuple[Namespace, str]:
+def _place(database: CommandDatabase, typed: str, own: list[Namespace]) -> tuple[Namespace, str]:
     return resolve_item_key(
-        file.store, own, typed, "perdure memories list --ids", include_deleted=True
+        database.store, own, typed, "perdure memories list --ids", include_deleted=True
     )
 
 
-def _thread(file: CommandDatabase, typed: str) -> str:
+def _thread(database: CommandDatabase, typed: str) -> str:
     """The thread that is meant; one that is deleted may have left memories."""
     if not typed:
         raise ConfigurationError("--thread is empty; give it the id of a thread")
-    return resolve_thread_id(file, typed) if file.saver.heads(prefix=typed, limit=1) else typed
+    return (
+        resolve_thread_id(database, typed) if database.saver.heads(prefix=typed, limit=1) else typed
+    )
 
 
-def extract_due_threads(file: CommandDatabase) -> None:
+def extract_due_threads(database: CommandDatabase) -> None:
     """Extract what was said on the user's threads and no worker has read."""
     from perdure.memory.extraction import DueThreads, Pace
 
-    extraction = file.build_extraction()
+    extraction = database.build_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
-        if job.namespace == ("memories", file.user) and job.state != "dead":
+        if job.namespace == ("memories", database.user) and job.state != "dead":
             with suppress(UnknownThread, InvalidMessages):  # deleted; a program's own
                 extraction.extract(job.thread_id, job.config)
 
@@ -269,40 +275,40 @@ def extract_due_threads(file: CommandDatabase) -> None:
 # -- erasing them
 
 
-def _forget_keys(file: CommandDatabase, keys: Iterable[str], *, dry_run: bool) -> Receipt:
+def _forget_keys(database: CommandDatabase, keys: Iterable[str], *, dry_run: bool) -> Receipt:
     from perdure.memory import Collection
 
     receipts = []
-    for place, key in dict.fromkeys(_place(file, each, _own(file)) for each in keys):
+    for place, key in dict.fromkeys(_place(database, each, _own(database)) for each in keys):
         if dry_run or place[0] == "profiles":
-            receipts.append(file.store.forget(place, key=key, dry_run=dry_run))
+            receipts.append(database.store.forget(place, key=key, dry_run=dry_run))
         else:
-            collection = Collection(file.store, (place[0], "{user_id}"))
-            receipts.append(collection.forget(key, config=file.config))
+            collection = Collection(database.store, (place[0], "{user_id}"))
+            receipts.append(collection.forget(key, config=database.config))
     return reduce(sum_of, receipts)
 
 
-def _forget_matching(file: CommandDatabase, **what: Any) -> Receipt:
+def _forget_matching(database: CommandDatabase, **what: Any) -> Receipt:
     from perdure.memory import Collection
 
-    of = [Collection(file.store, (label, "{user_id}")) for label in ("memories", "examples")]
-    return reduce(sum_of, [each.forget_matching(config=file.config, **what) for each in of])
+    of = [Collection(database.store, (label, "{user_id}")) for label in ("memories", "examples")]
+    return reduce(sum_of, [each.forget_matching(config=database.config, **what) for each in of])
 
 
-def _forget_all(file: CommandDatabase, *, dry_run: bool) -> Receipt:
+def _forget_all(database: CommandDatabase, *, dry_run: bool) -> Receipt:
     """Erase everything that the store keeps about a user."""
     from perdure.memory import forget
 
-    return forget(everything=True, store=file.store, config=file.config, dry_run=dry_run)
+    return forget(everything=True, store=database.store, config=database.config, dry_run=dry_run)
 
 
-def _preview(file: CommandDatabase, receipt: Receipt) -> None:
+def _preview(database: CommandDatabase, receipt: Receipt) -> None:
     """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
     from perdure.memory.records import QUARANTINE, memory_from_item
 
     places = [each for each in receipt.keys if each[0][0] in _LABELS or each[0][1] == QUARANTINE]
     for place, key in places[:_SHOWN]:
-        *_, last = file.store.history(place, key)
+        *_, last = database.store.history(place, key)
         text = memory_from_item(last).text if place[0] in _LABELS else "in quarantine"
         print_note_line(f"{key}: {text}", "dim")
     if len(places) > _SHOWN:
@@ -364,8 +370,8 @@ def quarantine(
         raise ConfigurationError("give a key, and --release or --discard or neither")
     from perdure.memory.collection import Quarantine
 
-    with open_database(db, user, allow_read_only=not changes) as file:
-        held, config = Quarantine(file.store), file.config
+    with open_database(db, user, allow_read_only=not changes) as database:
+        held, config = Quarantine(database.store), database.config
         entries = {entry.key: entry for entry in held.list(config)}
         if key is None:
             _list_entries(list(entries.values()), json)
@@ -415,8 +421,8 @@ def jobs(
     """
     from perdure.memory.extraction import DueThreads, Pace
 
-    with open_database(db, allow_read_only=not retry) as file:
-        extraction = file.build_extraction(facts=facts)
+    with open_database(db, allow_read_only=not retry) as database:
+        extraction = database.build_extraction(facts=facts)
         due = DueThreads(extraction, Pace())
         for job in due.list_jobs() if retry else ():
             if job.state == "dead":
@@ -425,7 +431,7 @@ def jobs(
         waiting, unassigned = due.list_jobs(exclude_read=True), due.list_unassigned()
         rows = [
             (
-                shorten_thread_id(file, job.thread_id, is_whole=json),
+                shorten_thread_id(database, job.thread_id, is_whole=json),
                 job.namespace[-1],
                 job.state,
                 format_age(job.at) if job.at else "",

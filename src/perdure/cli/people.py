@@ -78,11 +78,11 @@ def forget(
         Part("API keys", (), sum(key.get("user") == user for key in _read_keys(keys))),
         Part("audit records", (), sum(user in _users_of(row) for row in _read_audit(audit))),
     ]
-    with open_database(db) as file:
+    with open_database(db) as database:
         try:
             with show_status("looking …"):
                 how: dict[str, Any] = {"hand_over": hand_over, "owners_are_people": by_owner}
-                report = people.plan(user, file.saver, file.store, **how)
+                report = people.plan(user, database.saver, database.store, **how)
             if not (dry_run or yes):
                 for action, what, count, ids in _rows(report, beside):
                     print_note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
@@ -92,7 +92,9 @@ def forget(
                     _ask_name(user)
                 with show_status("erasing …"):
                     # what belongs to others was looked for once, which takes long
-                    done = people.forget(user, file.saver, file.store, **how, looks_elsewhere=False)
+                    done = people.forget(
+                        user, database.saver, database.store, **how, looks_elsewhere=False
+                    )
                     report = replace(done, kept=report.kept)
         except UnknownPerson as exc:
             print_note(f"perdure: {exc}")

@@ -59,14 +59,14 @@ def runs(
     """
     if user is not None:
         check_user("--user", user, "leave it out for all users")
-    with open_database(db, allow_read_only=True) as file:
-        named = None if thread is None else resolve_thread_id(file, thread)
-        rows = asyncio.run(_find_runs(file, named, user, status, limit + 1))
+    with open_database(db, allow_read_only=True) as database:
+        named = None if thread is None else resolve_thread_id(database, thread)
+        rows = asyncio.run(_find_runs(database, named, user, status, limit + 1))
         found = [_describe_run(row) for row in rows[:limit]]
         cells = [
             (
                 run["run_id"],
-                shorten_thread_id(file, run["thread_id"], is_whole=ids or json),
+                shorten_thread_id(database, run["thread_id"], is_whole=ids or json),
                 run["graph"],
                 run["status"],
                 format_age(run["created_at"]),
@@ -96,14 +96,14 @@ def crons(
     """
     if user is not None:
         check_user("--user", user, "leave it out for all users")
-    with open_database(db, allow_read_only=True) as file:
-        named = None if thread is None else resolve_thread_id(file, thread)
-        rows = asyncio.run(_find_crons(file, named, user))
+    with open_database(db, allow_read_only=True) as database:
+        named = None if thread is None else resolve_thread_id(database, thread)
+        rows = asyncio.run(_find_crons(database, named, user))
         found = [_describe_cron(*row) for row in rows]
         cells = [
             (
                 cron["cron_id"],
-                shorten_thread_id(file, cron["thread_id"], is_whole=ids)
+                shorten_thread_id(database, cron["thread_id"], is_whole=ids)
                 if cron["thread_id"]
                 else "new",
                 cron["graph"],
@@ -132,14 +132,14 @@ def _end(has_more: bool, limit: int, *, is_empty: bool) -> None:
 
 
 async def _find_runs(
-    file: CommandDatabase, thread: str | None, user: str | None, status: str | None, limit: int
+    database: CommandDatabase, thread: str | None, user: str | None, status: str | None, limit: int
 ) -> list[RunRow]:
     """Return runs, newest first, of one thread or all, and of one person or all."""
     from perdure.checkpointers.runs import RunTable
     from perdure.checkpointers.thread_list import ThreadQuery
 
     found: list[RunRow] = []
-    table, offset = RunTable(file.saver), 0
+    table, offset = RunTable(database.saver), 0
     query = ThreadQuery(ids=None if thread is None else [thread])
     known: dict[str, str] = {}
     while len(found) < limit:
@@ -147,7 +147,7 @@ async def _find_runs(
         for row, _ in page:
             of = row.live.thread_id
             if user is not None and of not in known:
-                known[of] = await _find_person(file, of)
+                known[of] = await _find_person(database, of)
             if user is None or user == (row.details.get("person") or known[of]):
                 found.append(row)
         offset += limit
@@ -156,12 +156,12 @@ async def _find_runs(
     return found[:limit]
 
 
-async def _find_person(file: CommandDatabase, thread: str) -> str:
+async def _find_person(database: CommandDatabase, thread: str) -> str:
     """Return whose a thread is, or "" if it is nobody's."""
     from perdure.checkpointers.thread_list import ThreadList
     from perdure.cli.threads import read_person
 
-    listed = await ThreadList(file.saver).aget(thread)
+    listed = await ThreadList(database.saver).aget(thread)
     return "" if listed is None else read_person(listed.head_metadata or {}, listed.metadata)
 
 
@@ -199,7 +199,7 @@ def _moment(at: float | None) -> datetime | None:
 
 
 async def _find_crons(
-    file: CommandDatabase, thread: str | None, user: str | None
+    database: CommandDatabase, thread: str | None, user: str | None
 ) -> list[tuple[CronRow, str]]:
     """Return crons with their persons, those that are due next first.
 
@@ -209,10 +209,10 @@ async def _find_crons(
     from perdure.checkpointers.crons import CronTable
 
     found: list[tuple[CronRow, str]] = []
-    for cron in await CronTable(file.saver).list_crons():
+    for cron in await CronTable(database.saver).list_crons():
         person: str = cron.content.get("acting_for") or cron.content["user"]
         if cron.thread_id is not None:
-            person = await _find_person(file, cron.thread_id) or person
+            person = await _find_person(database, cron.thread_id) or person
         if thread in (None, cron.thread_id) and user in (None, person):
             found.append((cron, person))
     return sorted(found, key=lambda pair: (pair[0].next_at is None, pair[0].next_at or 0))

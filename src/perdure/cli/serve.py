@@ -137,23 +137,23 @@ def serve(
         )
     hosts = [*LOOPBACK_HOSTS, *(allowed_host or ())] if local or allowed_host else None
     with ExitStack() as stack:
-        file = stack.enter_context(open_database(db, user, create=True, graphs=graphs))
-        _check_tenants(access, file.settings.db)
-        _check_workers(workers, file.settings.db, metrics)
-        if not file.settings.search_threads:
+        database = stack.enter_context(open_database(db, user, create=True, graphs=graphs))
+        _check_tenants(access, database.settings.db)
+        _check_workers(workers, database.settings.db, metrics)
+        if not database.settings.search_threads:
             from perdure.memory.thread_search import delete_transcript_index
 
-            delete_transcript_index(file.saver)
+            delete_transcript_index(database.saver)
         if configured is not None:
-            _report_configuration(configured, file, has_tenants=_has_tenants(access))
+            _report_configuration(configured, database, has_tenants=_has_tenants(access))
         listening = stack.enter_context(_listening(host, port))
         proxies = None if proxy is None else [*map(str, proxy)]
         places = _Places(
             keys, auth, configured, audit, hosts, cors_origin or [], webhook_host or [], proxies
         )
-        server = _Server(file.settings, places, metrics, log, grace)
+        server = _Server(database.settings, places, metrics, log, grace)
         made = server.app()
-        _report_served(file, configured, keys, auth)
+        _report_served(database, configured, keys, auth)
         shown = f"[{host}]" if ":" in host else host
         print_note(f"http://{shown}:{listening.getsockname()[1]}/", "dim")
         if access is not None:
@@ -345,12 +345,12 @@ def _has_tenants(access: Access | None) -> bool:
 
 
 def _report_served(
-    file: CommandDatabase, configured: LanggraphFile | None, keys: str | None, auth: str | None
+    database: CommandDatabase, configured: LanggraphFile | None, keys: str | None, auth: str | None
 ) -> None:
     """Print which database, whose memories and which graphs are served."""
     from perdure.settings import is_dsn
 
-    db = file.settings.db
+    db = database.settings.db
     if is_dsn(db):
         from perdure.storage.postgres_dsn import redact_dsn
 
@@ -358,14 +358,14 @@ def _report_served(
     elif db != ":memory:":
         db = os.path.abspath(db)
     handlers = keys or auth or (configured.auth if configured else None)
-    users = f"users: those of {handlers}" if handlers else f"user: {file.user}"
+    users = f"users: those of {handlers}" if handlers else f"user: {database.user}"
     graphs = ", ".join(configured.graph_names) if configured else "chat, agent (perdure's own)"
     of = f" of {configured.path}" if configured else ""
     print_note(f"database: {db}\n{users}\ngraphs: {graphs or 'none'}{of}", "dim")
 
 
 def _report_configuration(
-    configured: LanggraphFile, file: CommandDatabase, *, has_tenants: bool
+    configured: LanggraphFile, database: CommandDatabase, *, has_tenants: bool
 ) -> None:
     """Print sections of a langgraph.json without effect, and how much has no time to live.
 
@@ -384,15 +384,15 @@ def _report_configuration(
     options = configured.import_store_options()
     try:
         if "index" in options:
-            file.store.check_embedder()
+            database.store.check_embedder()
     except EmbedderMismatch as exc:
         command = f"perdure store reembed --graphs {configured.path}"
         raise ConfigurationError(f"{exc}. To embed all items anew, run: {command}") from exc
     exempt = {}
     if configured.thread_ttl is not None:
-        exempt["checkpointer.ttl"] = ThreadList(file.saver).count_without_ttl(), "thread"
+        exempt["checkpointer.ttl"] = ThreadList(database.saver).count_without_ttl(), "thread"
     if options.get("ttl", {}).get("default_ttl"):
-        exempt["store.ttl"] = file.store.count_without_ttl(), "item"
+        exempt["store.ttl"] = database.store.count_without_ttl(), "item"
     for section, (count, noun) in exempt.items():
         if count:
             print_note(
@@ -475,7 +475,7 @@ def mcp(audit: AuditFile = None, user: UserOption = None, db: DbOption = None) -
     from perdure.server.logs import Audit, log_to_stderr
     from perdure.server.mcp_opening import Opening
 
-    with open_database(db, user, create=True) as file:
+    with open_database(db, user, create=True) as database:
         log_to_stderr()
         log = Audit(audit)
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for a line on stdin
@@ -487,6 +487,6 @@ def mcp(audit: AuditFile = None, user: UserOption = None, db: DbOption = None) -
                 from perdure.server.mcp import serve_stdio
 
                 lines = [*opening.replayed, line]
-                asyncio.run(serve_stdio(file.settings, log, lines, sys.stdin))
+                asyncio.run(serve_stdio(database.settings, log, lines, sys.stdin))
         finally:
             signal.signal(signal.SIGINT, before)

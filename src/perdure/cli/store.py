@@ -1,4 +1,4 @@
-"""`perdure store`: items under namespaces, with their versions and search."""
+"""The commands `perdure store`, which read, write, search and remove items of the store."""
 
 from __future__ import annotations
 
@@ -46,31 +46,40 @@ if TYPE_CHECKING:
     from perdure.stores import FoundItem, Receipt, StoredItem
     from perdure.stores.whole_store import WholeStore
 
-store = add_command_group("store", "Items under namespaces, with versions and search.")
+    Namespace = tuple[str, ...]
 
-_ROOT: Final = "/"
-NS = Annotated[str, Argument(metavar="NS", help="The namespace, like users/alice.")]
-Filter = Annotated[str | None, Option("--filter", metavar="JSON", help="What values must match.")]
+store = add_command_group("store", "Read, write, search and remove items of the store.")
+
+_ROOT: Final = "/"  # how a user types the empty namespace, which contains all others
+NamespaceArgument = Annotated[
+    str, Argument(metavar="NS", help="The namespace, such as users/alice.")
+]
+FilterOption = Annotated[
+    str | None,
+    Option("--filter", metavar="JSON", help="Select items whose values match this filter."),
+]
 
 
-# -- what is typed
+# -- input
 
 
 def parse_namespace(text: str) -> tuple[str, ...]:
-    r"""A namespace as it is typed: labels between slashes; a slash in a label is escaped.
+    r"""Parse a namespace that a user typed: labels that are separated by slashes.
+
+    A backslash before a slash or a backslash makes the character a part of the label.
 
     >>> namespace("users/alice"), namespace(r"a\/b/c"), namespace("/")
     (('users', 'alice'), ('a/b', 'c'), ())
     """
     if not text:
         raise InvalidNamespace(
-            f"the namespace is empty; expected labels, or {_ROOT} for everything"
+            f"the namespace is empty; pass labels such as users/alice, or {_ROOT} for everything"
         )
     if text == _ROOT:
         return ()
     if text.startswith("/") or re.search(r"(?<!\\)(?:\\\\)*/\Z", text):
         raise InvalidNamespace(
-            f"the namespace {text!r} begins or ends with a slash, which stands between labels; "
+            f"the namespace {text!r} begins or ends with a slash, but slashes separate labels; "
             f"expected {text.strip('/') or _ROOT!r}"
         )
     labels = re.findall(r"(?:^|/)((?:\\[\\/]|[^/])*)", text)
@@ -78,7 +87,7 @@ def parse_namespace(text: str) -> tuple[str, ...]:
 
 
 def format_namespace(labels: tuple[str, ...]) -> str:
-    r"""A namespace as `namespace` reads it.
+    r"""Return a namespace in the form that `parse_namespace` parses.
 
     >>> shown(("users", "alice")), shown(("a/b", "c")), shown(())
     ('users/alice', 'a\\/b/c', '/')
@@ -86,18 +95,19 @@ def format_namespace(labels: tuple[str, ...]) -> str:
     return "/".join(re.sub(r"([\\/])", r"\\\1", label) for label in labels) or _ROOT
 
 
-def _conditions(filter: str | None) -> dict[str, Any] | None:
-    """What `--filter` says; None: it is not given."""
+def _parse_filter(filter: str | None) -> dict[str, Any] | None:
+    """Return the filter that the user typed as JSON, or None if there is no filter."""
     from perdure.stores.values import parse_json_object
 
     return None if filter is None else parse_json_object(filter, "--filter")
 
 
-def _place(
-    store: WholeStore, where: tuple[str, ...], key: str, *, deleted: bool = False
-) -> tuple[tuple[str, ...], str]:
-    listing = f"perdure store search {format_namespace(where)}"
-    return resolve_item_key(store, [where], key, listing, include_deleted=deleted)
+def _find_item(
+    store: WholeStore, namespace: Namespace, key: str, *, include_deleted: bool = False
+) -> tuple[Namespace, str]:
+    """Return the namespace and the full key of the item whose key the user typed or abbreviated."""
+    list_command = f"perdure store search {format_namespace(namespace)}"
+    return resolve_item_key(store, [namespace], key, list_command, include_deleted=include_deleted)
 
 
 # -- items
@@ -105,88 +115,103 @@ def _place(
 
 @store.command()
 def put(
-    ns: NS,
-    key: Annotated[str, Argument(metavar="KEY", help="The key.")],
-    value: Annotated[str | None, Argument(metavar="[JSON]", help="An object; - is stdin.")] = None,
-    text: Annotated[str | None, Option(metavar="TEXT", help='Short for {"text": ...}.')] = None,
-    ttl: Annotated[float | None, Option(metavar="MINUTES", help="When it expires.")] = None,
+    ns: NamespaceArgument,
+    key: Annotated[str, Argument(metavar="KEY", help="The key of the item.")],
+    value: Annotated[
+        str | None, Argument(metavar="[JSON]", help="The value, a JSON object; - reads stdin.")
+    ] = None,
+    text: Annotated[
+        str | None, Option(metavar="TEXT", help='Store the value {"text": TEXT}.')
+    ] = None,
+    ttl: Annotated[
+        float | None, Option(metavar="MINUTES", help="Let the item expire after this time.")
+    ] = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Store an item; the old version stays."""
-    where = parse_namespace(ns)
+    """Store an item. An earlier value is kept as an old version."""
+    namespace = parse_namespace(ns)
     if (value is None) == (text is None):
-        raise ConfigurationError("give the value as JSON, as - for stdin, or as --text")
+        raise ConfigurationError("pass the value either as JSON, with - for stdin, or with --text")
     if ttl is not None and not ttl > 0:
         raise ConfigurationError(f"--ttl is {ttl} minutes; expected more than zero")
     from perdure.stores.values import parse_json_object
 
-    new = {"text": text}
+    new_value = {"text": text}
     if value is not None:
-        new = parse_json_object(sys.stdin.read() if value == "-" else value, "the value")
-    with open_database(db, create=True) as file:
-        file.store.put(where, key, new, ttl=ttl)
-        item = file.store.get(where, key, refresh_ttl=False)
-    assert item is not None  # it was put just now
-    print_result(
-        _whole(item), json, f"{key!r} of {format_namespace(where)} is at version {item.version}"
-    )
+        new_value = parse_json_object(sys.stdin.read() if value == "-" else value, "the value")
+    with open_database(db, create=True) as database:
+        database.store.put(namespace, key, new_value, ttl=ttl)
+        item = database.store.get(namespace, key, refresh_ttl=False)
+    assert item is not None  # put stored the item
+    sentence = f"{key!r} in {format_namespace(namespace)} is at version {item.version}"
+    print_result(_build_item_json(item), json, sentence)
 
 
 @store.command()
 def get(
-    ns: NS,
+    ns: NamespaceArgument,
     key: KeyArgument,
     as_of: AsOfOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the value of an item."""
-    where = parse_namespace(ns)
-    with open_database(db, allow_read_only=True) as file:
-        chosen = _place(file.store, where, key, deleted=as_of is not None)
-        item = file.store.get(*chosen, as_of=as_of, refresh_ttl=False)
+    namespace = parse_namespace(ns)
+    with open_database(db, allow_read_only=True) as database:
+        found_key = _find_item(database.store, namespace, key, include_deleted=as_of is not None)
+        item = database.store.get(*found_key, as_of=as_of, refresh_ttl=False)
     if item is None:
         raise ConfigurationError(
-            f"there was no {key!r} in {format_namespace(where)} at {format_time(as_of, exact=True)}"
+            f"{format_namespace(namespace)} had no item {key!r} at "
+            f"{format_time(as_of, exact=True)}; 'perdure store history' shows its versions"
         )
     if json:
-        print_json(_whole(item))
+        print_json(_build_item_json(item))
         return
     until = f", until {format_time(item.valid_to)}" if item.valid_to else ""
     expires = f", expires {format_time(item.expires_at)}" if item.expires_at else ""
-    print_note(f"version {item.version}, put {format_age(item.valid_from)}{until}{expires}", "dim")
+    age = format_age(item.valid_from)
+    print_note(f"version {item.version}, stored {age}{until}{expires}", "dim")
     print_json(item.value)
 
 
 @store.command()
-def history(ns: NS, key: KeyArgument, db: DbOption = None, json: JsonOption = False) -> None:
-    """Show every version of an item.
+def history(
+    ns: NamespaceArgument, key: KeyArgument, db: DbOption = None, json: JsonOption = False
+) -> None:
+    """Show all versions of an item.
 
-    Also of a deleted one, which needs its whole key.
+    The versions of a deleted item are shown if you pass the full key.
     """
-    where = parse_namespace(ns)
-    with open_database(db, allow_read_only=True) as file:
-        versions = file.store.history(*_place(file.store, where, key, deleted=True))
+    namespace = parse_namespace(ns)
+    with open_database(db, allow_read_only=True) as database:
+        found_key = _find_item(database.store, namespace, key, include_deleted=True)
+        versions = database.store.history(*found_key)
     exact = not get_console().is_terminal
     rows = [
         (
             item.version,
             format_time(item.valid_from, exact=exact),
             format_time(item.valid_to, exact=exact),
-            _brief(item.value),
+            _format_value(item.value),
         )
         for item in versions
     ]
     columns = ("version", "from", "to", "value")
-    print_rows([_whole(item) for item in versions], json, columns, rows, ids=("from", "to"))
+    values = [_build_item_json(item) for item in versions]
+    print_rows(values, json, columns, rows, ids=("from", "to"))
 
 
 @store.command()
 def search(
-    prefix: Annotated[str, Argument(metavar="PREFIX", help="Where to look; / is everywhere.")],
-    query: Annotated[str | None, Argument(metavar="[QUERY]", help="Words to look for.")] = None,
-    filter: Filter = None,
+    prefix: Annotated[
+        str, Argument(metavar="PREFIX", help="The namespace prefix; / is everything.")
+    ],
+    query: Annotated[
+        str | None, Argument(metavar="[QUERY]", help="The words to search for.")
+    ] = None,
+    filter: FilterOption = None,
     limit: LimitOption = SEARCH_LIMIT,
     mode: Annotated[
         Literal["hybrid", "text", "semantic"],
@@ -197,33 +222,39 @@ def search(
     json: JsonOption = False,
 ) -> None:
     """List items under a prefix, or search them."""
-    where, conditions = parse_namespace(prefix), _conditions(filter)
+    namespace, conditions = parse_namespace(prefix), _parse_filter(filter)
     options: dict[str, Any] = {"query": query, "filter": conditions, "mode": mode, "as_of": as_of}
-    with open_database(db, allow_read_only=True) as file, show_status("reading the search index …"):
-        items = file.store.search(where, **options, limit=limit, explain=json, refresh_ttl=False)
+    options |= {"limit": limit, "explain": json, "refresh_ttl": False}
+    with (
+        open_database(db, allow_read_only=True) as database,
+        show_status("reading the search index …"),
+    ):
+        items = database.store.search(namespace, **options)
     rows: list[tuple[str, ...]] = [
-        (format_namespace(item.namespace), item.key, _brief(item.value)) for item in items
+        (format_namespace(item.namespace), item.key, _format_value(item.value)) for item in items
     ]
     columns: tuple[str, ...] = ("namespace", "key", "value")
     if query:
         columns = ("score", *columns)
         rows = [(f"{item.score or 0:.3f}", *row) for item, row in zip(items, rows, strict=True)]
-    whole = [{**_whole(item), "score": item.score, "parts": item.parts} for item in items]
-    others = "'perdure store namespaces' lists what holds something"
+    values = [
+        {**_build_item_json(item), "score": item.score, "parts": item.parts} for item in items
+    ]
     print_rows(
-        whole,
+        values,
         json,
         columns,
         rows,
         ids=("namespace", "key"),
-        empty_note=f"found nothing under {format_namespace(where)}; {others}",
+        empty_note=f"no item under {format_namespace(namespace)} matches; "
+        "'perdure store namespaces' lists the namespaces that hold items",
     )
 
 
 @store.command()
 def namespaces(
     prefix: Annotated[
-        str, Argument(metavar="[PREFIX]", help="Only namespaces below this; / is everything.")
+        str, Argument(metavar="[PREFIX]", help="List only namespaces with this prefix; / is all.")
     ] = _ROOT,
     limit: LimitOption = LIST_LIMIT,
     as_of: AsOfOption = None,
@@ -231,86 +262,95 @@ def namespaces(
     json: JsonOption = False,
 ) -> None:
     """List the namespaces that hold items."""
-    with open_database(db, allow_read_only=True) as file:
-        below = file.store.list_namespaces(prefix=parse_namespace(prefix), limit=limit, as_of=as_of)
-    print_rows(
-        below,
-        json,
-        ["namespace"],
-        [(format_namespace(labels),) for labels in below],
-        ids=("namespace",),
-    )
+    with open_database(db, allow_read_only=True) as database:
+        namespaces_found = database.store.list_namespaces(
+            prefix=parse_namespace(prefix), limit=limit, as_of=as_of
+        )
+    rows = [(format_namespace(labels),) for labels in namespaces_found]
+    print_rows(namespaces_found, json, ["namespace"], rows, ids=("namespace",))
 
 
-def _brief(value: dict[str, Any]) -> str:
-    """A value as text; its `text` alone, if it holds nothing else."""
-    only = value.get("text") if len(value) == 1 else None
-    return only if isinstance(only, str) else jsonlib.dumps(value, ensure_ascii=False)
+def _format_value(value: dict[str, Any]) -> str:
+    """Return the text of a value that has only the field `text`, and otherwise JSON."""
+    text = value.get("text") if len(value) == 1 else None
+    return text if isinstance(text, str) else jsonlib.dumps(value, ensure_ascii=False)
 
 
-def _whole(item: StoredItem | FoundItem) -> dict[str, Any]:
-    """An item for programs."""
+def _build_item_json(item: StoredItem | FoundItem) -> dict[str, Any]:
+    """Return the fields of an item that `--json` prints."""
     names = ("namespace", "key", "value", "version", "created_at", "valid_from", "valid_to")
     return {name: getattr(item, name) for name in (*names, "expires_at", "provenance")}
 
 
-# -- what is to be there no more
+# -- removal
 
 
 @store.command()
-def delete(ns: NS, key: KeyArgument, db: DbOption = None) -> None:
-    """Delete an item; its versions stay."""
-    with open_database(db) as file:
-        where, chosen = _place(file.store, parse_namespace(ns), key)
-        file.store.delete(where, chosen)
-    print_text(f"{chosen!r} of {format_namespace(where)} is deleted")
+def delete(ns: NamespaceArgument, key: KeyArgument, db: DbOption = None) -> None:
+    """Delete an item, but keep its old versions."""
+    with open_database(db) as database:
+        namespace, full_key = _find_item(database.store, parse_namespace(ns), key)
+        database.store.delete(namespace, full_key)
+    print_text(f"{full_key!r} in {format_namespace(namespace)} is deleted")
 
 
 @store.command()
 def forget(
     prefix: Annotated[
         str | None,
-        Argument(metavar="[PREFIX]", help="Only namespaces below this; / is everything."),
+        Argument(metavar="[PREFIX]", help="Erase only under this prefix; / is everything."),
     ] = None,
-    filter: Filter = None,
+    filter: FilterOption = None,
     query: QueryOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Erase items and their messages for good.
+    """Erase items permanently, with the messages that they come from.
 
-    All versions go, and the messages that their provenance names in the same database.
+    All versions of the items are erased, and the messages in the same database that their
+    provenance names.
     """
-    where, conditions = None if prefix is None else parse_namespace(prefix), _conditions(filter)
+    namespace = None if prefix is None else parse_namespace(prefix)
+    conditions = _parse_filter(filter)
     check_query(query)
-    if where is None and not conditions and not query:
+    if namespace is None and not conditions and not query:
         raise ConfigurationError(
-            "nothing says what to forget; give a prefix (/ is all), --filter or --query"
+            "nothing selects the items to erase; pass a prefix (/ is everything), --filter or "
+            "--query"
         )
-    with open_database(db) as file:
-        forget = file.store.forget
-        what = partial(forget, where, filter=conditions, query=query, checkpointer=file.saver)
-        erase_items(what, _counted, dry_run=dry_run, yes=yes, json=json)
+    with open_database(db) as database:
+        erase = partial(
+            database.store.forget,
+            namespace,
+            filter=conditions,
+            query=query,
+            checkpointer=database.saver,
+        )
+        erase_items(erase, _describe_receipt, dry_run=dry_run, yes=yes, json=json)
 
 
-def _counted(receipt: Receipt) -> str:
-    return (
-        f"{format_count(receipt.items, 'item')}, "
-        f"{format_count(receipt.versions, 'old version')} and "
-        f"{format_count(receipt.messages, 'message')} of "
-        f"{format_count(len(receipt.threads), 'thread')}"
-    )
+def _describe_receipt(receipt: Receipt) -> str:
+    """Return the numbers of items, old versions and messages that a receipt counts."""
+    items = format_count(receipt.items, "item")
+    versions = format_count(receipt.versions, "old version")
+    messages = format_count(receipt.messages, "message")
+    return f"{items}, {versions} and {messages} of {format_count(len(receipt.threads), 'thread')}"
 
 
 @store.command()
 def reembed(graphs: GraphsOption = None, db: DbOption = None, json: JsonOption = False) -> None:
-    """Replace the vectors of another model.
+    """Replace the vectors that another embedding model made.
 
-    The embedder of the langgraph.json makes them, or the offline model if there is none. After an
-    interruption, the command continues where it was.
+    The embedder of the langgraph.json makes the new vectors. Without one, the offline model makes
+    them. After an interruption, the command continues where it stopped.
     """
-    with open_database(db, graphs=graphs) as file, progress_bar("embedding", "item") as bar:
-        done = file.store.reembed(lambda done, of: bar(done / of if of else None, done))
-    print_result({"items": done}, json, f"{format_count(done, 'item')} got new vectors")
+    with (
+        open_database(db, graphs=graphs) as database,
+        progress_bar("embedding", "item") as update_progress,
+    ):
+        count = database.store.reembed(
+            lambda count, total: update_progress(count / total if total else None, count)
+        )
+    print_result({"items": count}, json, f"{format_count(count, 'item')} got new vectors")

@@ -90,12 +90,13 @@ def threads(
             raise ConfigurationError("--search finds threads of any status: leave --status out")
         _said(search, text, user, limit, ids, db, json)
         return
-    with open_database(db, allow_read_only=True) as file:
-        heads = _find_heads(file, (text or "").casefold(), user, status, limit + 1)
-        pairs = [pair for head in heads[:limit] for pair in _described(file, head)]
+    with open_database(db, allow_read_only=True) as database:
+        heads = _find_heads(database, (text or "").casefold(), user, status, limit + 1)
+        pairs = [pair for head in heads[:limit] for pair in _described(database, head)]
         cells: dict[str, list[Any]] = {
             "id": [
-                shorten_thread_id(file, head.thread_id, is_whole=ids or json) for head, _ in pairs
+                shorten_thread_id(database, head.thread_id, is_whole=ids or json)
+                for head, _ in pairs
             ],
             "title": [format_line(head.title, _LONGEST) for head, _ in pairs],
             "messages": [row["messages"] for _, row in pairs],
@@ -103,7 +104,7 @@ def threads(
             "status": [row["status"] for _, row in pairs],
             "user": [row["person"] or "" for _, row in pairs],
         }
-        usual = {"status": {"idle"}, "user": {"", file.user}}
+        usual = {"status": {"idle"}, "user": {"", database.user}}
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
     nothing = _describe_nothing(text, user, status)
@@ -139,22 +140,22 @@ def _said(
 
     if text is not None:
         raise ConfigurationError(f"there are {text!r} and --search; give one of them")
-    with open_database(db, allow_read_only=True) as file:
-        if not file.settings.search_threads:
-            source = file.settings.sources["search_threads"]
+    with open_database(db, allow_read_only=True) as database:
+        if not database.settings.search_threads:
+            source = database.settings.sources["search_threads"]
             raise ConfigurationError(
                 f"search_threads is false, from {source}: what was said is not searched"
             )
         with progress_bar("reading threads", "thread") as progress:
             hits = search_threads(
-                file.saver,
-                file.store,
+                database.saver,
+                database.store,
                 search,
                 user=user,
                 limit=limit,
                 progress=lambda done, total: progress(done / total, done),
             )
-        shown = [shorten_thread_id(file, hit.thread_id, is_whole=ids) for hit in hits]
+        shown = [shorten_thread_id(database, hit.thread_id, is_whole=ids) for hit in hits]
     if json:
         print_json([asdict(hit) for hit in hits])
     for hit, thread in () if json else zip(hits, shown, strict=True):
@@ -170,19 +171,19 @@ def _said(
 
 
 def _find_heads(
-    file: CommandDatabase, text: str, user: str | None, status: str | None, limit: int
+    database: CommandDatabase, text: str, user: str | None, status: str | None, limit: int
 ) -> list[ThreadHead]:
     """Return the heads of the newest threads that meet all conditions.
 
     Args:
-        file: The database.
+        database: The database.
         text: A text in the title or the id, in lower case; `""` means any.
         user: The person of the threads, or None for all.
         status: Where the threads stand, or None for anywhere.
         limit: The most heads.
     """
     if not text and user is None and status is None:
-        return file.saver.heads(limit=limit)
+        return database.saver.heads(limit=limit)
     from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 
     def match(thread: ListedThread) -> str | None:
@@ -198,10 +199,10 @@ def _find_heads(
         status="interrupted" if status == "waiting" else None,  # those that may wait
     )
     found: list[ThreadHead] = []
-    threads, offset = ThreadList(file.saver), 0
+    threads, offset = ThreadList(database.saver), 0
     while len(found) < limit:
         ids = threads.search(query, match, limit, offset)
-        heads = [head for head in map(file.saver.head, ids) if head is not None]  # else deleted
+        heads = [head for head in map(database.saver.head, ids) if head is not None]  # else deleted
         found += [head for head in heads if status in (None, head.status.state)]
         offset += limit
         if len(ids) < limit:
@@ -216,18 +217,18 @@ def read_person(head_metadata: Mapping[str, Any], metadata: Mapping[str, Any]) -
 
 
 def _described(
-    file: CommandDatabase, head: ThreadHead
+    database: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
     """What programs are told of a thread, unless another process deletes it."""
     from perdure.checkpointers.titles import about
 
     with suppress(UnknownThread):
-        info = asdict(file.saver.thread(head.thread_id))
+        info = asdict(database.saver.thread(head.thread_id))
         yield (
             head,
             {
                 **info,
-                "title": about(file.saver, head.thread_id, head.metadata).get("title"),
+                "title": about(database.saver, head.thread_id, head.metadata).get("title"),
                 "user": head.owner,
                 "person": read_person(head.metadata, head.metadata) or None,
                 "status": head.status.state,
@@ -250,13 +251,13 @@ def fork(
     db: DbOption = None,
 ) -> None:
     """Copy a thread, all of it or up to a checkpoint."""
-    with open_database(db) as file:
-        source = resolve_thread_id(file, thread)
-        if not new or any(info.thread_id == new for info in file.saver.threads(prefix=new)):
+    with open_database(db) as database:
+        source = resolve_thread_id(database, thread)
+        if not new or any(info.thread_id == new for info in database.saver.threads(prefix=new)):
             wrong = f"there is a thread {new!r} already" if new else "the id of the copy is empty"
             raise ConfigurationError(f"{wrong}; give another id")
-        chosen = None if at is None else resolve_checkpoint_id(file, source, at)
-        file.saver.copy_thread(source, new, checkpoint_id=chosen)
+        chosen = None if at is None else resolve_checkpoint_id(database, source, at)
+        database.saver.copy_thread(source, new, checkpoint_id=chosen)
     print_text(f"{source!r} is copied to {new!r}")
 
 
@@ -270,10 +271,10 @@ def rewind(
 
     Nothing is deleted: what came later stays as a branch.
     """
-    with open_database(db) as file:
-        source = resolve_thread_id(file, thread)
-        chosen = resolve_checkpoint_id(file, source, to)
-        file.saver.rewind(source, chosen)
+    with open_database(db) as database:
+        source = resolve_thread_id(database, thread)
+        chosen = resolve_checkpoint_id(database, source, to)
+        database.saver.rewind(source, chosen)
     print_text(f"{source!r} goes on from {chosen}")
 
 
@@ -303,24 +304,26 @@ def delete(
     """
     from perdure.memory.thread_memories import forget_thread_memories
 
-    with open_database(db) as file:
-        ids = list(dict.fromkeys(resolve_thread_id(file, each) for each in thread))
-        messages = sum(_messages(file, each) for each in ids)
+    with open_database(db) as database:
+        ids = list(dict.fromkeys(resolve_thread_id(database, each) for each in thread))
+        messages = sum(_messages(database, each) for each in ids)
         memories = (
-            0 if keep_memories else forget_thread_memories(file.store, ids, dry_run=True).items
+            0 if keep_memories else forget_thread_memories(database.store, ids, dry_run=True).items
         )
         of_them = f" and {format_count(memories, 'memory', 'memories')}" if memories else ""
         what = (
             f"{format_count(len(ids), 'thread')} with {format_count(messages, 'message')}{of_them}"
         )
-        names = ", ".join(_named(file, each) for each in ids[:3]) + (", …" if len(ids) > 3 else "")
+        names = ", ".join(_named(database, each) for each in ids[:3]) + (
+            ", …" if len(ids) > 3 else ""
+        )
         require_confirmation(f"Delete {what}, of {names}, for good?", yes)
         with show_status("deleting …"):
             # the memories first: of a thread that is gone none would be found after a crash
-            clean = keep_memories or forget_thread_memories(file.store, ids).clean
+            clean = keep_memories or forget_thread_memories(database.store, ids).clean
             *others, last = ids  # the last one scrubs the file of all of them
-            file.saver.prune(others, strategy="delete")
-            clean = file.saver.erase(last).scrubbed and clean
+            database.saver.prune(others, strategy="delete")
+            clean = database.saver.erase(last).scrubbed and clean
     done = {"threads": ids, "messages": messages, "memories": memories, "clean": clean}
     print_result(done, json, f"deleted {what}, of {names}")
     if not json:
@@ -328,13 +331,13 @@ def delete(
         print_note("what other threads quote of it stays there")
 
 
-def _messages(file: CommandDatabase, thread: str) -> int:
+def _messages(database: CommandDatabase, thread: str) -> int:
     with suppress(PerdureError):  # it goes all the same
-        return len(file.saver.history(thread))
-    return file.saver.thread(thread).items
+        return len(database.saver.history(thread))
+    return database.saver.thread(thread).items
 
 
-def _named(file: CommandDatabase, thread: str) -> str:
-    head = file.saver.head(thread)
+def _named(database: CommandDatabase, thread: str) -> str:
+    head = database.saver.head(thread)
     title = format_line(head.title, _LONGEST) if head is not None else ""
     return f"{thread!r} ({title})" if title else repr(thread)

@@ -1,4 +1,4 @@
-"""`perdure worker`: extraction and retention in the background."""
+"""The command `perdure worker`, which extracts memories and applies retention in the background."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
     from perdure.memory.background import Background
     from perdure.memory.extraction import ExtractionJob
 
-_DELAY_S: Final = 30.0
-_LONGEST_S: Final = 1e9  # --once ends when all is extracted
-_OFF: Final = "off"
-_HOUR_S: Final = 3600.0
-_LOG: Final = logging.getLogger("perdure.background")
+_DEFAULT_DELAY_S: Final = 30.0  # pause in a conversation after which it is extracted, in seconds
+_FLUSH_TIMEOUT_S: Final = 1e9  # in effect no limit: --once exits when everything is extracted
+_OFF: Final = "off"  # the value of --cron that turns off the schedule of perdure.toml
+_RETENTION_INTERVAL_S: Final = 3600.0  # seconds between two applications of the retention rules
+_STOP_TIMEOUT_S: Final = 30.0  # seconds that retention may take to stop when the worker exits
+_LOGGER: Final = logging.getLogger("perdure.background")
 
 
 @app.command()
 def worker(
-    once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Extract what is due now, and exit.")
+    ] = False,
     facts: Annotated[bool | None, typer.Option(help="Ask the model for facts, or not.")] = None,
     delay: Annotated[
         float | None,
@@ -37,73 +40,75 @@ def worker(
     ] = None,
     cron: Annotated[
         str | None,
-        typer.Option(metavar="TIMES", help="Extract by the clock, like '0 3 * * *', or off."),
+        typer.Option(metavar="TIMES", help="Extract at these times, like '0 3 * * *', or off."),
     ] = None,
     database: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL."),
+        typer.Option(metavar="FILE", help="Store the jobs in this file or Postgres database."),
     ] = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
     """Extract memories in the background.
 
-    It works on the threads of all users whose conversation pauses, until it is stopped. Threads
-    whose runs named no user are left out and counted. Without --facts no model is asked: what was
-    said is what is remembered. Rules under [retention] in perdure.toml are applied every hour.
-    Options default to its table [worker].
+    The worker extracts the threads of all users when a conversation pauses. It runs until it is
+    stopped. Threads whose runs named no user are counted but not extracted. Without --facts no
+    model is called, and each turn becomes a memory. The rules under [retention] in perdure.toml
+    are applied every hour. Options default to the values under [worker].
     """
     from perdure.memory.background import Background, run_worker
     from perdure.memory.extraction import Pace
     from perdure.settings import is_dsn
 
-    done: list[ExtractionJob] = []
+    finished: list[ExtractionJob] = []
 
-    def tell(job: ExtractionJob) -> None:
-        done.append(job)
+    def print_job(job: ExtractionJob) -> None:
+        finished.append(job)
         print_json(asdict(job), indent=None) if json else print_text(str(job))
 
-    with open_database(db) as file, _logged():
-        if database is not None and is_dsn(file.settings.db) and is_dsn(database):
-            file.direct_dsn = database
-        preset = file.settings.worker
-        delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
-        facts = preset.facts if facts is None else facts
+    with open_database(db) as opened_database, _print_warnings():
+        settings = opened_database.settings
+        if database is not None and is_dsn(settings.db) and is_dsn(database):
+            opened_database.direct_dsn = database
+        defaults = settings.worker
+        delay, cron = defaults.delay_s if delay is None else delay, cron or defaults.cron
+        facts = defaults.facts if facts is None else facts
+        has_schedule = cron not in (None, _OFF)
         background = Background(
-            file.build_extraction(facts=facts),
-            pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
+            opened_database.build_extraction(facts=facts),
+            pace=Pace(delay_s=_DEFAULT_DELAY_S if delay is None and not has_schedule else delay),
             database=database,
-            on_job=tell,
+            on_job=print_job,
         )
         if cron is not None:
-            background.every(None if cron == _OFF else cron, preset.timezone)
+            background.every(None if cron == _OFF else cron, defaults.timezone)
         if not once:
-            with _hourly(lambda: _retain(file, background, json=json)):
+            with _run_hourly(lambda: _apply_retention(opened_database, background, json=json)):
                 run_worker(background)
             return
         with background:
-            left = background.flush(_LONGEST_S)
-            _retain(file, background, json=json)
-        if json and not (done or file.settings.retention):
+            unfinished = background.flush(_FLUSH_TIMEOUT_S)
+            _apply_retention(opened_database, background, json=json)
+        if json and not (finished or settings.retention):
             print_json([], indent=None)
-    for job in left:
+    for job in unfinished:
         print_note(f"not extracted: {job}")
-    if left:
+    if unfinished:
         raise typer.Exit(1)
 
 
-def _retain(file: CommandDatabase, background: Background, *, json: bool) -> None:
-    """Apply the rules of the settings, but to threads that wait to be extracted."""
-    if not file.settings.retention:
+def _apply_retention(database: CommandDatabase, background: Background, *, json: bool) -> None:
+    """Apply the retention rules of the settings, except to threads that wait for an extraction."""
+    if not database.settings.retention:
         return
     from perdure import retention
 
     try:
         waiting = {job.thread_id for job in background.jobs() if job.state not in ("dead", "done")}
-        rules = file.settings.retention
-        report = retention.apply(rules, file.saver, file.store, skip=waiting)
-    except PerdureError as exc:  # the next hour tries again
-        _LOG.warning("retention is held up: %s", exc)
+        rules = database.settings.retention
+        report = retention.apply(rules, database.saver, database.store, skip=waiting)
+    except PerdureError as exc:
+        _LOGGER.warning("retention failed and is retried within an hour: %s", exc)
         return
     if json:
         print_json({"retention": asdict(report)}, indent=None)
@@ -112,36 +117,37 @@ def _retain(file: CommandDatabase, background: Background, *, json: bool) -> Non
 
 
 @contextmanager
-def _hourly(work: Callable[[], None]) -> Iterator[None]:
-    """Call a function now and every hour, in a thread."""
-    ended = threading.Event()
+def _run_hourly(work: Callable[[], None]) -> Iterator[None]:
+    """Call a function at once and then every hour, in a thread, while the context is open."""
+    stopped = threading.Event()
 
-    def run() -> None:
+    def run_until_stopped() -> None:
         work()
-        while not ended.wait(_HOUR_S):
+        while not stopped.wait(_RETENTION_INTERVAL_S):
             work()
 
-    thread = threading.Thread(target=run, name="perdure-retention", daemon=True)
+    thread = threading.Thread(target=run_until_stopped, name="perdure-retention", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
-        thread.join(_DELAY_S)  # it may be cut off, and goes on with the next start
+        stopped.set()
+        thread.join(_STOP_TIMEOUT_S)  # retention may be interrupted; the next start continues it
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
-    """Say on stderr what holds the worker up."""
-    from perdure.memory.extraction import ExtractionJob  # a worker tells of its jobs by itself
+def _print_warnings() -> Iterator[None]:
+    """Print the log records of the background extraction to stderr while the context is open."""
+    from perdure.memory.extraction import ExtractionJob
 
-    class Notes(logging.Handler):
+    class StderrHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if not any(isinstance(each, ExtractionJob) for each in record.args or ()):
+            # the command prints finished jobs itself
+            if not any(isinstance(argument, ExtractionJob) for argument in record.args or ()):
                 print_note(f"perdure: {record.getMessage()}")
 
-    _LOG.addHandler(handler := Notes())
+    _LOGGER.addHandler(handler := StderrHandler())
     try:
         yield
     finally:
-        _LOG.removeHandler(handler)
+        _LOGGER.removeHandler(handler)
