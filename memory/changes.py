@@ -1,9 +1,10 @@
-"""Changes of memories: proposed, judged by the gate, and written, whoever asks for them.
+"""Plan changes of memories, have the gate judge them, and write them with optimistic locking.
 
-A change is planned against what is stored, and its write is compared and swapped: in a store with
-versions each put names the version that was read, and each change counts up a note of its
-namespace. Of two changes at once the second is planned again. `planned` plans what an extractor
-proposes, `MemoryWriter` what a person, a tool or an application asks for.
+A change is planned against the stored memories. In a store with versions, the write is a
+compare-and-set: each put names the version that was read, and each change also increments a counter
+of its namespace. If two changes are made at the same time, the second one fails and is planned
+again. `plan_proposal` plans the changes that an extractor proposes. `MemoryWriter` plans the
+changes that a person, a tool or an application requests.
 """
 
 from __future__ import annotations
@@ -77,31 +78,35 @@ from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.namespaces import check_key
 
-PERDURE_FIELDS: Final = (
-    "kind",
-    PREVIOUS,
-    SOURCE,
-    REDACTED_FIELD,
-)  # fields of a value that perdure sets
-UNCHANGED_REASON: Final = "it says so already"
+PERDURE_FIELDS: Final = ("kind", PREVIOUS, SOURCE, REDACTED_FIELD)
+"""Fields of a memory's value that perdure sets; a schema may not have them."""
+UNCHANGED_REASON: Final = "the memory says this already"
 _CHANGE_COUNTER_KEY: Final = "memories"
-_LOCK_WAIT_S: Final = 10.0  # for a change that takes longer, others do not wait: its write tells
-MAX_TRIES: Final = 50  # each that fails is one in which another change succeeded
+_LOCK_WAIT_S: Final = 10.0
+"""Seconds that a change waits for another one of this process in the same namespace. After that it
+goes on without the lock; a conflict is then found when it is written."""
+MAX_TRIES: Final = 50  # times that a change is planned; a try fails if another change was written
 _TRUST_RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
+"""Trust classes by rank. A memory can only be changed on words of the same or a higher rank."""
 MemoryInput = str | Mapping[str, Any] | BaseModel
-"""A memory's text; or its text and fields, as a dict or as an instance of the schema."""
+"""A memory's text, or its text and fields as a dict or as an instance of the schema."""
 Replacement = Literal["updated", "superseded"]
 TEXT: Final = "text"
-NO_TOMBSTONE_REASON: Final = "there is no room to note that it is not to be extracted again"
-_KEY_LENGTH: Final = 9  # characters of a key, which a model has to copy
-_KEY_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none looks like another
+NO_TOMBSTONE_REASON: Final = "the store has no room for a tombstone, so it may be extracted again"
+_KEY_LENGTH: Final = 9  # characters of a generated key; short, because models copy keys
+_KEY_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # without letters that look alike
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 Change = Addition | Revision
-CurrentMemories = Mapping[str, Memory]  # the stored memories, by key
+CurrentMemories = Mapping[str, Memory]
+"""The stored memories that a plan concerns, by key."""
 
 
 async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace) -> list[PutItem]:
-    """The puts with which a write is a `VersionConflict` if another came after this call."""
+    """Build the put that increments the change counter of a namespace.
+
+    If another change is written after this call, writing the put raises `VersionConflict`. For a
+    store without versions the list is empty.
+    """
     if not adapter.versioned:
         return []
     notes_namespace = build_notes_namespace(CHANGE_COUNTERS, namespace)
@@ -117,7 +122,19 @@ async def build_change_counter_puts(adapter: StoreAdapter, namespace: Namespace)
 async def plan_and_write(
     adapter: StoreAdapter, plan: Callable[[], Operation[ChangePlan]], tries: int = MAX_TRIES
 ) -> ChangePlan:
-    """Plan a change and write it; it is planned again if another was written meanwhile."""
+    """Plan a change and write it. If another change was written meanwhile, plan again.
+
+    Args:
+        adapter: The store.
+        plan: Plans the change against the stored memories.
+        tries: How many times the change is planned at most.
+
+    Returns:
+        The plan that was written.
+
+    Raises:
+        VersionConflict: Other changes were written during all tries.
+    """
     while True:
         change_plan = await plan()
         tries -= 1
@@ -133,15 +150,16 @@ async def plan_and_write(
 async def plan_and_write_exclusively(
     adapter: StoreAdapter, namespace: Namespace, plan: Callable[[], Operation[ChangePlan]]
 ) -> ChangePlan:
-    """See `written`; this process plans the changes of a namespace one after another.
+    """Plan a change and write it, one change of a namespace after another within this process.
 
-    Of many at once each would be judged again for every other; and a store without versions has
-    no conflicts.
+    Without the lock, each of many simultaneous changes would be planned again for each of the
+    others. A store without versions does not detect conflicts at all. See `plan_and_write` for the
+    arguments.
     """
-    # stores on one file share its database; a forked process has locks of its own
+    # stores on one file share its database object; a forked process gets locks of its own
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
     locks, lock = _get_locks(os.getpid()), None
-    with suppress(AlreadyLocked, StorageUnavailable):  # not free in time, or held by the caller
+    with suppress(AlreadyLocked, StorageUnavailable):  # timed out, or the caller has the lock
         lock = await Effect(
             lambda: locks.acquire(name, 0.0 if is_in_event_loop() else _LOCK_WAIT_S),
             lambda: locks.aacquire(name, _LOCK_WAIT_S),
@@ -155,11 +173,21 @@ async def plan_and_write_exclusively(
 
 @cache
 def _get_locks(process: int) -> Locks:
+    """Return the locks of a process. They are not inherited by its forked children."""
     return Locks(None)
 
 
 async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangePlan:
-    """The puts and outcomes of a proposal."""
+    """Plan the changes that an extractor proposes.
+
+    Args:
+        proposal: The proposed changes.
+        gate: Judges the new and the changed memories.
+        scope: The namespace of the memories, and the run.
+
+    Returns:
+        The puts, and an outcome for each proposed change.
+    """
     additions, unchanged = await _separate_known_episodes(proposal.additions, scope)
     changes: list[Change] = [*additions, *proposal.revisions]
     counter_puts = (
@@ -174,7 +202,7 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
     ]
     has_facts = not counter_puts or bool(
         counter_puts[0].if_version
-    )  # a store without versions has no note
+    )  # unknown for a store without versions
     end_dates = (await _find_end_dates(permitted, current, scope)) if has_facts else {}
     if deletions.puts:
         deletions = deletions._replace(puts=await add_former_ids(scope.adapter, deletions.puts))
@@ -184,16 +212,21 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         parts.append(await plan(gate))
     adds_events = {TURN, EPISODE}.issuperset(change.candidate.kind for change in additions)
     if (deletions.puts or admitted.puts) and not (adds_events and not proposal.revisions):
-        parts.append(ChangePlan(counter_puts))  # new turns and episodes conflict with no fact
+        parts.append(ChangePlan(counter_puts))  # new turns and episodes cannot conflict with facts
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
-        puts.setdefault((put.namespace, put.key), put)  # two facts may mark one turn as past
+        puts.setdefault((put.namespace, put.key), put)  # two superseded facts may end the same turn
     return ChangePlan(list(puts.values()), [outcome for part in parts for outcome in part.outcomes])
 
 
 async def _separate_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> tuple[Sequence[Addition], ChangePlan]:
+    """Separate the additions from episodes whose messages already have a stored episode.
+
+    Returns:
+        The additions to make, and a plan with the outcomes of the known episodes.
+    """
     if not any(addition.candidate.kind == EPISODE for addition in additions):
         return additions, ChangePlan()
     by_source: dict[str, str] = {}
@@ -215,6 +248,7 @@ async def _separate_known_episodes(
 
 
 async def _read_current_memories(scope: Scope, changes: Sequence[Change]) -> dict[str, Memory]:
+    """Read the stored memories that changes concern, by key."""
     keys = dict.fromkeys(change.key for change in changes)
     ops = [GetOp(scope.namespace, key, refresh_ttl=False) for key in keys]
     items = await scope.adapter.call("batch", ops)
@@ -222,23 +256,27 @@ async def _read_current_memories(scope: Scope, changes: Sequence[Change]) -> dic
 
 
 def _find_refusal_reason(revision: Revision, memory: Memory | None) -> str:
-    """Why a memory may not be changed; "": it may."""
+    """Return why a memory may not be changed, or "" if it may."""
     if memory is None:
-        return "the memory does not exist any more"
+        return "the memory does not exist anymore"
     trust = (memory.provenance.trust if memory.provenance else None) or "user"
     role = revision.candidate.role
     if _TRUST_RANKS.get(trust, 3) <= _TRUST_RANKS[role]:
         return ""
-    return f"it rests on the words of the {trust}, the change only on those of the {role}"
+    return (
+        f"the memory rests on the words of the {trust}, and the change only on words of the {role}"
+    )
 
 
 def _is_permitted_replacement(revision: Revision, current: CurrentMemories) -> bool:
+    """Return whether a revision replaces the text of a memory that it may change."""
     return revision.change != "deleted" and not _find_refusal_reason(
         revision, current.get(revision.key)
     )
 
 
 def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> ChangePlan:
+    """Plan the deletions among revisions, and refuse the revisions that are not permitted."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -249,7 +287,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
             outcomes.append(Outcome("refused", revision.key, reason, check))
         elif revision.change == "deleted":
             puts.append(build_removal(memory.namespace, memory.key, memory.version))
-            if memory.kind != TURN:  # an edited message may get its previous text again
+            if memory.kind != TURN:  # an edited message may get its old text back
                 puts += build_tombstones(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
     return ChangePlan(puts, outcomes)
@@ -258,7 +296,7 @@ def _plan_deletions(revisions: Sequence[Revision], current: CurrentMemories) -> 
 async def _find_end_dates(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
-    """The dates at which facts were superseded that rest on messages whose turns are new."""
+    """Return the end dates of new turns whose facts were superseded already, by message id."""
     new = [change.candidate for change in changes if change.key not in current]
     turns = [change.provenance for change in new if change.kind == TURN and change.provenance]
     ids = [id for source in turns for id in source.message_ids]
@@ -272,7 +310,20 @@ async def plan_admitted_changes(
     gate: Gate,
     scope: Scope,
 ) -> ChangePlan:
-    """What the gate admits; each replaces the memory under its key, if there is one."""
+    """Have the gate judge changes, and plan those that it admits.
+
+    Args:
+        changes: The changes to judge.
+        current: The stored memories under the keys of the changes. An admitted change replaces the
+            memory under its key.
+        end_dates: Dates (ISO 8601) until which the turns of messages were true, by message id.
+            Dates of facts that are superseded here are added.
+        gate: The gate.
+        scope: The namespace of the memories, and the run.
+
+    Returns:
+        The puts, and an outcome for each change in order.
+    """
     candidates = [_build_candidate(proposed, current) for proposed in changes]
     keys = [proposed.key for proposed in changes]
     generated_keys = [
@@ -303,7 +354,7 @@ async def plan_admitted_changes(
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
                     dropped_ids = find_dropped_messages(
                         memory.provenance, source
-                    )  # their turns may be new too
+                    )  # turns of these messages may be among the changes
                     end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
             is_extracted
@@ -320,6 +371,7 @@ async def plan_admitted_changes(
 
 
 def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
+    """Return the candidate of a change. A revision gets the kind of the stored memory."""
     if isinstance(proposed, Addition):
         return proposed.candidate
     return replace(proposed.candidate, kind=current[proposed.key].kind)
@@ -328,9 +380,13 @@ def _build_candidate(proposed: Change, current: CurrentMemories) -> Candidate:
 def _plan_replacement(
     proposed: Change, put: PutItem, memory: Memory, until: datetime, admitted: Outcome
 ) -> tuple[list[PutItem], Outcome]:
-    """The put of an admitted memory, if the stored one is still the version that was read."""
+    """Plan the put of an admitted memory that replaces the version that was read.
+
+    Returns:
+        The put in a list, and the outcome. The list is empty if the memory stays as it is.
+    """
     value = put.value or {}
-    # what was made before may have been changed since
+    # an extractor that reads a message again must not undo a later change of its memory
     is_unchanged = isinstance(proposed, Addition) and (
         memory.kind != TURN or memory.text == value["text"]
     )
@@ -349,6 +405,7 @@ def _plan_replacement(
 
 
 def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str, str]) -> PutItem:
+    """Add the end date to the put of a new turn whose fact was superseded already."""
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in current or end_dates.keys().isdisjoint(ids):
         return put
@@ -356,7 +413,11 @@ def _add_end_date(put: PutItem, current: CurrentMemories, end_dates: Mapping[str
 
 
 def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
-    """When a memory stopped being true: at the time of the new text, if that is known and later."""
+    """Return until when a memory was true.
+
+    This is the date of the revision, else the time of the new text if it is later than the time of
+    the previous one, else now.
+    """
     if isinstance(proposed, Revision) and proposed.until:
         return proposed.until
     said_at = proposed.candidate.provenance.at if proposed.candidate.provenance else None
@@ -369,13 +430,23 @@ def _choose_end_date(proposed: Change, memory: Memory) -> datetime:
 
 
 def get_content_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The text and the fields in a memory's value, without those that perdure sets."""
+    """Return the text and the fields of a memory's value, without the fields that perdure sets."""
     return {name: part for name, part in value.items() if name not in PERDURE_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryWriter:
-    """Writes the memories of one namespace, for `Collection` and tools."""
+    """Changes memories of one namespace, for `Collection` and for tools.
+
+    Attributes:
+        adapter: The store.
+        namespace: The namespace of the memories.
+        gate: The gate that judges each change.
+        schema: The schema of the memories, or None.
+        kind: The kind of added memories.
+        by_model: Whether a model requests the changes.
+        author: The user who writes, if the namespace is that of a team.
+    """
 
     adapter: StoreAdapter
     namespace: Namespace
@@ -383,7 +454,7 @@ class MemoryWriter:
     schema: type[BaseModel] | None
     kind: str
     by_model: bool = False
-    author: str | None = None  # the user who writes, if the namespace is that of a team
+    author: str | None = None
 
     async def insert(
         self,
@@ -392,7 +463,19 @@ class MemoryWriter:
         key: str | None = None,
         on_conflict: Replacement | None = None,
     ) -> Outcome:
-        """Add a memory; a different one with the key is changed `instead`, or is an error."""
+        """Add a memory.
+
+        Args:
+            memory: The text, or the text and fields.
+            provenance: Where the memory comes from.
+            key: The key, or None for a generated one.
+            on_conflict: How to change a different memory that has the key, or None to raise an
+                error.
+
+        Raises:
+            ConfigurationError: Another memory has the key, and `on_conflict` is None.
+            InvalidValue: The memory has no text or does not fit the schema.
+        """
         value = self.build_value(memory)
         generated_key = "".join(secrets.choice(_KEY_LETTERS) for _ in range(_KEY_LENGTH))
         memory_key = generated_key if key is None else check_key(key)
@@ -407,8 +490,8 @@ class MemoryWriter:
                 return ChangePlan(outcomes=[Outcome("unchanged", memory_key, UNCHANGED_REASON)])
             if on_conflict is None:
                 raise ConfigurationError(
-                    f"the key {key!r} is that of another memory in {self.namespace!r}; supersede "
-                    "that"
+                    f"the key {key!r} is that of another memory in {self.namespace!r}; use another "
+                    "key, or supersede that memory"
                 )
             return await self._plan_revision(
                 existing, memory, provenance, on_conflict, None, counter_puts
@@ -425,7 +508,22 @@ class MemoryWriter:
         ended_at: datetime | None = None,
         if_version: int | None = None,
     ) -> Outcome:
-        """Update or supersede a memory."""
+        """Update or supersede a memory.
+
+        Args:
+            key: The key of the memory.
+            memory: The new text, or text and fields. Fields that are missing keep their values.
+            provenance: Where the new text comes from.
+            change: Whether the previous text was wrong (`"updated"`) or true until now
+                (`"superseded"`).
+            ended_at: Until when the previous text was true, or None if that is not known.
+            if_version: The version that the memory must have, or None for any version.
+
+        Raises:
+            UnknownMemory: There is no memory with this key.
+            VersionConflict: The memory is at another version.
+            InvalidValue: The memory has no text or does not fit the schema.
+        """
 
         async def plan() -> ChangePlan:
             counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
@@ -442,7 +540,14 @@ class MemoryWriter:
         return await self._write_change(plan)
 
     async def delete(self, key: str) -> Outcome:
-        """Delete a memory, with tombstones of all its texts."""
+        """Delete a memory, and write tombstones of all its texts.
+
+        If the store has no room for tombstones, the memory is deleted without them, and the outcome
+        says so.
+
+        Raises:
+            UnknownMemory: There is no memory with this key.
+        """
 
         async def plan(*, with_tombstones: bool = True) -> ChangePlan:
             memory = await self._get_existing(key)
@@ -460,13 +565,21 @@ class MemoryWriter:
 
         try:
             return await self._write_change(plan)
-        except LimitExceeded:  # without room for tombstones it is deleted all the same
+        except LimitExceeded:  # deletion must be possible in a full store, too
             return await self._write_change(partial(plan, with_tombstones=False))
 
     def build_value(
         self, memory: MemoryInput, previous: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The text and fields of a memory, as JSON; those of the previous value stay."""
+        """Return the text and fields of a memory as JSON.
+
+        Args:
+            memory: The text, or the text and fields.
+            previous: The value of the previous version, whose other fields are kept.
+
+        Raises:
+            InvalidValue: The memory has no text or does not fit the schema.
+        """
         previous_fields, fields = get_content_fields(previous or {}), _read_fields(memory)
         value = {
             **previous_fields,
@@ -479,7 +592,7 @@ class MemoryWriter:
         text = value.get(TEXT)
         if not isinstance(text, str) or not text.strip() or _SURROGATE.search(text):
             raise InvalidValue(
-                f"text is {text!r:.80}; expected a sentence that can stand alone, in Unicode"
+                f"text is {text!r:.80}; expected a sentence that can stand alone, in valid Unicode"
             )
         return {**value, TEXT: text.strip()}
 
@@ -492,6 +605,7 @@ class MemoryWriter:
         ended_at: datetime | None,
         counter_puts: Sequence[PutItem],
     ) -> ChangePlan:
+        """Plan the replacement of a memory's text and fields, unless they stay the same."""
         value = self.build_value(memory, previous.value)
         if value == get_content_fields(previous.value):
             return ChangePlan(outcomes=[Outcome("unchanged", previous.key, UNCHANGED_REASON)])
@@ -503,15 +617,22 @@ class MemoryWriter:
     async def _plan_change(
         self, change: Change, previous: Memory | None, counter_puts: Sequence[PutItem]
     ) -> ChangePlan:
+        """Have the gate judge a change, and plan it together with the change counter."""
         scope = Scope(self.adapter, self.namespace)
         current = {} if previous is None else {change.key: previous}
         plan = await plan_admitted_changes([change], current, {}, self.gate, scope)
         return plan._replace(puts=[*plan.puts, *counter_puts]) if plan.puts else plan
 
     async def _write_change(self, plan: Callable[[], Operation[ChangePlan]]) -> Outcome:
+        """Plan and write a change, and return its outcome."""
         return (await plan_and_write_exclusively(self.adapter, self.namespace, plan)).outcomes[0]
 
     async def _get_existing(self, key: str) -> Memory:
+        """Return the memory under a key.
+
+        Raises:
+            UnknownMemory: There is no memory with this key.
+        """
         memory = await self.adapter.get(self.namespace, check_key(key))
         if memory is None or not isinstance(memory.value.get(TEXT), str):
             raise build_unknown_memory_error(self.namespace, key)
@@ -520,6 +641,7 @@ class MemoryWriter:
     def _build_candidate(
         self, value: Mapping[str, Any], kind: str, provenance: Provenance
     ) -> Candidate:
+        """Build the candidate of a memory that somebody asked for."""
         fields = {name: part for name, part in value.items() if name != TEXT}
         if self.author is not None:
             provenance = replace(provenance, author=self.author)
@@ -530,21 +652,30 @@ class MemoryWriter:
 def complete_provenance(
     config: RunnableConfig | None, provenance: Provenance | None = None
 ) -> Provenance:
-    """Where a memory comes from: as given, else from the user, in the run, now."""
+    """Return the provenance of a memory, completed with the defaults.
+
+    Without a provenance, the memory comes from the user of the run, now. Without a trust class, it
+    rests on the words of the user.
+    """
     if provenance is None:
         provenance = Provenance(*read_run_source(config), actor="user", at=datetime.now(UTC))
     return provenance if provenance.trust is not None else replace(provenance, trust="user")
 
 
 def build_unknown_memory_error(namespace: Namespace, key: str) -> UnknownMemory:
-    """The error for a key that no memory has."""
+    """Build the error for a key that no memory has."""
     return UnknownMemory(
-        f"no memory {key!r} in {namespace!r}; search() and list() tell the ids that there are"
+        f"there is no memory {key!r} in {namespace!r}; search() and list() return memories with "
+        "their keys"
     )
 
 
 def check_schema(schema: Any) -> None:
-    """Refuse a schema that is no model with a text, or has fields that perdure sets."""
+    """Check that a schema is a pydantic model with a field `text` and without perdure's fields.
+
+    Raises:
+        ConfigurationError: The schema is something else.
+    """
     fields = getattr(schema, "model_fields", {})
     reserved = [name for name in PERDURE_FIELDS if name in fields]
     if reserved or TEXT not in fields or fields[TEXT].annotation is not str:
@@ -556,13 +687,19 @@ def check_schema(schema: Any) -> None:
 
 
 def _read_fields(memory: MemoryInput) -> dict[str, Any]:
+    """Return the text and fields of a memory as a dict.
+
+    Raises:
+        InvalidValue: The memory has another type, or a field that perdure sets.
+    """
     if isinstance(memory, str):
         return {TEXT: memory}
     if isinstance(memory, BaseModel):
         return memory.model_dump(mode="json", exclude_unset=True)
     if not isinstance(memory, Mapping):
         raise InvalidValue(
-            f"the memory is {memory!r:.80}; expected text, a dict with 'text', or a model"
+            f"the memory is {memory!r:.80}; expected text, a dict with 'text', or an instance of "
+            "the schema"
         )
     for name in PERDURE_FIELDS:
         if name in memory:
@@ -573,7 +710,17 @@ def _read_fields(memory: MemoryInput) -> dict[str, Any]:
 def _validate_fields(
     schema: type[BaseModel], previous_fields: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Fields that a schema accepts, by their names, as JSON: so they are read back."""
+    """Validate fields against a schema, and return them as JSON that can be read back.
+
+    Args:
+        schema: The schema.
+        previous_fields: The fields of the previous version, which are kept if they are not
+            replaced.
+        fields: The new fields, by their names or aliases.
+
+    Raises:
+        InvalidValue: The fields do not fit the schema.
+    """
     others = {name: part for name, part in previous_fields.items() if name in schema.model_fields}
     try:
         document = to_json({**others, **fields})
@@ -584,5 +731,5 @@ def _validate_fields(
             f"{describe_validation_errors(exc)}"
         ) from exc
     except ValueError as exc:
-        raise InvalidValue(f"the memory is no JSON: {exc}") from exc
+        raise InvalidValue(f"the memory cannot be stored as JSON: {exc}") from exc
     return memory.model_dump(mode="json")

@@ -1,8 +1,11 @@
-"""A collection: memories under a namespace; `remember`, `memories` and `forget` for one call.
+"""Collections of memories under a namespace, their quarantine, and functions for single calls.
 
-Erasures write tombstones first: one that is cut off can be called again. A store that is not
-perdure's deletes, which leaves bytes: the receipt is then not `clean`. What the gate held back
-waits in `Quarantine`.
+`remember`, `memories` and `forget` do one operation without a `Collection`. The candidates that the
+gate puts into quarantine are in `Quarantine`.
+
+An erasure writes its tombstones first, so an erasure that was interrupted can be repeated. A store
+that is not perdure's can only delete, which may leave the bytes in its files. The receipt is then
+not `clean`.
 """
 
 from __future__ import annotations
@@ -55,31 +58,41 @@ from perdure.stores.normal_form import hash_normal_form
 
 Memories = list[Memory]
 _USER_NAMESPACE: Final = ("memories", "{user_id}")
-_ANSWERS_FIRST_PAGE_SIZE: Final = (
-    128  # memories read at least, where many may be questions asked before
-)
-_PAGE_SIZE: Final = 32  # memories read at least, where some may be of a namespace further down
+_ANSWERS_FIRST_PAGE_SIZE: Final = 128
+"""Minimum number of memories in the first read of a search that ranks answers first. It is large,
+because many results may be earlier messages that ask the same question."""
+_PAGE_SIZE: Final = 32
+"""Minimum number of memories in the first read of other searches. Memories of longer namespaces
+are among the results, and are then left out."""
 _LOG = logging.getLogger("perdure")
 
 
 class Collection:
-    """Memories of one kind or several under a namespace of a store.
+    """Memories under a namespace of a store, of one or several kinds.
 
-    Methods that begin with `a` are async. What is written passes the gate first: see the `Outcome`.
-    Only methods that begin with `forget` destroy earlier texts. Arguments of several methods:
+    Methods that begin with `a` are async. The gate judges each memory before it is written, see the
+    `Outcome`. Only methods that begin with `forget` destroy earlier texts. Several methods have
+    these arguments:
 
     - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
-    - `provenance`: where it comes from; its `trust` says whose words it rests on: `"user"`,
-      `"assistant"`, `"tool"` or a class of your own. None: the user's, in this run.
-    - `config`: the run's; None: within a node, the config of its run.
-    - `if_version`: the memory must be at this version, else it is a `VersionConflict`.
-    - `as_of`: a moment of the past, in a store with versions.
+    - `provenance`: where the memory comes from. Its `trust` is the class of the speaker on whose
+      words the memory rests: `"user"`, `"assistant"`, `"tool"` or a class that you define. None
+      means the user, in this run.
+    - `config`: the config of the run. None means, within a node, the config of its run.
+    - `if_version`: the version that the memory must have. At another version, `VersionConflict` is
+      raised.
+    - `as_of`: a time in the past, in a store with versions.
 
     Args:
-        store: Any; perdure's keep versions. None: within a graph, the store it was compiled with.
-        namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own. With
-            `("teams", "{team}")`, the run has one team, and each memory has its author.
-        schema: A pydantic model with a field `text: str`; its other fields are kept as well.
+        store: Any langgraph store. Perdure's stores keep versions. None means, within a graph, the
+            store with which the graph was compiled.
+        namespace: Labels of the namespace, see `Template`. With the label `"{user_id}"`, each user
+            has a collection of their own. With `("teams", "{team}")`, the members of a team share a
+            collection, and each memory has its author.
+        schema: A pydantic model with a field `text: str`. Its other fields are stored with the
+            text.
+        gate: The gate, or None for `Gate()`.
+        kind: The kind of the memories that are added.
     """
 
     def __init__(
@@ -106,7 +119,17 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Add a memory under a key, or a new one, unless a memory says the same."""
+        """Add a memory, unless a memory already says the same.
+
+        Args:
+            memory: The text, or the text and fields.
+            key: The key of the memory, or None for a generated key.
+            provenance: See `Collection`.
+            config: See `Collection`.
+
+        Raises:
+            ConfigurationError: Another memory has the key.
+        """
         return await self.build_writer(config).insert(
             memory, complete_provenance(config, provenance), key
         )
@@ -120,7 +143,19 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Correct a memory that was wrong or badly put. Fields that are not given stay."""
+        """Correct a memory that was wrong or badly worded.
+
+        Args:
+            key: The key of the memory.
+            memory: The new text, or text and fields. Fields that are missing keep their values.
+            if_version: See `Collection`.
+            provenance: See `Collection`.
+            config: See `Collection`.
+
+        Raises:
+            UnknownMemory: There is no memory with this key.
+            VersionConflict: The memory is not at `if_version`.
+        """
         source = complete_provenance(config, provenance)
         writer = self.build_writer(config)
         return await writer.replace(key, memory, source, "updated", if_version=if_version)
@@ -135,9 +170,21 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Outcome:
-        """Replace what was true until `at`, a datetime with a time zone, or until now.
+        """Replace a memory that was true until `at`.
 
         The turns on which the previous text rests are marked as past in the same transaction.
+
+        Args:
+            key: The key of the memory.
+            memory: The new text, or text and fields. Fields that are missing keep their values.
+            at: When the previous text ceased to be true, with a time zone, or None for now.
+            if_version: See `Collection`.
+            provenance: See `Collection`.
+            config: See `Collection`.
+
+        Raises:
+            UnknownMemory: There is no memory with this key.
+            VersionConflict: The memory is not at `if_version`.
         """
         until, complete = at and check_datetime("at", at), complete_provenance(config, provenance)
         return await self.build_writer(config).replace(
@@ -145,13 +192,23 @@ class Collection:
         )
 
     async def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Outcome:
-        """Delete a memory: it is not found and not extracted any more; its past stays."""
+        """Delete a memory. Searches no longer find it, and it is not extracted again.
+
+        In a store with versions, its past versions stay.
+
+        Raises:
+            UnknownMemory: There is no memory with this key.
+        """
         return await self.build_writer(config).delete(key)
 
     async def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
-        The conversation it comes from stays; a tombstone keeps it from being extracted again.
+        The conversation that the memory comes from is not changed. A tombstone prevents that the
+        memory is extracted from it again.
+
+        Raises:
+            UnknownMemory: There is no memory with this key, and none was deleted.
         """
         return await forget_memory(*self._get_adapter_and_namespace(config), check_key(key))
 
@@ -163,27 +220,40 @@ class Collection:
         dry_run: bool = False,
         config: RunnableConfig | None = None,
     ) -> Receipt:
-        """Erase the memories that match, also below the namespace; or only list them.
+        """Erase matching memories and their entries in quarantine, also in longer namespaces.
 
-        A memory matches if one of its versions has all words of the query and comes from the
-        thread. Its entries in quarantine go as well. Only of a store of perdure's.
+        A memory matches if one of its versions contains all words of the query and comes from the
+        thread. Only perdure's stores support this method.
+
+        Args:
+            query: Words of the memories, or None for any text.
+            thread_id: The thread of the memories, or None for any thread.
+            dry_run: Whether to return the receipt without erasing.
+            config: See `Collection`.
         """
         adapter, namespace = self._get_adapter_and_namespace(config)
         conditions: dict[str, Any] = {"query": query, "thread_id": thread_id}
         return await forget_matching_memories(adapter, namespace, **conditions, dry_run=dry_run)
 
     async def _forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
-        """Erase all memories of the namespace, its quarantine, and all notes.
+        """Erase all memories of the namespace, its quarantine, and perdure's notes about them.
 
-        Threads are extracted as new ones after that, so delete them first:
-        `store.forget(threads=…, checkpointer=…)`. Namespaces below this one stay.
+        Because the notes are erased, too, the threads are extracted as new ones after that. So
+        delete the threads first: `store.forget(threads=…, checkpointer=…)`. Longer namespaces are
+        not changed.
         """
         return await forget_namespace(*self._get_adapter_and_namespace(config))
 
     async def _get(
         self, key: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> Memory | None:
-        """A memory, now or at a moment of the past; None: there is none."""
+        """Return the memory under a key, or None if there is none.
+
+        Args:
+            key: The key of the memory.
+            as_of: A time in the past, in a store with versions.
+            config: See `Collection`.
+        """
         adapter, namespace = self._get_adapter_and_namespace(config)
         memory = await adapter.get(namespace, check_key(key), as_of)
         if memory is not None and as_of is None:
@@ -199,7 +269,15 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Memories:
-        """The memories that answer a query, best first; `filter` is that of `Store.search`."""
+        """Return the memories that answer a query, best first.
+
+        Args:
+            query: The query.
+            limit: The maximum number of memories.
+            filter: A filter of values, see `Store.search`.
+            as_of: A time in the past, in a store with versions.
+            config: See `Collection`.
+        """
         return await self.search_namespace(
             {"query": query, "filter": filter, "as_of": as_of}, limit, config=config
         )
@@ -213,19 +291,27 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Memories:
-        """The memories, of one kind or all, in the store's order; perdure's: oldest first."""
+        """Return memories in the order of the store. Perdure's stores have the oldest first.
+
+        Args:
+            kind: Only memories of this kind, or None for all.
+            limit: The maximum number of memories.
+            offset: How many memories are skipped.
+            as_of: A time in the past, in a store with versions.
+            config: See `Collection`.
+        """
         options = {"filter": None if kind is None else {"kind": kind}, "as_of": as_of}
         return await self.search_namespace(options, limit, offset, config)
 
     async def _history(self, key: str, *, config: RunnableConfig | None = None) -> Memories:
-        """All versions of a memory, oldest first, also of one that is deleted."""
+        """Return all versions of a memory, oldest first, even if the memory is deleted."""
         adapter, namespace = self._get_adapter_and_namespace(config)
         return await adapter.list_versions(namespace, check_key(key))
 
     def build_writer(
         self, config: RunnableConfig | None, *, by_model: bool = False
     ) -> MemoryWriter:
-        """The writer of the namespace of a run."""
+        """Return the writer of the namespace that the run's config selects."""
         adapter, namespace = self._get_adapter_and_namespace(config)
         author = read_run_user(config) if self.namespace.is_team else None
         return MemoryWriter(adapter, namespace, self.gate, self.schema, self.kind, by_model, author)
@@ -239,14 +325,14 @@ class Collection:
         *,
         answers_first: bool = False,
     ) -> Memories:
-        """Return memories of the namespace itself, without those below it.
+        """Return memories of the namespace, without those of longer namespaces.
 
         Args:
-            options: Those of `StoreAdapter.found`.
-            limit: How many memories at most.
-            offset: How many memories are skipped before.
-            config: Of the run.
-            answers_first: Whether turns that only ask what the query asks come last.
+            options: Options of `StoreAdapter.search`.
+            limit: The maximum number of memories.
+            offset: How many memories are skipped.
+            config: See `Collection`.
+            answers_first: Whether turns that only ask the question of the query come last.
         """
         end = check_whole_number("limit", limit, 1) + check_whole_number("offset", offset, 0)
         if self.namespace.lacks_memory(config) or not self.namespace.fill_for_teams(config):
@@ -271,6 +357,7 @@ class Collection:
     def _get_adapter_and_namespace(
         self, config: RunnableConfig | None
     ) -> tuple[StoreAdapter, Namespace]:
+        """Return the adapter of the store, and the namespace that the run's config selects."""
         return get_adapter(self.store, self.namespace), fill_namespace(self.namespace, config)
 
     insert, ainsert = blocking(_insert), awaiting(_insert)
@@ -296,7 +383,19 @@ async def _remember(
     namespace: tuple[str, ...] = _USER_NAMESPACE,
     config: RunnableConfig | None = None,
 ) -> Outcome:
-    """Keep a memory, unless it is known already; the one that has the key is superseded."""
+    """Store a memory, unless a memory already says the same.
+
+    If another memory has the key, it is superseded.
+
+    Args:
+        memory: The text, or the text and fields.
+        key: The key of the memory, or None for a generated key.
+        kind: The kind of the memory.
+        provenance: See `Collection`.
+        store: See `Collection`.
+        namespace: See `Collection`.
+        config: See `Collection`.
+    """
     writer = Collection(store, namespace, kind=kind).build_writer(config)
     return await writer.insert(memory, complete_provenance(config, provenance), key, "superseded")
 
@@ -315,24 +414,26 @@ async def _forget(
 ) -> Receipt:
     """Erase a memory, or everything that the store keeps about the user of a run.
 
-    With `everything=True` the memories, profile, instructions and examples of the user are erased,
-    with their notes and quarantine, `chat_memory` of the user's conversations, and what is under
-    templates with the label `"{user_id}"` that parts of perdure have used in this store. The
-    receipt lists as `others` the namespaces that have the name as a label and were kept. Delete the
-    threads of the user first, because they are extracted as new ones after that.
+    With `everything=True`, the memories, profile, instructions and examples of the user are erased,
+    with their notes and quarantine. So are `chat_memory` of the user's conversations, and the
+    namespaces of templates with the label `"{user_id}"` that parts of perdure have used in this
+    store. The receipt lists as `others` the namespaces that have the user's name as a label and
+    were kept. Delete the threads of the user first, because they are extracted as new ones after
+    that.
 
     Args:
-        key: The memory to erase; None with `everything=True`.
+        key: The memory to erase, or None with `everything=True`.
         everything: Whether to erase everything about the user.
         store: See `Collection`.
-        namespace: See `Collection`. Only this namespace is erased if it is not the default.
-        namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
-        conversations: Ids of the user's conversations in `chat_memory`, in addition to the user's
-            name and the threads that were extracted.
+        namespace: See `Collection`. If it is not the default, only this namespace is erased.
+        namespaces: Further templates with the label `"{user_id}"`, such as `("notes",
+            "{user_id}")`.
+        conversations: Ids of the user's conversations in `chat_memory`. The conversation with the
+            user's name and the threads that were extracted are always included.
         dry_run: Whether to return the receipt without erasing; only with `everything=True`.
-        hand_over: Whether what the user wrote into the memories of teams is kept, without the
-            name of the user. Otherwise it is erased. Only with `everything=True`.
-        config: Of the run; see `Collection`.
+        hand_over: Whether the memories of teams that the user wrote are kept without the name of
+            the user. Otherwise they are erased. Only with `everything=True`.
+        config: See `Collection`.
     """
     expected = type(None) if everything else (str, int)
     check_instance("key", key, expected, "a memory's key, or None with everything=True")
@@ -367,7 +468,7 @@ async def _memories(
     namespace: tuple[str, ...] = _USER_NAMESPACE,
     config: RunnableConfig | None = None,
 ) -> Memories:
-    """The memories of a namespace; see `Collection.list`."""
+    """Return the memories of a namespace; see `Collection.list`."""
     collection = Collection(store, namespace)
     return await collection._list(kind=kind, limit=limit, offset=offset, as_of=as_of, config=config)
 
@@ -378,7 +479,7 @@ memories, amemories = blocking(_memories), awaiting(_memories)
 
 
 async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
-    """Erase a memory, and the entries in quarantine for it or with its text."""
+    """Erase a memory, and the entries in quarantine that have its key or one of its texts."""
     versions = await adapter.list_versions(namespace, key)
     if not versions:
         raise build_unknown_memory_error(namespace, key)
@@ -391,12 +492,12 @@ async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -
         adapter, build_notes_namespace(QUARANTINE, namespace), key, texts
     )
     if not are_written and not (await _write_tombstones(adapter, tombstones)):
-        _LOG.warning("%r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE_REASON)
+        _LOG.warning("memory %r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE_REASON)
     return receipt
 
 
 async def forget_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
-    """Erase the notes on a namespace, then its memories; namespaces below it stay."""
+    """Erase the notes about a namespace, then its memories. Longer namespaces are not changed."""
     receipt = _build_empty_receipt(clean=True)
     for namespace_to_erase in (
         *(build_notes_namespace(kind, namespace) for kind in NOTE_KINDS),
@@ -414,9 +515,25 @@ async def forget_matching_memories(
     query: str | None = None,
     dry_run: bool = False,
 ) -> Receipt:
-    """Erase, or only count, memories of which a version is from the thread and has the words."""
-    check_text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
-    check_instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
+    """Erase memories of which a version comes from the thread and contains the words, or list them.
+
+    Args:
+        adapter: The store, one of perdure's.
+        namespace: The prefix of the namespaces.
+        thread_id: The thread, or None for any thread.
+        query: The words, or None for any text.
+        dry_run: Whether to return the receipt without erasing.
+
+    Raises:
+        ConfigurationError: Both the thread and the query are missing, or the store is not
+            perdure's.
+    """
+    check_text(
+        "thread_id or query", query if thread_id is None else thread_id
+    )  # without both, all memories would match
+    check_instance(
+        "store", adapter.store, Versioned, "a perdure store, because others cannot erase by query"
+    )
     source = None if thread_id is None else {"thread_id": thread_id}
     conditions: dict[str, Any] = {"query": query, "provenance": source}
     namespaces = (namespace, build_notes_namespace(QUARANTINE, namespace))
@@ -427,7 +544,7 @@ async def forget_matching_memories(
         return preview
     versions: list[Memory] = []
     for namespace, key in preview.keys:
-        if namespace[0] != RESERVED_LABEL:  # an entry in quarantine is no memory yet
+        if namespace[0] != RESERVED_LABEL:  # entries in quarantine have no tombstones
             versions += await adapter.list_versions(namespace, key)
     await adapter.write(await add_former_ids(adapter, _build_distinct_tombstones(versions)))
     receipt = _build_empty_receipt(clean=True)
@@ -437,7 +554,7 @@ async def forget_matching_memories(
 
 
 async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Receipt:
-    """Erase items with their versions."""
+    """Erase items with all their versions. A store without versions deletes the items."""
     if not adapter.versioned:
         await adapter.write([build_removal(namespace, key) for key in keys])
         deleted_keys = tuple((namespace, key) for key in keys)
@@ -449,6 +566,7 @@ async def erase_items(adapter: StoreAdapter, namespace: Namespace, *keys: str) -
 
 
 async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Receipt:
+    """Erase all items of a namespace. Longer namespaces are not changed."""
     if not adapter.versioned:
         memories = await adapter.list_memories(namespace)
         return await erase_items(adapter, namespace, *(memory.key for memory in memories))
@@ -457,12 +575,15 @@ async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Recei
     if keys and len(keys) == len(preview.keys):
         receipt: Receipt = await adapter.call("forget", namespace)
         return receipt
-    return await erase_items(adapter, namespace, *keys)  # namespaces below this one stay
+    return await erase_items(
+        adapter, namespace, *keys
+    )  # a prefix would also erase longer namespaces
 
 
 async def _erase_quarantine_entries(
     adapter: StoreAdapter, namespace: Namespace, key: str, texts: set[str]
 ) -> Receipt:
+    """Erase the entries in quarantine that have a memory's key or one of its texts."""
     if adapter.versioned:
         matching = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
         preview: Receipt = await adapter.call("forget", namespace, filter=matching, dry_run=True)
@@ -474,11 +595,13 @@ async def _erase_quarantine_entries(
 
 
 def _build_distinct_tombstones(versions: Iterable[Memory]) -> list[PutItem]:
+    """Build the tombstones of versions of memories, each once."""
     puts = [put for version in versions for put in build_tombstones(version, "forgotten")]
     return list({(put.namespace, put.key): put for put in puts}.values())
 
 
 async def _write_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) -> bool:
+    """Write tombstones, and return whether the store had room for them."""
     try:
         await adapter.write(await add_former_ids(adapter, tombstones))
     except LimitExceeded:
@@ -487,15 +610,26 @@ async def _write_tombstones(adapter: StoreAdapter, tombstones: list[PutItem]) ->
 
 
 def _build_empty_receipt(*, clean: bool) -> Receipt:
+    """Build the receipt of an erasure that erased nothing."""
     return Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean)
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineEntry:
-    """A candidate in quarantine since `at` (UTC), by a `check` of the gate and for a `reason`.
+    """A candidate that waits in quarantine for a decision.
 
-    `key` is its id here, `memory_key` the key that the memory would have. `shown` is its text,
-    redacted; `text` and `fields` are as they came. `role` says whose words it rests on.
+    Attributes:
+        key: The key of the entry.
+        shown: The text with secrets and contacts redacted.
+        reason: Why the candidate is in quarantine.
+        check: The check of the gate that decided.
+        kind: The kind of the memory.
+        role: The role of the speaker on whose words the text rests.
+        at: When the candidate was put into quarantine (UTC).
+        memory_key: The key that the memory would have.
+        provenance: Where the text comes from.
+        text: The original text, which may contain secrets.
+        fields: The original fields, which may contain secrets.
     """
 
     key: str
@@ -514,20 +648,25 @@ class QuarantineEntry:
         return f"{self.key}: {self.shown} ({self.reason})"
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """The fields but `text` and `fields`, which may hold secrets."""
+        """Return the attributes as a dict without `text` and `fields`, which may hold secrets."""
         return {
             name: value for name, value in asdict(self).items() if name not in ("text", "fields")
         }
 
 
-Entries = list[QuarantineEntry]  # within the class `list` is a method
+Entries = list[QuarantineEntry]  # an alias, because `list` is a method within the class
 
 
 class Quarantine:
-    """The entries that the gate held back from a namespace; for the arguments see `Collection`.
+    """The entries of a namespace that the gate put into quarantine.
 
-    Methods that begin with `a` are async. Texts are kept as they came, secrets too, and encrypted
-    in an encrypted store. `store.forget(namespace)` leaves them; `Collection.forget_all` does not.
+    Methods that begin with `a` are async. The original texts are stored, also those with secrets;
+    they are encrypted if the store is. `store.forget(namespace)` does not erase the entries, and
+    `Collection.forget_all` does.
+
+    Args:
+        store: See `Collection`.
+        namespace: The namespace of the memories, see `Collection`.
     """
 
     def __init__(
@@ -539,16 +678,19 @@ class Quarantine:
         self.namespace = Template(namespace, shared=True)
 
     async def _list(self, config: RunnableConfig | None = None) -> Entries:
-        """The entries, oldest first."""
+        """Return the entries, oldest first."""
         adapter, _, entries_namespace = self._get_adapter_and_namespaces(config)
         memories = await adapter.list_memories(entries_namespace)
         return sorted(map(_build_entry, memories), key=lambda entry: entry.at)
 
     async def _release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Make an entry the memory that it would have been, without judging it again.
+        """Store the memory of an entry without judging it again, and remove the entry.
 
-        A memory of that key is updated. If it, or the entry, was changed meanwhile, this is a
-        `VersionConflict`, and nothing is written.
+        If there is a memory with the key of the entry, it is updated.
+
+        Raises:
+            UnknownMemory: There is no such entry.
+            VersionConflict: The entry or the memory was changed meanwhile. Nothing was written.
         """
         adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
         stored = await _get_stored_entry(adapter, entries_namespace, key)
@@ -562,11 +704,15 @@ class Quarantine:
         await adapter.write([put, build_removal(entries_namespace, key, stored.version)])
         await erase_items(
             adapter, entries_namespace, key
-        )  # the versions of the entry have the text too
+        )  # past versions of the entry contain the text, too
         return Outcome("added" if existing is None else "updated", entry.memory_key)
 
     async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Erase an entry; a tombstone keeps it from being extracted again."""
+        """Erase an entry. A tombstone prevents that its text is extracted again.
+
+        Raises:
+            UnknownMemory: There is no such entry.
+        """
         adapter, namespace, entries_namespace = self._get_adapter_and_namespaces(config)
         stored = await _get_stored_entry(adapter, entries_namespace, key)
         ids = stored.provenance.message_ids if stored.provenance else ()
@@ -582,18 +728,27 @@ class Quarantine:
     def _get_adapter_and_namespaces(
         self, config: RunnableConfig | None
     ) -> tuple[StoreAdapter, Namespace, Namespace]:
+        """Return the adapter, the namespace of the memories, and the namespace of the entries."""
         namespace = fill_namespace(self.namespace, config)
         return get_adapter(self.store), namespace, build_notes_namespace(QUARANTINE, namespace)
 
 
 async def _get_stored_entry(adapter: StoreAdapter, namespace: Namespace, key: str) -> Memory:
+    """Return the stored item of an entry.
+
+    Raises:
+        UnknownMemory: There is no such entry.
+    """
     memory = await adapter.get(namespace, key)
     if memory is None:
-        raise UnknownMemory(f"there is no entry {key!r:.80} in {namespace!r}; list() shows all")
+        raise UnknownMemory(
+            f"there is no entry {key!r:.80} in {namespace!r}; list() returns all entries"
+        )
     return memory
 
 
 def _build_entry(memory: Memory) -> QuarantineEntry:
+    """Build the entry that a stored item contains."""
     value = memory.value
     return QuarantineEntry(
         key=memory.key,

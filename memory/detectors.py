@@ -1,6 +1,7 @@
-"""Detectors: functions that find secrets, cards and contacts in a text.
+"""Detectors, which find secrets, payment cards and contacts in a text, and their redaction.
 
-With the extra `privacy`, `service_keys` asks detect-secrets and `phones` asks phonenumbers.
+With the extra `privacy`, `service_keys` uses the package detect-secrets, and `phones` uses the
+package phonenumbers. Without it, these two detectors find nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from perdure.errors import MissingDependency
 from perdure.memory.options import check_choice
 from perdure.memory.records import KEEP, Candidate, Verdict
 
-Finding = tuple[str, int, int]  # a kind, and where it stands: `text[start:end]`
+Finding = tuple[str, int, int]
+"""A kind, and the start and end of the finding: `text[start:end]`."""
 Detector = Callable[[str], Iterable[Finding]]
-"""Of a text. Its kinds are `"secret"`, `"card"`, `"e-mail"`, `"phone"`, or yours."""
-Treatment = Literal["keep", "redact", "quarantine", "refuse"]  # what is done about a finding
+"""A function that returns the findings in a text. The kinds of the detectors here are `"secret"`,
+`"card"`, `"e-mail"` and `"phone"`; other detectors may have other kinds."""
+Treatment = Literal["keep", "redact", "quarantine", "refuse"]
 REDACTED_FIELD: Final = "redacted"
-"""The field of a memory's value with the kinds that were redacted in it."""
+"""The field of a memory's value that lists the kinds of redacted findings."""
 
 _TREATMENTS_BY_SEVERITY: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
 _CONTACT_KINDS: Final = ("e-mail", "phone")
-_KIND_NAMES: Final = {  # of kinds, in a reason
+_KIND_NAMES: Final = {  # names of the kinds in the reason of a verdict
     "card": "the number of a payment card",
     "e-mail": "an e-mail address",
     "phone": "a telephone number",
@@ -48,7 +51,8 @@ _KEY_PATTERNS: Final = tuple(
         r"(?i)\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
     )
 )
-_LABELLED_SECRET: Final = re.compile(  # in a lookahead: a value may be the name of the next one
+# the whole pattern is a lookahead, because the value of one label may be the next label
+_LABELLED_SECRET: Final = re.compile(
     r"(?=(?:(?P<password>(?:pass[ -]?(?:word(?:s(?= ))?|phrase|code)|passwort|passwd|pwd|kennwort"
     r"|wachtwoord|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード"
     r"|(?<![^\W_])pw(?= [^:=]))\d?(?! (?:manager|generator|polic|rule|field|hint)))"
@@ -59,22 +63,23 @@ _LABELLED_SECRET: Final = re.compile(  # in a lookahead: a value may be the name
     r"(?:(?P<sign>[\"'`*_\\>]{0,4}\s{0,3}(?:[:=>]|[-=]>|\u2192|是:?))"
     r"|(?(password)(?=\s{1,3}[\"'`*_]{0,4}(?=\S{0,40}\d)(?=\S{0,40}[a-z])[^\s\"'`]{4})|(?!))"
     r"|\s-(?=\s)"
-    r"|(?P<of>(?=\s(?:for|of|to|on|at|in|fürs?|vo[nm]|de[rsl]?|voor|van|para|da|do|du|pour|от|для"
+    r"|(?P<preposition>(?=\s(?:for|of|to|on|at|in|fürs?|vo[nm]|de[rsl]?|voor|van|para|da|do|du|pour|от|для"
     r"|[(\[])))?(?P<words>(?:\s[\w.@'()\[\]/&-]{1,30}){0,6}?)"
-    r"(?P<told>(?:(?P<is>'s|\s(?:is|equals|ist|lautet|es|est|è|é))"
+    r"(?P<verb>(?:(?P<is>'s|\s(?:is|equals|ist|lautet|es|est|è|é))"
     r"|\s(?:(?:(?:was|has been) )?(?:set|changed|reset) to|was|are|will be))"
     r"(?:\s(?:now|still))?(?P<colon>\s?[:=])?"
-    r"|(?(of)(?:(?P<mark>\s{0,3}(?:[:=]|[-=]>|\u2192))|\s-)|(?!)))(?=\s)"
+    r"|(?(preposition)(?:(?P<late_sign>\s{0,3}(?:[:=]|[-=]>|\u2192))|\s-)|(?!)))(?=\s)"
     r"|(?=\s))"
     r"[\"'`*_\\]{0,4}\s{0,10}[*\\\"'`]{0,4}"
     r"(?P<value>(?<=[\"'`])[^\n\"'`]{1,256}+|[^\s\"'`<>]{1,256}+))",
     re.IGNORECASE,
 )
-_SECRET_LABEL: Final = re.compile(  # most texts have none, and `_NAMED` takes ten times as long
+# a quick test before `_LABELLED_SECRET`, which takes ten times as long
+_SECRET_LABEL: Final = re.compile(
     r"(?i)pass|pwd|pw|kennwort|wachtwoord|contrase|senha|пароль|密|パス|pin|cvv|cvc|otp|code|key|token"
     r"|secret"
 )
-_KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")  # every key of a service has as many in a row
+_KEY_LIKE_RUN: Final = re.compile(r"[\w+/=.~-]{16}")  # every service key contains such a run
 _CLAUSE_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
 _TRAILING_PUNCTUATION: Final = ".,;:!?)]}>*\\。"
 _PLACEHOLDER: Final = re.compile(r"\W*|\[.*|\$.*|\{.*|null|none|true|false", re.IGNORECASE)
@@ -86,12 +91,12 @@ _EMAIL: Final = re.compile(
     r"(?<![\w.+%'-])(?!git@)[\w.+%'-]{1,64}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,6}[^\W\d_]{2,24}"
     r"(?![\w@])"
 )
-_WINDOW_SIZE: Final = 4_096  # characters
+_WINDOW_SIZE: Final = 4_096  # characters that a pattern of a service key is applied to at once
 _CATEGORY_REPLACEMENTS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
 def secrets(text: str) -> Iterator[Finding]:
-    """Passwords and PINs that are named, keys with a known prefix, private keys, credentials."""
+    """Find labelled passwords and PINs, keys with a known prefix, private keys, and credentials."""
     for pattern in _KEY_PATTERNS:
         for match in pattern.finditer(text):
             yield "secret", *match.span("value")
@@ -106,6 +111,7 @@ def secrets(text: str) -> Iterator[Finding]:
 
 
 def _is_secret(match: re.Match[str], value: str) -> bool:
+    """Return whether the value after a label such as "token" or "password" is a secret."""
     if _PLACEHOLDER.fullmatch(value):
         return False
     if match["pin"]:
@@ -113,28 +119,30 @@ def _is_secret(match: re.Match[str], value: str) -> bool:
     if match["password"] and match["sign"]:
         return len(value) >= 3
     has_digit = any(map(str.isdigit, value))
-    if match["password"] and match["told"] and (value.isdecimal() or not has_digit):
+    if match["password"] and match["verb"] and (value.isdecimal() or not has_digit):
         return len(value) >= 4 and _is_password(match, value)
     min_length = 4 if match["password"] else 6 if match["sign"] else 12
     return len(value) >= min_length and has_digit and not value.isdecimal()
 
 
 def _is_password(match: re.Match[str], value: str) -> bool:
-    """Whether a word, or a number, is a password by what is said of it."""
+    """Return whether the value after the label of a password is one, by the words around it."""
     start = match.start("value")
     is_quoted = match.string[start - 1] in "\"'`"
-    has_sign = bool(match["mark"] or (match["is"] and match["colon"]))
+    has_sign = bool(match["late_sign"] or (match["is"] and match["colon"]))
     if not is_quoted and _CLAUSE_END.match(match.string, start + len(value)) is None:
         return False
     if has_sign or not match["is"]:
         return has_sign
     if value.isalpha() and not is_quoted:  # "the password for wifi is unknown"
         return not match["words"]
-    return (not match["words"] or match["of"] is not None) and (is_quoted or value.isdecimal())
+    return (not match["words"] or match["preposition"] is not None) and (
+        is_quoted or value.isdecimal()
+    )
 
 
 def cards(text: str) -> Iterator[Finding]:
-    """Payment cards of 15 or 16 digits, by Luhn's check."""
+    """Find the numbers of payment cards, of 15 or 16 digits, that pass the Luhn check."""
     for match in _CARD.finditer(text):
         digits = [int(char) for char in reversed(match[0]) if char.isdecimal()]
         doubled = (sum(divmod(2 * digit, 10)) for digit in digits[1::2])
@@ -143,20 +151,30 @@ def cards(text: str) -> Iterator[Finding]:
 
 
 def emails(text: str) -> Iterator[Finding]:
-    """E-mail addresses."""
+    """Find e-mail addresses."""
     for match in _EMAIL.finditer(text) if "@" in text else ():
         yield "e-mail", match.start(), match.end()
 
 
 def phones(text: str, region: str | None = None) -> Iterator[Finding]:
-    """Telephone numbers with a country code, by phonenumbers; nothing without `privacy`."""
+    """Find telephone numbers with a country code. Without the extra `privacy`, nothing is found.
+
+    Args:
+        text: The text.
+        region: A region such as "US" whose numbers are also found without a country code.
+    """
     if ("+" in text or region) and find_spec("phonenumbers") is not None:
         for match in import_module("phonenumbers").PhoneNumberMatcher(text, region):
             yield "phone", match.start, match.end
 
 
 def phone_numbers(region: str) -> Detector:
-    """A detector of the telephone numbers of a region like "US", by phonenumbers."""
+    """Return a detector of telephone numbers of a region such as "US".
+
+    Raises:
+        MissingDependency: The extra `privacy` is not installed.
+        ConfigurationError: The region is unknown.
+    """
     if find_spec("phonenumbers") is None:
         raise MissingDependency("phone_numbers needs: pip install '.[privacy]' in a checkout")
     check_choice("region", region, sorted(import_module("phonenumbers").SUPPORTED_REGIONS))
@@ -164,20 +182,21 @@ def phone_numbers(region: str) -> Detector:
 
 
 def service_keys(text: str) -> Iterator[Finding]:
-    """Keys of cloud services, by detect-secrets; nothing without the extra `privacy`."""
+    """Find keys of cloud services. Without the extra `privacy`, nothing is found."""
     for pattern in _service_patterns() if _KEY_LIKE_RUN.search(text) else ():
-        for start in range(0, len(text), _WINDOW_SIZE // 2):  # some take the square of the length
+        for start in range(0, len(text), _WINDOW_SIZE // 2):  # some patterns take quadratic time
             for match in pattern.finditer(text[start : start + _WINDOW_SIZE]):
                 yield "secret", start + match.start(), start + match.end()
 
 
 @lru_cache(1)
 def _service_patterns() -> tuple[re.Pattern[str], ...]:
+    """Return the patterns of detect-secrets, or none if the package is not installed."""
     if find_spec("detect_secrets") is None:
         return ()
     plugins = import_module("detect_secrets.core.plugins.util")
     classes = plugins.get_mapping_from_secret_type_to_class().values()
-    # a host's address is no secret, and of an address with a password only the password is
+    # IP addresses are not secret; passwords in URLs are found by `_KEY_PATTERNS`
     plugins_used = (
         plugin for plugin in classes if not plugin.__name__.startswith(("IPPublic", "BasicAuth"))
     )
@@ -185,11 +204,22 @@ def _service_patterns() -> tuple[re.Pattern[str], ...]:
 
 
 DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, service_keys)
-"""The detectors that are built in."""
+"""The built-in detectors."""
 
 
 def find_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
-    """What detectors find in a text, in ASCII's forms; findings that overlap become one."""
+    """Find sensitive data in a text.
+
+    The detectors see the text with compatibility forms, such as full-width letters, replaced by
+    plain ones.
+
+    Args:
+        text: The text.
+        detectors: The detectors.
+
+    Returns:
+        The findings, in order. Overlapping findings are merged into one.
+    """
     forms = [text] if text.isascii() else [_normalize_char(char) for char in text]
     plain = "".join(forms)
     positions = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
@@ -205,12 +235,13 @@ def find_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
 
 @lru_cache(1 << 14)
 def _normalize_char(char: str) -> str:
+    """Return the plain form of a character: a quote, dash or space in ASCII, else its NFKC form."""
     form = _CATEGORY_REPLACEMENTS.get(unicodedata.category(char))
     return unicodedata.normalize("NFKC", char) if form is None else form
 
 
 def redact_spans(text: str, spans: Sequence[Finding]) -> str:
-    """A text with its findings, as of `spans_of`, redacted."""
+    """Replace each finding in a text by its kind in brackets."""
     parts, position = [], 0
     for kind, start, end in spans:
         parts += [text[position:start], f"[{kind}]"]
@@ -220,20 +251,23 @@ def redact_spans(text: str, spans: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SensitiveDataRules:
-    """The detectors, and the treatment of what they find; see `Gate`."""
+    """The detectors of a gate, and the treatment of their findings; see `Gate`."""
 
     secrets: Treatment
     contacts: Treatment
     detectors: Sequence[Detector]
 
     def judge(self, candidate: Candidate) -> Verdict:
-        """A verdict, to quarantine if a detector raises."""
+        """Judge a candidate by the sensitive data in it.
+
+        If a detector raises an error, the candidate is put into quarantine.
+        """
         kinds: dict[str, Treatment] = {}
         try:
             text = self._redact_value(candidate.text, None, candidate.explicit, kinds)
             fields = self._redact_value(candidate.fields, "", candidate.explicit, kinds)
-        except Exception as exc:  # a detector of the user's, whose message may quote the secret
-            fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
+        except Exception as exc:  # the error of a custom detector may quote the secret
+            fault = f"a detector raised {type(exc).__name__}, so the text may contain secrets"
             return Verdict("quarantine", fault, "detectors")
         for treatment in _TREATMENTS_BY_SEVERITY:
             if found_kinds := [
@@ -242,24 +276,29 @@ class SensitiveDataRules:
                 break
         else:
             return KEEP
-        names = " and ".join(
-            _KIND_NAMES.get(k, f"what a detector calls {k!r}") for k in found_kinds
-        )
+        names = " and ".join(_KIND_NAMES.get(k, f"data of the kind {k!r}") for k in found_kinds)
         check = "contacts" if found_kinds[0] in _CONTACT_KINDS else "secrets"
         if treatment != "redact":
-            return Verdict(treatment, f"it holds {names}", check)
+            return Verdict(treatment, f"the text contains {names}", check)
         fields[REDACTED_FIELD] = found_kinds
         redacted_text = None if text == candidate.text else text
-        return Verdict("keep", f"{names} is redacted", check, redacted_text, fields=fields)
+        return Verdict("keep", f"redacted {names}", check, redacted_text, fields=fields)
 
     def redact(self, text: str) -> str:
-        """A text, redacted to be shown."""
+        """Return a text with all findings redacted, to be shown."""
         return redact_spans(text, find_spans(text, self.detectors))
 
     def _redact_value(
         self, value: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
     ) -> Any:
-        """A text or field, redacted; the treatment of each finding is noted in `kinds`."""
+        """Return a text or a field redacted, and add the treatment of each finding to `kinds`.
+
+        Args:
+            value: A text, or a JSON value of fields.
+            name: The name of the field, or None for the text of the memory.
+            explicit: Whether somebody asked for the memory. Contacts are then not redacted.
+            kinds: The treatment of each kind that was found. New findings are added.
+        """
         if isinstance(value, Mapping):
             fields = value.items()
             return {
@@ -281,7 +320,10 @@ class SensitiveDataRules:
         return redact_spans(value, [span for span in spans if kinds[span[0]] == "redact"])
 
     def _find_field_spans(self, text: str, name: str) -> list[Finding]:
-        """The findings in a field. One word may be an id, and by the field's name a password."""
+        """Find sensitive data in a field. The name of the field counts as a label of the value.
+
+        A value of one word may be an id, so it is not searched for contacts.
+        """
         ignored = () if len(text.split()) > 1 else (emails, phones)
         label = f"{name.replace('_', ' ')}: "
         findings = find_spans(

@@ -1,4 +1,4 @@
-"""The gate: decides what may become a memory, what waits in quarantine, and what is refused."""
+"""The gate, which decides whether a candidate becomes a memory, is quarantined, or is refused."""
 
 from __future__ import annotations
 
@@ -41,17 +41,23 @@ if TYPE_CHECKING:
     from perdure.memory.loaded_thread import LoadedThread
 
 RemovalKind = Literal["deleted", "forgotten"]
-"""`"deleted"` if the memory's past is kept, else `"forgotten"`."""
-_PAGE_SIZE: Final = 1_000  # notes read at once; fewer are read whole
+"""`"deleted"` if past versions of the memory are kept, else `"forgotten"`."""
+_PAGE_SIZE: Final = 1_000
+"""Maximum number of tombstones that are read at once. If a namespace has more of them, only those
+under the keys in question are read."""
 TOMBSTONE_CHECK: Final = "tombstone"
-"""The check that refuses what was deleted or forgotten."""
-_MESSAGE_IDS: Final = "message_ids"  # of a tombstone: the messages of the memory
+"""The name of the check that refuses texts that were deleted or forgotten."""
+_MESSAGE_IDS: Final = "message_ids"  # field of a tombstone: the messages of the removed memory
 
 
 def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
-    """Tombstones of a memory's text, of its previous texts and, for a turn, of its message.
+    """Build tombstones of a memory's text, of its previous texts and, for a turn, of its message.
 
-    Call this with each version whose text is not among `previous`.
+    `previous` has only the newest texts, so call this function with each version of the memory.
+
+    Args:
+        memory: A version of the memory.
+        removal: How the memory was removed.
     """
     source = memory.provenance
     keys = [
@@ -64,7 +70,7 @@ def build_tombstones(memory: Memory, removal: RemovalKind) -> list[PutItem]:
 
 
 def hash_source_messages(provenance: Provenance | None) -> list[str]:
-    """The keys of the tombstones of the messages that something comes from."""
+    """Return the keys of the tombstones of the messages in a provenance."""
     if provenance is None:
         return []
     return [hash_message(provenance.thread_id, id) for id in provenance.message_ids]
@@ -73,7 +79,13 @@ def hash_source_messages(provenance: Provenance | None) -> list[str]:
 async def find_tombstones(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the tombstones of texts and messages, by key, in one or two reads of the store."""
+    """Return the tombstones of texts and messages, by key, in one or two reads of the store.
+
+    Args:
+        adapter: The store.
+        namespace: The namespace of the memories.
+        digests: The keys: hashes of the normal forms of texts, or of messages.
+    """
     tombstones_namespace = build_notes_namespace(TOMBSTONES, namespace)
     if not digests:
         return {}
@@ -93,7 +105,7 @@ async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -
 
 
 async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list[PutItem]:
-    """Add to each tombstone the message ids of the tombstone that it replaces."""
+    """Return puts in which each tombstone also has the message ids of the one that it replaces."""
     tombstones = [put for put in puts if put.namespace[:2] == (RESERVED_LABEL, TOMBSTONES)]
     ops = [GetOp(put.namespace, put.key) for put in tombstones]
     items = (await adapter.call("batch", ops)) if ops else []
@@ -115,36 +127,45 @@ async def add_former_ids(adapter: StoreAdapter, puts: Sequence[PutItem]) -> list
 def build_tombstone(
     namespace: Namespace, key: str, removal: RemovalKind, message_ids: Collection[str] = ()
 ) -> PutItem:
-    """The tombstone under a key: the digest of a text, or one of `sources`."""
+    """Build the put of a tombstone.
+
+    Args:
+        namespace: The namespace of the memories.
+        key: The hash of a text's normal form, or of a message.
+        removal: How the memory was removed.
+        message_ids: The messages of the memory.
+    """
     removed_at = datetime.now(UTC).isoformat()
     value = {"change": removal, "at": removed_at, _MESSAGE_IDS: list(message_ids)}
     return build_note_put(build_notes_namespace(TOMBSTONES, namespace), key, value)
 
 
 Check = Callable[[Candidate], Verdict | None]
-"""A check of your own: a verdict, or None if it has nothing to say."""
+"""A check that an application adds: returns a verdict, or None to leave the decision to others."""
 
-_MAX_CHARS: Final = 2_000  # of a memory's text; turns and episodes may be longer
-_MAX_VALUE_CHARS: Final = 100_000  # of a memory's text and fields
-_MAX_FIELD_DEPTH: Final = 32  # levels of fields
-_COMPARED_MEMORIES: Final = 16  # memories that a candidate is compared with
+_MAX_CHARS: Final = 2_000  # characters of a memory's text, except for turns and episodes
+_MAX_VALUE_CHARS: Final = 100_000  # characters of a memory's text and fields together
+_MAX_FIELD_DEPTH: Final = 32  # levels of nested fields
+_COMPARED_MEMORIES: Final = 16  # maximum number of stored facts that a candidate is compared with
 
 
 class Gate:
-    """Judges candidates for memories.
+    """Decides about candidates for memories.
 
-    It refuses a text without words or that is too long, words of a system message, a fact that a
-    memory states already, and a text that was deleted or forgotten, unless somebody asks for it or
-    a later run says it again. Secrets go into quarantine, and so does a text that only a tool
-    stated, unless your code asks for it.
+    The gate refuses a text that has no words or is too long, the words of a system message, and a
+    fact that a memory already states. It refuses a text that was deleted or forgotten, unless
+    somebody asks for it or a later run says it again. It puts texts with secrets into quarantine,
+    and texts that only a tool stated, unless your code asks for them.
 
     Args:
-        checks: Your own checks, asked in order about what would be kept. The first verdict other
-            than to keep decides; one to keep may give another `text`. If a check raises, the
-            candidate goes into quarantine.
-        secrets: The treatment of passwords, keys, cards, and the kinds of your own detectors.
-        contacts: The treatment of e-mail addresses and telephone numbers; `"redact"` keeps them
-            where somebody asks for the memory.
+        checks: Checks that you add. They are called in order for candidates that would be kept. The
+            first verdict other than to keep decides. A verdict to keep may change the `text`. If a
+            check raises an error, the candidate is put into quarantine.
+        secrets: The treatment of passwords, keys, cards, and of the kinds that your own detectors
+            find.
+        contacts: The treatment of e-mail addresses and telephone numbers. With `"redact"`, they are
+            still kept if somebody asks for the memory.
+        detectors: The functions that find sensitive data.
     """
 
     def __init__(
@@ -171,10 +192,17 @@ class Gate:
         keys: Sequence[str | None] | None = None,
         thread: LoadedThread | None = None,
     ) -> list[Verdict]:
-        """A verdict on each candidate, in order; `same_as` may name another of the `keys`.
+        """Return a verdict on each candidate, in order.
 
-        A candidate is not compared with the memory of its own key. The `thread` tells which
-        messages later runs have brought.
+        Args:
+            candidates: The candidates.
+            adapter: The store of the memories.
+            namespace: Their namespace.
+            keys: The keys under which the candidates would be stored. A candidate is not compared
+                with the memory under its own key. `Verdict.same_as` may be another one of these
+                keys.
+            thread: The thread of the candidates, if it is known. It tells which messages were added
+                by runs after a deletion.
         """
         verdicts = await run_computation(
             lambda: [self._judge_by_rules(candidate) for candidate in candidates]
@@ -190,7 +218,7 @@ class Gate:
     async def apply_checks(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
     ) -> list[Verdict]:
-        """The verdicts after your checks, which are asked about the candidates that are kept."""
+        """Return the verdicts after the added checks judged the candidates that would be kept."""
         verdicts = list(verdicts)
         for check in self.checks:
             indices = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
@@ -209,29 +237,35 @@ class Gate:
         return verdicts
 
     def _judge_by_rules(self, candidate: Candidate) -> Verdict:
+        """Judge a candidate by its own text and fields, without the store."""
         if (fault := _find_content_fault(candidate) or _find_size_fault(candidate)) is not None:
             return Verdict("refuse", fault[1], fault[0])
         verdict = self.sensitive.judge(candidate)
         is_requested_by_code = candidate.explicit and not candidate.by_model
         if verdict.action == "keep" and candidate.role == "tool" and not is_requested_by_code:
-            return Verdict("quarantine", "it rests on a tool's words alone", "role")
+            return Verdict("quarantine", "the text rests only on the words of a tool", "role")
         return verdict
 
 
 @dataclass(slots=True)
 class _Judgement:
+    """Candidates with their verdicts so far, and the keys under which they would be stored."""
+
     candidates: Sequence[Candidate]
     verdicts: list[Verdict]
     keys: Sequence[str | None]
 
     def kept_indices(self, *, include_events: bool = True) -> list[int]:
+        """Return the indices of the candidates that would be kept."""
         indices = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
         return [i for i in indices if include_events or self.candidates[i].kind not in EVENT_KINDS]
 
     def get_text(self, i: int) -> str:
+        """Return the text of a candidate as it would be stored."""
         return _get_admitted_text(self.candidates[i], self.verdicts[i])
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
+        """Set the verdict on a candidate to a refusal."""
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
@@ -244,7 +278,20 @@ async def plan_admission(
     generated_keys: Sequence[str] = (),
     thread: LoadedThread | None = None,
 ) -> ChangePlan:
-    """What is to be written of candidates under `keys`; `made` are those that are made up."""
+    """Have the gate judge candidates, and plan the puts of memories and quarantine entries.
+
+    Args:
+        gate: The gate.
+        adapter: The store of the memories.
+        namespace: Their namespace.
+        candidates: The candidates.
+        keys: The key of each candidate.
+        generated_keys: The keys that were generated at random.
+        thread: The thread of the candidates, if it is known.
+
+    Returns:
+        The puts, and an outcome for each candidate in order.
+    """
     verdicts = await gate.judge(candidates, adapter, namespace, keys=keys, thread=thread)
     puts, outcomes = list[PutItem](), list[Outcome]()
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
@@ -273,6 +320,7 @@ async def plan_admission(
 
 
 def _complete_provenance(candidate: Candidate) -> Provenance:
+    """Return the provenance of a candidate with a trust class, by default the candidate's role."""
     source = candidate.provenance or Provenance()
     return source if source.trust is not None else replace(source, trust=candidate.role)
 
@@ -285,11 +333,12 @@ def _build_quarantine_put(
     redacted_text: str,
     generated_keys: Sequence[str],
 ) -> PutItem:
+    """Build the put of a quarantine entry."""
     names = ("text", "kind", "role", "explicit")
     value = {name: getattr(candidate, name) for name in names} | {"shown": redacted_text}
     value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
     value |= {"key": key, "fields": dict(candidate.fields)}
-    # the key is a hash of the text and its origin: the same again is no second entry
+    # the key is a hash of the text and its origin, so the same candidate gets only one entry
     source = _complete_provenance(candidate)
     origin = ("thread", source.thread_id), ("key", None if key in generated_keys else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
@@ -307,6 +356,7 @@ async def _refuse_deleted(
     namespace: Namespace,
     thread: LoadedThread | None,
 ) -> None:
+    """Refuse candidates that were deleted or forgotten, unless they are explicit or said again."""
     hashes: dict[int, list[str]] = {}
     for i in judgement.kept_indices():
         candidate = judgement.candidates[i]
@@ -316,7 +366,7 @@ async def _refuse_deleted(
                 hash_source_messages(candidate.provenance) if candidate.kind == TURN else []
             )
     stored_tombstones = await find_tombstones(adapter, namespace, set().union(*hashes.values()))
-    reason = "it was deleted or forgotten, and nobody asks for it"
+    reason = "the text was deleted or forgotten before, and nobody asked for it again"
     for i in (i for i, keys in hashes.items() if not stored_tombstones.keys().isdisjoint(keys)):
         source = judgement.candidates[i].provenance
         tombstones = [stored_tombstones[key] for key in hashes[i] if key in stored_tombstones]
@@ -330,7 +380,10 @@ async def _is_repeated_later(
     tombstones: Sequence[Mapping[str, Any]],
     thread: LoadedThread | None,
 ) -> bool:
-    """Return whether all messages of a candidate are of runs that began after the deletions."""
+    """Return whether all messages of a candidate were added by runs that began after the deletions.
+
+    The result is False if this is not known for certain.
+    """
     if thread is None or source is None or source.thread_id != thread.thread_id:
         return False
     if not source.message_ids or any(id.startswith(HASHED_ID_PREFIX) for id in source.message_ids):
@@ -353,6 +406,7 @@ async def _is_repeated_later(
 async def _refuse_stored(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> None:
+    """Refuse facts that a memory states already, and facts that a memory stated before."""
     for i in judgement.kept_indices(include_events=False):
         candidate, text = judgement.candidates[i], judgement.get_text(i)
         similar_facts = await _find_similar_facts(
@@ -368,24 +422,36 @@ async def _refuse_stored(
 
 
 def _find_equivalent_fact(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
+    """Return a memory that states the same fact as a text and has another key, or None."""
     others = (memory for memory in facts if memory.key != key)
     return next((memory for memory in others if is_equivalent_text(memory.text, text)), None)
 
 
 def _explain_outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
-    """Why a text is past, if a previous one said the same and held when this was said."""
+    """Return why a text is outdated, or "" if it is not.
+
+    A text is outdated if a memory had this text before, and the text was said before that changed.
+    """
     said_at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
         if (said_at is None or said_at < previous.until) and is_equivalent_text(
             previous.text, text
         ):
-            return f"it was {previous.change} on {previous.until.date()}, and said before"
+            return f"the text was {previous.change} on {previous.until.date()}, and said before"
     return ""
 
 
 async def _find_similar_facts(
     adapter: StoreAdapter, namespace: Namespace, text: str, *, include_past: bool
 ) -> list[Memory]:
+    """Find facts that may state the same as a text.
+
+    Args:
+        adapter: The store of the memories.
+        namespace: Their namespace.
+        text: The text.
+        include_past: Whether to include facts that had this text before.
+    """
     memories = await adapter.search(namespace, query=text, limit=_COMPARED_MEMORIES, context=False)
     if memories and memories[0].score is None:  # the store does not rank
         memories = await adapter.list_memories(namespace)
@@ -398,6 +464,7 @@ async def _find_similar_facts(
 
 
 def _refuse_repeated(judgement: _Judgement) -> None:
+    """Refuse facts that an earlier candidate states already."""
     distinct: list[int] = []
     for i in judgement.kept_indices(include_events=False):
         text = judgement.get_text(i)
@@ -417,38 +484,41 @@ def _refuse_repeated(judgement: _Judgement) -> None:
 
 
 def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
+    """Return the check and the reason for which the text is refused, or None."""
     text = candidate.text
     if not isinstance(text, str):
-        return "content", "it is no text"
+        return "content", f"the text is of type {type(text).__name__}; expected str"
     words = (
         text.split(": ", 1)[-1] if candidate.kind in EVENT_KINDS else text
     )  # without the speaker
     if not any(map(str.isalnum, words)):
-        return "content", "it has no words"
+        return "content", "the text has no words"
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        return "content", f"it is no Unicode text: {exc.reason}"
+        return "content", f"the text is not valid Unicode: {exc.reason}"
     if candidate.role == "system":
-        return "role", "the words of a system message are settings, and no memory"
+        return "role", "the text is from a system message, which is a setting and not a memory"
     return None
 
 
 def _find_size_fault(candidate: Candidate) -> tuple[str, str] | None:
+    """Return the check and the reason for which the candidate is too large, or None."""
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENT_KINDS:
-        return "size", f"it has {chars:,} characters; {_MAX_CHARS:,} are allowed"
+        return "size", f"the text has {chars:,} characters; at most {_MAX_CHARS:,} are allowed"
     for part, depth in iter_json_parts(candidate.fields):
         if depth > _MAX_FIELD_DEPTH:
-            return "size", f"its fields are more than {_MAX_FIELD_DEPTH} levels deep"
+            return "size", f"the fields are more than {_MAX_FIELD_DEPTH} levels deep"
         chars += len(part) if isinstance(part, str) else 0
     if chars > _MAX_VALUE_CHARS:
-        return "size", f"it has {chars:,} characters; {_MAX_VALUE_CHARS:,} are allowed with fields"
+        limit = f"at most {_MAX_VALUE_CHARS:,} are allowed"
+        return "size", f"the text and the fields have {chars:,} characters; {limit}"
     return None
 
 
 def iter_json_parts(value: Any) -> Iterator[tuple[Any, int]]:
-    """The parts of a JSON value, and how deep each is."""
+    """Yield a JSON value and all values within it, each with its depth."""
     stack = [(value, 0)]
     while stack:
         part, depth = stack.pop()
@@ -460,23 +530,30 @@ def iter_json_parts(value: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _get_admitted_text(candidate: Candidate, verdict: Verdict) -> str:
+    """Return the text that a verdict admits."""
     return candidate.text if verdict.text is None else verdict.text
 
 
 def _combine_verdicts(previous: Verdict, answer: Verdict, name: str) -> Verdict:
-    """The verdict after a check's; one that keeps undoes no redaction."""
+    """Combine a verdict with the answer of a check.
+
+    An answer that keeps the candidate does not undo a redaction.
+    """
     if answer.action != "keep":
-        reason = answer.reason or f"the check {name} says so"
+        reason = answer.reason or f"the check {name} decided so without a reason"
         return replace(answer, reason=reason, check=answer.check or name)
     if answer.text is None:
         return previous
-    reason = "; ".join(filter(None, (previous.reason, answer.reason or "it is put otherwise")))
+    reason = "; ".join(filter(None, (previous.reason, answer.reason or "the text was reworded")))
     check = previous.check or answer.check or name
     return replace(previous, reason=reason, check=check, text=answer.text)
 
 
 def _run_check(check: Check, candidates: Sequence[Candidate]) -> Effect[list[Verdict | str | None]]:
-    """The check's verdicts; a text says why there is none."""
+    """Return an effect that runs a check for each candidate.
+
+    Its result has, for each candidate, a verdict, None, or a text that says how the check failed.
+    """
 
     def judge_candidate(candidate: Candidate) -> Verdict | str | None:
         try:
@@ -484,12 +561,13 @@ def _run_check(check: Check, candidates: Sequence[Candidate]) -> Effect[list[Ver
         except Exception as exc:
             return f"raised {type(exc).__name__}: {exc!s:.200}"
         valid = verdict is None or isinstance(verdict, Verdict)
-        return verdict if valid else f"returned {verdict!r:.80}, which is no answer"
+        return verdict if valid else f"returned {verdict!r:.80}, which is not a Verdict or None"
 
     return run_computation(lambda: [judge_candidate(candidate) for candidate in candidates])
 
 
 def _check_functions(name: str, functions: Any) -> tuple[Any, ...]:
+    """Check that an option is a list of functions, and return them as a tuple."""
     for function in check_instance(name, functions, (list, tuple), "a list of functions"):
         check_instance(name, function, Callable, "a function")  # type: ignore[arg-type]
     return tuple(functions)

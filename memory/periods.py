@@ -1,4 +1,4 @@
-"""Parse the period of a question, which models and clients give as two days or moments."""
+"""Parse the period that a question is about, which models and clients give as two days or times."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from perdure.errors import InvalidValue
 
 SINCE_DESCRIPTION: Final = "The first day or moment that the question is about, like 2026-11-02."
 UNTIL_DESCRIPTION: Final = "The last day or moment that the question is about, like 2026-11-08."
-"""Descriptions of the arguments for models."""
-_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_END: Final = datetime(9999, 12, 31, tzinfo=UTC)
+"""Descriptions of the arguments `since` and `until`, which models read."""
+_START: Final = datetime(1970, 1, 1, tzinfo=UTC)  # of a period without `since`
+_END: Final = datetime(9999, 12, 31, tzinfo=UTC)  # of a period without `until`
 
 Period = tuple[datetime, datetime]
+"""The start of a period, inclusive, and its end, exclusive; both have a time zone."""
 
 
 def parse_period(since: str | None, until: str | None) -> Period | None:
@@ -23,16 +24,16 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
     ['2026-11-02T00:00:00+00:00', '2026-11-03T00:00:00+00:00']
 
     Args:
-        since: A day or a moment in ISO 8601; without a timezone it is in UTC. None or blank: the
-            period has no start.
-        until: The same. A day belongs to the period as a whole. None or blank: the period has no
-            end.
+        since: A day or a time in ISO 8601. A time without a time zone is in UTC. If the text is
+            None or blank, the period has no start.
+        until: The last day or time, in the same form. A day belongs to the period as a whole. If
+            the text is None or blank, the period has no end.
 
     Returns:
-        The period, or None if neither is given.
+        The start and the end, or None if both texts are missing.
 
     Raises:
-        InvalidValue: A text is neither a day nor a moment, or the period ends before it starts.
+        InvalidValue: A text is neither a day nor a time, or the period ends before it starts.
     """
     start, end = (text.strip() if text else "" for text in (since, until))
     if not start and not end:
@@ -47,6 +48,7 @@ def parse_period(since: str | None, until: str | None) -> Period | None:
 
 
 def _parse_moment(name: str, text: str, *, is_end: bool) -> datetime:
+    """Parse a day or a time. With `is_end`, a day is parsed to the start of the day after it."""
     try:
         if len(text) == len("2026-11-02"):
             day = date.fromisoformat(text) + timedelta(days=is_end)

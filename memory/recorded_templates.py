@@ -1,9 +1,9 @@
-"""Templates of namespaces that a store records, so that everything about a person can be found.
+"""Record in a store which namespace templates were used, so that a person's data can be found.
 
 A part of perdure that reads or writes memories under a template such as `("notes", "{user_id}")`
-records the template in the store when it uses it there for the first time. The record is an item
-under `("perdure", "templates")` and contains no name. Templates that begin with a label of
-`PERSONAL` are known without a record.
+records the template in the store when it first uses it there. The record is an item under
+`("perdure", "templates")`. It contains the template, and no name of a person. Templates that begin
+with a label of `PERSONAL_LABELS` and the user's label need no record.
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ from perdure.stores import tombstones
 from perdure.stores.base import Namespace, PutItem
 
 USER_LABEL: Final = "{user_id}"
-"""The label of a template that stands for the name of a person."""
+"""The label of a template that is replaced by the id of a user."""
 PERSONAL_LABELS: Final = ("memories", "profiles", "instructions", "examples")
-"""First labels of namespaces whose second label is the name of a person."""
+"""First labels of namespaces whose second label is the id of a user."""
 _NAMESPACE: Final = (tombstones.ROOT, tombstones.TEMPLATES)
-_MAX_TEMPLATES: Final = 1_000  # templates that are read from a store
+_MAX_TEMPLATES: Final = 1_000  # maximum number of records that are read from a store
 _RECORDED: WeakKeyDictionary[Any, set[tuple[bytes, Namespace]]] = WeakKeyDictionary()
-"""Templates that this process has recorded or found, by database, with the prefix of the scope."""
+"""For each database, the scope prefixes and templates that this process has recorded or found."""
 
 
 def needs_record(labels: Sequence[str]) -> bool:
-    """Return whether a template names a person and is not one of those that are always known."""
+    """Return whether a template has the user's label and is not known without a record."""
     return USER_LABEL in labels and not (
         labels[0] in PERSONAL_LABELS and tuple(labels[1:2]) == (USER_LABEL,)
     )
 
 
 async def record_templates(store: BaseStore, templates: Sequence[Template]) -> None:
-    """Record the templates in a store, unless they are recorded there or need no record.
+    """Record templates in a store if they need a record and have none there.
 
-    A store that cannot be written, or has no room, is left as it is.
+    Errors of the store are ignored, for example if it is read-only or full.
+
+    Args:
+        store: The store in which the templates are used.
+        templates: The templates. Templates that need no record are skipped.
     """
     for template in templates:
         labels = template.labels
@@ -56,6 +60,7 @@ async def record_templates(store: BaseStore, templates: Sequence[Template]) -> N
 
 
 async def _write_record(store: BaseStore, labels: Namespace) -> None:
+    """Write the record of a template, unless the store has it. The record does not expire."""
     key = blake2b(json.dumps(labels).encode(), digest_size=16).hexdigest()
     value = {"labels": [*labels]}
     is_perdures = isinstance(store, Versioned)
@@ -68,7 +73,10 @@ async def _write_record(store: BaseStore, labels: Namespace) -> None:
 
 
 async def read_templates(store: BaseStore) -> list[Namespace]:
-    """Return the labels of the templates that are recorded in a store."""
+    """Return the labels of the templates that are recorded in a store.
+
+    Templates that this process could not record, because of an error of the store, are included.
+    """
     options = {"refresh_ttl": False} if isinstance(store, Versioned) else {}
     items = await call_method(store, "search", _NAMESPACE, limit=_MAX_TEMPLATES, **options)
     recorded, scope_prefix = _get_cache(store)
@@ -81,7 +89,7 @@ async def read_templates(store: BaseStore) -> list[Namespace]:
 
 
 def _get_cache(store: Any) -> tuple[set[tuple[bytes, Namespace]], bytes]:
-    """Return the cache of the database of a store, and the prefix of a scoped store."""
+    """Return the cached records of a store's database, and the store's scope prefix (else b"")."""
     parts = getattr(store, "_parts", None)
     database = getattr(store, "database", None) or store
     return _RECORDED.setdefault(database, set()), getattr(parts, "root", b"")

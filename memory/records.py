@@ -1,7 +1,7 @@
-"""Records of long-term memory: memories, candidates, verdicts, outcomes, in any langgraph store.
+"""Data types of long-term memory, and an adapter that reads and writes them in any langgraph store.
 
-A store other than perdure's keeps provenance in a field of the value, has no past versions, and
-writes without conditions.
+A store other than perdure's keeps the provenance in a field of the value, keeps no past versions,
+and does not support conditional writes.
 """
 
 from __future__ import annotations
@@ -31,48 +31,44 @@ from perdure.stores.values import to_prompt_json
 FACT: Final = "fact"
 TURN: Final = tombstones.TURN
 EPISODE: Final = "episode"
-_FIELDS_SHOWN_ELSEWHERE: Final = (
-    "text",
-    "kind",
-    "formerly",
-    "until",
-)  # fields of a value that are shown elsewhere
+_FIELDS_SHOWN_ELSEWHERE: Final = ("text", "kind", "formerly", "until")
+"""Fields of a value that `render_memory_line` does not repeat among the other fields."""
 EVENT_KINDS: Final = (TURN, EPISODE)
-"""Kinds that record what happened: the same text again is another event."""
+"""Kinds of memories that record events. Two events with the same text are two memories."""
 Role = Literal["user", "assistant", "tool", "system"]
 Action = Literal["keep", "quarantine", "refuse"]
 Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quarantined", "refused"]
 RESERVED_LABEL: Final = tombstones.ROOT
-"""The first label of perdure's own notes, which are kept beside the memories."""
+"""The first label of the namespaces in which perdure keeps its own notes about memories."""
 QUARANTINE: Final = tombstones.QUARANTINE
 TOMBSTONES: Final = tombstones.TOMBSTONES
 CHANGE_COUNTERS: Final = tombstones.CHANGED
 WATERMARKS: Final = tombstones.WATERMARKS
 NOTE_KINDS: Final = tombstones.KINDS
-"""The second labels: quarantine, tombstones, the counter of changes, watermarks."""
+"""The second labels of these namespaces: quarantine, tombstones, change counters, watermarks."""
 INSTRUCTIONS: Final = tombstones.INSTRUCTIONS
 PREVIOUS: Final = tombstones.PREVIOUS
 AUTHOR: Final = tombstones.AUTHOR
 WITHOUT_AUTHOR: Final = tombstones.UNNAMED
 SOURCE: Final = tombstones.SOURCE
 HASHED_ID_PREFIX: Final = "unnamed-"
-"""The beginning of the id that a message without one is given: a hash of its text."""
-_MAX_PREVIOUS_TEXTS: Final = 10  # earlier texts that a memory keeps
-_PAGE_SIZE: Final = 1_000  # memories read at once
-_COMMON_SEARCH_OPTIONS: Final = (
-    "query",
-    "filter",
-    "limit",
-    "offset",
-)  # options of any store's search
+"""The prefix of the id that perdure gives to a message without one. A hash follows it."""
+_MAX_PREVIOUS_TEXTS: Final = 10  # previous texts that a memory keeps; older ones are dropped
+_PAGE_SIZE: Final = 1_000  # memories that are read in one call of the store
+_COMMON_SEARCH_OPTIONS: Final = ("query", "filter", "limit", "offset")
+"""Options that the `search` of every langgraph store has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """An earlier text of a memory, which it had until `until` (UTC).
+    """A previous text of a memory.
 
-    `change` is `"superseded"`, it was true, or `"updated"`, it was wrong or badly put;
-    `message_ids` are the messages that it rested on, if known.
+    Attributes:
+        text: The text.
+        until: When another text replaced it (UTC).
+        change: `"superseded"` if the text was true until then, or `"updated"` if it was wrong or
+            badly worded.
+        message_ids: The messages from which the text was made, if they are known.
     """
 
     text: str
@@ -83,15 +79,21 @@ class Previous:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory as it is kept in a store.
+    """A memory as a store keeps it.
 
     Attributes:
-        kind: `"fact"`, `"turn"`, `"episode"`, or a kind of your own.
-        value: The whole document: `text`, `kind` and all other fields.
-        version: Counts its changes, from 1; None: the store keeps no versions.
-        valid_from, valid_to: When it has this text (UTC); `valid_to` is None while it is present.
-        previous: Its earlier texts, newest first.
-        score, parts: How well it answers a query, and the parts whose sum that is, by name.
+        namespace: The namespace of the item in the store.
+        key: The key of the item.
+        text: The text of the memory.
+        kind: `"fact"`, `"turn"`, `"episode"`, or a kind that the application defines.
+        value: The whole JSON document: `text`, `kind` and all other fields.
+        provenance: Where the memory comes from, if that is known.
+        version: The number of the version, from 1, or None if the store keeps no versions.
+        valid_from: Since when the memory has this text (UTC).
+        valid_to: Until when it had this text (UTC), or None for the present version.
+        previous: Its previous texts, newest first.
+        score: The score of the memory for a query, or None if it was not found by a query.
+        parts: The parts whose sum is the score, by name.
     """
 
     namespace: Namespace
@@ -110,27 +112,46 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A text that may become a memory, if the gate lets it pass."""
+    """A text that becomes a memory if the gate admits it.
+
+    Attributes:
+        text: The text.
+        kind: The kind of the memory.
+        fields: Further fields of its value.
+        provenance: Where the text comes from.
+        role: The role of the speaker on whose words the text rests.
+        explicit: Whether somebody asked for this memory, by a tool or in code.
+        by_model: Whether a model asked for it, by a tool.
+    """
 
     text: str
     kind: str = FACT
     fields: Mapping[str, Any] = field(default_factory=dict)
     provenance: Provenance | None = None
-    role: Role = "user"  # whose words it rests on
-    explicit: bool = False  # whether somebody asked for it, by a tool or by hand
-    by_model: bool = False  # whether a model asked for it, by a tool
+    role: Role = "user"
+    explicit: bool = False
+    by_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The gate's decision on a candidate: keep it, put it into quarantine, or refuse it."""
+    """The gate's decision on a candidate: keep it, put it into quarantine, or refuse it.
+
+    Attributes:
+        action: The decision.
+        reason: Why, or "" if the candidate is kept without changes.
+        check: The name of the check that decided.
+        text: The text to store instead of the candidate's text, or None to store the latter.
+        same_as: The key of the memory that already states the same.
+        fields: The fields to store instead of the candidate's fields, or None to store the latter.
+    """
 
     action: Action
-    reason: str = ""  # "": it is kept as it is
-    check: str = ""  # the one that decided
-    text: str | None = None  # to keep instead of the candidate's
-    same_as: str | None = None  # the key of the memory that says the same
-    fields: Mapping[str, Any] | None = None  # to keep instead of the candidate's
+    reason: str = ""
+    check: str = ""
+    text: str | None = None
+    same_as: str | None = None
+    fields: Mapping[str, Any] | None = None
 
 
 KEEP: Final = Verdict("keep")
@@ -138,10 +159,13 @@ KEEP: Final = Verdict("keep")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a change to memories; `"unchanged"`: the memory was there already.
+    """The result of a request to change memories.
 
-    `key` is that of the memory, or of the entry in quarantine. `reason` says why it was not done as
-    asked, and `check` which check of the gate decided.
+    Attributes:
+        change: What was done. `"unchanged"` means that the memory existed already.
+        key: The key of the memory, or of the entry in quarantine.
+        reason: Why the request was not carried out as it was made, or "".
+        check: The name of the gate's check that decided, or "".
     """
 
     change: Change
@@ -155,9 +179,12 @@ class Outcome:
 
 
 def render_memory_line(memory: Any, *, date: str | None = None) -> str:
-    """Return a memory, item, text or JSON object as one line, with speaker, date and thread.
+    """Return a memory, item, text or JSON object as one line of JSON for a prompt.
 
-    `date` is shown in place of the day of a memory.
+    Args:
+        memory: A `Memory`, a langgraph `Item`, or a JSON value. Memories and items have their
+            speaker, date and thread in the line.
+        date: The date to show instead of the memory's day.
     """
     if isinstance(memory, Item):
         value = memory.value
@@ -180,9 +207,10 @@ def render_memory_line(memory: Any, *, date: str | None = None) -> str:
 
 
 def format_dates(memories: Sequence[Memory]) -> list[str | None]:
-    """Return the date of each memory: its day, or a time (UTC) if others have the same day.
+    """Return the date of each memory, or its time (UTC) if several memories have the same day.
 
-    The time has minutes, and seconds or milliseconds if memories would have the same time.
+    The time has minutes, and seconds or milliseconds if several memories would have the same time.
+    The date of a memory without a known time is None.
     """
     moments = [
         (memory.provenance and memory.provenance.at) or memory.valid_from for memory in memories
@@ -198,7 +226,7 @@ def format_dates(memories: Sequence[Memory]) -> list[str | None]:
 
 
 def find_end_of_validity(memory: Memory) -> datetime | None:
-    """When a memory ceased to be true, as its field `until` says; None: it is present."""
+    """Return when a memory ceased to be true (its field `until`), or None if it is present."""
     until = memory.value.get("until")
     try:
         return datetime.fromisoformat(until) if isinstance(until, str) else None
@@ -215,16 +243,27 @@ def _render_line(
     date: str | None = None,
     team: str | None = None,
 ) -> str:
+    """Render a memory as JSON, with the details of its origin that are known.
+
+    Args:
+        body: The text or the fields of the memory.
+        provenance: Its provenance, or None.
+        default_time: The time to show if the provenance has none.
+        until: When the memory ceased to be true.
+        earlier_texts: Superseded texts of the memory, each with its end date.
+        date: The date to show instead of the day of the time.
+        team: The team that the memory belongs to.
+    """
     actor, author = getattr(provenance, "actor", None), getattr(provenance, "author", None)
     trust, said_at = (
         getattr(provenance, "trust", None),
         getattr(provenance, "at", None) or default_time,
     )
-    if team is not None and trust == "user":  # "the user" would be whoever asks
+    if team is not None and trust == "user":  # in a team, "the user" would mean the reader
         actor = author or "a member of the team"
     names_speaker = isinstance(body, str) and body.startswith(
         f"{actor}:"
-    )  # as in the text of a turn
+    )  # the text of a turn does
     details: Mapping[str, Any] = {
         "said_by": None if names_speaker else actor,
         "trust": None if trust == actor else trust,
@@ -246,11 +285,12 @@ def _get_team(namespace: Sequence[str]) -> str | None:
 
 
 def _format_utc(when: datetime, timespec: str) -> str:
-    """Return a moment in ISO 8601, for example `2026-01-31T09:30Z`."""
+    """Format a time in UTC in ISO 8601, for example `2026-01-31T09:30Z`."""
     return when.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
 
 
 def _format_day(when: datetime | None) -> str | None:
+    """Format the day of a time in ISO 8601, for example `2026-01-31`."""
     return None if when is None else when.date().isoformat()
 
 
@@ -259,14 +299,16 @@ _PREVIOUS_TEXTS_ADAPTER: Final = TypeAdapter(tuple[Previous, ...])
 
 
 class StoreAdapter:
-    """Any langgraph store, for memories. Its methods are effects.
+    """Reads and writes memories in any langgraph store. Its async methods are effects.
 
-    Its reads of a perdure store do not refresh times to live, because many of them only compare
-    memories or find more than is shown. `keep_alive` refreshes the memories that are shown.
+    Reads from a perdure store do not refresh times to live, because many of them only compare
+    memories, or find more memories than are shown. `keep_alive` refreshes the memories that are
+    shown.
 
     Args:
         store: The store.
-        templates: Templates of the namespaces that are used; see `record_templates`.
+        templates: Templates of the namespaces that are used. `write` records them in the store, see
+            `perdure.memory.recorded_templates`.
     """
 
     def __init__(self, store: Any, *templates: Template) -> None:
@@ -274,16 +316,22 @@ class StoreAdapter:
         self.store: Any = check_instance("store", store, BaseStore, expected)
         self._templates = templates
         self.versioned = isinstance(store, Versioned)
-        self._expiring = set[tuple[Namespace, str]]()  # items with a time to live that were read
+        self._expiring = set[tuple[Namespace, str]]()  # read items with a time to live
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect[Any]:
-        """The effect of a method of the store."""
+        """Return the effect that calls a method of the store."""
         return call_method(self.store, method, *args, **options)
 
     async def get(
         self, namespace: Namespace, key: str, as_of: datetime | None = None
     ) -> Memory | None:
-        """A memory, if there is one."""
+        """Return the memory under a key, or None if there is none.
+
+        Args:
+            namespace: The namespace of the memory.
+            key: Its key.
+            as_of: A time in the past whose version is returned. Only perdure's stores support it.
+        """
         item = await self.call(
             "get", namespace, key, **self._no_refresh_options(), **self._as_of_options(as_of)
         )
@@ -293,9 +341,10 @@ class StoreAdapter:
         return memory_from_item(item)
 
     def resolve_min_score(self, min_score: float | None) -> float:
-        """The lowest score of an answer, 0 for any; None: the default.
+        """Return the minimum score of results: the given one, or the default if it is None.
 
-        A store that is not perdure's has no default: its scores are cosines, or none.
+        The default is 0, which admits all results, if the store is not perdure's, because the
+        scores of other stores are cosines or missing.
         """
         default = MIN_SCORE if self.versioned else 0.0
         return default if min_score is None else min_score
@@ -308,7 +357,17 @@ class StoreAdapter:
         min_score: float = 0.0,
         **search_options: Any,
     ) -> list[Memory]:
-        """Memories under a prefix, not below the floor; `asked` are options of `Store.search`."""
+        """Return the memories under a prefix whose score is at least `min_score`.
+
+        Memories in longer namespaces are included, and so are memories without a score.
+
+        Args:
+            prefix: The prefix of the namespaces.
+            as_of: A time in the past. Only perdure's stores support it.
+            min_score: The minimum score, or 0 for all memories.
+            search_options: Options of `Store.search`. Options that the store does not have are left
+                out.
+        """
         search_options |= {"min_score": min_score} if min_score else {}
         options = {
             n: v for n, v in search_options.items() if self.versioned or n in _COMMON_SEARCH_OPTIONS
@@ -323,7 +382,7 @@ class StoreAdapter:
         ]
 
     async def keep_alive(self, memories: Iterable[Memory]) -> None:
-        """Restart the time to live of memories, unless the store is configured otherwise.
+        """Restart the time to live of memories, unless the store is configured not to refresh it.
 
         The memories must be present versions that this adapter has read.
         """
@@ -333,7 +392,10 @@ class StoreAdapter:
             await self.call("batch", ops)
 
     async def list_memories(self, namespace: Namespace, **search_options: Any) -> list[Memory]:
-        """All memories of a namespace, without those below it; see `found`."""
+        """Return all memories of a namespace, without those in longer namespaces.
+
+        `search_options` are those of `search`.
+        """
         memories: list[Memory] = []
         while True:
             page = await self.search(
@@ -344,7 +406,10 @@ class StoreAdapter:
                 return [memory for memory in memories if memory.namespace == namespace]
 
     async def list_versions(self, namespace: Namespace, key: str) -> list[Memory]:
-        """All versions of a memory, oldest first; of a store without any, the present one."""
+        """Return all versions of a memory, oldest first.
+
+        If the store keeps no versions, only the present version is returned.
+        """
         if not self.versioned:
             present = await self.get(namespace, key)
             return [] if present is None else [present]
@@ -352,7 +417,11 @@ class StoreAdapter:
         return [memory_from_item(item) for item in items]
 
     async def write(self, puts: Sequence[PutItem]) -> None:
-        """Write all of it or, in a store with versions, nothing: then a `VersionConflict`."""
+        """Write the puts. A store with versions writes all of them or none.
+
+        Raises:
+            VersionConflict: An item is no longer at the version that a put expects.
+        """
         if puts:
             await self.record_templates()
             await self.call(
@@ -388,9 +457,11 @@ class StoreAdapter:
                 return items
 
     def _no_refresh_options(self) -> dict[str, Any]:
+        """Return the options with which a read does not refresh times to live."""
         return {"refresh_ttl": False} if self.versioned else {}
 
     def _note_expiring(self, items: Iterable[Item]) -> None:
+        """Remember the items that have a time to live, for `keep_alive`."""
         self._expiring.update(
             (tuple(item.namespace), item.key)
             for item in items
@@ -398,28 +469,44 @@ class StoreAdapter:
         )
 
     def _as_of_options(self, as_of: datetime | None) -> dict[str, Any]:
+        """Return the option that reads the past, or no option if `as_of` is None."""
         if as_of is None:
             return {}
         check_instance(
-            "store", self.store, Versioned, "perdure's for as_of=; another keeps no past"
+            "store",
+            self.store,
+            Versioned,
+            "a perdure store for as_of=, because other stores keep no versions",
         )
         return {"as_of": as_of}
 
 
 def is_below_min_score(memory: Memory, min_score: float) -> bool:
-    """Whether a memory scores less than a floor, 0 for none; one without a score does not."""
+    """Return whether a memory has a score below `min_score`. With `min_score=0`, none has."""
     return bool(min_score) and memory.score is not None and memory.score < min_score
 
 
 class ChangePlan(NamedTuple):
-    """Puts, and the outcome of each part of what was proposed once they are written."""
+    """The puts of a change, and the outcomes that it has once the puts are written.
+
+    There is one outcome for each part of the proposed change.
+    """
 
     puts: Sequence[PutItem] = ()
     outcomes: Sequence[Outcome] = ()
 
 
 class ItemHandle(NamedTuple):
-    """The place of an item, and where a change to it comes from."""
+    """An item of a store, such as a profile, and the provenance of changes to it.
+
+    Attributes:
+        adapter: The store.
+        namespace: The namespace of the item.
+        key: The key of the item.
+        provenance: The provenance of the next change.
+        user_texts: The texts of the users on which a change rests, or None if a person or an
+            application makes the change directly.
+    """
 
     adapter: StoreAdapter
     namespace: Namespace
@@ -430,46 +517,52 @@ class ItemHandle(NamedTuple):
     )
 
     def read(self, as_of: datetime | None = None) -> Operation[Memory | None]:
-        """The item, now or at a moment, if there is one."""
+        """Return the item, now or at a time in the past, or None if there is none."""
         return self.adapter.get(self.namespace, self.key, as_of)
 
     def list_versions(self) -> Operation[list[Memory]]:
-        """All versions of the item, oldest first."""
+        """Return all versions of the item, oldest first."""
         return self.adapter.list_versions(self.namespace, self.key)
 
     def build_put(
         self, value: Mapping[str, Any], searched_field: str, if_version: int | None
     ) -> PutItem:
-        """The operation that writes it, to be found by one field, if it is at this version."""
+        """Build the put that writes the item if it is still at a version. The item does not expire.
+
+        Args:
+            value: The new value.
+            searched_field: The field of the value that searches use.
+            if_version: The expected version, 0 if the item must not exist, or None for any version.
+        """
         version = if_version if self.adapter.versioned else None
-        # it does not expire, whatever the store's default
+        # a default time to live of the store must not apply to the item
         options: Any = {"ttl": None, "if_version": version, "provenance": self.provenance}
         return PutItem(self.namespace, self.key, value, [searched_field], **options)
 
 
 def get_adapter(store: BaseStore | None, *templates: Template) -> StoreAdapter:
-    """The adapter of a store; None: within a graph, of the store it was compiled with."""
+    """Return the adapter of a store, or of the store of the running graph if `store` is None."""
     return StoreAdapter(get_graph_store("the memories") if store is None else store, *templates)
 
 
 def fill_namespace(template: Template, config: RunnableConfig | None) -> Namespace:
-    """The namespace of a run's memories; see `check_filled`."""
+    """Return the namespace of a run's memories, checked by `check_filled_namespace`."""
     return check_filled_namespace(template, template.fill(config))
 
 
 def fill_namespaces(template: Template, config: RunnableConfig | None) -> list[Namespace]:
-    """Return the namespaces of a run's memories: of a team's template, one for each team."""
+    """Return the namespaces of a run's memories. A template for teams gives one for each team."""
     return [
         check_filled_namespace(template, namespace) for namespace in template.fill_for_teams(config)
     ]
 
 
 def check_filled_namespace(template: Template, namespace: Namespace) -> Namespace:
-    """Check the first label of a namespace that a template was filled in to be, and return it.
+    """Check the first label of a namespace that was made from a template, and return the namespace.
 
     Raises:
-        InvalidNamespace: It is that of perdure's own notes, or that of teams, which the template
-            does not name.
+        InvalidNamespace: The label is that of perdure's own notes, or it is that of teams and the
+            template is not for teams.
     """
     if namespace[0] == TEAMS and not template.is_team:
         raise InvalidNamespace(
@@ -485,7 +578,12 @@ def check_filled_namespace(template: Template, namespace: Namespace) -> Namespac
 
 
 def build_notes_namespace(kind: str, namespace: Namespace) -> Namespace:
-    """The namespace of the notes of one kind, see `NOTES`, on the memories of a namespace."""
+    """Return the namespace of one kind of notes about the memories of a namespace.
+
+    Args:
+        kind: The kind, one of `NOTE_KINDS`.
+        namespace: The namespace of the memories.
+    """
     return (RESERVED_LABEL, kind, *namespace)
 
 
@@ -498,7 +596,17 @@ def build_put(
     if_version: int | None = None,
     is_searched: bool = True,
 ) -> PutItem:
-    """The put of a memory, or with `searched=False` one that no query finds."""
+    """Build the put of a memory.
+
+    Args:
+        namespace: The namespace of the memory.
+        key: Its key.
+        value: Its value.
+        provenance: Its provenance.
+        if_version: The version that the stored memory must have, 0 if there must be none, or None
+            for any version.
+        is_searched: Whether searches find the memory.
+    """
     index: Any = ["text"] if is_searched else False
     return PutItem(namespace, key, value, index, if_version=if_version, provenance=provenance)
 
@@ -506,20 +614,29 @@ def build_put(
 def build_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
-    """The operation that writes a note of perdure's own: not searched, and without expiry."""
+    """Build the put of one of perdure's notes. Searches do not find it, and it does not expire."""
     put = build_put(namespace, key, value, if_version=if_version, is_searched=False)
     return replace(put, ttl=None)
 
 
 def build_removal(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
-    """The operation that deletes a memory; a store with versions keeps its past."""
+    """Build the put that deletes a memory. A store with versions keeps its past versions."""
     return PutItem(namespace, key, None, if_version=if_version)
 
 
 def build_next_value(
     previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
 ) -> dict[str, Any]:
-    """The value of a memory's next version, which lists the previous text if that differs."""
+    """Return the value of a memory's next version, with the previous text among its earlier texts.
+
+    The previous text is only added if it differs from the new one.
+
+    Args:
+        previous: The present version.
+        value: The value of the next version.
+        change: `"updated"` or `"superseded"`.
+        until: Until when the previous text was true, or None for now.
+    """
     previous_texts = list(previous.value.get(PREVIOUS, ()))
     if value["text"] != previous.text:
         ended_at = (until or datetime.now(UTC)).isoformat()
@@ -534,13 +651,13 @@ def build_next_value(
 
 
 def build_previous_text_filter(text: str) -> dict[str, Any]:
-    """The filter for memories of which a previous text is the same as this one."""
-    # whether the field exists is asked first: that takes a tenth of the time
+    """Return the filter for memories that had a text with the same normal form before."""
+    # the test for existence comes first, because it makes the search ten times as fast
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": hash_normal_form(text)}
 
 
 def memory_from_item(item: Item) -> Memory:
-    """The memory in an item of any store."""
+    """Return the memory that an item of any store contains."""
     value = dict(item.value)
     provenance: Provenance | None = getattr(item, "provenance", None)
     if provenance is None and (stored := value.pop(SOURCE, None)):
@@ -563,6 +680,7 @@ def memory_from_item(item: Item) -> Memory:
 
 
 def _to_plain_put(put: PutItem) -> PutOp:
+    """Convert a put to one for a store without provenance, which is kept in the value."""
     value = None if put.value is None else dict(put.value)
     if value is not None and put.provenance is not None:
         value[SOURCE] = _PROVENANCE_ADAPTER.dump_python(

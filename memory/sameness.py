@@ -1,8 +1,9 @@
-"""Sameness: whether two texts say the same.
+"""Compare two texts: decide whether they state the same fact.
 
-They do if their normal forms are equal, or if they have the same words in the same order except for
-words whose vectors are near. The vectors of opposites are near as well, so the threshold is high:
-`benchmarks/paraphrases.py`, docs/decisions/0017-what-is-the-same.md.
+Two texts state the same fact if their normal forms are equal, if they have the same words in the
+same order except for pairs of words with similar vectors, or if one is a rotation of the other. The
+vectors of opposites, such as "hot" and "cold", are similar, too, so the threshold is high. It was
+measured by `benchmarks/paraphrases.py`, see docs/decisions/0017-what-is-the-same.md.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from typing import Final
 from perdure.stores.normal_form import normalize_text, unify_letters
 from perdure.stores.text import tokenize
 
-_MIN_COSINE: Final = 0.8  # the least cosine of two words that may stand for each other
+_MIN_COSINE: Final = 0.8  # minimum cosine similarity of two words that count as equal
 _TOKENS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
-_MIN_WORDS_TO_ROTATE: Final = 4  # words of a text of which some may be moved
+_MIN_WORDS_TO_ROTATE: Final = 4  # words that a text needs to be compared with its rotations
 
 
 def is_same_text(a: str, b: str) -> bool:
-    """Whether two texts are equal but for capitals, punctuation, spaces and forms of letters."""
+    """Return whether two texts have the same normal form.
+
+    The normal form ignores capitals, punctuation, spaces and variant forms of letters.
+    """
     return _normalize(a) == _normalize(b)
 
 
@@ -28,7 +32,7 @@ _normalize: Final = lru_cache(1 << 8)(normalize_text)
 
 
 def is_equivalent_text(a: str, b: str) -> bool:
-    """Whether two texts are the same, or have the same words but for near ones, or moved ones."""
+    """Return whether two texts state the same fact, as the module's documentation describes."""
     if is_same_text(a, b):
         return True
     first, second = _split_words(a), _split_words(b)
@@ -38,16 +42,22 @@ def is_equivalent_text(a: str, b: str) -> bool:
 
 
 def _differ_by_similar_words(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    """Return whether two lists of words differ only in words with similar vectors.
+
+    The result is False if a differing word has a capital or a digit, because names and numbers must
+    not be mixed up, and if two differing words share a stem.
+    """
     differ = [pair for pair in zip(a, b, strict=True) if pair[0] != pair[1]]
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
-    # words of one stem differ in tense or number
+    # words that share a stem differ in tense or number, which can change the fact
     return bool(differ) and all(
         tokenize(x) != tokenize(y) and _word_similarity(x, y) >= _MIN_COSINE for x, y in differ
     )
 
 
 def _is_rotation(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
+    """Return whether words can be moved from the start of one text to its end to get the other."""
     first, second = ([word.lower() for word in words] for words in (a, b))
     if len(first) < _MIN_WORDS_TO_ROTATE or sorted(first) != sorted(second):
         return False
@@ -56,14 +66,16 @@ def _is_rotation(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
 
 @lru_cache(1 << 8)
 def _split_words(text: str) -> tuple[str, ...]:
+    """Split a text into words and symbols. The first word is in lower case."""
     parts = _TOKENS.findall(unify_letters(text))
-    # the first word is no name because of its capital
+    # the first word of a sentence has a capital even if it is not a name
     return (parts[0].lower(), *parts[1:]) if parts else ()
 
 
 @lru_cache(1 << 12)
 def _word_similarity(a: str, b: str) -> float:
-    # here, since it loads numpy, which most comparisons can do without
+    """Return the cosine similarity of the vectors of two words."""
+    # imported here because it loads numpy, and most comparisons do not get to this point
     from perdure.stores.offline import StaticEmbedder
 
     first, second = StaticEmbedder().embed([a, b])

@@ -71,7 +71,7 @@ def test_what_is_held_back_is_said_and_fails(db: Path) -> None:
     assert not began
     assert result.exit_code == 1
     assert held.startswith("quarantined ")
-    assert held.endswith(": it holds the number of a payment card")
+    assert held.endswith(": the text contains the number of a payment card")
     assert kept.startswith("added ")
     assert texts() == ["Ann likes figs"]
 

@@ -55,7 +55,7 @@ def test_what_was_redacted_is_noted_and_stored_nowhere(adapter: StoreAdapter) ->
     plan = kept(adapter, Candidate("Write to ann@example.com", fields=fields))
     memory = run(adapter.get(NAMESPACE, "k0"))
 
-    assert str(plan.outcomes[0]) == "added k0: an e-mail address is redacted"
+    assert str(plan.outcomes[0]) == "added k0: redacted an e-mail address"
     assert memory is not None
     assert memory.text == "Write to [e-mail]"
     assert memory.value["told"] == ["ask [e-mail] then"]

@@ -46,7 +46,9 @@ def test_what_is_no_memory_is_refused(
 
 def test_a_refusal_for_size_says_the_sizes(empty: StoreAdapter) -> None:
     """How long it is, and how long it may be; turns and episodes have room for more."""
-    assert verdict(Gate(), empty, "a" * 2001).reason == "it has 2,001 characters; 2,000 are allowed"
+    assert verdict(Gate(), empty, "a" * 2001).reason == (
+        "the text has 2,001 characters; at most 2,000 are allowed"
+    )
     assert verdict(Gate(), empty, "a" * 2001, kind=TURN).action == "keep"
     assert verdict(Gate(), empty, "a" * 2001, kind=EPISODE).action == "keep"
 
@@ -114,7 +116,7 @@ def test_what_is_done_about_secrets_can_be_chosen(empty: StoreAdapter) -> None:
     assert verdict(Gate(secrets="refuse"), empty, SECRET).action == "refuse"
     assert Verdict("keep") == verdict(Gate(secrets="keep"), empty, SECRET)
     assert (hidden.action, hidden.text) == ("keep", "My password is [secret]")
-    assert hidden.reason == "a password, key or other secret is redacted"
+    assert hidden.reason == "redacted a password, key or other secret"
 
 
 def test_contacts_are_hidden_out_unless_somebody_asks_for_them(empty: StoreAdapter) -> None:
@@ -123,7 +125,7 @@ def test_contacts_are_hidden_out_unless_somebody_asks_for_them(empty: StoreAdapt
     formed = verdict(Gate(), empty, text)
 
     assert formed.text == "Bo's address is [e-mail], his number [phone]"
-    assert formed.reason == "an e-mail address and a telephone number is redacted"
+    assert formed.reason == "redacted an e-mail address and a telephone number"
     assert Verdict("keep") == verdict(Gate(), empty, text, explicit=True)
     assert verdict(Gate(contacts="refuse"), empty, text, explicit=True).action == "refuse"
 

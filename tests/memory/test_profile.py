@@ -595,7 +595,10 @@ def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
 CARD = "4111 1111 1111 1111"
 PASSWORD = "hunter2secret"
 SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
-    "a password": ({"note": f"my password is {PASSWORD}"}, "'/note' cannot be kept: it holds a pa"),
+    "a password": (
+        {"note": f"my password is {PASSWORD}"},
+        "'/note' cannot be kept: the text contains a pa",
+    ),
     "a card": ({"home": {"note": f"it is {CARD}"}}, "'/home/note' cannot be kept"),
     "a card's number": ({"card": 4111111111111111}, "'/card' cannot be kept"),
     "in a list": ({"likes": ["tea", {"a": [CARD]}]}, "'/likes/1/a/0' cannot be kept"),
@@ -654,7 +657,7 @@ def test_what_the_gate_blots_out_is_kept_so(profile: Profile[Person], any_store:
     left = written(blotting, {"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
 
     assert left.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
-    with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: .* is redacted"):
+    with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: redacted "):
         written(blotting, {"card": 4111111111111111}, ANN)
 
 
@@ -662,7 +665,9 @@ def test_contacts_are_kept_by_hand(store: SQLiteStore) -> None:
     """Who writes them into a profile asks for them, unless the gate lets none pass."""
     ways = {"email": "ann@example.com", "phone": "+32 470 12 34 56"}
     assert written(Profile(Notes, store), ways, ANN).model_dump() == ways
-    with pytest.raises(InvalidPatch, match="'/mail' cannot be kept: it holds an e-mail address"):
+    with pytest.raises(
+        InvalidPatch, match="'/mail' cannot be kept: the text contains an e-mail address"
+    ):
         written(
             Profile(Notes, store, gate=Gate(contacts="refuse")), {"mail": "bo@example.com"}, ANN
         )

@@ -308,7 +308,7 @@ SENT_BACK: dict[str, tuple[Reply, str]] = {
     "too much": (patch(operation("add", "/likes/-", "x" * 100_000)), "at most 100,000"),
     "a card number": (
         patch(operation("add", "/likes/-", "4111 1111 1111 1111")),
-        "'/likes/0' cannot be kept: it holds the number of a payment card; leave it out",
+        "'/likes/0' cannot be kept: the text contains the number of a payment card; leave it out",
     ),
     "what a check refuses": (patch(operation("add", "/likes/-", "beer")), "it is beer"),
 }
