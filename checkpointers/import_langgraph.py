@@ -337,7 +337,10 @@ class Importer:
                 added_before = self._count_added()
                 for checkpoint in source.iter_checkpoints(thread_id):
                     if self.stopped.is_set():
-                        raise ImportFailed(f"the import of {source.path!r} was cancelled")
+                        raise ImportFailed(
+                            f"the import of {source.path!r} was cancelled; import it again to "
+                            "continue"
+                        )
                     self._import_checkpoint(checkpoint)
                 self._counts["threads"] += 1
                 self._counts["unchanged"] += self._count_added() == added_before
@@ -404,7 +407,8 @@ class Importer:
             stored = self.read(lambda: self.reader.read_tuple(address))
         if not self._is_same(expected, stored) or self._find_missing_tasks(tasks, stored):
             raise ImportFailed(
-                f"{label} is not equal when it is read back; please report this as a bug"
+                f"{label} differs from the source when it is read back; the import stopped there. "
+                "Please report this with the types of the values"
             )
         self._counts["checkpoints" if is_new else "skipped"] += 1
         self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)

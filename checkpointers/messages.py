@@ -202,5 +202,7 @@ def unpack_messages(packed: Sequence[bytes], *, trusts_fields: bool = False) -> 
             if fields.keys() != names[classes[i]] and not trusts_fields:
                 messages[i] = classes[i].model_validate(fields)
     except Exception as exc:
-        raise CorruptRecord(f"stored messages cannot be read back ({exc})") from exc
+        raise CorruptRecord(
+            f"stored messages cannot be decoded ({exc}); the database was damaged"
+        ) from exc
     return messages

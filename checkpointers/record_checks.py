@@ -56,12 +56,14 @@ class _Log:
         """
         total = 0
         for start, length in zip(numbers[::2], numbers[1::2], strict=True):
-            _check(type(start) is int and type(length) is int and start >= 0 < length, "a range")
+            _require(type(start) is int and type(length) is int and start >= 0 < length, "a range")
             stop = start + length
             rows = bisect_left(self.order, stop) - bisect_left(self.order, start)
-            _check(rows == length, f"items {start} to {stop}")
+            _require(rows == length, f"items {start} to {stop}")
             total += length
-        _check(total <= (max_ranges(total) + 1) * len(self.order), "the number of items of a value")
+        _require(
+            total <= (max_ranges(total) + 1) * len(self.order), "the number of items of a value"
+        )
 
 
 def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
@@ -71,31 +73,31 @@ def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
         One of `MALFORMED`: A record has another form than perdure writes.
     """
     logs = {log: _Log(records.sorted_positions[log]) for log, *_ in records.logs}
-    _check(len({name for _, name, *_ in records.logs}) == len(logs), "two logs of one channel")
+    _require(len({name for _, name, *_ in records.logs}) == len(logs), "two logs of one channel")
     for log_items in (records.items or {}).values():
         for position, body in log_items.items():
             if position >= ALIASES:
-                _check(unpack(body) in log_items and unpack(body) < ALIASES, f"alias {position}")
-    _check(type(records.seq) is int and 0 <= records.seq < _MAX_COUNT, "the number of puts")
+                _require(unpack(body) in log_items and unpack(body) < ALIASES, f"alias {position}")
+    _require(type(records.seq) is int and 0 <= records.seq < _MAX_COUNT, "the number of puts")
     _check_times(records.created_at, records.updated_at)
     for times in records.times.values():
         _check_times(*times.values())
     if records.ttl is not None:
         minutes, since, keeps = records.ttl
-        _check(0 < minutes < _MAX_TIME and keeps in (0, 1, 2), "the time to live")
+        _require(0 < minutes < _MAX_TIME and keeps in (0, 1, 2), "the time to live")
         _check_times(since)
     if records.title is not None:
-        _check(isinstance(records.title.text, str), "the title")
-        _check(isinstance(records.title.message_id, str | None), "the message of the title")
+        _require(isinstance(records.title.text, str), "the title")
+        _require(isinstance(records.title.message_id, str | None), "the message of the title")
     if records.listed_metadata is not None:
-        _check(
+        _require(
             isinstance(reader.codec.decode(records.listed_metadata), dict), "the metadata for lists"
         )
     if records.client is not None:
         metadata, user, reserved = records.client
         is_known = isinstance(metadata, dict) and isinstance(user, str | None)
-        _check(is_known, "the metadata of clients")
-        _check(isinstance(reserved, bool), "whether the thread is reserved")
+        _require(is_known, "the metadata of clients")
+        _require(isinstance(reserved, bool), "the mark of a reserved thread")
     for namespace in records.namespaces:
         _check_namespace(reader, logs, namespace)
 
@@ -105,14 +107,14 @@ def _check_namespace(
 ) -> None:
     """Check the checkpoints and pending writes of a namespace."""
     seqs = {seq for seq, _, _ in namespace.checkpoints}
-    _check(namespace.head in seqs or not seqs, "the head")
+    _require(namespace.head in seqs or not seqs, "the head")
     for _, put_at, snapshot in namespace.checkpoints:
         _check_times(put_at)
         stored, _ = snapshot.encoded_fields
-        _check(isinstance(reader.codec.decode(stored), dict), "a checkpoint")
-        _check(isinstance(reader.decode_metadata(snapshot), dict), "the metadata of a checkpoint")
-        _check(isinstance(snapshot.channel_versions, dict), "the versions of channels")
-        _check(
+        _require(isinstance(reader.codec.decode(stored), dict), "a checkpoint")
+        _require(isinstance(reader.decode_metadata(snapshot), dict), "the metadata of a checkpoint")
+        _require(isinstance(snapshot.channel_versions, dict), "the versions of channels")
+        _require(
             all(isinstance(seen, dict) for seen in snapshot.versions_seen.values()), "versions seen"
         )
         for ref in snapshot.references.values():
@@ -124,13 +126,13 @@ def _check_namespace(
             logs[log].check(numbers)
     for _, _, _, writes in namespace.writes:
         for number, channel, ref in writes:
-            _check(type(number) is int and isinstance(channel, str), "a write")
+            _require(type(number) is int and isinstance(channel, str), "a write")
             _check_reference(logs, ref)
 
 
 def _check_reference(logs: Mapping[int, _Log], ref: Any, depth: int = 0) -> None:
     """Check that a reference has a known form and that its items exist; see `manifest.py`."""
-    _check(depth < _MAX_DEPTH, "the depth of references")
+    _require(depth < _MAX_DEPTH, "the depth of references")
     if isinstance(ref, bytes):
         return
     kind, rest = ref[0], ref[1:]
@@ -148,19 +150,19 @@ def _check_reference(logs: Mapping[int, _Log], ref: Any, depth: int = 0) -> None
             if not isinstance(element, bytes):
                 logs[element[0]].check(element[1:])
     else:
-        _check(kind in (SNAPSHOT, DELTA), f"a reference of kind {kind!r}")
+        _require(kind in (SNAPSHOT, DELTA), f"a reference of kind {kind!r}")
         if isinstance(rest[0], int):
-            _check(kind == DELTA and rest[0] in (LIST, DICT), "an unknown value")
+            _require(kind == DELTA and rest[0] in (LIST, DICT), "an unknown value")
         else:
             _check_reference(logs, rest[0], depth + 1)
 
 
-def _check_times(*moments: float) -> None:
+def _check_times(*times: float) -> None:
     """Check that times are valid seconds since 1970."""
-    _check(all(0 <= moment <= _MAX_TIME for moment in moments), "a moment")
+    _require(all(0 <= time <= _MAX_TIME for time in times), "a time")
 
 
-def _check(is_right: bool, what: str) -> None:
-    """Raise `ValueError` with the name of a wrong part unless the part is right."""
-    if not is_right:
-        raise ValueError(f"{what} is wrong")
+def _require(is_valid: bool, part: str) -> None:
+    """Raise a `ValueError` that names the part, unless the part is valid."""
+    if not is_valid:
+        raise ValueError(f"{part} is not valid")

@@ -470,7 +470,9 @@ class DatabaseMerge:
         report, refused = ImportReport(), list[str]()
         for thread_id in threads:
             if self.stopped.is_set():
-                raise ImportFailed(f"the import of {path!r} was cancelled")
+                raise ImportFailed(
+                    f"the import of {path!r} was cancelled; import it again to continue"
+                )
             try:
                 thread_report = self._import_thread(
                     thread_id, self.new_ids.get(thread_id, thread_id)

@@ -555,7 +555,10 @@ def _to_datetime(thread_id: str, seconds: float) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError) as exc:
-        raise CorruptRecord(f"the thread {thread_id!r} has {seconds!r} for a time") from exc
+        raise CorruptRecord(
+            f"the row of thread {thread_id!r} has the time {seconds!r}; expected seconds since "
+            "1970, so the database was damaged"
+        ) from exc
 
 
 def _parse_bounds(bounds: Any) -> tuple[int, int]:
@@ -569,8 +572,8 @@ def _parse_bounds(bounds: Any) -> tuple[int, int]:
         if first >= 0 and last >= 0:
             return first, last
     raise ConfigurationError(
-        f"ends is {bounds!r:.80}; expected how many items from the beginning and how many from "
-        "the end, like (0, 50)"
+        f"ends is {bounds!r:.80}; expected two numbers of items, from the start and from the end, "
+        "like (0, 50)"
     )
 
 
