@@ -26,7 +26,7 @@ from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.settings import Rules
 from perdure.storage import postgres
 from perdure.storage.flow import Flow, fetch_rows
-from perdure.storage.postgres_connection import RUN
+from perdure.storage.postgres_connection import SERVER_RUN_SQL
 from perdure.storage.postgres_errors import translate_error
 from perdure.storage.postgres_requests import Pipelined
 from perdure.storage.postgres_transaction import Transaction
@@ -142,7 +142,7 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
         return str(conn.execute("SELECT pg_current_xact_id()").fetchall()[0][0])
 
     with psycopg.connect(dsn) as conn:
-        run = conn.execute(RUN).fetchall()[0][0]
+        run = conn.execute(SERVER_RUN_SQL).fetchall()[0][0]
         aborted = number(conn)
         conn.rollback()
         committed = number(conn)
@@ -152,10 +152,10 @@ def test_a_commit_in_doubt_on_a_server_that_crashed(options: dict[str, Any]) -> 
 
         def stands(run: Any, number: str) -> bool:
             with server.connection() as conn:
-                conn.run = run
+                conn.server_run = run
                 conn.close()
                 whole = Transaction(server, conn, [], [])
-                whole._number = number
+                whole._transaction_number = number
                 return whole._was_committed()
 
         assert stands(run, committed)
@@ -202,7 +202,7 @@ def test_what_a_task_wrote_shares_a_request_with_the_put_that_follows(
     """If it rests on what is no more, as another process has put meanwhile, each is made alone."""
     monkeypatch.setattr(postgres, "GROUP_WAIT_S", 30.0)
     requests: list[list[str]] = []
-    ask = Pipelined.ask
+    ask = Pipelined.send_request
 
     def noted(conn: Pipelined, statements: Any) -> Any:
         requests.append([statement.sql for statement in statements])
@@ -220,7 +220,7 @@ def test_what_a_task_wrote_shares_a_request_with_the_put_that_follows(
         with PostgresCheckpointer.open(dsn, **options) as other:
             if overtaken:
                 put(other, {"a": 5}, uid="other")
-            monkeypatch.setattr(Pipelined, "ask", noted)
+            monkeypatch.setattr(Pipelined, "send_request", noted)
             asyncio.run(both(saver))
             made = len(requests)
             before, after = other.get_tuple(at(uid="1")), other.get_tuple(at(uid="2"))

@@ -235,7 +235,7 @@ def test_what_gives_no_wall_is_refused(schema: str, tmp_path: Path) -> None:
         PostgresStore.open(postgres_server.dsn(), schema=schema, tenant="acme")
     with pytest.raises(ConfigurationError, match="made without tenants"):
         PostgresCheckpointer.open(owner, schema=plain, tenant="acme")
-    with pytest.raises(ConfigurationError, match="give tenant="):
+    with pytest.raises(ConfigurationError, match="pass tenant="):
         PostgresStore.open(owner, schema=schema)
     with pytest.raises(ConfigurationError, match="expected a name"):
         PostgresStore(owner, tenant="")

@@ -24,7 +24,7 @@ from perdure.memory import search_threads
 from perdure.memory.background import resolve_queue_location
 from perdure.settings import Rules
 from perdure.storage.flow import Flow, Statement, fetch_rows
-from perdure.storage.postgres_connection import RUN
+from perdure.storage.postgres_connection import SERVER_RUN_SQL
 from perdure.storage.postgres_transaction import Transaction
 from perdure.stores import open_store
 from tests import postgres_server
@@ -211,7 +211,7 @@ def test_a_commit_in_doubt_with_a_pool_of_one(options: dict[str, Any]) -> None:
     """The lost connection goes back first: else there is none to ask by."""
     with watched_pool(postgres_server.dsn(), max_size=1) as pool:
         with psycopg.connect(postgres_server.dsn()) as conn:
-            run = conn.execute(RUN).fetchall()[0][0]
+            run = conn.execute(SERVER_RUN_SQL).fetchall()[0][0]
             numbers = list[str]()
             for _ in range(2):
                 numbers += conn.execute("SELECT pg_current_xact_id()::text").fetchall()[0]
@@ -221,10 +221,10 @@ def test_a_commit_in_doubt_with_a_pool_of_one(options: dict[str, Any]) -> None:
             server = database._connect_once()
             for number, expected in zip(numbers, (False, True), strict=True):
                 with server.connection() as lent:
-                    lent.run = run
+                    lent.server_run = run
                     lent.discard_connection()
                     whole = Transaction(server, lent, [], [])
-                    whole._number = number
+                    whole._transaction_number = number
                     assert whole._was_committed() is expected
 
 
@@ -295,7 +295,7 @@ def test_what_gives_no_wall_is_refused(options: dict[str, Any]) -> None:
     """A pool whose role sees all tenants; row_security=off of its sessions changes nothing."""
     with watched_pool(postgres_server.dsn_of("an_owner"), max_size=1) as pool:
         PostgresStore.open(pool, tenant="acme", **options).close()
-        with pytest.raises(ConfigurationError, match="give tenant="):
+        with pytest.raises(ConfigurationError, match="pass tenant="):
             PostgresStore.open(pool, **options)
     with (
         watched_pool(postgres_server.dsn(), max_size=1) as pool,
@@ -462,14 +462,14 @@ def test_locks_of_a_pool_whose_parameters_do_not_do(options: dict[str, Any]) -> 
     ) as pool:
         with (
             PostgresCheckpointer.open(pool, **options) as saver,
-            pytest.raises(StorageUnavailable, match="give direct=") as refused,
+            pytest.raises(StorageUnavailable, match="pass direct=") as refused,
             saver.lock("t"),
         ):
             pass
         assert SECRET not in str(refused.value)
         with (
             PostgresCheckpointer.open(pool, pooled=True, **options) as saver,
-            pytest.raises(ConfigurationError, match="give direct="),
+            pytest.raises(ConfigurationError, match="pass direct="),
         ):
             saver.lock("t")
         with (

@@ -1,10 +1,11 @@
 """`PostgresDatabase`: a `Database` in a schema of a Postgres database.
 
-A transaction is one pipeline: what a flow asks for is sent in one go, and so is the last of it
-with the COMMIT (https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). No session state
-is used, so that a pooler may give each transaction another connection.
+Each request of a flow is sent as one pipeline, and the last request together with the COMMIT
+(https://www.postgresql.org/docs/current/libpq-pipeline-mode.html). No session state is needed, so a
+pooler may give each transaction another connection.
 
-Writers exclude each other by advisory locks of their transactions, as far as `Database.write` says.
+Writers exclude each other by advisory locks of their transactions, on the names that
+`Database.write` takes.
 """
 
 from __future__ import annotations
@@ -78,39 +79,43 @@ try:
     from perdure.storage.postgres_transaction import BEGIN, Transaction
 except ImportError as exc:
     raise MissingDependency(
-        "Postgres needs psycopg and its pool: pip install '.[postgres]' in a checkout"
+        "Postgres needs psycopg and psycopg_pool; in a checkout: pip install '.[postgres]'"
     ) from exc
 
 T = TypeVar("T")
-_Call = tuple[str, Any]  # of a function of the server, and its parameter
+_FunctionCall = tuple[str, Any]  # SQL that calls a function of the server, and its parameter
 _log = logging.getLogger("perdure")
-_MANY_NAMES: Final = 64  # more are excluded as one: the server's table of locks is small
-_TRIES: Final = 10
-_GAVE_WAY: Final = (errors.SerializationFailure, errors.DeadlockDetected)
-_SCRUB_WANTED: Final = (
+_MAX_LOCK_NAMES: Final = (
+    64  # for more names, the whole component is locked, as the server's lock table is small
+)
+_MAX_ATTEMPTS: Final = 10  # attempts to run a transaction that is lost or conflicts
+_CONFLICT_ERRORS: Final = (errors.SerializationFailure, errors.DeadlockDetected)
+_REQUEST_SCRUB_SQL: Final = (
     "INSERT INTO settings (name, value) VALUES ('scrub', ?) "
     "ON CONFLICT ({}name) DO UPDATE SET value = excluded.value"
 )
-_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-_DEAD: Final = 1_000  # deleted rows, and 2 % of the others, are worth a scan of the indexes
-_VACUUMED: Final = """
+_BEGIN_SNAPSHOT: Final = Statement("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+_MIN_DEAD_ROWS: Final = (
+    1_000  # `shrink` vacuums tables with this many deleted rows and 2 % of the live ones
+)
+_TABLES_TO_VACUUM_SQL: Final = """
 SELECT relname::text FROM pg_stat_user_tables WHERE schemaname = ?1 AND relname = ANY(?2)
 AND n_dead_tup >= ?3::bigint * (1 + n_live_tup / 50000)
 """
-_SIZES: Final = """
+_SIZES_SQL: Final = """
 SELECT current_setting('server_version'), coalesce(sum(pg_total_relation_size(c.oid)), 0)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ? AND c.relkind = 'r'
 """
 
 
-class _Group(NamedTuple):
-    """Writes about the same name that share a request.
+class _WriteGroup(NamedTuple):
+    """Writes with the same exclusive name that share a request.
 
     Attributes:
-        jobs: In the order in which they were handed in.
-        ticket: Its place among others.
-        closed: Set once no more will join; None: nobody may.
+        jobs: The writes, in the order of their submission.
+        ticket: The place of the group in the queues of its exclusive names.
+        closed: An event that is set once no more writes may join. None if no write may ever join.
     """
 
     jobs: list[Job[Any]]
@@ -124,19 +129,19 @@ class PostgresDatabase(LazyDatabase[Server]):
     Args:
         dsn: A libpq connection string or URI; a function that returns such a string and is called
             for each new connection; or a `psycopg_pool.ConnectionPool` that the caller owns.
-        tables: Those of the component.
-        begin: Makes the flow that the component runs whenever it opens the database.
-        schema: The schema that holds the tables, made if it is not there.
-        tenant: Whose rows these are, in tables that tenants share; None: those have no tenants.
+        tables: The tables of the component.
+        begin: A function that builds the flow that runs whenever the component opens the database.
+        schema: The Postgres schema that contains the tables. It is created if it does not exist.
+        tenant: The tenant whose rows are visible, or None for tables without tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
-            such as PgBouncer with `pool_mode = transaction`: nothing is prepared then.
+            such as PgBouncer with `pool_mode = transaction`. No statement is prepared then.
         direct: The DSN of the server itself for locks, or a function that returns this DSN. None
             means `dsn`, unless `dsn` leads to a pooler. If `dsn` is a pool of the caller, None
             means a connection that is made from the parameters of that pool.
-        read_only: Nothing is made or written.
+        read_only: Whether nothing may be created or written.
         pool_size: The maximum number of connections of this process. It has no effect on a pool of
             the caller, which has its own size.
-        timeout_s: How long to wait for a connection, and for a lock of another transaction.
+        timeout_s: The seconds to wait for a connection, and for a lock of another transaction.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -165,32 +170,36 @@ class PostgresDatabase(LazyDatabase[Server]):
         name = schema if isinstance(schema, str) else ""
         if not re.fullmatch(r"(?!pg_)[a-z_][a-z0-9_]{0,40}", name):
             raise ConfigurationError(
-                f"schema is {schema!r}; expected up to 41 small letters, digits and underscores"
+                f"schema is {schema!r}; expected up to 41 letters a to z, digits and underscores"
             )
         if type(pool_size) is not int or pool_size < 1:
             raise ConfigurationError(f"pool_size is {pool_size!r}; expected 1 or more")
         if not isinstance(timeout_s, int | float) or not timeout_s > 0:
-            raise ConfigurationError(f"timeout_s is {timeout_s!r}; expected more than 0")
+            raise ConfigurationError(f"timeout_s is {timeout_s!r}; expected seconds, more than 0")
         self._component, self._begin, self._schema = tables, begin, schema
         self._read_only = read_only
         self._lock_timeout = str(max(1, min(int(timeout_s * 1000), 2**31 - 1)))
-        self._pooled, self._pool_size, self._timeout_s = pooled, pool_size, timeout_s
+        self._is_pooled, self._pool_size, self._timeout_s = pooled, pool_size, timeout_s
         self._tenant = check_tenant_name(tenant)
-        self._space = (schema,) if tenant is None else (schema, tenant)
+        self._lock_namespace = (schema,) if tenant is None else (schema, tenant)
         self._tables = ["schemas", "settings", *list_table_names(tables.script)]
         self._locks = Locks(self._build_advisory_locks(direct))
-        # what was handed in first is written first: a run that was left does not overtake the next
-        self._queues, self._handing_in = Queues(), Lock()
-        self._patient: dict[str, _Group] = {}  # those that others may join, by name
+        # writes are made in the order of submission, so a cancelled run does not overtake the next
+        self._queues, self._submit_lock = Queues(), Lock()
+        self._open_groups: dict[
+            str, _WriteGroup
+        ] = {}  # groups that further writes may join, by name
 
     def _build_advisory_locks(self, direct: object) -> AdvisoryLocks | None:
         """Return the locks between processes, or None if the only DSN leads to a pooler."""
-        self._lockable = direct is not None or not self._pooled
-        if not self._lockable:
+        self._can_lock = direct is not None or not self._is_pooled
+        if not self._can_lock:
             return None
         source = self._source if direct is None else build_dsn_source(direct, "direct")
         is_direct = direct is not None
-        return AdvisoryLocks(source, *self._space, is_direct=is_direct, timeout_s=self._timeout_s)
+        return AdvisoryLocks(
+            source, *self._lock_namespace, is_direct=is_direct, timeout_s=self._timeout_s
+        )
 
     @property
     def path(self) -> str:
@@ -206,7 +215,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def queue_location(self) -> QueueLocation:
         """See `Database.queue_location`. Each schema and each tenant has its own queue."""
         tenant_suffix = (
-            f"_{lock_key(*self._space) & 0xFFFFFFFFFFFFFFFF:016x}"
+            f"_{lock_key(*self._lock_namespace) & 0xFFFFFFFFFFFFFFFF:016x}"
             if self._tenant is not None
             else ""
         )
@@ -227,8 +236,9 @@ class PostgresDatabase(LazyDatabase[Server]):
     # -- connecting and closing
 
     def _open_resource(self) -> Server:
+        """See `LazyDatabase._open_resource`."""
         # databases with the same pool, or with equal DSN functions, share their connections
-        key = self._pool or self._source.key, self._schema, self._pooled
+        key = self._pool or self._source.key, self._schema, self._is_pooled
         server = self._join_or_create(key, self._start_server)
         try:
             with map_errors(server.name), server.connection() as conn:
@@ -241,14 +251,19 @@ class PostgresDatabase(LazyDatabase[Server]):
                     self._read_only,
                 )
             if self._begin is not None:
-                how = ([_SNAPSHOT],) if self._read_only else ([BEGIN], self._excluding(None))
-                self._run(server, self._begin, *how)
+                transaction_start = (
+                    ([_BEGIN_SNAPSHOT],)
+                    if self._read_only
+                    else ([BEGIN], self._build_lock_calls(None))
+                )
+                self._run_transaction(server, self._begin, *transaction_start)
         except BaseException:
             server.remove_user()
             raise
         return server
 
     def _start_server(self) -> Server:
+        """Create the pool of connections, or use that of the user."""
         connections: Connections
         if self._pool is not None:
             connections = UserPool(self._pool, self._timeout_s)
@@ -256,7 +271,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             connections = OwnPool(
                 self._source,
                 self._schema,
-                pooled=self._pooled,
+                pooled=self._is_pooled,
                 size=self._pool_size,
                 timeout_s=self._timeout_s,
             )
@@ -281,10 +296,13 @@ class PostgresDatabase(LazyDatabase[Server]):
         deletes_rows: bool = False,
     ) -> T:
         """See `Database.write`."""
-        server, job = self._writable(), Job(make_flow, on_commit, on_rollback, is_async=False)
-        with self._handing_in:
-            group = self._group(job, exclusive_names)
-        self._make(server, group, exclusive_names)
+        server, job = (
+            self._get_writable_server(),
+            Job(make_flow, on_commit, on_rollback, is_async=False),
+        )
+        with self._submit_lock:
+            group = self._add_group(job, exclusive_names)
+        self._run_group(server, group, exclusive_names)
         return job.future.result()
 
     def awrite(
@@ -300,141 +318,174 @@ class PostgresDatabase(LazyDatabase[Server]):
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         if self._resource is None:
-            self._locks.check()  # here: the threads of a pool are nobody's run
+            self._locks.check()  # here, because a thread of the pool belongs to no run
             work = partial(self.write, make_flow, on_commit, on_rollback, exclusive_names)
             return self._call_after_connecting(lambda server: server.run_in_thread(work))
-        server, job = self._writable(), Job(make_flow, on_commit, on_rollback, is_async=True)
+        server, job = (
+            self._get_writable_server(),
+            Job(make_flow, on_commit, on_rollback, is_async=True),
+        )
         name = (
             exclusive_names[0] if exclusive_names is not None and len(exclusive_names) == 1 else ""
         )
-        with self._handing_in:  # in the order of turns: else all threads may wait for one to come
-            group = self._patient.get(name)
+        with self._submit_lock:  # otherwise all threads could wait for a turn
+            group = self._open_groups.get(name)
             if group is not None:
                 group.jobs.append(job)
                 if not may_wait:
-                    self._close(name)
+                    self._close_group(name)
                 return job.future  # type: ignore[return-value]
-            group = self._group(job, exclusive_names, patient=may_wait and bool(name))
+            group = self._add_group(job, exclusive_names, may_wait=may_wait and bool(name))
             try:
                 server.threads.submit(
-                    partial(self._make, server, group, exclusive_names), is_async=None
+                    partial(self._run_group, server, group, exclusive_names), is_async=None
                 )
             except BaseException:
-                self._close(name)
+                self._close_group(name)
                 group.ticket.leave()
                 raise
         return job.future  # type: ignore[return-value]
 
-    def _group(
-        self, job: Job[Any], exclusive: Sequence[str] | None, *, patient: bool = False
-    ) -> _Group:
-        """A job behind all that were handed in before: who joins one of them would overtake it."""
+    def _add_group(
+        self, job: Job[Any], exclusive: Sequence[str] | None, *, may_wait: bool = False
+    ) -> _WriteGroup:
+        """Add a group with one job to the queues of its exclusive names.
+
+        Earlier groups with these names are closed. A later write that joined one of them would
+        overtake this job.
+        """
         for name in exclusive or ():
-            self._close(name)
-        group = _Group([job], self._queues.join(*exclusive or ()), Event() if patient else None)
-        if patient and exclusive:
-            self._patient[exclusive[0]] = group
+            self._close_group(name)
+        group = _WriteGroup(
+            [job], self._queues.join(*exclusive or ()), Event() if may_wait else None
+        )
+        if may_wait and exclusive:
+            self._open_groups[exclusive[0]] = group
         return group
 
-    def _close(self, name: str) -> None:
-        """Let nobody join the group for a name, if there is one."""
-        group = self._patient.pop(name, None)
+    def _close_group(self, name: str) -> None:
+        """Close the group for a name, if there is one, so that no more writes join it."""
+        group = self._open_groups.pop(name, None)
         if group is not None and group.closed is not None:
             group.closed.set()
 
-    def _make(self, server: Server, group: _Group, exclusive: Sequence[str] | None) -> None:
-        """Make the transactions of a group, once those before it are made."""
+    def _run_group(
+        self, server: Server, group: _WriteGroup, exclusive: Sequence[str] | None
+    ) -> None:
+        """Commit the jobs of a group, after all groups before it in the queues."""
         if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive:
-            with self._handing_in:
-                if self._patient.get(exclusive[0]) is group:
-                    del self._patient[exclusive[0]]
+            with self._submit_lock:
+                if self._open_groups.get(exclusive[0]) is group:
+                    del self._open_groups[exclusive[0]]
         jobs = [job for job in group.jobs if job.try_start()]
         if not jobs:
             group.ticket.leave()
             return
         try:
             with group.ticket:
-                self._commit(server, jobs, exclusive)
+                self._commit_jobs(server, jobs, exclusive)
         except BaseException as exc:
             for job in jobs:
                 job.fail(exc)
         deliver_promises(jobs)
 
-    def _commit(
+    def _commit_jobs(
         self, server: Server, jobs: list[Job[Any]], exclusive: Sequence[str] | None
     ) -> None:
-        """Run jobs in one request; if that fails, each in a transaction of its own."""
+        """Run jobs in one transaction. If it fails, run each job in a transaction of its own."""
         try:
-            make = partial(_together, jobs) if len(jobs) > 1 else jobs[0].make_flow
-            result = self._run(server, make, [BEGIN], self._excluding(exclusive))
+            make = partial(_combine_flows, jobs) if len(jobs) > 1 else jobs[0].make_flow
+            result = self._run_transaction(server, make, [BEGIN], self._build_lock_calls(exclusive))
         except BaseException as exc:
-            alone = len(jobs) == 1 or isinstance(exc, StorageUnavailable)
+            is_final = len(jobs) == 1 or isinstance(exc, StorageUnavailable)
             for job in jobs:
-                job.fail(exc) if alone else self._commit(server, [job], exclusive)
+                job.fail(exc) if is_final else self._commit_jobs(server, [job], exclusive)
         else:
             for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
                 job.succeed()
 
     def epoch(self, watch: Watch) -> object | None:
-        """See `Database.epoch`: a server is asked by I/O only."""
+        """Return None, because the epoch of a server cannot be read without I/O."""
         return None
 
     async def wait_for_epoch(self, watch: Watch) -> object | None:
-        """See `epoch`."""
+        """Return None; see `epoch`."""
         return None
 
     def write_later(self, make_flow: Callable[[], Flow[object]]) -> None:
-        """See `Database.post`: by another thread, as a flow that reads may hold a connection."""
+        """See `Database.write_later`. Another thread writes, as the caller may be reading."""
         with suppress(StorageError):
-            server = self._writable()
-            group = self._group(Job(make_flow, is_async=False), None)
-            server.threads.submit(partial(self._make, server, group, None), is_async=None)
+            server = self._get_writable_server()
+            group = self._add_group(Job(make_flow, is_async=False), None)
+            server.threads.submit(partial(self._run_group, server, group, None), is_async=None)
 
-    def _writable(self) -> Server:
+    def _get_writable_server(self) -> Server:
+        """Open the database for a write, and return its server.
+
+        Raises:
+            StorageError: The database is read-only, or a lock of the calling run was lost.
+        """
         if self._read_only:
             raise StorageError(f"{self.path} was opened read-only; open it without read_only")
         self._locks.check()
         return self._connect_once()
 
-    def _run(
+    def _run_transaction(
         self,
         server: Server,
-        make: Callable[[], Flow[T]],
+        make_flow: Callable[[], Flow[T]],
         begin: Sequence[Statement],
-        calls: Sequence[_Call] = (),
+        calls: Sequence[_FunctionCall] = (),
     ) -> T:
-        """Run a flow in a transaction, and anew if that is lost or gives way to another."""
-        for again in range(_TRIES):
+        """Run a flow in a transaction, again if the connection is lost or transactions conflict.
+
+        Args:
+            server: The server.
+            make_flow: A function that builds the flow.
+            begin: The statements that begin the transaction.
+            calls: Function calls that are made first, as SQL with one parameter each.
+        """
+        for attempt in range(_MAX_ATTEMPTS):
             try:
                 with (
                     server.connection() as conn,
                     Transaction(
                         server, conn, begin, self._build_call_statements(conn, *calls)
-                    ) as whole,
+                    ) as transaction,
                 ):
-                    return run_flow(make(), whole.execute)
+                    return run_flow(make_flow(), transaction.execute)
             except psycopg.Error as exc:
-                if not (is_lost(exc) or isinstance(exc, _GAVE_WAY)):
+                if not (is_lost(exc) or isinstance(exc, _CONFLICT_ERRORS)):
                     raise translate_error(exc, server.name) from exc
                 error = exc
-            time.sleep(random.uniform(0, min(1.0, 0.01 * 2**again)))
+            time.sleep(random.uniform(0, min(1.0, 0.01 * 2**attempt)))
         raise translate_error(error, server.name) from error
 
-    def _excluding(self, names: Sequence[str] | None) -> list[_Call]:
-        """What keeps others from writing what a transaction is about; first its number."""
-        of = *self._space, self._component.component
-        begun = "pg_current_xact_id()::text, set_config('lock_timeout', ?, true)"
-        calls: list[_Call] = [(begun, self._lock_timeout)]
-        if names is None or len(names) > _MANY_NAMES:
-            return [*calls, ("pg_advisory_xact_lock(?)", lock_key(*of))]
-        calls.append(("pg_advisory_xact_lock_shared(?)", lock_key(*of)))
-        keys = sorted(lock_key(*of, name) for name in names)  # in one order: no deadlock
+    def _build_lock_calls(self, names: Sequence[str] | None) -> list[_FunctionCall]:
+        """Build the function calls at the start of a transaction that writes.
+
+        Args:
+            names: The exclusive names; see `Database.write`.
+
+        Returns:
+            The call that returns the number of the transaction and limits the wait for locks, then
+            the calls that take the advisory locks.
+        """
+        namespace = *self._lock_namespace, self._component.component
+        transaction_call = "pg_current_xact_id()::text, set_config('lock_timeout', ?, true)"
+        calls: list[_FunctionCall] = [(transaction_call, self._lock_timeout)]
+        if names is None or len(names) > _MAX_LOCK_NAMES:
+            return [*calls, ("pg_advisory_xact_lock(?)", lock_key(*namespace))]
+        calls.append(("pg_advisory_xact_lock_shared(?)", lock_key(*namespace)))
+        keys = sorted(
+            lock_key(*namespace, name) for name in names
+        )  # sorted, so that two transactions cannot deadlock
         if len(keys) == 1:
             return [*calls, ("pg_advisory_xact_lock(?)", keys[0])]
-        of_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
-        return [*calls, (of_many, keys)]
+        lock_many = "(SELECT count(pg_advisory_xact_lock(key)) FROM unnest(?::bigint[]) AS key)"
+        return [*calls, (lock_many, keys)]
 
-    def _build_call_statements(self, conn: Requests, *calls: _Call) -> list[Statement]:
+    def _build_call_statements(self, conn: Requests, *calls: _FunctionCall) -> list[Statement]:
         """Build a SELECT that calls functions and first sets the schema and the tenant."""
         if not conn.keeps_session:
             calls += (("set_config('search_path', ?, true)", self._schema),)
@@ -449,7 +500,9 @@ class PostgresDatabase(LazyDatabase[Server]):
 
     def read(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.read`."""
-        return self._run(self._connect_once(), make_flow, [_SNAPSHOT] if snapshot else [])
+        return self._run_transaction(
+            self._connect_once(), make_flow, [_BEGIN_SNAPSHOT] if snapshot else []
+        )
 
     async def aread(self, make_flow: Callable[[], Flow[T]], *, snapshot: bool = True) -> T:
         """See `Database.aread`."""
@@ -458,47 +511,51 @@ class PostgresDatabase(LazyDatabase[Server]):
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
-        """See `Database.lock`: an advisory lock, held by one connection of this process.
+        """See `Database.lock`. The lock is an advisory lock of one connection of this process.
 
         Raises:
-            ConfigurationError: There is only a DSN of a pooler.
+            ConfigurationError: The only DSN leads to a pooler.
         """
-        if not self._lockable:
+        if not self._can_lock:
             raise ConfigurationError(pooled_locks_message(self.path))
         return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
 
-    # -- upkeep
+    # -- maintenance
 
     def request_scrub(self) -> Flow[None]:
-        """See `Database.scrub_wanted`."""
-        of = "" if self._tenant is None else "tenant, "
-        yield Statement(_SCRUB_WANTED.format(of), (secrets.token_bytes(8),))
+        """See `Database.request_scrub`."""
+        tenant_column = "" if self._tenant is None else "tenant, "
+        yield Statement(_REQUEST_SCRUB_SQL.format(tenant_column), (secrets.token_bytes(8),))
 
     def scrub(self) -> bool:
-        """See `Database.scrub`: tables are vacuumed, but Postgres overwrites no bytes of a page."""
-        wanted_by = self.read(lambda: fetch_rows("SELECT value FROM settings WHERE name = 'scrub'"))
-        if wanted_by:
-            self._vacuum(0)
+        """See `Database.scrub`. Tables are vacuumed. Postgres overwrites no deleted bytes."""
+        scrub_request = self.read(
+            lambda: fetch_rows("SELECT value FROM settings WHERE name = 'scrub'")
+        )
+        if scrub_request:
+            self._vacuum_tables(0)
             drop = "DELETE FROM settings WHERE name = 'scrub' AND value = ?"
-            self.write(lambda: fetch_rows(drop, *wanted_by[0]))
-        return not wanted_by
+            self.write(lambda: fetch_rows(drop, *scrub_request[0]))
+        return not scrub_request
 
     def shrink(self) -> None:
-        """See `Database.shrink`: tables of which much was deleted are vacuumed."""
-        self._vacuum(_DEAD)
+        """See `Database.shrink`. Tables with many deleted rows are vacuumed."""
+        self._vacuum_tables(_MIN_DEAD_ROWS)
 
-    def _vacuum(self, dead: int) -> None:
-        """Vacuum tables with at least so many deleted rows, unless another does so already."""
-        tables = partial(fetch_rows, _VACUUMED, self._schema, self._tables, dead)
-        server, due = self._writable(), self.read(tables)
+    def _vacuum_tables(self, min_dead_rows: int) -> None:
+        """Vacuum tables with at least so many deleted rows, unless another process does so."""
+        tables = partial(
+            fetch_rows, _TABLES_TO_VACUUM_SQL, self._schema, self._tables, min_dead_rows
+        )
+        server, tables_to_vacuum = self._get_writable_server(), self.read(tables)
         with map_errors(server.name), server.connection() as conn:
-            for (table,) in due:
+            for (table,) in tables_to_vacuum:
                 vacuum = f"VACUUM (SKIP_LOCKED) {self._schema}.{table}"
-                conn.ask([Statement(vacuum)], prepare=False)
+                conn.send_request([Statement(vacuum)], prepare=False)
 
     def stats(self) -> dict[str, Any]:
-        """See `Database.stats`; the size is that of the schema's tables with their indexes."""
-        ((version, size),) = self.read(lambda: fetch_rows(_SIZES, self._schema))
+        """See `Database.stats`. The size includes the tables of the schema and their indexes."""
+        ((version, size),) = self.read(lambda: fetch_rows(_SIZES_SQL, self._schema))
         return {"path": self.path, "postgres_version": version, "size_bytes": int(size)}
 
 
@@ -524,15 +581,18 @@ class PostgresOwner(DatabaseOwner):
                 pool gives no connection.
             StorageError: The database cannot be opened.
         """
-        given: Any = options.pop("dsn") if db is settings.CHOSEN and "dsn" in options else db
-        return super().open(given, **options)
+        dsn: Any = options.pop("dsn") if db is settings.CHOSEN and "dsn" in options else db
+        return super().open(dsn, **options)
 
 
-def _together(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
-    """The flows of jobs, each of them a `Guarded` request, as one; returns their results.
+def _combine_flows(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
+    """Combine the flows of jobs, each with one guarded request, into one flow.
+
+    Returns:
+        The results of the jobs, in their order.
 
     Raises:
-        Stale: One of them is not, or rests on what is no more.
+        GuardFailed: A flow does not consist of one guarded request, or a guard failed.
     """
     flows = [job.make_flow() for job in jobs]
     requests: list[Any] = [next(flow) for flow in flows]
@@ -540,9 +600,9 @@ def _together(jobs: Sequence[Job[Any]]) -> Flow[list[Any]]:
         raise GuardFailed
     rows, results = iter((yield CombinedRequest(chain(*requests)))), list[Any]()
     for flow, request in zip(flows, requests, strict=True):
-        answers = [next(rows) for _ in request]
+        request_rows = [next(rows) for _ in request]
         try:
-            flow.send(answers[0])
+            flow.send(request_rows[0])
         except StopIteration as stop:
             results.append(stop.value)
     return results

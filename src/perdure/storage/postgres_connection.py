@@ -26,32 +26,34 @@ from perdure.storage.shared import SharedResource
 from perdure.storage.threads import ThreadPool
 
 C = TypeVar("C", bound=psycopg.Connection[Any])
-_THREADS: Final = 8  # that do the work of coroutines
-_OLDEST: Final = 13  # version of the server
+_THREAD_COUNT: Final = 8  # threads that run the blocking work of coroutines
+_MIN_SERVER_VERSION: Final = 13  # oldest supported version of PostgreSQL
 _ENCODING: Final = "UTF8"
-# a role may have others; PgBouncer keeps these for its client, whichever connection that gets
-_SESSION: Final = """
+# A role may have other defaults. PgBouncer keeps these settings for its client on any connection.
+_SET_SESSION_SQL: Final = """
 SELECT set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false),
 set_config('standard_conforming_strings', 'on', false)
 """
-_STAYS: Final = """
+_DISABLE_IDLE_TIMEOUT_SQL: Final = """
 SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'
 """
-_SOON_S: Final = 1.0  # a connection takes less, unless all are used or there is something wrong
-_WRONG_LOGIN: Final = ("authentication failed", "no password supplied")
-_REFUSALS: Final = (
-    *_WRONG_LOGIN,
+_EXPECTED_WAIT_S: Final = (
+    1.0  # seconds after which a missing connection means that all are in use, or an error
+)
+_WRONG_PASSWORD_TEXTS: Final = ("authentication failed", "no password supplied")
+_REFUSAL_TEXTS: Final = (
+    *_WRONG_PASSWORD_TEXTS,
     "does not exist",
     "pg_hba.conf",
     "not permitted to log in",
 )
-RUN: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
-"""What tells a server from the one that it was before a crash, and from its standby."""
+SERVER_RUN_SQL: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
+"""A query whose result changes after a crash of the server, and differs on its standby."""
 
 
-def lock_key(*of: str) -> int:
+def lock_key(*parts: str) -> int:
     """Return the key of an advisory lock for a name in several parts."""
-    digest = hashlib.blake2b("\0".join(of).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
@@ -59,8 +61,8 @@ def lock_key(*of: str) -> int:
 
 
 def set_session(conn: psycopg.Connection[Any]) -> None:
-    """Give a session the settings that our code relies on; its role may have others."""
-    conn.execute(_SESSION, prepare=False)
+    """Set the settings of a session on which perdure relies, because roles may have others."""
+    conn.execute(_SET_SESSION_SQL, prepare=False)
 
 
 def open_connection(
@@ -91,15 +93,15 @@ def open_connection(
     try:
         conn = kind.connect(dsn, autocommit=True, prepare_threshold=None, **options)
     except psycopg.OperationalError as exc:
-        if not source.is_fixed and any(reason in str(exc) for reason in _WRONG_LOGIN):
+        if not source.is_fixed and any(reason in str(exc) for reason in _WRONG_PASSWORD_TEXTS):
             raise StorageUnavailable(
                 f"{name}: {exc}; the password that the DSN function returned is wrong or expired"
             ) from exc
-        if any(reason in str(exc) for reason in _REFUSALS):
+        if any(reason in str(exc) for reason in _REFUSAL_TEXTS):
             raise ConfigurationError(f"{name}: {exc}; check user, password and database") from exc
         raise translate_error(exc, name) from exc
     except psycopg.ProgrammingError as exc:
-        raise ConfigurationError(f"{name}: {exc}; mend that option of the DSN") from exc
+        raise ConfigurationError(f"{name}: {exc}; correct this option of the DSN") from exc
     try:
         with map_errors(name):
             configure(conn)
@@ -122,8 +124,10 @@ def _check_server(pgconn: pq.abc.PGconn, name: str) -> None:
     """Raise ConfigurationError if the server is too old or its database is not in UTF-8."""
     version = pgconn.server_version // 10_000
     encoding = (pgconn.parameter_status(b"server_encoding") or b"").decode()
-    if version < _OLDEST:
-        raise ConfigurationError(f"{name} is PostgreSQL {version}; expected {_OLDEST} or newer")
+    if version < _MIN_SERVER_VERSION:
+        raise ConfigurationError(
+            f"{name} is PostgreSQL {version}; expected {_MIN_SERVER_VERSION} or newer"
+        )
     if encoding != _ENCODING:
         raise ConfigurationError(f"{name} has server_encoding={encoding}; expected {_ENCODING}")
 
@@ -159,13 +163,15 @@ class Connections(Protocol):
         """Close the connections that perdure has opened."""
 
 
-def _configure(conn: Pipelined, *, pooled: bool, schema: str) -> None:
+def _configure_connection(conn: Pipelined, *, pooled: bool, schema: str) -> None:
+    """Set the settings of a new connection, and read those on which requests depend."""
     set_session(conn)
     conn.keeps_session = not pooled and not is_pooled(conn)
     if conn.keeps_session:
         conn.execute("SELECT set_config('search_path', %s, false)", (schema,), prepare=False)
-    ((conn.run, isolation),) = conn.execute(
-        f"SELECT ({RUN}), current_setting('default_transaction_isolation')", prepare=False
+    ((conn.server_run, isolation),) = conn.execute(
+        f"SELECT ({SERVER_RUN_SQL}), current_setting('default_transaction_isolation')",
+        prepare=False,
     )
     conn.needs_transaction = isolation != "read committed"
 
@@ -182,7 +188,7 @@ class OwnPool(Connections):
         self, source: DsnSource, schema: str, *, pooled: bool, size: int, timeout_s: float
     ) -> None:
         self._source, self._timeout_s = source, timeout_s
-        self._configure = partial(_configure, pooled=pooled, schema=schema)
+        self._configure = partial(_configure_connection, pooled=pooled, schema=schema)
         self._size, self._lent = size, set[Pipelined]()
         self._pool = ConnectionPool(
             partial(source.resolve_dsn, timeout_s),
@@ -218,29 +224,31 @@ class OwnPool(Connections):
             broken = conn.broken
             self._pool.putconn(conn)
             if broken:
-                self._pool.drain()  # those that lie idle were lost with it
+                self._pool.drain()  # the idle connections were probably lost as well
 
     def _take_connection(self) -> Pipelined:
         """Take a connection from the pool, or raise an error that says why none was available."""
         deadline, reason = time.monotonic() + self._timeout_s, None
         if len(self._lent) < self._size:
             with suppress(PoolTimeout):
-                return self._pool.getconn(min(_SOON_S, self._timeout_s))
+                return self._pool.getconn(min(_EXPECTED_WAIT_S, self._timeout_s))
             left_s = deadline - time.monotonic()
             try:
                 if left_s > 0 or self._source.is_fixed:
-                    self._try_connecting(_SOON_S if self._source.is_fixed else min(_SOON_S, left_s))
-            except StorageUnavailable as exc:  # it may be about to start
+                    self._try_connecting(
+                        _EXPECTED_WAIT_S if self._source.is_fixed else min(_EXPECTED_WAIT_S, left_s)
+                    )
+            except StorageUnavailable as exc:  # the server may be starting
                 reason = exc
         try:
             return self._pool.getconn(deadline - time.monotonic())
         except PoolTimeout as exc:
             if reason is None and len(self._lent) < self._size:
                 self._source.check_last_call(self._timeout_s / 2)
-                self._try_connecting(_SOON_S)
+                self._try_connecting(_EXPECTED_WAIT_S)
             raise reason or StorageUnavailable(
                 f"{self.name}: no connection was free within {self._timeout_s} s, because all "
-                f"{self._size} are in use; give a larger pool_size"
+                f"{self._size} are in use; pass a larger pool_size"
             ) from exc
 
     @contextmanager
@@ -274,7 +282,7 @@ class _Session(NamedTuple):
         transformer: The psycopg transformer that adapts values for this connection.
     """
 
-    run: Any
+    server_run: Any
     transformer: abc.Transformer
 
 
@@ -331,14 +339,16 @@ class UserPool(Connections):
             lent.end_transaction()  # the `check` function of the pool may have begun one
             if session is None:
                 _check_server(conn.pgconn, self.name)
-                *_, ((run,),) = lent.ask([*lent.settings, Statement(RUN)])
-                session = _Session(run, lent.transformer)
+                *_, ((server_run,),) = lent.send_request(
+                    [*lent.settings, Statement(SERVER_RUN_SQL)]
+                )
+                session = _Session(server_run, lent.transformer)
                 with self._guard:
                     self._sessions[conn] = session
         except BaseException:
             self._return_connection(lent)
             raise
-        lent.run = session.run
+        lent.server_run = session.server_run
         return lent
 
     def _take_connection(self, within_s: float) -> psycopg.Connection[Any]:
@@ -353,7 +363,7 @@ class UserPool(Connections):
         except PoolClosed as exc:
             problem = f"{exc}; keep the pool open for as long as perdure uses it"
         except TooManyRequests as exc:
-            problem = f"{exc}; give the pool a larger max_size or max_waiting"
+            problem = f"{exc}; create the pool with a larger max_size or max_waiting"
         except PoolTimeout:
             problem = (
                 f"the {self.name} gave no connection within {within_s:g} s; either all of its "
@@ -401,7 +411,7 @@ class Server(SharedResource):
 
     def __init__(self, connections: Connections) -> None:
         super().__init__(
-            connections.name, ThreadPool(_THREADS, "perdure-postgres", is_permanent=True)
+            connections.name, ThreadPool(_THREAD_COUNT, "perdure-postgres", is_permanent=True)
         )
         self._connections = connections
         self.lend_replacement = connections.lend_replacement
@@ -423,12 +433,12 @@ class Server(SharedResource):
 
 
 class AdvisoryLocks(ProcessLocks):
-    """Locks of a connection of its own: each checkpointer has one for all its locks.
+    """Advisory locks of a separate connection, which holds all locks of one component.
 
     Args:
         source: The source of the DSN of the server itself. A pooler would give the session, and
             with it the locks, to another client.
-        of: Text that becomes part of the key of each lock.
+        *namespace: Texts that become part of the key of each lock.
         is_direct: Whether the user has stated that the DSN leads to the server itself. Otherwise
             each new connection is checked, and a pooler is refused.
         timeout_s: The number of seconds to wait for a DSN.
@@ -437,15 +447,17 @@ class AdvisoryLocks(ProcessLocks):
     pause_s = 0.05
     is_prompt = False
 
-    def __init__(self, source: DsnSource, *of: str, is_direct: bool, timeout_s: float) -> None:
-        self._source, self._of, self._is_direct = source, of, is_direct
+    def __init__(
+        self, source: DsnSource, *namespace: str, is_direct: bool, timeout_s: float
+    ) -> None:
+        self._source, self._namespace, self._is_direct = source, namespace, is_direct
         self._timeout_s = timeout_s
         self.session = 0
         self._guard = threading.Lock()
         self._conn: psycopg.Connection[Row] | None = None
 
     def try_take(self, name: str) -> bool:
-        """See `Between.take`.
+        """See `ProcessLocks.try_take`.
 
         Raises:
             ConfigurationError: The DSN leads to a pooler.
@@ -453,53 +465,55 @@ class AdvisoryLocks(ProcessLocks):
         """
         with self._guard, map_errors(self._source.name):
             try:
-                return self._call("pg_try_advisory_lock", name)
-            except psycopg.OperationalError:  # it lay idle, and was closed
-                self._lose()
-                return self._call("pg_try_advisory_lock", name)
+                return self._call_lock_function("pg_try_advisory_lock", name)
+            except psycopg.OperationalError:  # the server has closed the idle connection
+                self._drop_connection()
+                return self._call_lock_function("pg_try_advisory_lock", name)
 
     def release(self, name: str) -> None:
-        """See `Between.give_back`."""
+        """See `ProcessLocks.release`."""
         with self._guard, suppress(psycopg.Error):
             if self._conn is not None:
-                self._call("pg_advisory_unlock", name)
+                self._call_lock_function("pg_advisory_unlock", name)
 
-    def _call(self, function: str, name: str) -> bool:
+    def _call_lock_function(self, function: str, name: str) -> bool:
+        """Call a function of the server with the key of a lock, and return its result."""
         if self._conn is None:
             self._conn = open_connection(self._source, psycopg.Connection, within_s=self._timeout_s)
-            self._conn.execute(_STAYS)
+            self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
             if not self._is_direct and is_pooled(self._conn):
-                self._lose()
+                self._drop_connection()
                 raise ConfigurationError(pooled_locks_message(self._source.name))
-        key = lock_key(*self._of, "lock", name)
-        ((done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
-        return bool(done)
+        key = lock_key(*self._namespace, "lock", name)
+        ((is_done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
+        return bool(is_done)
 
     def check(self) -> None:
-        """See `Between.check`: a connection that was closed can be read, and has nothing."""
+        """See `ProcessLocks.check`. The socket of a closed connection is readable, without data."""
         with self._guard:
             conn = self._conn
             if conn is not None and (conn.closed or select.select([conn], [], [], 0)[0]):
                 try:
                     conn.execute("SELECT 1")
                 except psycopg.Error:
-                    self._lose()
+                    self._drop_connection()
 
-    def _lose(self) -> None:
+    def _drop_connection(self) -> None:
+        """Close the connection, and begin a new session, because all locks are lost."""
         self.session += 1
         if self._conn is not None:
             self._conn.close()
             self._conn = None
 
     def close(self) -> None:
-        """See `Between.close`."""
+        """See `ProcessLocks.close`."""
         with self._guard:
-            self._lose()
+            self._drop_connection()
 
 
 def pooled_locks_message(name: str) -> str:
     """Return the message of the error for a lock that is requested through a pooler."""
     return (
-        f"{name} is pooled, and a lock needs a connection that stays: give direct=, the DSN of the "
+        f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "
         "server itself"
     )

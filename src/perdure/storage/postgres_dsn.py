@@ -28,9 +28,9 @@ from perdure.storage.threads import ThreadPool
 Dsn = str | Callable[[], str] | ConnectionPool[Any]
 """The type of the argument `dsn`: a DSN, a function that returns a DSN, or a pool of the user."""
 
-Place = tuple[str, str, str]  # host, port and database
+DatabaseAddress = tuple[str, str, str]  # host, port and database
 
-_PORT: Final = "5432"
+_PORT: Final = "5432"  # the default port
 _DEFAULTS: Final[dict[str, Any]] = {  # a lost host is noticed within a minute
     "application_name": "perdure",
     "connect_timeout": 10,
@@ -42,7 +42,7 @@ _DEFAULTS: Final[dict[str, Any]] = {  # a lost host is noticed within a minute
 _NOT_IN_A_DSN: Final = frozenset(  # parameters of `psycopg.Connection.connect` itself
     {"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"}
 )
-_CALLS: Final = 4  # threads that call one DSN function; a call that hangs occupies its thread
+_MAX_CALLS: Final = 4  # threads that call one DSN function; a call that hangs occupies its thread
 _POLL_S: Final = 0.1  # seconds after which a waiting caller notices that the source was closed
 
 
@@ -95,12 +95,12 @@ def redact_dsn(dsn: str) -> str:
     """Return the user, host, port and database of a DSN as a URI, without the password."""
     parts = conninfo_to_dict(dsn)
     user, host, port = parts.get("user"), parts.get("host", ""), parts.get("port")
-    at = f"{user}@" if user else ""
-    to = f":{port}" if port else ""
-    return f"postgresql://{at}{host}{to}/{parts.get('dbname', '')}"
+    login = f"{user}@" if user else ""
+    port_suffix = f":{port}" if port else ""
+    return f"postgresql://{login}{host}{port_suffix}/{parts.get('dbname', '')}"
 
 
-def locate_dsn(dsn: str) -> Place:
+def locate_dsn(dsn: str) -> DatabaseAddress:
     """Return the host, port and database of a DSN."""
     parts = conninfo_to_dict(dsn)
     host, port = parts.get("host") or parts.get("hostaddr") or "", parts.get("port") or _PORT
@@ -140,7 +140,7 @@ class DsnSource(Protocol):
             StorageUnavailable: No DSN is available within `within_s` seconds.
         """
 
-    def locate_database(self, within_s: float) -> Place:
+    def locate_database(self, within_s: float) -> DatabaseAddress:
         """Return the host, port and database to which the last DSN led.
 
         Raises:
@@ -165,15 +165,15 @@ class FixedDsn(DsnSource):
 
     def __init__(self, dsn: object) -> None:
         self.key = self._dsn = normalize_dsn(dsn)
-        self.name, self._place = redact_dsn(self._dsn), locate_dsn(self._dsn)
+        self.name, self._address = redact_dsn(self._dsn), locate_dsn(self._dsn)
 
     def resolve_dsn(self, within_s: float) -> str:
         """See `DsnSource.resolve_dsn`."""
         return self._dsn
 
-    def locate_database(self, within_s: float) -> Place:
+    def locate_database(self, within_s: float) -> DatabaseAddress:
         """See `DsnSource.locate_database`."""
-        return self._place
+        return self._address
 
     def check_last_call(self, within_s: float) -> None:
         """Do nothing, because a fixed DSN is always available."""
@@ -206,11 +206,11 @@ class DsnFunction(DsnSource):
         _check_callable(function, label)
         self._function, self._label, self.key, self._advice = function, label, key, advice
         self.name = f"the database of {label}"
-        self._threads = ThreadPool(_CALLS, "perdure-dsn", is_permanent=False)
+        self._threads = ThreadPool(_MAX_CALLS, "perdure-dsn", is_permanent=False)
         self._guard = threading.Lock()  # protects `_pending`
         self._pending: dict[object, float] = {}  # start time of each call that is still running
         self._problem = ""  # reason why the last call failed; empty after a success
-        self._place: Place | None = None  # host, port and database of the last DSN
+        self._address: DatabaseAddress | None = None  # host, port and database of the last DSN
         self._closed = False
 
     def resolve_dsn(self, within_s: float) -> str:
@@ -226,12 +226,12 @@ class DsnFunction(DsnSource):
         self._problem = problem
         if problem:
             raise self._build_error(problem)
-        self.name, self._place = redact_dsn(dsn), locate_dsn(dsn)
+        self.name, self._address = redact_dsn(dsn), locate_dsn(dsn)
         return dsn
 
-    def locate_database(self, within_s: float) -> Place:
+    def locate_database(self, within_s: float) -> DatabaseAddress:
         """See `DsnSource.locate_database`."""
-        return self._place or locate_dsn(self.resolve_dsn(within_s))
+        return self._address or locate_dsn(self.resolve_dsn(within_s))
 
     def _call_function(self, deadline: float) -> tuple[str, str]:
         """Return the normalized DSN and "", or "" and the reason why there is no DSN."""
@@ -281,7 +281,7 @@ class DsnFunction(DsnSource):
 def _check_callable(function: Callable[[], object], label: str) -> None:
     """Raise ConfigurationError for a function that is asynchronous or needs arguments."""
     call = getattr(function, "__call__", None)  # noqa: B004 - the method of a callable object
-    if any(inspect.iscoroutinefunction(each) for each in (function, call)):
+    if any(inspect.iscoroutinefunction(candidate) for candidate in (function, call)):
         raise ConfigurationError(
             f"{label} is asynchronous; expected a function that returns the DSN without await. "
             "perdure calls the function in a thread, so it may block"
@@ -375,4 +375,4 @@ def build_pool_dsn_source(pool: ConnectionPool[Any]) -> DsnSource:
         return make_conninfo(text, **parameters) or "dbname="
 
     label = f"the conninfo of the pool {pool.name!r}, from which the connection for locks is made,"
-    return DsnFunction(build_dsn, label, _Identity(pool), "give direct=, a DSN for locks")
+    return DsnFunction(build_dsn, label, _Identity(pool), "pass direct=, a DSN for locks")

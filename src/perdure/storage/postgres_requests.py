@@ -39,7 +39,9 @@ def number_placeholders(sql: str) -> bytes:
     contains a question mark.
     """
     head, *rest = sql.split("?")
-    parts = (part if part[:1].isdigit() else f"{at}{part}" for at, part in enumerate(rest, 1))
+    parts = (
+        part if part[:1].isdigit() else f"{number}{part}" for number, part in enumerate(rest, 1)
+    )
     return "$".join((head, *parts)).encode()
 
 
@@ -74,7 +76,8 @@ class Requests(ABC):
 
     Attributes:
         pgconn: The connection of libpq.
-        run: A value that differs after a crash of the server; the result of the query `RUN`.
+        server_run: A value that differs after a crash of the server; the result of the query
+            `SERVER_RUN_SQL`.
         keeps_session: Whether the server session belongs to this client until it disconnects. If
             so, perdure sets its search path and prepares statements. psycopg must not prepare
             statements, because it would also deallocate those of perdure.
@@ -85,7 +88,7 @@ class Requests(ABC):
     """
 
     pgconn: pq.abc.PGconn
-    run: Any = None
+    server_run: Any = None
     keeps_session = True
     needs_transaction = False
     settings: Sequence[Statement] = ()
@@ -106,7 +109,9 @@ class Requests(ABC):
     def discard_connection(self) -> None:
         """Close the connection, because its state is unknown."""
 
-    def ask(self, statements: Sequence[Statement], *, prepare: bool = True) -> list[list[Row]]:
+    def send_request(
+        self, statements: Sequence[Statement], *, prepare: bool = True
+    ) -> list[list[Row]]:
         """Run statements up to the first one that fails, and return their rows.
 
         The statements are one transaction, unless they contain BEGIN themselves.
@@ -116,20 +121,23 @@ class Requests(ABC):
             prepare: Whether to prepare the statements, because they will be sent again.
 
         Returns:
-            The rows of each statement. For a statement with `many`, the rows of its last execution.
+            The rows of each statement. For a statement with `execute_many`, the rows of its last
+            execution.
 
         Raises:
             psycopg.Error: A statement failed, or the connection is lost.
         """
         runs = [
-            (at, self._bind_parameters(number_placeholders(sql), row))
-            for at, (sql, params, many) in enumerate(statements)
-            for row in (params if many else (params,))
+            (index, self._bind_parameters(number_placeholders(sql), row))
+            for index, (sql, params, execute_many) in enumerate(statements)
+            for row in (params if execute_many else (params,))
         ]
         limit = _MAX_PREPARED if prepare and self.keeps_session else 0
         try:
             self.pgconn.enter_pipeline_mode()
-            due = [result for at, run in runs for result in self._send_statement(limit, at, *run)]
+            result_keys = [
+                key for index, run in runs for key in self._send_statement(limit, index, *run)
+            ]
             self.pgconn.pipeline_sync()
             results = self._read_results()
             self.pgconn.exit_pipeline_mode()
@@ -137,21 +145,22 @@ class Requests(ABC):
             if not self.closed:
                 self.discard_connection()
             raise
-        out: list[list[Row]] = [[] for _ in statements]
+        rows_by_statement: list[list[Row]] = [[] for _ in statements]
         failed = None
-        for place, result in zip(due, results, strict=True):
+        for result_key, result in zip(result_keys, results, strict=True):
             if result.status == pq.ExecStatus.TUPLES_OK:
                 self.transformer.set_pgresult(result, format=_BINARY)
-                out[place] = self.transformer.load_rows(0, result.ntuples, tuple)  # type: ignore[index]
+                rows_by_statement[result_key] = self.transformer.load_rows(0, result.ntuples, tuple)  # type: ignore[index]
             elif result.status != pq.ExecStatus.COMMAND_OK:
                 failed = failed or result
-                if not isinstance(place, int):
-                    del self._names[place]
+                if not isinstance(result_key, int):
+                    del self._names[result_key]
         if failed is not None:
             raise errors.error_from_result(failed, self.transformer.encoding)
-        return out
+        return rows_by_statement
 
     def _bind_parameters(self, sql: bytes, row: Sequence[Any]) -> _BoundStatement:
+        """Adapt the parameters of one execution of a statement."""
         if not row:
             return (sql, ()), (), ()
         transformer = self.transformer
@@ -160,20 +169,20 @@ class Requests(ABC):
 
     def _send_statement(
         self,
-        limit: int,
-        at: int,
+        max_prepared: int,
+        index: int,
         key: _StatementKey,
         params: Sequence[Any],
         formats: Sequence[pq.Format],
     ) -> Iterator[int | _StatementKey]:
-        """Send one statement, and prepare it first if fewer than `limit` are prepared.
+        """Send one statement, and prepare it first if fewer than `max_prepared` are prepared.
 
         Yields one element for each result that the server will return: the key of a statement that
         is prepared, then the number of the statement that is executed.
         """
         pgconn = self.pgconn
         name = self._names.get(key)
-        if name is None and len(self._names) < limit:
+        if name is None and len(self._names) < max_prepared:
             name = self._names[key] = b"perdure_%d" % next(self._numbers)
             pgconn.send_prepare(name, *key)
             yield key
@@ -181,14 +190,14 @@ class Requests(ABC):
             pgconn.send_query_params(key[0], params, key[1], formats, _BINARY)
         else:
             pgconn.send_query_prepared(name, params, formats, _BINARY)
-        yield at
+        yield index
 
     def _read_results(self) -> list[pq.abc.PGresult]:
         """Read the results of a request until the server has answered all of it."""
         pgconn, results = self.pgconn, list[pq.abc.PGresult]()
         unsent = pgconn.flush()
         while True:
-            _wait(pgconn.socket, writing=bool(unsent))
+            _wait_for_socket(pgconn.socket, writing=bool(unsent))
             pgconn.consume_input()
             unsent = unsent and pgconn.flush()
             while not pgconn.is_busy():
@@ -204,12 +213,12 @@ class Requests(ABC):
 
 if sys.platform == "win32":
 
-    def _wait(socket: int, *, writing: bool) -> None:
+    def _wait_for_socket(socket: int, *, writing: bool) -> None:
         select.select([socket], [socket] if writing else [], [])
 
 else:
 
-    def _wait(socket: int, *, writing: bool) -> None:
+    def _wait_for_socket(socket: int, *, writing: bool) -> None:
         poll = select.poll()  # unlike select(), it accepts descriptors above 1,023
         poll.register(socket, select.POLLIN | select.POLLOUT if writing else select.POLLIN)
         poll.poll()
@@ -272,13 +281,14 @@ class Borrowed(Requests):
         if self.closed or self._is_idle():
             return
         try:
-            self.ask([_ROLLBACK])
+            self.send_request([_ROLLBACK])
         except psycopg.Error:
             self.discard_connection()
         if not self.closed and not self._is_idle():
             self.discard_connection()
 
     def _is_idle(self) -> bool:
+        """Return whether the connection is in no transaction and in no pipeline."""
         status = self.pgconn.transaction_status
         is_off = self.pgconn.pipeline_status == pq.PipelineStatus.OFF
         return is_off and status == pq.TransactionStatus.IDLE

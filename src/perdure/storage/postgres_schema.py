@@ -1,8 +1,8 @@
-"""The tables of a schema, and tenants that share them, by row-level security.
+"""Create the tables of a component in Postgres, with row-level security if tenants share them.
 
-With tenants, each table has a column with the tenant of its rows, which leads all keys and indexes.
-A policy shows and takes the rows of the tenant that the transaction has named, and none if it has
-named none. Other statements than those that name a key are the same with and without tenants.
+With tenants, each table has the column `tenant`, which is the first column of all keys and indexes.
+A policy allows a transaction to read and write only the rows of the tenant that it has set. Without
+a tenant, no row is visible. Only statements that name the columns of a key differ for tenants.
 
 Source: https://www.postgresql.org/docs/current/ddl-rowsecurity.html
 """
@@ -21,7 +21,7 @@ from perdure.storage.flow import Row, Statement
 from perdure.storage.postgres_connection import lock_key
 from perdure.storage.postgres_requests import Requests
 
-_SCHEMAS: Final = """
+_SCHEMAS_TABLE: Final = """
 CREATE TABLE IF NOT EXISTS schemas (
     component text PRIMARY KEY, version bigint NOT NULL, script_hash text NOT NULL,
     applied_at timestamptz NOT NULL DEFAULT now()
@@ -38,34 +38,41 @@ _ROW_SECURITY: Final = """
 SELECT relrowsecurity, row_security_active(oid), current_user::text FROM pg_class
 WHERE oid = to_regclass(?)
 """
-_SETTINGS: Final = (
+_SETTINGS_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS settings ({tenant_column}name text, value bytea NOT NULL, "
     "PRIMARY KEY ({tenant}name));"
 )
-_MINE: Final = "nullif(current_setting('perdure.tenant', true), '')"  # '' is left in a session
-_COLUMN: Final = f'tenant text COLLATE "C" NOT NULL DEFAULT {_MINE}, '
+_CURRENT_TENANT: Final = (
+    "nullif(current_setting('perdure.tenant', true), '')"  # a session keeps '' afterwards
+)
+_TENANT_COLUMN: Final = f'tenant text COLLATE "C" NOT NULL DEFAULT {_CURRENT_TENANT}, '
 _POLICY: Final = f"""
 ALTER TABLE {{0}} ENABLE ROW LEVEL SECURITY;
 ALTER TABLE {{0}} FORCE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS tenant ON {{0}};
-CREATE POLICY tenant ON {{0}} USING (tenant = {_MINE});"""
+CREATE POLICY tenant ON {{0}} USING (tenant = {_CURRENT_TENANT});"""
 
 
 def list_table_names(script: str) -> list[str]:
-    """The names of the tables that a script makes."""
-    words = [
+    """Return the names of the tables that a script creates."""
+    words_by_statement = [
         statement.sql.replace("IF NOT EXISTS ", "").split() for statement in split_script(script)
     ]
-    return [line[2] for line in words if line[:2] == ["CREATE", "TABLE"]]
+    return [words[2] for words in words_by_statement if words[:2] == ["CREATE", "TABLE"]]
 
 
 def build_statements(script: str, tenant: str | None) -> list[Statement]:
-    """The statements of a script; for tenants with their column and the policy of each table."""
+    """Build the statements of a script.
+
+    For tenants, the tables get the column `tenant` and a policy.
+    """
     if tenant is None:
         return split_script(script.replace("{tenant_column}", "").replace("{tenant}", ""))
     policies = "".join(_POLICY.format(table) for table in list_table_names(script))
-    keyed = script.replace("{tenant_column}", _COLUMN).replace("{tenant}", "tenant, ")
-    return split_script(f"{keyed};{policies}")
+    script_with_keys = script.replace("{tenant_column}", _TENANT_COLUMN).replace(
+        "{tenant}", "tenant, "
+    )
+    return split_script(f"{script_with_keys};{policies}")
 
 
 def make_tables(
@@ -104,11 +111,11 @@ def make_tables(
     lock = Statement("SELECT pg_advisory_xact_lock(?)", (lock_key(schema, "schemas"),))
     with _transaction_block(conn):
         _run_statements(conn, lock)
-        # not IF NOT EXISTS, which may use data that the server cached before the lock
+        # CREATE SCHEMA IF NOT EXISTS could use data that the server cached before the lock
         exists = "SELECT 1 FROM pg_namespace WHERE nspname = ?"
         if not _run_statements(conn, Statement(exists, (schema,))):
             _run_statements(conn, Statement(f"CREATE SCHEMA {schema}"))
-        common = [*split_script(_SCHEMAS), *build_statements(_SETTINGS, tenant)]
+        common = [*split_script(_SCHEMAS_TABLE), *build_statements(_SETTINGS_TABLE, tenant)]
         _run_statements(conn, Statement(f"SET LOCAL search_path TO {schema}"), *common)
         _check_tenant(conn, schema, tenant)
         if not _has_tables(conn, name, component, schema):
@@ -121,19 +128,20 @@ def make_tables(
 
 def _run_statements(conn: Requests, *statements: Statement) -> list[Row]:
     """Run statements without preparing them, and return the rows of the last one."""
-    return conn.ask([*conn.settings, *statements], prepare=False)[-1]
+    return conn.send_request([*conn.settings, *statements], prepare=False)[-1]
 
 
 @contextmanager
 def _transaction_block(conn: Requests) -> Iterator[None]:
-    conn.ask([Statement("BEGIN ISOLATION LEVEL READ COMMITTED")], prepare=False)
+    """Commit the statements of a block, or roll them back after an error."""
+    conn.send_request([Statement("BEGIN ISOLATION LEVEL READ COMMITTED")], prepare=False)
     try:
         yield
-        conn.ask([Statement("COMMIT")], prepare=False)
+        conn.send_request([Statement("COMMIT")], prepare=False)
     except BaseException:
         if not conn.closed:
             with suppress(psycopg.Error):
-                conn.ask([Statement("ROLLBACK")], prepare=False)
+                conn.send_request([Statement("ROLLBACK")], prepare=False)
         raise
 
 
@@ -159,10 +167,10 @@ def _has_tables(conn: Requests, name: str, component: Schema, schema: str) -> bo
 
 
 def check_tenant_name(tenant: Any) -> str | None:
-    """The tenant that is given, if any.
+    """Check the name of a tenant, which may be None, and return it.
 
     Raises:
-        ConfigurationError: It is no name.
+        ConfigurationError: The name is empty, contains NUL, or is not text.
     """
     if tenant is None or (isinstance(tenant, str) and tenant and "\0" not in tenant):
         return tenant
@@ -170,24 +178,25 @@ def check_tenant_name(tenant: Any) -> str | None:
 
 
 def _check_tenant(conn: Requests, schema: str, tenant: str | None) -> None:
-    """Check that the tables of a schema, if any, and the role fit the given tenant.
+    """Check that a schema, if it has tables, and the role can be used with a tenant.
 
     Raises:
-        ConfigurationError: The tables are not those of tenants, or are, or the role may see all.
+        ConfigurationError: The tables are for tenants and `tenant` is None, or the reverse, or the
+            role may see the rows of all tenants.
     """
     rows = _run_statements(conn, Statement(_ROW_SECURITY, (f"{schema}.settings",)))
     if not rows:
         return
-    ((of_tenants, active, role),) = rows
-    if of_tenants and tenant is None:
-        raise ConfigurationError(f"schema {schema!r} is that of tenants: give tenant=")
-    if tenant is not None and not of_tenants:
+    ((has_tenants, is_active, role),) = rows
+    if has_tenants and tenant is None:
+        raise ConfigurationError(f"the tables in schema {schema!r} have tenants; pass tenant=")
+    if tenant is not None and not has_tenants:
         raise ConfigurationError(
-            f"schema {schema!r} was made without tenants, so tenant={tenant!r} would see all of it:"
-            " give another schema=, or no tenant="
+            f"schema {schema!r} was created without tenants, so tenant={tenant!r} would see all of "
+            "it; pass another schema=, or no tenant="
         )
-    if of_tenants and not active:
+    if has_tenants and not is_active:
         raise ConfigurationError(
             f"the role {role!r} bypasses row-level security, so tenant={tenant!r} would "
-            "see all tenants; give the DSN of a role that is not a superuser and has no BYPASSRLS"
+            "see all tenants; use the DSN of a role that is not a superuser and has no BYPASSRLS"
         )

@@ -54,10 +54,12 @@ class Transaction:
     ) -> None:
         self._server, self._conn = server, conn
         self._begin = [*begin, *conn.settings] if begin else []
-        self._calls = calls if begin else [*conn.settings, *calls]
+        self._function_calls = calls if begin else [*conn.settings, *calls]
         self._writes = BEGIN in begin
-        self._open = False
-        self._number: str | None = None  # transaction number, while a writing transaction is open
+        self._is_open = False
+        self._transaction_number: str | None = (
+            None  # transaction number, while a writing transaction is open
+        )
 
     def execute(self, request: Request) -> Any:
         """Execute a request and return its rows. The last request is sent with the COMMIT."""
@@ -70,40 +72,48 @@ class Transaction:
             if not isinstance(request, GuardedRequest):
                 raise
             if self._conn.needs_transaction:
-                self._conn.ask([_ROLLBACK])
+                self._conn.send_request([_ROLLBACK])
             raise GuardFailed from exc
-        of_first = isinstance(request, GuardedRequest) and not isinstance(request, CombinedRequest)
-        return rows if isinstance(request, list) and not of_first else rows[0]
+        returns_guard_rows = isinstance(request, GuardedRequest) and not isinstance(
+            request, CombinedRequest
+        )
+        return rows if isinstance(request, list) and not returns_guard_rows else rows[0]
 
     def _send_statements(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:
+        """Send statements, with BEGIN before the first and COMMIT after the last request."""
         single = last and not self._conn.needs_transaction  # a request is a transaction by itself
         begin = () if single else self._begin
-        first = [] if self._open else [*begin, *self._calls]
-        end = [_COMMIT] if last and (begin or self._open) else []
+        first = [] if self._is_open else [*begin, *self._function_calls]
+        end = [_COMMIT] if last and (begin or self._is_open) else []
         try:
-            rows = self._conn.ask([*first, *statements, *end])
+            rows = self._conn.send_request([*first, *statements, *end])
         except psycopg.Error as exc:
-            if self._number is None or not last or not is_lost(exc) or not self._was_committed():
+            if (
+                self._transaction_number is None
+                or not last
+                or not is_lost(exc)
+                or not self._was_committed()
+            ):
                 raise
             rows = [[] for _ in statements]
-        self._open = not last and (self._open or bool(begin))
+        self._is_open = not last and (self._is_open or bool(begin))
         if self._writes and first:
-            self._number = rows[len(begin)][0][0] if self._open else None
+            self._transaction_number = rows[len(begin)][0][0] if self._is_open else None
         elif last:
-            self._number = None
+            self._transaction_number = None
         return rows[len(first) : len(first) + len(statements)]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if not self._open or self._conn.closed:
+        if not self._is_open or self._conn.closed:
             return
         if error is None:
             self._send_statements([], last=True)
             return
         with suppress(psycopg.Error):  # if the connection is lost, the server rolls back
-            self._conn.ask([_ROLLBACK])
+            self._conn.send_request([_ROLLBACK])
 
     def _was_committed(self) -> bool:
         """Return whether the transaction was committed, after its connection was lost.
@@ -115,15 +125,15 @@ class Transaction:
             StorageUnavailable: It cannot be determined whether the transaction was committed.
         """
         deadline = time.monotonic() + _SETTLED_S
-        why = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was done"
+        reason = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was done"
         while time.monotonic() < deadline:
             with (
                 suppress(StorageUnavailable, psycopg.OperationalError),
                 self._server.lend_replacement(self._conn, _SETTLED_S) as conn,
             ):
                 status = self._read_status(conn)
-                if status == "committed" and conn.run != self._conn.run:
-                    why = (
+                if status == "committed" and conn.server_run != self._conn.server_run:
+                    reason = (
                         "the server crashed, or a standby took its place, so the result is unknown"
                     )
                     break
@@ -131,12 +141,15 @@ class Transaction:
                     return status == "committed"
             time.sleep(0.1)
         raise StorageUnavailable(
-            f"{self._server.name}: the connection was lost during a commit, and {why}; read the "
+            f"{self._server.name}: the connection was lost during a commit, and {reason}; read the "
             "data before you write it again"
         )
 
     def _read_status(self, conn: Requests) -> str:
+        """Return the status of the transaction as the server knows it."""
         try:
-            return str(conn.ask([Statement(_STATUS, (self._number,))])[0][0][0])
-        except errors.InvalidParameterValue:  # the number was not assigned yet
+            return str(
+                conn.send_request([Statement(_STATUS, (self._transaction_number,))])[0][0][0]
+            )
+        except errors.InvalidParameterValue:  # the server has not assigned this number
             return "aborted"
