@@ -267,7 +267,7 @@ async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
     endpoint = connection.scope["route"].endpoint
     call = Call(identity, endpoint.action, access, state.databases, state.runs)
     connection.state.call = call
-    await state.audit.check(endpoint.action, connection.scope["method"])
+    await state.audit.check_room(endpoint.action, connection.scope["method"])
     with state.clients.one((identity.tenant, identity.user)), call.keep_database_open():
         yield call
 
