@@ -146,7 +146,7 @@ def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
     return list(by_id.values())
 
 
-def check_stored_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
+def check_stored_messages(messages: Messages, subject: str = "the messages") -> list[BaseMessage]:
     """Return the messages, without those that perdure has added to a request.
 
     `what` names the messages in the error.
@@ -154,8 +154,8 @@ def check_stored_messages(messages: Messages, what: str = "the messages") -> lis
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.
     """
-    if any(isinstance(message, RemoveMessage) for message in check_messages(messages, what)):
-        raise InvalidMessages(f"{what} contain a RemoveMessage; expected the messages to store")
+    if any(isinstance(message, RemoveMessage) for message in check_messages(messages, subject)):
+        raise InvalidMessages(f"{subject} contain a RemoveMessage; expected the messages to store")
     return [message for message in messages if REQUEST_ONLY not in message.additional_kwargs]
 
 

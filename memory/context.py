@@ -166,9 +166,9 @@ class Assemble(MessagesNode):
             ModelInput(None, iter(newest)), tokens_left - system, counter.message_counter
         )
         needed_tokens = sum(
-            counter.message_counter(message) for unit in window.needed for message in unit
+            counter.message_counter(message) for unit in window.required_units for message in unit
         )
-        if window.over > 0:
+        if window.excess > 0:
             costs: list[tuple[str, float]] = [("instructions", system)]
             if contents["instructions"] is None and model_input.system_parts:
                 costs = list(iter_system_costs(model_input, counter.message_counter))

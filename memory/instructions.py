@@ -414,7 +414,7 @@ class UpdateInstructions(Learner):
         room = min(_MAX_TRANSCRIPT_CHARS, sum(len(unit) + 1 for unit in units))
         call = replace(self._model, config=config)
         return await call.request_usable_answer(
-            build_request, partial(_read_rewrite, previous), room=room
+            build_request, partial(_read_rewrite, previous), max_chars=room
         )
 
 

@@ -26,7 +26,7 @@ from perdure.memory.thread_messages import make_storable
 from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
-ModelRequest = Sequence[BaseMessage]
+RequestMessages = Sequence[BaseMessage]
 _MAX_FAULTS: Final = 5  # validation errors of an answer that are listed
 _MIN_ROOM: Final = 1_000  # characters; a conversation is not shortened below this number
 _MAX_QUOTED_CHARS: Final = 4_000  # characters of a refused answer that are sent to the model again
@@ -201,7 +201,7 @@ class RefusedAnswer(NamedTuple):
     fault: str
 
 
-RequestBuilder = Callable[[int, RefusedAnswer | None], ModelRequest]
+RequestBuilder = Callable[[int, RefusedAnswer | None], RequestMessages]
 """A function that builds a request.
 
 Its arguments are the maximum number of characters of the conversation in the request, and the last
@@ -238,7 +238,7 @@ class ModelCall:
         check_whole_number("retries", self.retries, 0)
         check_seconds("backoff_s", self.backoff_s)
 
-    def request_answer(self, request: ModelRequest) -> Effect[Any]:
+    def request_answer(self, request: RequestMessages) -> Effect[Any]:
         """Return an effect whose result is the answer to a request, or the error of the call."""
         return Effect(lambda: self._call_blocking(request), lambda: self._call_async(request))
 
@@ -247,7 +247,7 @@ class ModelCall:
         build_request: RequestBuilder,
         read_answer: Callable[[Any], T | Operation[T]],
         *,
-        room: int = 0,
+        max_chars: int = 0,
     ) -> T:
         """Call the model until it returns a usable answer, and return the result of `read_answer`.
 
@@ -263,9 +263,9 @@ class ModelCall:
         """
         failures, refused = 0, None
         while True:
-            answer = await self.request_answer(build_request(room, refused))
-            if is_context_overflow(answer) and room // 2 >= _MIN_ROOM:
-                room //= 2
+            answer = await self.request_answer(build_request(max_chars, refused))
+            if is_context_overflow(answer) and max_chars // 2 >= _MIN_ROOM:
+                max_chars //= 2
                 continue
             failures += 1
             try:
@@ -285,7 +285,7 @@ class ModelCall:
                 else:  # some clients raise a ValueError if pydantic rejects the answer
                     refused = RefusedAnswer(answer, str(exc))
 
-    def _call_blocking(self, request: ModelRequest) -> Any:
+    def _call_blocking(self, request: RequestMessages) -> Any:
         """Return the answer of the model, or the error of the call.
 
         The call runs in an OS thread of its own, so that the time limit can end the wait.
@@ -300,7 +300,7 @@ class ModelCall:
         except Exception as exc:
             return exc
 
-    async def _call_async(self, request: ModelRequest) -> Any:
+    async def _call_async(self, request: RequestMessages) -> Any:
         """Return the answer of the model, or the error of the call."""
         call = self._hide_from_stream().ainvoke(list(request), self.config)
         try:

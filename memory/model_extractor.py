@@ -511,7 +511,7 @@ class ModelExtractor:
 
         call = replace(self._call, config=scope.config)
         operation: Operation[ModelAnswer] = call.request_usable_answer(
-            build_request, parse_answer, room=self.max_chars
+            build_request, parse_answer, max_chars=self.max_chars
         )
         return (await operation), usage
 

@@ -295,7 +295,7 @@ def read_channel(state: Any, name: str) -> Any:
     return state.get(name) if isinstance(state, Mapping) else getattr(state, name, None)
 
 
-def to_messages(values: Any, what: str) -> Messages:
+def to_messages(values: Any, subject: str) -> Messages:
     """Return the values as messages. Dicts and pairs of a role and a text are converted.
 
     Raises:
@@ -305,10 +305,10 @@ def to_messages(values: Any, what: str) -> Messages:
     if has_forms and not any(isinstance(value, str) for value in values):
         with suppress(ValueError, TypeError, KeyError, NotImplementedError):
             values = convert_to_messages(values)
-    return check_messages(values, what)
+    return check_messages(values, subject)
 
 
-def check_messages(messages: Any, what: str) -> Messages:
+def check_messages(messages: Any, subject: str) -> Messages:
     """Return the messages. `what` names them in the error.
 
     Raises:
@@ -316,14 +316,14 @@ def check_messages(messages: Any, what: str) -> Messages:
     """
     if not is_message_list(messages):
         raise InvalidMessages(
-            f"{what}: {messages!r:.80} is a {type(messages).__name__}; expected a list of "
+            f"{subject}: {messages!r:.80} is a {type(messages).__name__}; expected a list of "
             "langchain messages"
         )
     kinds = {kind for kind in set(map(type, messages)) if not issubclass(kind, BaseMessage)}
     for number, message in enumerate(messages) if kinds else ():
         if type(message) in kinds:
             raise InvalidMessages(
-                f"{what}: number {number} is {message!r:.80}, a {type(message).__name__}; expected "
+                f"{subject}: number {number} is {message!r:.80}, a {type(message).__name__}; expected "
                 "langchain messages: convert with langchain_core.messages.convert_to_messages"
             )
     return messages  # type: ignore[no-any-return]

@@ -225,16 +225,16 @@ class Trim(MessagesNode):
         options = self.strategy, self.start_on, self._adds_left_out_line
         window = select_turns(model_input, self.size - fixed, measure, *options)
         shortens_for_line = self.allow_partial and self._adds_left_out_line and window.left_out > 0
-        if window.over <= 0 and not shortens_for_line:
+        if window.excess <= 0 and not shortens_for_line:
             return replace(model_input, turns=iter(window.turns))
-        needed = [message for unit in window.needed for message in unit]
-        room = sum(map(measure, needed)) - max(0, window.over)
+        needed = [message for unit in window.required_units for message in unit]
+        room = sum(map(measure, needed)) - max(0, window.excess)
         cut = None
         if shortens_for_line:
             line = measure(add_left_out_line(needed[0], window.left_out)) - measure(needed[0])
             cut = _shorten_to_fit(needed, room - line, measure)
             cut = cut and [add_left_out_line(cut[0], window.left_out), *cut[1:]]
-        if cut is None and window.over <= 0:
+        if cut is None and window.excess <= 0:
             return replace(model_input, turns=iter(window.turns))
         if cut is None and self.allow_partial:
             cut = _shorten_to_fit(needed, room, measure)
@@ -246,7 +246,7 @@ class Trim(MessagesNode):
                 self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL
             )
         cuts = iter(cut)
-        units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
+        units = [tuple(islice(cuts, len(unit))) for unit in window.required_units]
         newest, *older = window.turns
         return replace(model_input, turns=iter([newest._replace(units=units), *older]))
 
@@ -335,7 +335,7 @@ def _cut_end(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
     yield from turns
 
 
-class Window(NamedTuple):
+class TurnSelection(NamedTuple):
     """A selection of the turns of a conversation.
 
     Attributes:
@@ -348,8 +348,8 @@ class Window(NamedTuple):
     """
 
     turns: list[Turn]
-    needed: list[Unit]
-    over: float
+    required_units: list[Unit]
+    excess: float
     left_out: int = 0
 
 
@@ -360,7 +360,7 @@ def select_turns(
     strategy: Strategy = "last",
     start_on: Start = "human",
     adds_left_out_line: bool = True,
-) -> Window:
+) -> TurnSelection:
     """Return a selection of turns that fits into `limit`.
 
     With the strategy `"last"`, the newest turns are selected. With `"first"`, the newest turn and
@@ -370,7 +370,7 @@ def select_turns(
     remaining = limit - (0 if model_input.system is None else measure(model_input.system))
     newest = next(model_input.turns, None)
     if newest is None:
-        return Window([], [], max(0, -remaining))
+        return TurnSelection([], [], max(0, -remaining))
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
         opening, later_units = (
@@ -381,7 +381,7 @@ def select_turns(
     remaining -= _count_units(needed, measure)
     if remaining < 0:
         left_out = len(later_units) if _has_question(opening) else 0
-        return Window([Turn(needed, newest.messages)], needed, -remaining, left_out)
+        return TurnSelection([Turn(needed, newest.messages)], needed, -remaining, left_out)
     middle_steps, older, room = [Turn([unit], ()) for unit in later_units], list[Turn](), remaining
     if strategy == "first":
         older, remaining = _take_fitting(reversed([*model_input.turns]), remaining, measure)
@@ -399,7 +399,7 @@ def select_turns(
         older, remaining = _take_fitting(model_input.turns, remaining, measure, start_on)
         steps.reverse()
     units = [*first_units, *(part.units[0] for part in steps), *needed[len(opening) :]]
-    return Window([Turn(units, newest.messages), *older], needed, 0, left_out)
+    return TurnSelection([Turn(units, newest.messages), *older], needed, 0, left_out)
 
 
 def _fit_left_out_line(
