@@ -142,12 +142,14 @@ async def store_summary(
     if lock is not None:
         await Effect(lock.__enter__, lock.__aenter__)
     try:
-        now = await read_head(thread, messages_key)
-        if now is None or not can_store_summary(now.tuple) or now.id != head.id:
+        current = await read_head(thread, messages_key)
+        if current is None or not can_store_summary(current.tuple) or current.id != head.id:
             return False
-        if now.values.get(messages_key) != head.values.get(messages_key):
+        if current.values.get(messages_key) != head.values.get(messages_key):
             return False
-        await call_method(saver, "put_writes", now.tuple.config, list(writes.items()), _NULL_TASK)
+        await call_method(
+            saver, "put_writes", current.tuple.config, list(writes.items()), _NULL_TASK
+        )
         return True
     finally:
         if lock is not None:

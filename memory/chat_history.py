@@ -137,7 +137,10 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
 
 def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """Return the messages, with new ids for those without an id or with the id of another."""
+    """Return the messages with unique ids.
+
+    A message gets a new id if it has none, or if an earlier message has the same id.
+    """
     by_id: dict[str | None, BaseMessage] = {}
     for message in messages:
         if not message.id or message.id in by_id:
@@ -149,7 +152,7 @@ def _add_missing_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
 def check_stored_messages(messages: Messages, subject: str = "the messages") -> list[BaseMessage]:
     """Return the messages, without those that perdure has added to a request.
 
-    `what` names the messages in the error.
+    `subject` names the messages in the error.
 
     Raises:
         InvalidMessages: A value is not a message, or is a `RemoveMessage`.

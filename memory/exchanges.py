@@ -62,19 +62,19 @@ def iter_turns(messages: Messages, *, purpose: Purpose = "request") -> Iterator[
     start, stop = len(messages), len(messages)
     for turn in iter_turn_ranges(messages):
         start = turn.start
-        own = messages[start : turn.stop]
-        units = _group_units(own, late, purpose, is_newest=turn.stop == stop)
+        turn_messages = messages[start : turn.stop]
+        units = _group_units(turn_messages, late, purpose, is_newest=turn.stop == stop)
         if units:
-            yield Turn(units, own)
+            yield Turn(units, turn_messages)
     if 0 < start < stop:
-        own = messages[:start]
-        units = _group_units(own, late, purpose, begins_anywhere=True)
+        first_messages = messages[:start]
+        units = _group_units(first_messages, late, purpose, begins_anywhere=True)
         if units and purpose != "state":
             units.insert(
                 0, (HumanMessage(NO_USER_MESSAGE, additional_kwargs={REQUEST_ONLY: True}),)
             )
         if units:
-            yield Turn(units, own)
+            yield Turn(units, first_messages)
 
 
 def has_all_results(unit: Unit) -> bool:

@@ -403,18 +403,18 @@ class UpdateInstructions(Learner):
         comment = comment if isinstance(comment, str) else json.dumps(comment, default=str)
         system = SystemMessage(f"{self._prompt}\n\n{_FORM}")
 
-        def build_request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
+        def build_request(max_chars: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             parts = [
                 fence_text("current_instructions", previous),
-                fence_text("conversation", keep_newest_units(units, room)),
+                fence_text("conversation", keep_newest_units(units, max_chars)),
                 fence_text("feedback", comment),
             ]
             return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 
-        room = min(_MAX_TRANSCRIPT_CHARS, sum(len(unit) + 1 for unit in units))
+        max_chars = min(_MAX_TRANSCRIPT_CHARS, sum(len(unit) + 1 for unit in units))
         call = replace(self._model, config=config)
         return await call.request_usable_answer(
-            build_request, partial(_read_rewrite, previous), max_chars=room
+            build_request, partial(_read_rewrite, previous), max_chars=max_chars
         )
 
 
@@ -448,16 +448,13 @@ def _read_rewrite(previous: str, answer: Any) -> str:
 
 def _find_length_fault(previous: str, rewritten: str) -> str | None:
     """Return why a text is too short or too long to replace the previous text, or None."""
-    length, maximum = (
-        len(rewritten),
-        min(MAX_LEARNED_CHARS, int(max(len(previous), _MIN_BASE_CHARS) / _MIN_RATIO)),
-    )
+    length, base = len(rewritten), max(len(previous), _MIN_BASE_CHARS)
+    maximum = min(MAX_LEARNED_CHARS, int(base / _MIN_RATIO))
     if not any(map(str.isalnum, rewritten)):
         return "they contain no letter and no digit"
     if length < _MIN_RATIO * len(previous):
         return f"they have {length} characters, less than 40 % of the current {len(previous)}"
     if length > maximum:
-        return (
-            f"they have {length} characters instead of {len(previous)}; at most {maximum} allowed"
-        )
+        expected = f"at most {maximum} allowed"
+        return f"they have {length} characters instead of {len(previous)}; {expected}"
     return None

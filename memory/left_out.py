@@ -20,11 +20,11 @@ def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:
     """
     if question is None:
         question = HumanMessage("", additional_kwargs={REQUEST_ONLY: True})
-    before = question.additional_kwargs.get(_COUNT, 0)
+    earlier_count = question.additional_kwargs.get(_COUNT, 0)
     content: Any = question.content
-    if before:
-        content = _remove_line(content, before)
-    total = before + count
+    if earlier_count:
+        content = _remove_line(content, earlier_count)
+    total = earlier_count + count
     line = _format_line(total)
     if isinstance(content, list):
         content = [*content, {"type": "text", "text": line}]

@@ -28,7 +28,9 @@ from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
 _MAX_FAULTS: Final = 5  # validation errors of an answer that are listed
-_MIN_ROOM: Final = 1_000  # characters; a conversation is not shortened below this number
+_MIN_CONVERSATION_CHARS: Final = (
+    1_000  # characters; a conversation is not shortened below this number
+)
 _MAX_QUOTED_CHARS: Final = 4_000  # characters of a refused answer that are sent to the model again
 # keys in the metadata of an answer for the reason why it ended
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
@@ -124,9 +126,8 @@ def _create_model(name: str) -> Any:
             'model or a name such as "openai:gpt-5-mini"'
         ) from exc
     except ValueError as exc:
-        if (
-            type(exc) is not ValueError
-        ):  # a validation error of pydantic, because the API key is missing
+        # pydantic raises a subclass of ValueError if the API key is missing
+        if type(exc) is not ValueError:
             raise
         raise ConfigurationError(
             f'model is {name!r:.80}; expected "provider:model", such as "openai:gpt-5-mini" '
@@ -176,6 +177,7 @@ def bind_output_schema(model: Any, schema: type[BaseModel], *, strict: bool) -> 
 
 
 def _build_unsupported_error(model: Any, fault: str, cause: Exception | None) -> ConfigurationError:
+    """Return the error for a model without a feature. `fault` says which feature is missing."""
     return ConfigurationError(
         f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"
@@ -255,8 +257,8 @@ class ModelCall:
             build_request: Builds the request of each call.
             read_answer: Returns the result of an answer, or raises `InvalidPatch` if the answer
                 cannot be used.
-            room: The maximum number of characters of the conversation in the request. It is halved
-                as often as the request exceeds the model's context window.
+            max_chars: The maximum number of characters of the conversation in the request. It is
+                halved as often as the request exceeds the model's context window.
 
         Raises:
             ModelFailed: No answer can be used. The cause is the last error.
@@ -264,7 +266,7 @@ class ModelCall:
         failures, refused = 0, None
         while True:
             answer = await self.request_answer(build_request(max_chars, refused))
-            if is_context_overflow(answer) and max_chars // 2 >= _MIN_ROOM:
+            if is_context_overflow(answer) and max_chars // 2 >= _MIN_CONVERSATION_CHARS:
                 max_chars //= 2
                 continue
             failures += 1

@@ -27,7 +27,10 @@ from perdure.memory.options import check_instance, check_text
 from perdure.memory.system_messages import find_system_messages, join_system_messages
 
 MODEL_INPUT_KEY: Final = "llm_input_messages"
-"""The key in an update for the messages to send to the model, if the state keeps other messages."""
+"""The key in an update for the messages that are sent to the model.
+
+It is used if these messages differ from the messages that the state keeps.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,7 @@ class View(MessagesNode):
     def __init__(self, *parts: MessagesNode) -> None:
         for part in parts or (None,):
             check_instance(
-                "a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)"
+                "a part of the view", part, MessagesNode, "a node such as trim(max_tokens=4_000)"
             )
         keys = sorted({part.messages_key for part in parts})
         if len(keys) > 1:
@@ -237,8 +240,8 @@ class View(MessagesNode):
         self, tools: Sequence[Any], system_prompt: SystemMessage | str | None = None
     ) -> Self:
         """Return a copy of this view for requests with these tools and this system prompt."""
-        more = () if system_prompt is None else (system_prompt,)
-        return type(self)(*(part.with_tools(tools, *more) for part in self.parts))
+        arguments = (tools,) if system_prompt is None else (tools, system_prompt)
+        return type(self)(*(part.with_tools(*arguments) for part in self.parts))
 
     def for_model(self, model: str | None) -> Self:
         """Return a copy of this view for requests to this model."""
@@ -298,6 +301,8 @@ def read_channel(state: Any, name: str) -> Any:
 def to_messages(values: Any, subject: str) -> Messages:
     """Return the values as messages. Dicts and pairs of a role and a text are converted.
 
+    `subject` names the values in the error.
+
     Raises:
         InvalidMessages: A value is not a message and cannot be converted to one.
     """
@@ -309,7 +314,7 @@ def to_messages(values: Any, subject: str) -> Messages:
 
 
 def check_messages(messages: Any, subject: str) -> Messages:
-    """Return the messages. `what` names them in the error.
+    """Return the messages. `subject` names them in the error.
 
     Raises:
         InvalidMessages: The value is not a list, or an element is not a message.
@@ -323,7 +328,8 @@ def check_messages(messages: Any, subject: str) -> Messages:
     for number, message in enumerate(messages) if kinds else ():
         if type(message) in kinds:
             raise InvalidMessages(
-                f"{subject}: number {number} is {message!r:.80}, a {type(message).__name__}; expected "
-                "langchain messages: convert with langchain_core.messages.convert_to_messages"
+                f"{subject}: number {number} is {message!r:.80}, a {type(message).__name__}; "
+                "expected langchain messages, as langchain_core.messages.convert_to_messages "
+                "returns them"
             )
     return messages  # type: ignore[no-any-return]

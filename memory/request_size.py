@@ -134,8 +134,8 @@ def measure_request(
     newest = _find_report(messages, range(len(messages) - 1, start - 1, -1), parts)
     if newest is not None:
         later = islice(zip(costs, is_system, strict=True), newest + 1, None)
-        after = sum(cost for cost, ignored in later if not ignored)
-        reported = request_tokens(messages[newest]) + ceil(scale * after)
+        later_tokens = sum(cost for cost, is_ignored in later if not is_ignored)
+        reported = request_tokens(messages[newest]) + ceil(scale * later_tokens)
         total = max(total, reported)
         if summary:
             first = _find_report(messages, range(start, newest + 1), parts)

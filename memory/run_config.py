@@ -262,8 +262,8 @@ class Template:
         if team is not None:
             values["team"] = team
         return tuple(
-            before + self._get_value(name, values) + after if name else before
-            for before, name, after in self._parsed
+            prefix + self._get_value(name, values) + suffix if name else prefix
+            for prefix, name, suffix in self._parsed
         )
 
     def lacks_memory(self, config: RunnableConfig | None = None) -> bool:

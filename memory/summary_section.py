@@ -31,9 +31,9 @@ def add_summary(model_input: ModelInput, summary: Summary | None) -> ModelInput:
         return model_input
     # users and tools contributed to the text, so it is quoted as a record, not as instructions
     section = render_section(summary)
-    before = remove_summary([model_input.system])[1] if model_input.system else []
-    content: Any = before[0].content if before else None
-    system = [*before, SystemMessage("")][0]
+    without_summary = remove_summary([model_input.system])[1] if model_input.system else []
+    content: Any = without_summary[0].content if without_summary else None
+    system = [*without_summary, SystemMessage("")][0]
     mark: dict[str, Any] = {**summary, INSTRUCTIONS: content}
     mark.pop("digests", None)  # needed only in a state, to recognise summarised messages
     return replace(

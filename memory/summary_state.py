@@ -187,8 +187,8 @@ class SummarizedMessages:
         if self._contents is None:
             self._contents = {}
             for digest in _digests_of(self._summary):
-                about, content = digest[: 2 * _DIGEST_BYTES], digest[2 * _DIGEST_BYTES :]
-                self._contents.setdefault(about, set()).add(content)
+                id_digest, content_digest = digest[: 2 * _DIGEST_BYTES], digest[2 * _DIGEST_BYTES :]
+                self._contents.setdefault(id_digest, set()).add(content_digest)
         contents = self._contents.get(_digest_id(str(message.id)))
         if not contents or SHORTENED in message.additional_kwargs:
             return False

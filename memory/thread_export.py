@@ -93,13 +93,13 @@ def _split_branches(transcript: TranscriptTree) -> Iterator[dict[str, Any]]:
 
 def _find_last_versions(lineage: Sequence[int], messages: Mapping[int, BaseMessage]) -> list[int]:
     """Return the position of the last complete version of each message, in order of occurrence."""
-    last: dict[object, int] = {}
+    last_positions: dict[object, int] = {}
     for position in lineage:
         if message := messages.get(position):
             is_shortened = SHORTENED in message.additional_kwargs
-            earlier = last.get(message.id, position)
-            last[message.id or position] = earlier if is_shortened else position
-    return list(last.values())
+            earlier = last_positions.get(message.id, position)
+            last_positions[message.id or position] = earlier if is_shortened else position
+    return list(last_positions.values())
 
 
 def _convert_to_message(value: Any) -> BaseMessage | None:

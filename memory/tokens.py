@@ -181,9 +181,9 @@ class TokenCounter:
         if not answers and self.scale == 1.0:
             return self
         model = self.model or next(filter(None, map(read_model_name, reversed(answers))), None)
-        plain = TokenCounter()
-        same = (message for message in answers if is_same_model(read_model_name(message), model))
-        scale = min(_MAX_SCALE, max(map(plain._usage_ratio, same), default=1.0))
+        unscaled = TokenCounter()
+        of_model = (m for m in answers if is_same_model(read_model_name(m), model))
+        scale = min(_MAX_SCALE, max(map(unscaled._usage_ratio, of_model), default=1.0))
         if scale == self.scale:
             return self
         return TokenCounter(tools=self._tools, scale=scale, model=self.model)

@@ -241,7 +241,7 @@ def _build_block_test(
     stray_ids: Collection[str],
 ) -> Callable[[Any], bool]:
     """Return a function that says whether `rewrite_calls` removes a content block."""
-    own = {id(calls[n].block) for n in removed if calls[n].block is not None}
+    removed_blocks = {id(calls[n].block) for n in removed if calls[n].block is not None}
     # clients build call blocks from `tool_calls`, so these calls need no block in the content
     ids = {calls[n].id for n in (*removed, *new_ids)}
 
@@ -250,7 +250,7 @@ def _build_block_test(
         if not isinstance(block, dict):
             return False
         inner = unwrap_block(block)
-        if id(inner) in own or _find_result_id(inner) in stray_ids:
+        if id(inner) in removed_blocks or _find_result_id(inner) in stray_ids:
             return True
         call = _read_call_block(inner)
         if call is not None and call.kind in ("tool", "custom") and call.id in ids:

@@ -168,21 +168,21 @@ class Trim(MessagesNode):
         return fit(model_input)
 
     def _fit_scaled(self, model_input: ModelInput) -> ModelInput:
-        """Return the part that fits if estimates are scaled by the remaining answers' usage."""
+        """Return the part that fits, with estimates scaled by the usage that its answers report."""
         counter = self.counter
-        fits = self._trim_to_budget(model_input, counter)
+        fitting = self._trim_to_budget(model_input, counter)
         while True:
-            turns = list(fits.turns)
-            fits = replace(fits, turns=iter(turns))
-            fitted = self.counter.scale_to_usage(replace(fits, turns=iter(turns)).to_messages())
-            if fitted.scale <= counter.scale:
-                return fits
+            turns = list(fitting.turns)
+            fitting = replace(fitting, turns=iter(turns))
+            scaled = self.counter.scale_to_usage(replace(fitting, turns=iter(turns)).to_messages())
+            if scaled.scale <= counter.scale:
+                return fitting
             # a larger scale follows from the remaining answers, so only part of the result fits
-            counter = fitted
-            fits = self._trim_to_budget(fits, counter)
+            counter = scaled
+            fitting = self._trim_to_budget(fitting, counter)
 
     def _fit_whole(self, model_input: ModelInput) -> ModelInput:
-        """Return the part that fits, with a function that counts whole requests."""
+        """Return the part that fits, if the counting function needs whole requests."""
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
         costs: dict[int, float | None] = dict.fromkeys(map(id, messages_of_turns))
@@ -196,18 +196,19 @@ class Trim(MessagesNode):
             return cost
 
         def pack_turns(reserve: float) -> tuple[ModelInput, list[Turn]]:
-            whole = replace(model_input, turns=iter(turns))
-            fits = self._trim_to_budget(whole, self.counter, reserve, measure_cached)
-            return fits, list(fits.turns)
+            everything = replace(model_input, turns=iter(turns))
+            fitting = self._trim_to_budget(everything, self.counter, reserve, measure_cached)
+            return fitting, list(fitting.turns)
 
-        def count_excess(packed: tuple[ModelInput, list[Turn]]) -> float:
-            messages = replace(packed[0], turns=iter(packed[1])).to_messages()
+        def count_excess(selection: tuple[ModelInput, list[Turn]]) -> float:
+            messages = replace(selection[0], turns=iter(selection[1])).to_messages()
             return self.counter.count_request(messages, self._tools) + self._prompt - self.size
 
         if count_excess((model_input, turns)) <= 0:
             return replace(model_input, turns=iter(turns))
-        fits, fitting = find_largest(pack_turns, count_excess, self.counter.fixed_tokens, self.size)
-        return replace(fits, turns=iter(fitting))
+        fixed = self.counter.fixed_tokens
+        fitting, selected_turns = find_largest(pack_turns, count_excess, fixed, self.size)
+        return replace(fitting, turns=iter(selected_turns))
 
     def _trim_to_budget(
         self,
@@ -227,26 +228,29 @@ class Trim(MessagesNode):
         shortens_for_line = self.allow_partial and self._adds_left_out_line and window.left_out > 0
         if window.excess <= 0 and not shortens_for_line:
             return replace(model_input, turns=iter(window.turns))
-        needed = [message for unit in window.required_units for message in unit]
-        room = sum(map(measure, needed)) - max(0, window.excess)
-        cut = None
+        required = [message for unit in window.required_units for message in unit]
+        room = sum(map(measure, required)) - max(0, window.excess)
+        shortened = None
         if shortens_for_line:
-            line = measure(add_left_out_line(needed[0], window.left_out)) - measure(needed[0])
-            cut = _shorten_to_fit(needed, room - line, measure)
-            cut = cut and [add_left_out_line(cut[0], window.left_out), *cut[1:]]
-        if cut is None and window.excess <= 0:
+            line = measure(add_left_out_line(required[0], window.left_out)) - measure(required[0])
+            shortened = _shorten_to_fit(required, room - line, measure)
+            shortened = shortened and [
+                add_left_out_line(shortened[0], window.left_out),
+                *shortened[1:],
+            ]
+        if shortened is None and window.excess <= 0:
             return replace(model_input, turns=iter(window.turns))
-        if cut is None and self.allow_partial:
-            cut = _shorten_to_fit(needed, room, measure)
-        if cut is None:
+        if shortened is None and self.allow_partial:
+            shortened = _shorten_to_fit(required, room, measure)
+        if shortened is None:
             parts = [*iter_system_costs(model_input, measure)]
-            parts += [(f"{message.type} message", measure(message)) for message in needed]
+            parts += [(f"{message.type} message", measure(message)) for message in required]
             parts.append(("fixed part of the request with its tools", fixed))
             raise build_budget_error(
                 self.size, parts, _SEND_LESS if self.allow_partial else _ALLOW_PARTIAL
             )
-        cuts = iter(cut)
-        units = [tuple(islice(cuts, len(unit))) for unit in window.required_units]
+        replacements = iter(shortened)
+        units = [tuple(islice(replacements, len(unit))) for unit in window.required_units]
         newest, *older = window.turns
         return replace(model_input, turns=iter([newest._replace(units=units), *older]))
 
@@ -373,15 +377,13 @@ def select_turns(
         return TurnSelection([], [], max(0, -remaining))
     opening, later_units = newest.units[:1], newest.units[1:]
     if later_units and len(opening[0]) > 1 and role(opening[0][0]) != "human":
-        opening, later_units = (
-            [],
-            newest.units[:],
-        )  # the turn begins with an exchange, not a question
-    needed = [*opening, later_units.pop()] if later_units else opening
-    remaining -= _count_units(needed, measure)
+        # the turn begins with an exchange, not a question
+        opening, later_units = [], newest.units[:]
+    required = [*opening, later_units.pop()] if later_units else opening
+    remaining -= _count_units(required, measure)
     if remaining < 0:
         left_out = len(later_units) if _has_question(opening) else 0
-        return TurnSelection([Turn(needed, newest.messages)], needed, -remaining, left_out)
+        return TurnSelection([Turn(required, newest.messages)], required, -remaining, left_out)
     middle_steps, older, room = [Turn([unit], ()) for unit in later_units], list[Turn](), remaining
     if strategy == "first":
         older, remaining = _take_fitting(reversed([*model_input.turns]), remaining, measure)
@@ -398,8 +400,8 @@ def select_turns(
     else:
         older, remaining = _take_fitting(model_input.turns, remaining, measure, start_on)
         steps.reverse()
-    units = [*first_units, *(part.units[0] for part in steps), *needed[len(opening) :]]
-    return TurnSelection([Turn(units, newest.messages), *older], needed, 0, left_out)
+    units = [*first_units, *(part.units[0] for part in steps), *required[len(opening) :]]
+    return TurnSelection([Turn(units, newest.messages), *older], required, 0, left_out)
 
 
 def _fit_left_out_line(

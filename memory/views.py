@@ -69,10 +69,10 @@ class RecordViews(BaseCallbackHandler):
         self._key = check_text("messages_key", messages_key)
 
     def on_chat_model_start(
-        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **about: Any
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
         """Store the messages that the model receives now."""
-        if (view := self._build_checkpoint(messages[0], **about)) is not None:
+        if (view := self._build_checkpoint(messages[0], **call_info)) is not None:
             self._saver.put(*view)
 
     def _build_checkpoint(
@@ -91,23 +91,27 @@ class RecordViews(BaseCallbackHandler):
         if position is None:
             return None
         thread_id, namespace, checkpoint_id, runtime = position
-        about, params = metadata or {}, kwargs.get("invocation_params") or {}
-        model = about.get("ls_model_name") or params.get("model") or params.get("model_name")
+        call_metadata, params = metadata or {}, kwargs.get("invocation_params") or {}
+        model = (
+            call_metadata.get("ls_model_name") or params.get("model") or params.get("model_name")
+        )
         tools = params.get("tools")
         view_metadata: Any = {
             "source": "loop",
             "parents": {namespace: checkpoint_id},
             "graph_ns": namespace,  # at the top level, because lists filter by this key
             "view": {
-                "node": about.get("langgraph_node"),
+                "node": call_metadata.get("langgraph_node"),
                 "model": model,
                 "tools": _create_counter(model).count_tools(tools) if tools else 0,
                 "run_id": str(run_id),
                 "key": self._key,
             },
         }
-        if "run_id" in about:  # the graph's run; its checkpoints and views are deleted together
-            view_metadata["run_id"] = about["run_id"]
+        if (
+            "run_id" in call_metadata
+        ):  # the graph's run; its checkpoints and views are deleted together
+            view_metadata["run_id"] = call_metadata["run_id"]
         checkpoint = empty_checkpoint()
         versions: Any = {self._key: checkpoint["id"]}
         checkpoint["channel_values"] = {self._key: [_remove_data(message) for message in messages]}
@@ -128,10 +132,10 @@ class AwaitedViews(RecordViews):
     run_inline = True
 
     async def on_chat_model_start(  # type: ignore[override]
-        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **about: Any
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **call_info: Any
     ) -> None:
         """Store the messages that the model receives now, without blocking the event loop."""
-        if (view := self._build_checkpoint(messages[0], **about)) is not None:
+        if (view := self._build_checkpoint(messages[0], **call_info)) is not None:
             await self._saver.aput(*view)
 
 
@@ -226,18 +230,18 @@ def _build_config(thread_id: str, **more: str) -> RunnableConfig:
 def _read_view(stored: CheckpointTuple) -> ModelView:
     """Return the view that a checkpoint stores."""
     checkpoint, metadata = stored.checkpoint, stored.metadata
-    about: Any = metadata["view"]  # type: ignore[typeddict-item]
+    details: Any = metadata["view"]  # type: ignore[typeddict-item]
     [(namespace, checkpoint_id)] = metadata["parents"].items()
     return ModelView(
         checkpoint["id"],
         checkpoint_id,
         namespace,
-        about["run_id"],
+        details["run_id"],
         datetime.fromisoformat(checkpoint["ts"]),
-        about["node"],
-        about["model"],
-        checkpoint["channel_values"].get(about["key"], []),
-        about["tools"],
+        details["node"],
+        details["model"],
+        checkpoint["channel_values"].get(details["key"], []),
+        details["tools"],
     )
 
 
