@@ -108,8 +108,8 @@ class AssistantTable(ServerTable):
         self, assistant_id: str, version: int, content: Mapping[str, Any], now: float
     ) -> list[Statement]:
         """Build the statements that insert a version and make it the latest one."""
-        place = assistant_associated_data(assistant_id, version)
-        sealed = self._seal.seal(json.dumps(content).encode(), place)
+        associated_data = assistant_associated_data(assistant_id, version)
+        sealed = self._seal.seal(json.dumps(content).encode(), associated_data)
         return [
             self._sql("add_version", assistant_id, version, now, sealed),
             self._sql("set_latest", version, now, assistant_id),

@@ -40,41 +40,46 @@ class Differences:
         if checkpoint is None:
             raise build_not_found_error(address)
         snapshots: dict[str | None, Snapshot | None] = {None: None}
-        for uid in {uid for pair in pairs for uid in pair} - {None}:
-            parts = address.thread_id, address.checkpoint_ns, checkpoint.namespace_key, str(uid)
-            snapshots[uid] = yield from self.reader.read_snapshot(*parts)
-        out = []
+        for checkpoint_id in {checkpoint_id for pair in pairs for checkpoint_id in pair} - {None}:
+            parts = (
+                address.thread_id,
+                address.checkpoint_ns,
+                checkpoint.namespace_key,
+                str(checkpoint_id),
+            )
+            snapshots[checkpoint_id] = yield from self.reader.read_snapshot(*parts)
+        differences = []
         for old, new in pairs:
-            after = snapshots[new]
-            if after is None:
+            new_snapshot = snapshots[new]
+            if new_snapshot is None:
                 raise build_not_found_error(address._replace(checkpoint_id=new))
             channels = yield from self._compare_channels(
-                address.thread_id, checkpoint.thread, snapshots[old], after, limit
+                address.thread_id, checkpoint.thread, snapshots[old], new_snapshot, limit
             )
             ran: tuple[str, ...] = ()
             if old is None or snapshots[old] is not None:
                 ran = yield from self._find_executed_nodes(
-                    address, checkpoint.namespace_key, snapshots[old], after
+                    address, checkpoint.namespace_key, snapshots[old], new_snapshot
                 )
-            out.append(StateDifference(ran, channels))
-        return out
+            differences.append(StateDifference(ran, channels))
+        return differences
 
     def _find_executed_nodes(
         self, address: Address, namespace: int, old: Snapshot | None, new: Snapshot
     ) -> Flow[tuple[str, ...]]:
         """Return the nodes that ran on the way from one checkpoint to another, in order."""
-        ran: list[str] = []
+        nodes: list[str] = []
         step: Snapshot | None = new
         while step is not None and (old is None or step.checkpoint_id != old.checkpoint_id):
             parent = old if old is not None and step.parent_id == old.checkpoint_id else None
             if parent is None and step.parent_id is not None:
                 parts = address.thread_id, address.checkpoint_ns, namespace, step.parent_id
                 parent = yield from self.reader.read_snapshot(*parts)
-            ran[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
+            nodes[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
             step = parent
         if step is None and old is not None:  # the checkpoints are on different branches
-            ran = _nodes_with_new_versions(old, new)
-        return tuple(dict.fromkeys(ran))
+            nodes = _nodes_with_new_versions(old, new)
+        return tuple(dict.fromkeys(nodes))
 
     def _find_nodes_of_step(
         self, thread_id: str, parent: Snapshot | None, step: Snapshot
@@ -85,11 +90,11 @@ class Differences:
         to run when an input came, but did not run. A `Send` is a task of the previous checkpoint
         and leaves no version.
         """
-        source, ran = self.reader.decode_metadata(step).get("source"), list[str]()
+        source, nodes = self.reader.decode_metadata(step).get("source"), list[str]()
         if source == "loop" and parent is not None and SENDS in parent.references:
             sends = yield from self.reader.read_value_of_thread(thread_id, parent.references[SENDS])
-            ran += [node for node in find_send_targets(sends) if node is not None]
-        return [] if source == "input" else [*ran, *_nodes_with_new_versions(parent, step)]
+            nodes += [node for node in find_send_targets(sends) if node is not None]
+        return [] if source == "input" else [*nodes, *_nodes_with_new_versions(parent, step)]
 
     def _compare_channels(
         self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, limit: int
@@ -99,10 +104,10 @@ class Differences:
         Returns:
             The differences by channel. Equal channels are left out.
         """
-        before: Mapping[str, Any] = old.references if old else {}
+        old_refs: Mapping[str, Any] = old.references if old else {}
         channels = {}
-        for channel in dict.fromkeys([*before, *new.references]):
-            old_ref, new_ref = before.get(channel), new.references.get(channel)
+        for channel in dict.fromkeys([*old_refs, *new.references]):
+            old_ref, new_ref = old_refs.get(channel), new.references.get(channel)
             if _has_unknown_value(old_ref) or _has_unknown_value(new_ref):
                 parts = thread_id, thread, channel, old, new, limit
                 difference = yield from self._compare_transcripts(*parts)

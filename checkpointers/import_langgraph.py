@@ -281,16 +281,16 @@ def _group_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
     return [*tasks.values()]
 
 
-def _iter_thread_ids(rows: Callable[..., list[Row]]) -> Iterator[str]:
-    """Yield the ids of all threads, read page by page with the function `rows`."""
-    last = ""
-    while page := rows(_THREADS, last):
-        for (last,) in page:
-            if not isinstance(last, str):
+def _iter_thread_ids(read_rows: Callable[..., list[Row]]) -> Iterator[str]:
+    """Yield the ids of all threads, read page by page with the function `read_rows`."""
+    last_id = ""
+    while page := read_rows(_THREADS, last_id):
+        for (last_id,) in page:
+            if not isinstance(last_id, str):
                 raise CorruptRecord(
-                    f"the id of a thread is {last!r:.80}; expected text, so the source was damaged"
+                    f"the id of a thread is {last_id!r:.80}; expected text, so the source was damaged"
                 )
-            yield last
+            yield last_id
 
 
 class Importer:

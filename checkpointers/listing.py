@@ -86,22 +86,22 @@ class Listing:
                 address.thread_id, ns, where, before_id, address.checkpoint_id
             )
             return
-        owners = self.read(lambda: self.find_tagged_checkpoints(where))
+        tagged_checkpoints = self.read(lambda: self.find_tagged_checkpoints(where))
         thread_ids: Iterable[str] = self.iter_thread_ids()
-        if owners is not None:
-            thread_ids = dict.fromkeys(thread_id for thread_id, _ in owners)
+        if tagged_checkpoints is not None:
+            thread_ids = dict.fromkeys(thread_id for thread_id, _ in tagged_checkpoints)
         for thread_id in thread_ids:
             yield from self._iter_in_thread(thread_id, None, where, before_id, None)
 
     def iter_thread_ids(self) -> Iterator[str]:
         """Yield the ids of all threads, in order of their creation."""
-        last = 0
-        while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last, _PAGE)):
-            for thread, thread_id, indexed in rows:
-                if indexed != thread:
+        last_key = 0
+        while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last_key, _PAGE)):
+            for thread, thread_id, indexed_key in rows:
+                if indexed_key != thread:
                     raise damaged_index_error(f"thread {thread}")
                 yield thread_id
-            last = rows[-1][0]
+            last_key = rows[-1][0]
 
     # -- by the index of metadata
 
@@ -115,19 +115,19 @@ class Listing:
         Raises:
             CorruptRecord: The index is damaged.
         """
-        tag, last = find_first_tag(self.seal, where), -1
+        tag, last_key = find_first_tag(self.seal, where), -1
         if tag is None:
             return None
         yield from self._check_tags(tag, 0, _MAX_KEY)
-        out = []
-        while rows := (yield self.sql("tagged_checkpoints", tag, last, _PAGE)):
+        matching = []
+        while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
-                if row[0] <= last:
+                if row[0] <= last_key:
                     raise damaged_index_error(f"the tags of checkpoint {row[0]}")
-                last = row[0]
+                last_key = row[0]
                 if metadata_matches(self._check_tagged_row(thread_id, ns, row, tag, True), where):
-                    out.append((thread_id, last))
-        return out
+                    matching.append((thread_id, last_key))
+        return matching
 
     def _check_tags(self, tag: int, start: int, stop: int) -> Flow[None]:
         """Check the entries of the index beside the end of a search.
@@ -273,14 +273,14 @@ class Listing:
             savers do. langgraph passes an id of another namespace for the state of a subgraph as of
             its parent.
         """
-        uid = address.checkpoint_id
-        rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
-        if rows and unpack_id(rows[0][1]) != uid:
-            raise damaged_index_error(f"checkpoint {uid!r}")
+        checkpoint_id = address.checkpoint_id
+        rows = yield self.sql("find_checkpoint", namespace, pack_id(checkpoint_id))
+        if rows and unpack_id(rows[0][1]) != checkpoint_id:
+            raise damaged_index_error(f"checkpoint {checkpoint_id!r}")
         if rows:
             return rows[0][0] & _SEQ_MASK, None
         yield from self.reader.check_missing(address)
-        return stop, uid
+        return stop, checkpoint_id
 
     def _read_page(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
         """Read a page of the rows in a range of keys that may match a filter, newest first."""

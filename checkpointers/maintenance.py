@@ -252,13 +252,13 @@ class Maintenance:
 
     def _load_checkpoint_ids(self, thread: int) -> Flow[set[str]]:
         """Return the ids of all checkpoints of a thread, including those that only have writes."""
-        packed = set[Any]()
+        packed_ids = set[Any]()
         for namespace, *_ in (yield self.sql("thread_namespaces", thread)):
-            packed |= {
+            packed_ids |= {
                 uid for _, uid, _ in (yield self.sql("checkpoint_keys", *key_range(namespace)))
             }
-            packed |= {row[0] for row in (yield self.sql("namespace_writes", namespace))}
-        return {unpack_id(uid) or "" for uid in packed}
+            packed_ids |= {row[0] for row in (yield self.sql("namespace_writes", namespace))}
+        return {unpack_id(uid) or "" for uid in packed_ids}
 
     def delete_checkpoints_of_namespace(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
         """Delete the checkpoints of a namespace and their pending writes.
@@ -323,8 +323,8 @@ class Maintenance:
         candidates = candidates if dry_run else candidates[:PRUNE_BATCH]
         for namespace, checkpoint in candidates:
             write_key = namespace, pack_id(checkpoint.checkpoint_id)
-            ((written,),) = yield self.sql("size_of_writes", *write_key)
-            size += checkpoint.size + written
+            ((write_bytes,),) = yield self.sql("size_of_writes", *write_key)
+            size += checkpoint.size + write_bytes
             deleted |= {checkpoint.key, write_key}
             if not dry_run:
                 yield [
@@ -333,7 +333,7 @@ class Maintenance:
                     self.sql("drop_checkpoint", checkpoint.key),
                     *([self.sql("set_explicit_head", 0, namespace)] if checkpoint.is_head else []),
                 ]
-        items, freed = yield from self.delete_unreferenced_items(
+        items, item_bytes = yield from self.delete_unreferenced_items(
             thread_id, thread, excluded=deleted, keeps_history=history, dry_run=dry_run
         )
         if not dry_run:
@@ -344,7 +344,7 @@ class Maintenance:
             yield from self.refresh_list_entry(thread_id, of_metadata=True)
         elif items and not dry_run:
             yield from self.refresh_list_entry(thread_id)
-        return PruneReport(len(candidates), items, size_bytes=size + freed)
+        return PruneReport(len(candidates), items, size_bytes=size + item_bytes)
 
     def _select_checkpoints_to_delete(
         self, thread_id: str, thread: int, keep: KeepRule, live_run_ids: set[str], dry_run: bool
@@ -475,19 +475,19 @@ class Maintenance:
         self, thread_id: str, thread: int, live_ranges: dict[int, Ranges], dry_run: bool
     ) -> Flow[tuple[int, int]]:
         """Delete the items of a thread that are outside the live ranges of their log."""
-        items = freed = 0
-        for log, name, *last in (yield self.sql("thread_logs", thread)):
+        items = freed_bytes = 0
+        for log, name, *last_keys in (yield self.sql("thread_logs", thread)):
             yield from self._mark_alias_origins(thread_id, name, log, live_ranges[log])
             for start, stop in subtract_ranges(
-                used_log_ranges(*last), merge_ranges(live_ranges[log])
+                used_log_ranges(*last_keys), merge_ranges(live_ranges[log])
             ):
                 keys = key_range(log, start, stop)
                 ((item_count, size),) = yield self.sql("count_items", *keys)
                 items += item_count if start < ALIASES else 0
-                freed += size
+                freed_bytes += size
                 if not dry_run:
                     yield self.sql("drop_items", *keys)
-        return items, freed
+        return items, freed_bytes
 
     def _mark_alias_origins(
         self, thread_id: str, name: str, log: int, live_ranges: Ranges

@@ -114,11 +114,11 @@ class RemovalRecords:
 
     def hash_texts(self, texts: Mapping[str, Iterable[str]]) -> dict[str, list[bytes]]:
         """Return the hashes of texts by kind, in the form of `RemovalRecord.texts`."""
-        out: dict[str, list[bytes]] = {}
-        for kind, some in texts.items():
+        hashes: dict[str, list[bytes]] = {}
+        for kind, kind_texts in texts.items():
             as_hash = self._hash_with_prefix if kind in PART_KINDS else self.hash_text
-            out[kind] = sorted(map(partial(as_hash, kind), some))
-        return out
+            hashes[kind] = sorted(map(partial(as_hash, kind), kind_texts))
+        return hashes
 
     def _hash_with_prefix(self, kind: str, text: str) -> bytes:
         start = self.hash_text("start", text[:PREFIX_CHARS])
@@ -141,14 +141,14 @@ class RemovalRecords:
         """Return the records of a thread id with a higher number, in order."""
         thread = self.hash_thread(thread_id)
         rows = yield self.sql("removals_since", thread, number)
-        out = []
-        for newer, body in rows:
+        records = []
+        for record_number, body in rows:
             checkpoints, texts = unpack(
-                self.seal.unseal(body, record_associated_data(thread, newer))
+                self.seal.unseal(body, record_associated_data(thread, record_number))
             )
             ids = None if checkpoints is None else frozenset(_split_hashes(checkpoints))
-            out.append(RemovalRecord(ids, texts))
-        return out
+            records.append(RemovalRecord(ids, texts))
+        return records
 
     def add_record(
         self, thread_id: str, texts: Mapping[str, Iterable[str]], checkpoints: Iterable[str] | None
@@ -162,8 +162,8 @@ class RemovalRecords:
             number in that row with the statement `note_removal`.
         """
         thread, now = self.hash_thread(thread_id), time.time()
-        last = yield from self.read_newest_number(thread_id)
-        number: int = max(last, (yield from self.count_removals(thread_id))) + 1
+        last_number = yield from self.read_newest_number(thread_id)
+        number: int = max(last_number, (yield from self.count_removals(thread_id))) + 1
         hashes = None
         if checkpoints is not None:
             hashes = b"".join(sorted({self.hash_text("checkpoint", uid) for uid in checkpoints}))
@@ -195,11 +195,16 @@ class RemovalRecords:
         thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts)
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
-            place = record_associated_data(thread, number)
-            checkpoints, hashed = unpack(self.seal.unseal(body, place))
-            both = {kind: sorted({*hashed.get(kind, ()), *some}) for kind, some in hashes.items()}
-            if {**hashed, **both} != hashed:
-                sealed = self.seal.seal(pack([checkpoints, {**hashed, **both}]), place)
+            associated_data = record_associated_data(thread, number)
+            checkpoints, stored_hashes = unpack(self.seal.unseal(body, associated_data))
+            merged = {
+                kind: sorted({*stored_hashes.get(kind, ()), *new_hashes})
+                for kind, new_hashes in hashes.items()
+            }
+            if {**stored_hashes, **merged} != stored_hashes:
+                sealed = self.seal.seal(
+                    pack([checkpoints, {**stored_hashes, **merged}]), associated_data
+                )
                 yield self.sql("set_removal", sealed, thread, number)
 
     # -- runs
@@ -237,8 +242,8 @@ class RemovalRecords:
 
     def find_number_of_config(self, config: RunnableConfig, thread_id: str) -> tuple[int, bool]:
         """Return the result of `find_loaded_number` for a config of a run, node or checkpoint."""
-        own = config.get("configurable", {}).get(REMOVALS_KEY)
-        number, runtime = own if type(own) is int else 0, runtime_of(config)
+        config_number = config.get("configurable", {}).get(REMOVALS_KEY)
+        number, runtime = config_number if type(config_number) is int else 0, runtime_of(config)
         if runtime is None:
             return number, False
         number = number if runtime.execution_info is None else 0

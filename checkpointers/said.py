@@ -87,14 +87,17 @@ def read_unindexed(
         items = page + items
         if not any(item.position >= position for item in page):
             break
-    new = {item.position: item for item in items if item.position >= position}
+    new_items = {item.position: item for item in items if item.position >= position}
     moments: list[tuple[int, float]] = []
-    if new:
+    if new_items:
         moments = yield from _read_log_lengths(
-            threads, thread_id, progress.thread, channel, len(new)
+            threads, thread_id, progress.thread, channel, len(new_items)
         )
     stops = [stop for stop, _ in moments[:-1]]
-    return progress, [(new[place], moments[bisect_right(stops, place)][1]) for place in sorted(new)]
+    return progress, [
+        (new_items[item_position], moments[bisect_right(stops, item_position)][1])
+        for item_position in sorted(new_items)
+    ]
 
 
 def _read_log_lengths(
@@ -152,8 +155,8 @@ def save_progress(
         if before.path not in (None, after.path):  # the thread now belongs to another user
             yield from drop_thread_index(sql, before.thread)
     new_rows = [
-        (to.thread, to.version_token, to.position, to.path)
-        for _, _, to in compress(steps, is_saved)
+        (progress.thread, progress.version_token, progress.position, progress.path)
+        for _, _, progress in compress(steps, is_saved)
     ]
     if new_rows:
         yield Statement(sql["set_transcript_progress"], new_rows, execute_many=True)

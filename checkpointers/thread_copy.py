@@ -103,11 +103,11 @@ def read_transcript_tree(
     if head is None:
         return None
     rows = yield reader.sql("checkpoints_page", *key_range(head.namespace_key), NO_LIMIT)
-    trunk = {row[0] for row in select_lineage(rows, head.snapshot.key)}
+    head_lineage = {row[0] for row in select_lineage(rows, head.snapshot.key)}
     parents, log, lineages = {row[2] for row in rows}, 0, list[list[int]]()
     for row in reversed(rows):
         is_head = row[0] == head.snapshot.key
-        if is_head or (row[0] not in trunk and row[1] not in parents):
+        if is_head or (row[0] not in head_lineage and row[1] not in parents):
             snapshot = reader.decrypt_row(thread_id, "", row)
             yield from reader.resolve_ranges(thread_id, head.thread, snapshot)
             key, ranges = snapshot.transcript.get(channel, (0, []))
@@ -247,10 +247,14 @@ class _ThreadWriter:
         yield self.sql("set_explicit_head", head, namespace)
         for seq, put_at, snapshot in checkpoints:
             yield from self._write_checkpoint(ns, row_key(namespace, seq), put_at, snapshot)
-        for uid, task, path, task_writes in writes:
+        for checkpoint_id, task, path, task_writes in writes:
             mapped = [[i, channel, _map_logs(ref, self.logs)] for i, channel, ref in task_writes]
-            body = encrypt_writes(self.seal, (self.target_id, ns, uid, task, path), mapped)
-            yield self.sql("put_writes", namespace, pack_id(uid), pack_id(task), path, body)
+            body = encrypt_writes(
+                self.seal, (self.target_id, ns, checkpoint_id, task, path), mapped
+            )
+            yield self.sql(
+                "put_writes", namespace, pack_id(checkpoint_id), pack_id(task), path, body
+            )
 
     def _write_checkpoint(self, ns: str, key: int, put_at: float, snapshot: Snapshot) -> Flow[None]:
         """Write a checkpoint with references to the new logs, and its tags."""
@@ -384,7 +388,7 @@ class ThreadContents:
         parent.
         """
         common = len(other.checkpoints)
-        newest = {ns: uid for ns, uid, *_ in other.checkpoints}
+        newest = {ns: checkpoint_id for ns, checkpoint_id, *_ in other.checkpoints}
         next_parents = {ns: parent for ns, _, parent, *_ in reversed(self.checkpoints[common:])}
         return all(
             self.heads.get(ns) == head
@@ -405,9 +409,9 @@ def build_contents(records: ThreadRecords) -> ThreadContents:
             checkpoints.append((seq, *ids, snapshot.encoded_fields, *versions, values))
             if seq == head:
                 heads[ns] = snapshot.checkpoint_id
-        for uid, task, path, task_writes in write_records:
+        for checkpoint_id, task, path, task_writes in write_records:
             for number, channel, ref in task_writes:
-                writes[ns, uid, task, path, number] = channel, _map_logs(ref, names)
+                writes[ns, checkpoint_id, task, path, number] = channel, _map_logs(ref, names)
     items = {
         (names[log], position): item
         for log, log_items in (records.items or {}).items()
@@ -574,7 +578,10 @@ class DatabaseMerge:
         if continues_source or not continues_target:
             return None
         new_ids = {
-            uid for _, uid, *_ in source_contents.checkpoints[len(target_contents.checkpoints) :]
+            checkpoint_id
+            for _, checkpoint_id, *_ in source_contents.checkpoints[
+                len(target_contents.checkpoints) :
+            ]
         }
         if (yield from reader.removals.find_rolled_back(target, new_ids)):
             self._rolled_back.append(records.thread_id)

@@ -226,16 +226,16 @@ class ThreadList:
         """Read pages of rows until enough threads match; see `search`."""
         sql, params = append_conditions(self._sql["listed_threads"], self.build_conditions(query))
         sql += f" ORDER BY {_build_order(query)} LIMIT ? OFFSET ?"
-        skipped = min(offset, _MAX_OFFSET) if query.is_exact else 0
+        skipped_rows = min(offset, _MAX_OFFSET) if query.is_exact else 0
         results: list[T] = []
-        start, size = skipped, min(limit + offset - skipped, _PAGE)
+        start, size = skipped_rows, min(limit + offset - skipped_rows, _PAGE)
         while True:
             rows = yield Statement(sql, (*params, size, start))
             for thread in (yield from self._decrypt_rows(rows)):
                 if (result := match(thread)) is not None:
                     results.append(result)
-            if len(results) >= limit + offset - skipped or len(rows) < size:
-                return results[offset - skipped :][:limit]
+            if len(results) >= limit + offset - skipped_rows or len(rows) < size:
+                return results[offset - skipped_rows :][:limit]
             start, size = start + size, min(4 * size, _PAGE)
 
     def _read_thread(self, thread_id: str) -> Flow[ListedThread | None]:

@@ -115,13 +115,10 @@ class ThreadReader:
         if not key:
             ((key,),) = yield self.sql("find_log", checkpoint.namespace_key, channel)
         value_ranges = snapshot.ranges.get(channel, (0, []))
-        value_positions = {
-            *(
-                yield from self.reader.read_origins(
-                    address.thread_id, checkpoint.thread, *value_ranges
-                )
-            )
-        }
+        value_origins = yield from self.reader.read_origins(
+            address.thread_id, checkpoint.thread, *value_ranges
+        )
+        value_positions = {*value_origins}
         ranges = join_ranges((position, position + 1) for position, _ in entries)
         log = yield from self.reader.load_items(address.thread_id, checkpoint.thread, key, ranges)
         bodies = log.items_in(ranges)
@@ -136,7 +133,10 @@ class ThreadReader:
         def decode_items() -> list[HistoryItem]:
             values = self.reader.codec.decode_all(bodies)
             if is_dict:
-                values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
+                values = [
+                    tuple(value) if type(value) is list and len(value) == 2 else value
+                    for value in values
+                ]
             return [
                 HistoryItem(
                     value,
@@ -153,11 +153,10 @@ class ThreadReader:
     def _load_times(self, thread_id: str, log: ChannelLog, positions: set[int]) -> Flow[None]:
         """Load the times of first storage of the items at some positions, unless cached."""
         missing_ranges = join_ranges(
-            (place, place + 1) for place in sorted(positions.difference(log.stored_times))
+            (position, position + 1) for position in sorted(positions.difference(log.stored_times))
         )
-        for position, stored_at in (
-            yield from self.reader.read_item_times(log.key, missing_ranges)
-        ).items():
+        times = yield from self.reader.read_item_times(log.key, missing_ranges)
+        for position, stored_at in times.items():
             log.stored_times[position] = _to_datetime(thread_id, stored_at)
 
     def _classify_value(self, ref: Any) -> tuple[bool, bool]:
@@ -195,19 +194,22 @@ class ThreadReader:
         origins = yield from self.reader.read_origins(
             address.thread_id, checkpoint.thread, key, transcript_ranges
         )
-        others = sorted(value_positions.difference(origins))
-        if not others:
+        other_positions = sorted(value_positions.difference(origins))
+        if not other_positions:
             return set()
-        removed, parts = [place for place in origins if place not in value_positions], []
-        for places in (removed, others):
-            ranges = join_ranges((place, place + 1) for place in places)
+        removed_positions, parts = (
+            [position for position in origins if position not in value_positions],
+            [],
+        )
+        for missing in (removed_positions, other_positions):
+            ranges = join_ranges((position, position + 1) for position in missing)
             log = yield from self.reader.load_items(
                 address.thread_id, checkpoint.thread, key, ranges
             )
             parts.append(self.reader.codec.decode_all(log.items_in(ranges)))
         transcript = Transcript(parts[0])
         numbers = map(transcript.take_match, parts[1])
-        return {removed[number] for number in numbers if number is not None}
+        return {removed_positions[number] for number in numbers if number is not None}
 
     def read_delta_values(self, address: Address) -> Flow[dict[str, Any]]:
         """Read the values of `DeltaChannel`s; see `Checkpointer.delta_values`."""
@@ -232,9 +234,13 @@ class ThreadReader:
     ) -> Flow[list[int]]:
         """Return the positions of the items that are only in transcripts of branches, sorted."""
         rows = yield self.sql("checkpoint_keys", *key_range(checkpoint.namespace_key))
-        trunk = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
+        head_lineage = {key for key, *_ in select_lineage(rows, checkpoint.snapshot.key)}
         parents = {parent for _, _, parent in rows}
-        tips = [key for key, uid, _ in rows if key not in trunk and uid not in parents]
+        tips = [
+            key
+            for key, checkpoint_id, _ in rows
+            if key not in head_lineage and checkpoint_id not in parents
+        ]
         branch_positions: set[int] = set()
         for tip in tips:
             (row,) = yield self.sql("checkpoint_row", tip)
@@ -258,17 +264,17 @@ class ThreadReader:
         self, limit: int, after: str | None, prefix: str, active_since: datetime | None
     ) -> Flow[list[ThreadInfo]]:
         """Return one page of threads; see `Checkpointer.threads`."""
-        out = []
+        threads = []
         for row in (yield from self._read_rows(limit, after, prefix, active_since)):
-            out.append((yield from self._build_info(row)))
-        return out
+            threads.append((yield from self._build_info(row)))
+        return threads
 
     def list_largest(self, limit: int) -> Flow[list[ThreadInfo]]:
         """Return the threads with the most bytes, largest first; see `Checkpointer.usage`."""
-        rows, out = (yield self.sql("largest_threads", limit)), []
+        rows, threads = (yield self.sql("largest_threads", limit)), []
         for row in rows:
-            out.append((yield from self._build_info(row)))
-        return out
+            threads.append((yield from self._build_info(row)))
+        return threads
 
     def list_heads(
         self,
@@ -280,17 +286,17 @@ class ThreadReader:
         only_waiting: bool,
     ) -> Flow[list[ThreadHead]]:
         """Return the heads of one page of threads; see `Checkpointer.heads`."""
-        tag, out = find_first_tag(self.reader.seal, where), list[ThreadHead]()
-        statement = ("list_threads",) if tag is None else ("tagged_threads", tag)
-        statement = ("waiting_threads",) if only_waiting else statement
+        tag, heads = find_first_tag(self.reader.seal, where), list[ThreadHead]()
+        statement_args = ("list_threads",) if tag is None else ("tagged_threads", tag)
+        statement_args = ("waiting_threads",) if only_waiting else statement_args
         while True:
-            rows = yield from self._read_rows(limit, after, prefix, active_since, *statement)
+            rows = yield from self._read_rows(limit, after, prefix, active_since, *statement_args)
             for head in (yield from self.read_heads(rows)):
                 is_match = not only_waiting or head.status.state == "waiting"
                 if is_match and (not where or metadata_matches(head.metadata, where)):
-                    out.append(head)
-            if len(out) >= limit or len(rows) < limit:
-                return out[:limit]
+                    heads.append(head)
+            if len(heads) >= limit or len(rows) < limit:
+                return heads[:limit]
             after = rows[-1][1]
 
     def read_head(self, thread_id: str) -> Flow[ThreadHead | None]:
@@ -305,27 +311,27 @@ class ThreadReader:
     def read_heads(self, rows: list[Row]) -> Flow[list[ThreadHead]]:
         """Return the heads of the threads of some rows, with two statements for all of them."""
         keys = json.dumps([row[0] for row in rows])
-        heads, writes = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
-        checkpoints = {thread: row for thread, *row in heads}
-        written: dict[int, list[Row]] = {}
-        for thread, *row in writes:
-            written.setdefault(thread, []).append(tuple(row))
-        out = []
+        head_rows, write_rows = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
+        checkpoints = {thread: row for thread, *row in head_rows}
+        writes_by_thread: dict[int, list[Row]] = {}
+        for thread, *row in write_rows:
+            writes_by_thread.setdefault(thread, []).append(tuple(row))
+        heads = []
         for thread, thread_id, created_at, updated_at, _, title in rows:
-            uid, metadata, status, head = None, dict[str, Any](), IDLE, None
+            checkpoint_id, metadata, status, head = None, dict[str, Any](), IDLE, None
             if thread in checkpoints:
                 head = self.reader.decrypt_row(thread_id, "", tuple(checkpoints[thread]))
-                uid, metadata = head.checkpoint_id, self.reader.decode_metadata(head)
+                checkpoint_id, metadata = head.checkpoint_id, self.reader.decode_metadata(head)
                 status = yield from self.reader.read_status(
-                    thread_id, "", head, written.get(thread, [])
+                    thread_id, "", head, writes_by_thread.get(thread, [])
                 )
             stored_title, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
             if stored_title is None and head is not None:
                 stored_title = yield from self._read_title(thread_id, head, metadata)
             times = _to_datetime(thread_id, updated_at), _to_datetime(thread_id, created_at)
             text = stored_title.text if stored_title is not None else ""
-            out.append(ThreadHead(thread_id, uid, metadata, *times, status, text))
-        return out
+            heads.append(ThreadHead(thread_id, checkpoint_id, metadata, *times, status, text))
+        return heads
 
     def refresh_list_entry(self, row: Row) -> Flow[None]:
         """Build the title and metadata in the row of a thread again, from its head."""
@@ -399,6 +405,7 @@ class ThreadReader:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
         since = -_INFINITY
         if active_since is not None:
+            # a microsecond less, because a stored time may be rounded down
             since = check_datetime("active_since", active_since).timestamp() - 1e-6
         prefix, last_key = check_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
@@ -482,23 +489,23 @@ class ThreadReader:
         """Return checkpoints without their values; see `Checkpointer.checkpoints`."""
         checkpoint_ns = check_optional_text("checkpoint_ns", checkpoint_ns)
         thread, thread_id, *_ = yield from self._read_row(thread_id)
-        out: list[CheckpointInfo] = []
+        checkpoints: list[CheckpointInfo] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
             if checkpoint_ns is not None and ns != checkpoint_ns:
                 continue
             keys = yield self.sql("checkpoint_keys", *key_range(namespace))
             yield from self.reader.check_complete(len(keys), *key_range(namespace))
-            trunk = {key for key, *_ in select_lineage(keys, row_key(namespace, head))}
+            head_lineage = {key for key, *_ in select_lineage(keys, row_key(namespace, head))}
             max_rows = NO_LIMIT if limit is None else limit
             keys_range = key_range(namespace) if before is None else key_range(namespace, 0, before)
             for row in (yield self.sql("checkpoints_page", *keys_range, max_rows)):
-                out.append(
-                    (yield from self._build_checkpoint_info(thread_id, ns, row, trunk, head))
+                checkpoints.append(
+                    (yield from self._build_checkpoint_info(thread_id, ns, row, head_lineage, head))
                 )
-        return sorted(out, key=lambda info: -info.order)
+        return sorted(checkpoints, key=lambda info: -info.order)
 
     def _build_checkpoint_info(
-        self, thread_id: str, ns: str, row: Row, trunk: set[int], head: int
+        self, thread_id: str, ns: str, row: Row, head_lineage: set[int], head: int
     ) -> Flow[CheckpointInfo]:
         """Decrypt the row of a checkpoint, and return its `CheckpointInfo`.
 
@@ -506,7 +513,7 @@ class ThreadReader:
             thread_id: The thread.
             ns: The namespace.
             row: The row of the checkpoint.
-            trunk: The keys of the head and its ancestors.
+            head_lineage: The keys of the head and its ancestors.
             head: The sequence number of the head.
         """
         snapshot = yield from self.reader.resolve_row(thread_id, ns, row)
@@ -519,7 +526,7 @@ class ThreadReader:
             ns,
             order,
             order == head,
-            row[0] not in trunk,
+            row[0] not in head_lineage,
             self.reader.decode_metadata(snapshot),
             str(fields.get("ts", "")),
             {channel: count_positions(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
@@ -537,13 +544,13 @@ def _interleave_positions(transcript: Iterable[int], branches: list[int]) -> lis
     Returns:
         Each position, with whether it is only on a branch.
     """
-    out: list[tuple[int, bool]] = []
+    entries: list[tuple[int, bool]] = []
     remaining = branches[::-1]
     for position in transcript:
         while remaining and remaining[-1] < position < ALIASES:
-            out.append((remaining.pop(), True))
-        out.append((position, False))
-    return out + [(position, True) for position in reversed(remaining)]
+            entries.append((remaining.pop(), True))
+        entries.append((position, False))
+    return entries + [(position, True) for position in reversed(remaining)]
 
 
 def _to_datetime(thread_id: str, seconds: float) -> datetime:

@@ -49,9 +49,9 @@ class WebhookTable(ServerTable):
             keeps_thread: Whether the thread is kept after the run.
             known_cancel: See `RunTable.end_run`.
         """
-        place = "webhook", run.run_id
+        associated_data = "webhook", run.run_id
         sealed = [
-            self._seal.seal(json.dumps(version).encode(), place)
+            self._seal.seal(json.dumps(version).encode(), associated_data)
             for version in (content, content_if_erased)
         ]
         thread_id = run.thread_id if keeps_thread else None

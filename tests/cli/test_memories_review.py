@@ -34,7 +34,11 @@ def test_the_list_hides_what_was_said(held: str) -> None:
     """The reason is there, the number is not, for programs neither."""
     (_, listed) = rows(run("memories", "quarantine"))
 
-    assert listed[1:] == [held, "My card is [card]", "the text contains the number of a payment card"]
+    assert listed[1:] == [
+        held,
+        "My card is [card]",
+        "the text contains the number of a payment card",
+    ]
     assert "4111" not in run("memories", "quarantine", "--json")
 
 
