@@ -24,7 +24,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure import SQLiteCheckpointer
 
 Function = tuple[str, str]  # module, qualified name
-PLAN: Function = ("checkpointers.writer", "CheckpointWriter._put")
+PLAN: Function = ("checkpointers.writer", "CheckpointWriter._plan_checkpoint")
 
 
 def functions(frame: FrameType | None) -> list[Function]:

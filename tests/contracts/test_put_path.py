@@ -12,6 +12,6 @@ def test_the_way_of_a_put_is_short(tmp_path: Path) -> None:
 
     assert passed[0][1].endswith(".put")
     assert PLAN in passed
-    assert passed[-1] == ("storage.sqlite_connection", "_guarded")  # which calls `execute`
+    assert passed[-1] == ("storage.sqlite_connection", "_execute_guarded")  # which calls `execute`
     assert len(passed) <= 12
     assert len({module for module, _ in passed}) <= 7
