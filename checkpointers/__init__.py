@@ -1,4 +1,4 @@
-"""Thread state: checkpointers for `graph.compile(checkpointer=...)`."""
+"""Provide checkpointers, which store the threads of graphs: `graph.compile(checkpointer=...)`."""
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -50,12 +50,12 @@ __all__ = [
     "open_checkpointer",
     "title",
 ]
-if find_spec("psycopg") is None:  # `import *` takes what can be imported
+if find_spec("psycopg") is None:  # `import *` must not fail without the extra
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs the extra `postgres` when it is first used."""
+    """Import `PostgresCheckpointer` on first use, because it needs the extra `postgres`."""
     if name == "PostgresCheckpointer":
         from perdure.checkpointers.postgres import PostgresCheckpointer
 
@@ -64,9 +64,12 @@ def __getattr__(name: str) -> Any:
 
 
 def open_checkpointer(db: Any, **options: Any) -> Checkpointer:
-    """Open a file, or a Postgres database for which a DSN, a DSN function or a pool is given.
+    """Open a checkpointer on a SQLite file or a Postgres database.
 
-    See `SQLiteCheckpointer` and `PostgresCheckpointer` for the options.
+    Args:
+        db: The path of a file; or a Postgres DSN, a function that returns a DSN, or a connection
+            pool.
+        **options: The options of `SQLiteCheckpointer` or `PostgresCheckpointer`.
     """
     if callable(db) or hasattr(db, "getconn") or (isinstance(db, str) and is_dsn(db)):
         from perdure.checkpointers.postgres import PostgresCheckpointer

@@ -110,7 +110,7 @@ class Codec:
             )
         try:
             return _PLAIN + pack(value)
-        except TypeError:  # something in it is not plain data
+        except TypeError:  # a part of the value is not plain data
             return self._encode_or_explain(value, path, exact=exact)
 
     def _encode_as_read_back(self, stored: bytes) -> bytes:
@@ -352,6 +352,7 @@ def _build_refusal(
 
 
 def _named_parts(value: Any) -> list[tuple[str, Any]]:
+    """Return the parts of a value, each with its step in a path, such as `[0]` or `.name`."""
     from langgraph.types import Send  # slow to import, and only an error needs it
 
     if isinstance(value, dict):

@@ -10,7 +10,7 @@ from typing import Final
 from perdure.checkpointers.cache import Head, Snapshot
 from perdure.checkpointers.put import CheckpointPut
 
-_LOW: Final = 0xFFFFFFFF  # the part of a checkpoint's key that is its sequence number
+_SEQ_MASK: Final = 0xFFFFFFFF  # bits of a checkpoint's row key that are its sequence number
 START_SOURCES: Final = {"input", "update", "fork"}
 """The sources in the metadata of a put that starts a run."""
 
@@ -58,7 +58,7 @@ def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> 
     former, new_head = head.snapshot, Head(head.namespace_key, 0, snapshot)
     if put.merge is not None and put.merge.keeps_head is not None:
         kept_head = put.merge.keeps_head
-        return Head(head.namespace_key, kept_head.key & _LOW, kept_head), True
+        return Head(head.namespace_key, kept_head.key & _SEQ_MASK, kept_head), True
     if former is None or snapshot.parent_id == former.checkpoint_id:
         return new_head, False
     if snapshot.run_start == seq:
@@ -67,5 +67,5 @@ def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> 
     if (snapshot.run_start, snapshot.checkpoint_id) > (former.run_start, former.checkpoint_id):
         return new_head, False
     return Head(
-        head.namespace_key, head.explicit_head or former.key & _LOW, former
+        head.namespace_key, head.explicit_head or former.key & _SEQ_MASK, former
     ), not head.explicit_head

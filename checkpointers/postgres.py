@@ -1,4 +1,4 @@
-"""`PostgresCheckpointer`: threads that resume, in a Postgres database that many machines share."""
+"""Define `PostgresCheckpointer`, which stores threads in Postgres for several machines."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ _SQL: Final = {
 
 
 class PostgresCheckpointer(PostgresOwner, Checkpointer):
-    """A langgraph checkpointer in Postgres, for asyncio and for threads alike.
+    """A langgraph checkpointer in Postgres, for blocking and asynchronous code.
 
-    Any number of processes and machines may use one database. Use it with `with` or `async with`,
-    or call `close`; the first use opens the database.
+    Any number of processes and machines may use one database. Use the checkpointer with `with` or
+    `async with`, or call `close`. The first use opens the database.
 
     Args:
         dsn: A libpq connection string or URI; a function without arguments that returns such a
             string and is called for each new connection; or a `psycopg_pool.ConnectionPool`, which
             perdure uses but never closes. See docs/postgres.md.
-        key: See `SQLiteCheckpointer`; so are `serde`, `allow`, `strict`, `types`, `aliases`,
+        key: See `SQLiteCheckpointer`, also for `serde`, `allow`, `strict`, `types`, `aliases`,
             `read_only` and `cache_bytes`.
-        schema: The schema that holds the tables; made if it is not there.
-        tenant: Whose rows these are, in tables that tenants share: no other's can be seen or
-            changed, by row-level security. None: the tables have no tenants.
+        schema: The schema that contains the tables. It is created if it does not exist.
+        tenant: The tenant whose rows the checkpointer reads and writes, in tables that several
+            tenants share. Row-level security hides the rows of all other tenants. None means tables
+            without tenants.
         pooled: Whether the DSN leads to a pooler that gives each transaction another connection,
             such as PgBouncer with `pool_mode = transaction`.
         direct: The DSN of the server itself, or a function that returns this DSN. It is used for
@@ -44,7 +45,7 @@ class PostgresCheckpointer(PostgresOwner, Checkpointer):
             pool, unless `pooled` is set.
         pool_size: The maximum number of connections of this process. It has no effect on a pool of
             the caller, which has its own size.
-        timeout_s: How long to wait for a connection.
+        timeout_s: How long to wait for a connection, in seconds.
 
     Raises:
         ConfigurationError: An argument is wrong.

@@ -49,7 +49,7 @@ from perdure.errors import UnknownCheckpoint, Unstorable
 
 START: Final = "__start__"
 """langgraph's input channel, whose value is a dict of updates for other channels."""
-MAX_INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
+MAX_INLINE_BYTES: Final = 128  # maximum encoded size of a value in a checkpoint row
 _MIN_ELEMENTS_FOR_LOG: Final = (
     8  # elements of an update from which on it is worth a look at the log
 )
@@ -252,7 +252,7 @@ class CheckpointPut:
             )
 
     def _encode_channel(self, codec: Codec, channel: str) -> EncodedValue:
-        """A channel's value. If it did not change it is needed only if the parent is gone."""
+        """Encode the value of a channel, unless it is encoded already, and return the encoding."""
         held = self._encoded.get(channel)
         if held is None:
             path = f"channel_values[{channel!r}]"
@@ -753,7 +753,7 @@ def _positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
 def _can_pack(keys: list[Any]) -> bool:
     try:
         pack(keys)
-    except TypeError:  # a lone surrogate, or a number out of range: refused with the whole value
+    except TypeError:  # a lone surrogate, or a number that is out of range
         return False
     return True
 

@@ -1,12 +1,12 @@
-"""When the run began that brought a message to a thread.
+"""Record when runs start, to tell when a message was added to a thread.
 
-A checkpoint that a run of langgraph puts here has the time at which that run began. The run loads
-its thread first, so its beginning is the moment before that read. A new input begins a run. A
-resume continues one, so that its checkpoints have the time of the parent.
+Each checkpoint that a run of langgraph puts has the start time of the run. A run first loads its
+thread, so the time before that read is its start time. A new input starts a run. A resume continues
+a run, so its checkpoints have the start time of the parent.
 
-Everything else has no such time: updates of the state, imports, and checkpoints that have taken
-over what an update has written. Copies and merges of threads leave the time out. No file can
-therefore say that a run of this database brought a message.
+Other checkpoints have no start time: those of updates of the state and of imports, and those that
+have taken over channels from an update. Copies and merges of threads drop the time. So a file from
+elsewhere cannot claim that a run of this database has added a message.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.removal_records import control_of, drop_oldest, runtime_of
 from perdure.storage.flow import Flow
 
-_MAX_RUNS: Final = 8192  # runs that are remembered; the oldest are forgotten
-_BETWEEN_GRAPHS: Final = "|"  # in the namespace of a node of a subgraph
+_MAX_RUNS: Final = 8192  # maximum runs remembered; the oldest are dropped
+_BETWEEN_GRAPHS: Final = "|"  # separates the graphs in the namespace of a subgraph's node
 
 
 class LoadedRun(NamedTuple):
     """A run of this process that has loaded its thread.
 
     Attributes:
-        began: The time before it loaded the thread, in seconds since 1970.
+        started_at: The time before it loaded the thread, in seconds since 1970.
         checkpoint_id: The checkpoint that it has loaded; None for a new thread.
         has_writes: Whether the checkpoint has pending writes of an earlier run.
         is_addressed: Whether the config of the run names a checkpoint_id.
-        has_input: Whether it is known to have begun with an input of its own.
+        has_input: Whether it is known to have started with an input of its own.
     """
 
     started_at: float
@@ -61,7 +61,14 @@ class RunStarts:
         started_at: float,
         loaded: CheckpointTuple | None,
     ) -> None:
-        """Remember that a run has loaded a checkpoint, if the config is that of a run."""
+        """Record that a run has loaded a checkpoint, if the config belongs to a run.
+
+        Args:
+            config: The config of the read.
+            address: The address that was read.
+            started_at: The time before the read, in seconds since 1970.
+            loaded: The checkpoint, or None for a new thread.
+        """
         runtime = None if address.checkpoint_ns else runtime_of(config)
         control = control_of(runtime)
         if runtime is None or control is None or runtime.execution_info is not None:
@@ -71,7 +78,7 @@ class RunStarts:
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
             self._runs[key] = (
-                former_run  # langgraph looks whether the thread has gone on from there
+                former_run  # langgraph checks whether this checkpoint is still the head
             )
             return
         drop_oldest(self._runs, _MAX_RUNS)
@@ -81,11 +88,11 @@ class RunStarts:
         self._runs[key] = LoadedRun(started_at, checkpoint_id, has_writes, is_addressed)
 
     def find_run(self, config: RunnableConfig, thread_id: str) -> LoadedRun | None:
-        """Return the run of a config, or None if it is not known."""
+        """Return the run to which a config belongs, or None if it is not recorded."""
         return self._runs.get((control_of(runtime_of(config)), thread_id))
 
     def set_run_start(self, put: CheckpointPut) -> None:
-        """Set the time at which the run of a put began, or that it is the time of the parent."""
+        """Set the start time of a put's run, or mark that the put continues the parent's run."""
         config, thread_id = put.config, put.address.thread_id
         runtime = None if config is None or put.address.checkpoint_ns else runtime_of(config)
         if config is None or runtime is None:
@@ -108,7 +115,7 @@ def find_brought_after(
     after: float,
     config: RunnableConfig | None,
 ) -> Flow[list[bool]]:
-    """Return for each message whether a run that began after a moment has brought it.
+    """Return for each message whether a run that started after a time has added it.
 
     Args:
         reader: Reads checkpoints.
@@ -116,9 +123,9 @@ def find_brought_after(
         thread_id: The thread.
         channel: The channel of the messages.
         message_ids: The ids of the messages.
-        after: The moment, in seconds since 1970.
-        config: The config of a node, if the messages are of the state of its run. None means that
-            they are stored on the way to the head of the thread.
+        after: The time, in seconds since 1970.
+        config: The config of a node, for messages in the state of its run. None means that the
+            messages are stored up to the head of the thread.
     """
     period, address = (after, time.time()), Address(thread_id, "", None)
     if config is None:
@@ -135,13 +142,13 @@ def find_brought_after(
         return [_is_within(run.started_at, period)] * len(message_ids)
     address = address._replace(checkpoint_id=run.checkpoint_id)
     stored = yield from reader.find_checkpoint(address)
-    if stored is None:  # it was pruned meanwhile
+    if stored is None:  # the checkpoint was pruned in the meantime
         return [False] * len(message_ids)
     brought_by_id = yield from _find_brought_messages(
         reader, thread_id, stored, channel, message_ids, period
     )
     started_at = run.started_at
-    if not run.has_input:  # it may continue a run that was stopped
+    if not run.has_input:  # the run may continue an earlier run that was stopped
         status = yield from reader.find_status(address)
         if status is None or status.tasks:
             started_at = stored.snapshot.run_started_at or 0.0
@@ -150,7 +157,7 @@ def find_brought_after(
 
 
 def _is_within(started_at: float | None, period: tuple[float, float]) -> bool:
-    """Return whether a run began after the start of a period, and not after its end."""
+    """Return whether a run started after the start of a period, and not after its end."""
     return started_at is not None and period[0] < started_at <= period[1]
 
 
@@ -162,11 +169,11 @@ def _find_brought_messages(
     message_ids: Sequence[str],
     period: tuple[float, float],
 ) -> Flow[Mapping[str, bool]]:
-    """Return for each message of a checkpoint and its ancestors whether a run brought it.
+    """Return for each message of a checkpoint's transcript whether a run of a period has added it.
 
-    The run must have begun in the period. If the message has several versions, the answer is True
-    only if such runs brought all of them. The run of a version is that of the first checkpoint that
-    has the version. The parent of this checkpoint must be stored too, if it has one.
+    If the message has several versions, the result is True only if such runs have added all of
+    them. A version was added by the run of the first checkpoint that contains it. If this
+    checkpoint has a parent, the parent must be stored too. Otherwise the result is False.
     """
     if stored is None or channel not in stored.snapshot.transcript:
         return {}
@@ -198,7 +205,7 @@ def _find_brought_positions(
     item_positions: set[int],
     period: tuple[float, float],
 ) -> Flow[set[int]]:
-    """Return the positions of a checkpoint's items that were brought by runs of a period."""
+    """Return the positions of a checkpoint's items that were added by runs of a period."""
     brought, remaining = set[int](), item_positions
     checkpoint: Snapshot | None = stored.snapshot
     while remaining and checkpoint is not None and _is_within(checkpoint.run_started_at, period):
@@ -206,14 +213,14 @@ def _find_brought_positions(
         if checkpoint.parent_id is not None:
             parts = thread_id, "", stored.namespace_key, checkpoint.parent_id
             parent = yield from reader.read_snapshot(*parts)
-            if parent is None:  # it was pruned
+            if parent is None:  # the parent was pruned
                 return brought
         in_parent = set[int]()
         if parent is not None:
             in_parent = remaining & (
                 yield from _read_origins(reader, thread_id, stored, parent, channel)
             )
-        # an input is not yet in the channel: what is new there was written by an earlier run
+        # An input is not yet in the channel, so new items at an input come from an earlier run.
         if reader.decode_metadata(checkpoint).get("source") != "input":
             brought |= remaining - in_parent
         checkpoint, remaining = parent, in_parent
@@ -227,7 +234,7 @@ def _read_origins(
     snapshot: Snapshot,
     channel: str,
 ) -> Flow[set[int]]:
-    """Return the positions of the items that a checkpoint has in the transcript of a channel."""
+    """Return the positions of the items in a checkpoint's transcript of a channel."""
     if channel not in snapshot.transcript:
         return set()
     parts = thread_id, stored.thread, *snapshot.transcript[channel]

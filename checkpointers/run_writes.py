@@ -1,8 +1,8 @@
-"""The writes of one run: wait for those that are in progress, and refuse all that come later.
+"""Wait for the writes of a run that are in progress, and refuse all later ones.
 
-A run that is cancelled may leave puts behind. LangGraph starts each put as a task of its own, and a
-cancellation ends the wait for these tasks, not the tasks. Whoever cleans up after the run first
-closes its `RunWrites`.
+A cancelled run may still be writing. LangGraph starts each put as a separate task, and cancelling
+the run ends the wait for these tasks, but not the tasks. The code that cleans up after a run
+therefore closes its `RunWrites` first.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from perdure.storage.flow import Flow
 
 T = TypeVar("T")
 
-_POLL_S: Final = 0.002
-_QUIET_ROUNDS: Final = 20  # of the event loop; a put that waits for another one starts after a few
+_POLL_S: Final = 0.002  # seconds between two checks while writes are in progress
+_QUIET_ROUNDS: Final = 20  # event-loop rounds without a write before a run counts as ended
 
 
 class RunWrites:
@@ -52,12 +52,12 @@ class RunWrites:
             RunEnded: The run has ended.
         """
         if self._closed:
-            raise RunEnded("the run has ended; nothing of it is stored any more")
+            raise RunEnded("the run has ended, so its writes are no longer stored")
 
     def refuse_when_closed(self, make: Callable[[], Flow[T]]) -> Callable[[], Flow[T]]:
-        """Return a function that makes a flow of statements only if the run has not ended by then.
+        """Return a function that builds a flow, and raises RunEnded if the run has ended by then.
 
-        A write may wait for longer than the run is waited for.
+        A write can wait in the queue for longer than `close` waits.
         """
 
         def make_if_open() -> Flow[T]:
@@ -79,9 +79,11 @@ class RunWrites:
             is_busy = bool(self._in_progress)
             quiet = 0 if is_busy else quiet + 1
             await asyncio.sleep(_POLL_S if is_busy else 0)
-            self._closed = quiet == _QUIET_ROUNDS - 1  # a write in another thread may just begin
+            self._closed = (
+                quiet == _QUIET_ROUNDS - 1
+            )  # one more round, for a write that has just started in another thread
         self._closed = True
 
 
 RUN_WRITES: ContextVar[RunWrites | None] = ContextVar("RUN_WRITES", default=None)
-"""The writes of the run in whose context the code is executed, if somebody counts them."""
+"""The `RunWrites` of the run in whose context the code runs, or None if they are not counted."""

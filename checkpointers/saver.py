@@ -305,6 +305,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> CheckpointPut:
+        """Check the arguments of `put`, and build the request from them."""
         address = parse_address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
@@ -380,6 +381,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str,
     ) -> TaskWrites:
+        """Check the arguments of `put_writes`, and build the request from them."""
         address = parse_address(config)
         check_text("task_id", task_id)
         check_text("task_path", task_path)
@@ -412,6 +414,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             return self.database.read(make)
 
     def _write(self, put: CheckpointPut | TaskWrites) -> None:
+        """Store a request, and count it among the writes of its run."""
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.count_write():
             database_write = self._writer.plan_database_write(put)

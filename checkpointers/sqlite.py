@@ -1,4 +1,4 @@
-"""`SQLiteCheckpointer`: threads that resume, in one SQLite file."""
+"""Define `SQLiteCheckpointer`, which stores threads in one SQLite file."""
 
 from __future__ import annotations
 
@@ -24,37 +24,40 @@ _SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
 
 
 class SQLiteCheckpointer(Checkpointer):
-    """A langgraph checkpointer in one SQLite file, for asyncio and for threads alike.
+    """A langgraph checkpointer in one SQLite file, for blocking and asynchronous code.
 
-    Every item of a conversation is stored once; items that a run removes from its state stay
-    readable through `history()`. Use it with `with` or `async with`, or call `close`; the first use
-    opens the file.
+    Every item of a conversation is stored once. Items that a run removes from its state stay
+    readable through `history()`. Use the checkpointer with `with` or `async with`, or call `close`.
+    The first use opens the file.
 
     Args:
-        path: A file, or `":memory:"`.
-        key: Encrypts every value, message and metadata value with AES-GCM: 16, 24 or 32 bytes,
-            or as many in hexadecimal; by default the environment's `PERDURE_KEY`, if set.
-            Encryption is fixed when the file is created.
-        serde: A serializer of your own, which ignores `allow` and `strict`; by default langgraph's.
-        allow: Classes of yours that may be rebuilt, or `(module, qualified name)`, whose module is
-            imported when a stored value needs it.
-        strict: Rebuild only the classes in `allow`, and those of langgraph and langchain-core;
-            others raise `ForbiddenType` at put and at read. By default pydantic models,
-            dataclasses, enums and named tuples are rebuilt if the process has imported their
-            class, without running its code, and otherwise come back as a dict of their fields.
+        path: The path of a file, or `":memory:"`.
+        key: The key with which every value, message and metadata value is encrypted by AES-GCM: 16,
+            24 or 32 bytes, or the same in hexadecimal. The default is the environment variable
+            `PERDURE_KEY`, if it is set. Whether a file is encrypted is fixed when it is created.
+        serde: A custom serializer, with which `allow` and `strict` have no effect. The default is
+            langgraph's serializer.
+        allow: Classes of the application that may be rebuilt. A pair `(module, qualified name)`
+            imports its module when a stored value needs the class.
+        strict: Whether to rebuild only the classes in `allow` and those of langgraph and
+            langchain-core. All other classes then raise `ForbiddenType` at put and at read. By
+            default, pydantic models, dataclasses, enums and named tuples are rebuilt without
+            running their code if the process has imported their class. Otherwise they are returned
+            as a dict of their fields.
         types: Further types whose values can be stored, each as `StoredType(cls, dump, load)`.
         aliases: The new classes for renamed or moved classes, by old name. An old name is a pair
             `(module, qualified name)` or text like `"module:Name"`. A value that was stored under
             an old name is rebuilt as the new class.
-        synchronous: `"full"`, the default: an acknowledged write survives a power cut.
-            `"normal"`: it survives a crash of the process.
-        read_only: Open for reading; nothing is created.
-        timeout_s: How long to wait for another process that is writing.
-        cache_bytes: About how much memory decoded messages may take.
+        synchronous: With `"full"`, the default, an acknowledged write survives a power cut. With
+            `"normal"`, it survives a crash of the process.
+        read_only: Whether to open the file only for reading; no file is created.
+        timeout_s: How long to wait for another process that is writing, in seconds.
+        cache_bytes: The approximate maximum memory of the cache, in bytes.
         factory: The class of SQLite connections.
-        untrusted: Open a file from elsewhere, whose threads are to be imported. It is only read,
-            and refused if its tables are not perdure's own, or damaged; see docs/threads.md.
-        max_value_bytes: With `untrusted`, the size of the largest value that is read.
+        untrusted: Whether the file comes from elsewhere and its threads are to be imported. The
+            file is only read. It is refused if its tables are not those of perdure, or if it is
+            damaged; see docs/threads.md.
+        max_value_bytes: The maximum size in bytes of a value that is read from an untrusted file.
 
     Raises:
         ConfigurationError: An argument is wrong.

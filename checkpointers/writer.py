@@ -494,6 +494,7 @@ class CheckpointWriter:
     # -- in a transaction that reads the thread
 
     def _read_and_put(self, put: CheckpointPut) -> Flow[Commit]:
+        """Read the present state of a thread, and store a checkpoint, in one transaction."""
         thread_id, _, parent_id = put.address
         thread, head, existing_key, is_cache_valid = yield from self._read_thread_state(
             put.address, put.checkpoint["id"]
