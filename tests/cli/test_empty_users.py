@@ -121,7 +121,7 @@ def test_an_empty_user_of_a_call_is_refused(user: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("memories", "forget", "--all", "--thread", ""), "give keys of memories, or one of"),
+        (("memories", "forget", "--all", "--thread", ""), "pass either keys of memories, or"),
         (("memories", "forget", "--all", "--query", ""), "--query is empty"),
         (("memories", "forget", "--thread", ""), "--thread is empty"),
         (("store", "forget", ""), "the namespace is empty"),

@@ -50,7 +50,10 @@ def test_what_is_not_listed_is_told() -> None:
     shown = attempt("threads", "--limit", "1").stderr, attempt("threads", "--limit", "2").stderr
 
     assert shown == ("there are more than 1; --limit N shows them\n", "")
-    assert attempt("memories", "list", "--limit", "1").stderr == "2 more; --limit N\n"
+    assert (
+        attempt("memories", "list", "--limit", "1").stderr
+        == "2 more memories; --limit N lists more\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_the_best_answer_comes_first() -> None:
 
     assert heading == ["day", "kind", "key", "thread", "text"]
     assert first == ["2023-11-14", "turn", first[2], "trip", "user: I am allergic to nuts"]
-    assert history.stderr == "said on the thread 'trip'\n"
+    assert history.stderr == "from the thread 'trip'\n"
 
 
 def test_a_search_within_limits() -> None:
@@ -130,7 +130,7 @@ def test_a_search_says_what_was_below_the_floor() -> None:
     why = attempt("memories", "search", "quantum chromodynamics", "--explain")
     whole = attempt("memories", "search", "quantum chromodynamics", "--explain", "--json")
 
-    assert f"the nearest 4 memories are below the floor {floor}, see --min-score 0" in (
+    assert f"the nearest 4 memories are below the floor {floor}, and --min-score 0 shows all" in (
         nothing.stderr
     )
     assert why.exit_code == 1
@@ -185,7 +185,7 @@ def test_each_user_has_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert texts() == found("what do I like?") == ["I like dates"]
     assert texts("--user", "me") == ["I like figs"]
     assert (nothing.stdout, nothing.exit_code) == ("", 1)
-    assert nothing.stderr == "'eve' has no memory that answers that\n"
+    assert nothing.stderr == "'eve' has no memory that answers the question\n"
     assert "'nope'" in str(attempt("memories", "forget", "nope").exception)
     foreign = attempt("memories", "forget", keys("--user", "me")["I like figs"], "--yes")
     assert isinstance(foreign.exception, ConfigurationError)
@@ -213,7 +213,7 @@ def test_memories_of_every_kind_are_listed(db: Path) -> None:
     ("options", "said"),
     [
         (("--kind", "episode"), "'me' has no memories of the kind 'episode'\n"),
-        (("--user", "bob"), "nothing is remembered of 'bob'; "),
+        (("--user", "bob"), "'bob' has no memories; "),
     ],
 )
 def test_nothing_to_list_is_said(options: tuple[str, ...], said: str) -> None:

@@ -47,7 +47,7 @@ def test_a_key_shows_all_of_it(held: str) -> None:
     result = attempt("memories", "quarantine", held[:6])
 
     assert result.stdout == f"{CARD}\n"
-    assert "held back on" in result.stderr
+    assert "quarantined on" in result.stderr
     assert read("memories", "quarantine", held)["text"] == CARD
 
 
@@ -58,7 +58,7 @@ def test_what_is_released_is_a_memory(held: str) -> None:
 
     assert printed.startswith("added ")
     assert texts() == [CARD]
-    assert attempt("memories", "quarantine").stderr == "nothing is in quarantine\n"
+    assert attempt("memories", "quarantine").stderr == "the quarantine is empty\n"
     assert isinstance(again.exception, ConfigurationError)
 
 
@@ -109,7 +109,7 @@ def test_threads_of_a_chat_do_not_wait(db: Path) -> None:
     with running(create_app(Settings(db=str(db)))) as url:
         page = httpx.get(f"{url}/ui/jobs.json", timeout=30).json()
 
-    assert attempt("memories", "jobs").stderr == "no thread has anything to extract\n"
+    assert attempt("memories", "jobs").stderr == "no thread waits for an extraction\n"
     assert [job for job in page["jobs"] if job["state"] != "done"] == []
     assert "I like figs" in listed
 

@@ -63,7 +63,7 @@ def test_an_item_comes_back(seat: str) -> None:
 
     assert json.loads(found.stdout) == whole["value"]
     assert whole["value"] == {"text": "prefers an aisle seat", "kind": "travel"}
-    assert found.stderr == "version 2, put just now\n"
+    assert found.stderr == "version 2, stored just now\n"
     assert (whole["namespace"], whole["key"], whole["version"]) == (["users", "alice"], seat, 2)
     assert (whole["valid_to"], whole["expires_at"], whole["provenance"]) == (None, None, None)
 
@@ -76,7 +76,7 @@ def test_a_value_has_several_forms() -> None:
         run("put", "a", "3", "--text", "tea"),
     ]
 
-    assert said == [f"'{key}' of a is at version 1\n" for key in (1, 2, 3)]
+    assert said == [f"'{key}' in a is at version 1\n" for key in (1, 2, 3)]
     assert [item["value"] for item in read("search", "a")] == [{"text": "tea"}] * 3
     assert read("put", "a", "4", "{}")["value"] == {}
 
@@ -91,7 +91,7 @@ def test_keys_are_known_by_their_beginning(seat: str) -> None:
         store(f"get {AT} se").exception
     )
     assert "there is no key 'oth'" in str(store(f"get {AT} oth").exception)
-    assert run("delete", "users/bob", "ho") == "'hobby' of users/bob is deleted\n"
+    assert run("delete", "users/bob", "ho") == "'hobby' in users/bob is deleted\n"
     assert [item["version"] for item in read("history", "users/bob", "hobby")] == [1]
 
 

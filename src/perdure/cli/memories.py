@@ -1,4 +1,4 @@
-"""`perdure memories`: what is remembered of a user is listed, found, added, reviewed, erased."""
+"""The commands `perdure memories`: list, search, add, review and erase memories of a user."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial, reduce
-from operator import add as sum_of
+from operator import add as add_receipts
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 
     Namespace = tuple[str, ...]
 
-memories = add_command_group("memories", "Memories of a user, across threads.")
+memories = add_command_group("memories", "Search, change and review the memories of a user.")
 
-_LABELS: Final = ("memories", "profiles", "examples")  # of namespaces: each goes on with the user
-_INSTRUCTIONS: Final = ("instructions",)  # the agent's own, for all users; also their kind
-_HELD: Final = ("refused", "quarantined")
-_SHOWN: Final = 10  # memories that are shown before it is asked
+_LABELS: Final = ("memories", "profiles", "examples")  # first labels of a user's namespaces
+_INSTRUCTIONS: Final = ("instructions",)  # namespace of the agent's instructions, for all users
+_REJECTED: Final = ("refused", "quarantined")  # changes after which the exit code of `add` is 1
+_PREVIEWED: Final = 10  # memories that are printed before the user confirms that they are erased
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -70,7 +70,7 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 def list_(
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Only fact, turn, episode, profile or another kind."),
+        typer.Option(metavar="KIND", help="List only this kind, such as fact, turn or profile."),
     ] = None,
     limit: LimitOption = SHOWN_LIMIT,
     ids: IdsOption = False,
@@ -79,34 +79,37 @@ def list_(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List memories, latest change first."""
+    """List memories, the last changed first."""
     from perdure.memory.records import memory_from_item
 
     with open_database(db, user, allow_read_only=True) as database:
         options: dict[str, Any] = {"limit": sys.maxsize, "as_of": as_of, "refresh_ttl": False}
-        items = [
-            database.store.search(place, **options) for place in (*_own(database), _INSTRUCTIONS)
+        stored = [
+            memory_from_item(item)
+            for namespace in (*_user_namespaces(database), _INSTRUCTIONS)
+            for item in database.store.search(namespace, **options)
         ]
-        every = [memory_from_item(item) for some in items for item in some]
-        whose = database.user
-    every.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
-    of_kind = [memory for memory in every if kind in (None, memory.kind)]
-    nothing = f"nothing is remembered of {whose!r}; 'perdure memories add' adds facts"
-    nothing = f"{whose!r} has no memories of the kind {kind!r}" if every else nothing
-    _show(of_kind[:limit], json, nothing, ids)
-    if len(of_kind) > limit:
-        print_note(f"{len(of_kind) - limit:,} more; --limit N")
+    stored.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
+    matches = [memory for memory in stored if kind in (None, memory.kind)]
+    empty_note = f"{database.user!r} has no memories; 'perdure memories add' adds facts"
+    if stored:
+        empty_note = f"{database.user!r} has no memories of the kind {kind!r}"
+    _print_memories(matches[:limit], json, empty_note, ids)
+    if len(matches) > limit:
+        print_note(f"{len(matches) - limit:,} more memories; --limit N lists more")
 
 
 @memories.command()
 def search(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="A question, or some words.")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="A question, or words to search for.")
+    ],
     limit: LimitOption = SEARCH_LIMIT,
     min_score: Annotated[
-        float, typer.Option(metavar="SCORE", help="Leave out what scores less.")
+        float, typer.Option(metavar="SCORE", help="Leave out memories with a lower score.")
     ] = MIN_SCORE,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Why each, and what scores less.")
+        bool, typer.Option("--explain", help="Explain the scores, also of lower ones.")
     ] = False,
     ids: IdsOption = False,
     as_of: AsOfOption = None,
@@ -114,9 +117,9 @@ def search(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Find the memories that answer a question.
+    """Find the memories that answer a question, best first.
 
-    Exit code 1 if there is none.
+    Exit code 1 if no memory answers the question.
     """
     from perdure.memory import recall
 
@@ -128,18 +131,16 @@ def search(
     ):
         store = database.store.without_refresh()
         recalled = recall(query, store=store, config=database.config, **options)
-        whose = database.user
         answers = recalled.memories
         origins = [(memory.provenance and memory.provenance.thread_id) or "" for memory in answers]
         threads = [shorten_thread_id(database, origin, is_whole=ids or json) for origin in origins]
-    nothing = f"{whose!r} has no memory that answers that"
-    nothing += (
-        f"; {recalled.describe_nearest()}, see --min-score 0" if recalled.below_min_score else ""
-    )
+    empty_note = f"{database.user!r} has no memory that answers the question"
+    if recalled.below_min_score:
+        empty_note += f"; {recalled.describe_nearest()}, and --min-score 0 shows all"
     if explain:
         print_json(recalled) if json else print_text(recalled.explain(), wraps=False)
     else:
-        _show(answers, json, nothing, ids, threads)
+        _print_memories(answers, json, empty_note, ids, threads)
     if not answers:
         raise typer.Exit(1)
 
@@ -148,34 +149,40 @@ def search(
 def add(
     text: Annotated[
         list[str],
-        typer.Argument(metavar="TEXT...", help="Facts; - reads them from stdin, one a line."),
+        typer.Argument(
+            metavar="TEXT...", help="Facts; - reads facts from stdin, one on each line."
+        ),
     ],
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="The key of the fact; replaces what is there."),
+        typer.Option(metavar="KEY", help="Store the fact under this key, as its new version."),
     ] = None,
     user: UserOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add facts, unless they are known.
+    """Add facts, except those that are already stored.
 
-    Exit code 1 if one was refused or put into quarantine.
+    Exit code 1 if a fact was refused or put into quarantine.
     """
-    typed = [line for each in text for line in (sys.stdin if each == "-" else [each or " "])]
-    facts = [fact for fact in map(str.strip, typed) if fact]
+    lines = [
+        line for argument in text for line in (sys.stdin if argument == "-" else [argument or " "])
+    ]
+    facts = [fact for fact in map(str.strip, lines) if fact]
     if not all(map(str.strip, text)):
-        raise ConfigurationError("one of the facts is empty; give each a text")
+        raise ConfigurationError("one of the facts is empty; pass a text for each fact")
     if key is not None and len(facts) != 1:
-        raise ConfigurationError(f"--key is the key of one fact, and {len(facts)} are given")
+        raise ConfigurationError(
+            f"--key applies to one fact, but there are {len(facts)}; remove --key, or pass one fact"
+        )
     from perdure.memory import remember
 
     with open_database(db, user, create=True) as database:
         outcomes = [
-            remember(each, key=key, store=database.store, config=database.config) for each in facts
+            remember(fact, key=key, store=database.store, config=database.config) for fact in facts
         ]
     print_result(outcomes, json, "\n".join(map(str, outcomes)))
-    if any(outcome.change in _HELD for outcome in outcomes):
+    if any(outcome.change in _REJECTED for outcome in outcomes):
         raise typer.Exit(1)
 
 
@@ -187,237 +194,283 @@ def history(
     from perdure.memory.records import memory_from_item
 
     with open_database(db, user, allow_read_only=True) as database:
-        place = _place(database, key, [*_own(database), _INSTRUCTIONS])
-        versions = [memory_from_item(item) for item in database.store.history(*place)]
+        namespaces = [*_user_namespaces(database), _INSTRUCTIONS]
+        found_key = _find_memory_key(database, key, namespaces)
+        versions = [memory_from_item(item) for item in database.store.history(*found_key)]
     rows = [
-        (v.version or 0, format_time(v.valid_from), format_time(v.valid_to), v.text)
-        for v in versions
+        (
+            memory.version or 0,
+            format_time(memory.valid_from),
+            format_time(memory.valid_to),
+            memory.text,
+        )
+        for memory in versions
     ]
     print_rows(versions, json, ["version", "from", "to", "text"], rows, ids=("from", "to"))
-    for thread in {v.provenance.thread_id for v in versions if v.provenance} - {None}:
-        print_note(f"said on the thread {thread!r}", "dim")
+    origins = {memory.provenance.thread_id for memory in versions if memory.provenance}
+    for thread in origins - {None}:
+        print_note(f"from the thread {thread!r}", "dim")
 
 
 @memories.command()
 def forget(
     key: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY]...", help="Keys, or the beginnings of them."),
+        typer.Argument(metavar="[KEY]...", help="Keys of memories, or prefixes of them."),
     ] = None,
     query: QueryOption = None,
     thread: Annotated[
-        str | None, typer.Option(metavar="ID", help="All that come from this thread.")
+        str | None, typer.Option(metavar="ID", help="Select all that come from this thread.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that is known of the user.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Select everything about the user.")] = False,
     yes: YesOption = False,
     user: UserOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Erase memories for good, old versions too.
+    """Erase memories permanently, with their old versions.
 
-    The messages stay on their threads and are not extracted again. After --all they are: delete
-    the threads first. Exit code 1 if there was nothing to forget.
+    The messages stay in their threads and are not extracted again. After --all they are extracted
+    again, so delete the threads first. Exit code 1 if there was nothing to erase.
     """
     check_query(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
-        raise ConfigurationError("give keys of memories, or one of --query, --thread and --all")
+        raise ConfigurationError("pass either keys of memories, or --query, --thread or --all")
     with open_database(db, user) as database:
         if every:
-            what = partial(_forget_all, database)
+            erase = partial(_erase_all, database)
         elif key:
-            what = partial(_forget_keys, database, key)
+            erase = partial(_erase_keys, database, key)
         else:
-            of = None if thread is None else _thread(database, thread)
-            what = partial(_forget_matching, database, query=query, thread_id=of)
+            thread_id = None if thread is None else _resolve_origin(database, thread)
+            erase = partial(_erase_matching, database, query=query, thread_id=thread_id)
         if not every:
-            with show_status("reading what no worker has read …"):
-                extract_due_threads(database)  # else it would be, afterwards
-        receipt = erase_items(what, _counted, partial(_preview, database), yes=yes, json=json)
+            # otherwise a later extraction would store the erased memories again
+            with show_status("extracting unread messages …"):
+                extract_due_threads(database)
+        preview = partial(_print_preview, database)
+        receipt = erase_items(erase, _describe_memories, preview, yes=yes, json=json)
     if not receipt.keys:
         raise typer.Exit(1)
 
 
-# -- finding them
+# -- lookup
 
 
-def _own(database: CommandDatabase) -> list[Namespace]:
-    """The namespaces of a user; more may be below."""
+def _user_namespaces(database: CommandDatabase) -> list[Namespace]:
+    """Return the namespaces that hold memories of the user."""
     return [(label, database.user) for label in _LABELS]
 
 
-def _place(database: CommandDatabase, typed: str, own: list[Namespace]) -> tuple[Namespace, str]:
-    return resolve_item_key(
-        database.store, own, typed, "perdure memories list --ids", include_deleted=True
-    )
+def _find_memory_key(
+    database: CommandDatabase, typed: str, namespaces: list[Namespace]
+) -> tuple[Namespace, str]:
+    """Return the namespace and the full key of the memory that the user named by key or prefix."""
+    list_command = "perdure memories list --ids"
+    return resolve_item_key(database.store, namespaces, typed, list_command, include_deleted=True)
 
 
-def _thread(database: CommandDatabase, typed: str) -> str:
-    """The thread that is meant; one that is deleted may have left memories."""
+def _resolve_origin(database: CommandDatabase, typed: str) -> str:
+    """Return the id of the thread that memories come from.
+
+    A deleted thread may have left memories, so an id that no thread has is returned unchanged.
+    """
     if not typed:
-        raise ConfigurationError("--thread is empty; give it the id of a thread")
-    return (
-        resolve_thread_id(database, typed) if database.saver.heads(prefix=typed, limit=1) else typed
-    )
+        raise ConfigurationError("--thread is empty; pass the id of a thread")
+    exists = database.saver.heads(prefix=typed, limit=1)
+    return resolve_thread_id(database, typed) if exists else typed
 
 
 def extract_due_threads(database: CommandDatabase) -> None:
-    """Extract what was said on the user's threads and no worker has read."""
+    """Extract memories from those messages of the user's threads that no worker has read."""
     from perdure.memory.extraction import DueThreads, Pace
 
     extraction = database.build_extraction()
     for job in DueThreads(extraction, Pace()).list_jobs():
         if job.namespace == ("memories", database.user) and job.state != "dead":
-            with suppress(UnknownThread, InvalidMessages):  # deleted; a program's own
+            # a thread may have been deleted, and other programs may store unreadable messages
+            with suppress(UnknownThread, InvalidMessages):
                 extraction.extract(job.thread_id, job.config)
 
 
-# -- erasing them
+# -- removal
 
 
-def _forget_keys(database: CommandDatabase, keys: Iterable[str], *, dry_run: bool) -> Receipt:
+def _erase_keys(database: CommandDatabase, keys: Iterable[str], *, dry_run: bool) -> Receipt:
+    """Erase the memories with these keys or key prefixes."""
     from perdure.memory import Collection
 
     receipts = []
-    for place, key in dict.fromkeys(_place(database, each, _own(database)) for each in keys):
-        if dry_run or place[0] == "profiles":
-            receipts.append(database.store.forget(place, key=key, dry_run=dry_run))
+    namespaces = _user_namespaces(database)
+    found_keys = [_find_memory_key(database, typed, namespaces) for typed in keys]
+    for namespace, key in dict.fromkeys(found_keys):
+        if dry_run or namespace[0] == "profiles":
+            receipts.append(database.store.forget(namespace, key=key, dry_run=dry_run))
         else:
-            collection = Collection(database.store, (place[0], "{user_id}"))
+            collection = Collection(database.store, (namespace[0], "{user_id}"))
             receipts.append(collection.forget(key, config=database.config))
-    return reduce(sum_of, receipts)
+    return reduce(add_receipts, receipts)
 
 
-def _forget_matching(database: CommandDatabase, **what: Any) -> Receipt:
+def _erase_matching(database: CommandDatabase, **conditions: Any) -> Receipt:
+    """Erase the memories and examples that match; see `Collection.forget_matching`."""
     from perdure.memory import Collection
 
-    of = [Collection(database.store, (label, "{user_id}")) for label in ("memories", "examples")]
-    return reduce(sum_of, [each.forget_matching(config=database.config, **what) for each in of])
+    collections = [
+        Collection(database.store, (label, "{user_id}")) for label in ("memories", "examples")
+    ]
+    receipts = [
+        collection.forget_matching(config=database.config, **conditions)
+        for collection in collections
+    ]
+    return reduce(add_receipts, receipts)
 
 
-def _forget_all(database: CommandDatabase, *, dry_run: bool) -> Receipt:
-    """Erase everything that the store keeps about a user."""
+def _erase_all(database: CommandDatabase, *, dry_run: bool) -> Receipt:
+    """Erase everything that the store holds about the user."""
     from perdure.memory import forget
 
     return forget(everything=True, store=database.store, config=database.config, dry_run=dry_run)
 
 
-def _preview(database: CommandDatabase, receipt: Receipt) -> None:
-    """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
+def _print_preview(database: CommandDatabase, receipt: Receipt) -> None:
+    """Print the last text of each memory that is to be erased.
+
+    Texts in quarantine are not printed, because they may contain secrets.
+    """
     from perdure.memory.records import QUARANTINE, memory_from_item
 
-    places = [each for each in receipt.keys if each[0][0] in _LABELS or each[0][1] == QUARANTINE]
-    for place, key in places[:_SHOWN]:
-        *_, last = database.store.history(place, key)
-        text = memory_from_item(last).text if place[0] in _LABELS else "in quarantine"
+    entries = [
+        (namespace, key)
+        for namespace, key in receipt.keys
+        if namespace[0] in _LABELS or namespace[1] == QUARANTINE
+    ]
+    for namespace, key in entries[:_PREVIEWED]:
+        *_, last = database.store.history(namespace, key)
+        text = memory_from_item(last).text if namespace[0] in _LABELS else "in quarantine"
         print_note_line(f"{key}: {text}", "dim")
-    if len(places) > _SHOWN:
-        print_note(f"… and {len(places) - _SHOWN} more", "dim")
+    if len(entries) > _PREVIEWED:
+        print_note(f"… and {len(entries) - _PREVIEWED} more", "dim")
 
 
-def _counted(receipt: Receipt) -> str:
-    """How many there are; notes on them are none."""
-    count = sum(place[0] in _LABELS for place, _ in receipt.keys)
+def _describe_memories(receipt: Receipt) -> str:
+    """Return the number of memories in a receipt. Notes about memories are not counted."""
+    count = sum(namespace[0] in _LABELS for namespace, _ in receipt.keys)
     return format_count(count, "memory", "memories")
 
 
-# -- showing them
+# -- output
 
 
-def _show(
-    shown: list[Memory], json: bool, nothing: str, ids: bool, threads: Sequence[str] = ()
+def _print_memories(
+    memories: list[Memory],
+    json: bool,
+    empty_note: str,
+    ids: bool,
+    threads: Sequence[str] = (),
 ) -> None:
+    """Print memories as a table or as JSON.
+
+    Args:
+        memories: The memories, in the order of the rows.
+        json: Whether to print JSON.
+        empty_note: The note that is printed if there are no memories.
+        ids: Whether the table has a column with the keys.
+        threads: The thread of each memory for a column, or nothing for no column.
+    """
     cells: dict[str, Sequence[str]] = {
-        "day": [_day(memory) for memory in shown],
-        "kind": [memory.kind for memory in shown],
-        "key": [memory.key for memory in shown] if ids else (),
+        "day": [_format_day(memory) for memory in memories],
+        "kind": [memory.kind for memory in memories],
+        "key": [memory.key for memory in memories] if ids else (),
         "thread": threads,
-        "text": [memory.text for memory in shown],
+        "text": [memory.text for memory in memories],
     }
     columns = [name for name, column in cells.items() if column]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
-    print_rows(shown, json, columns, rows, ids=columns[:-1], empty_note=nothing)
+    print_rows(memories, json, columns, rows, ids=columns[:-1], empty_note=empty_note)
 
 
-def _day(memory: Memory) -> str:
-    """The day on which it was said; if that is not known, since when it is kept."""
-    return format_date(memory.provenance.at if memory.provenance else None) or format_date(
-        memory.valid_from
-    )
+def _format_day(memory: Memory) -> str:
+    """Return the day of the messages that a memory comes from, or the day of its storage."""
+    provenance = memory.provenance
+    return format_date(provenance.at if provenance else None) or format_date(memory.valid_from)
 
 
-# -- what waits
+# -- quarantine and extraction jobs
 
 
 @memories.command()
 def quarantine(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="An entry, or the beginning of its key.")
+        str | None,
+        typer.Argument(metavar="[KEY]", help="The key of an entry, or a prefix of the key."),
     ] = None,
-    release: Annotated[bool, typer.Option("--release", help="Make it a memory.")] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Erase it for good.")] = False,
+    release: Annotated[
+        bool, typer.Option("--release", help="Store the entry as a memory.")
+    ] = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Erase the entry permanently.")
+    ] = False,
     yes: YesOption = False,
     user: UserOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Review what was held back.
+    """Review entries in quarantine, which wait for your decision.
 
-    Lists the entries, with secrets redacted. With a key it shows the entry as it was said.
+    Without a key, list the entries with secrets redacted. With a key, show the complete entry.
     """
-    changes = release or discard
-    if (release and discard) or (changes and key is None):
-        raise ConfigurationError("give a key, and --release or --discard or neither")
+    has_action = release or discard
+    if (release and discard) or (has_action and key is None):
+        raise ConfigurationError("pass a key, and at most one of --release and --discard")
     from perdure.memory.collection import Quarantine
 
-    with open_database(db, user, allow_read_only=not changes) as database:
-        held, config = Quarantine(database.store), database.config
-        entries = {entry.key: entry for entry in held.list(config)}
+    with open_database(db, user, allow_read_only=not has_action) as database:
+        waiting, config = Quarantine(database.store), database.config
+        entries = {entry.key: entry for entry in waiting.list(config)}
         if key is None:
-            _list_entries(list(entries.values()), json)
+            _print_entries(list(entries.values()), json)
             return
-        keys = [each for each in entries if each.startswith(key)]
-        entry = entries[resolve_id_prefix(key, keys, "entry", "perdure memories quarantine")]
+        matches = [entry_key for entry_key in entries if entry_key.startswith(key)]
+        entry = entries[resolve_id_prefix(key, matches, "entry", "perdure memories quarantine")]
         if discard and not yes:
             print_note(f"{entry.key}: {entry.shown}", "dim")
-            require_confirmation("Discard it for good?", yes)
-        if changes:
-            outcome = (held.release if release else held.discard)(entry.key, config)
-    if changes:
+            require_confirmation("Discard the entry permanently?", yes)
+        if has_action:
+            outcome = (waiting.release if release else waiting.discard)(entry.key, config)
+    if has_action:
         print_result(outcome, json, str(outcome) if release else f"discarded {entry.key}")
     elif json:
         print_json(entry)
     else:
         thread = entry.provenance and entry.provenance.thread_id
         source = f"the thread {thread!r}" if thread else "no thread"
-        print_note(
-            f"{entry.kind} from {source}, held back on {format_date(entry.at)}: {entry.reason}",
-            "dim",
-        )
+        date = format_date(entry.at)
+        print_note(f"{entry.kind} from {source}, quarantined on {date}: {entry.reason}", "dim")
         print_text(entry.text)
 
 
-def _list_entries(entries: list[QuarantineEntry], json: bool) -> None:
+def _print_entries(entries: list[QuarantineEntry], json: bool) -> None:
+    """Print entries in quarantine as a table or as JSON, with secrets redacted."""
     rows = [(format_date(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
-    columns, nothing = ("since", "key", "text", "why"), "nothing is in quarantine"
-    plain = [entry.to_redacted_dict() for entry in entries]
-    print_rows(plain, json, columns, rows, ids=columns[:2], empty_note=nothing)
+    columns = ("since", "key", "text", "reason")
+    values = [entry.to_redacted_dict() for entry in entries]
+    empty_note = "the quarantine is empty"
+    print_rows(values, json, columns, rows, ids=columns[:2], empty_note=empty_note)
 
 
 @memories.command()
 def jobs(
-    retry: Annotated[
-        bool, typer.Option("--retry", help="Try again now what was given up.")
-    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Retry failed extractions now.")] = False,
     facts: Annotated[
-        bool, typer.Option("--facts", help="The jobs of 'perdure worker --facts'.")
+        bool, typer.Option("--facts", help="List the jobs of 'perdure worker --facts'.")
     ] = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List threads that wait to be extracted.
+    """List the threads of all users that wait for an extraction.
 
-    Lists those of all users, and how often an extraction of them failed.
+    The list shows how often an extraction has failed, and the last error.
     """
     from perdure.memory.extraction import DueThreads, Pace
 
@@ -426,7 +479,7 @@ def jobs(
         due = DueThreads(extraction, Pace())
         for job in due.list_jobs() if retry else ():
             if job.state == "dead":
-                with show_status(f"reading {job.thread_id} …"):
+                with show_status(f"extracting {job.thread_id} …"):
                     extraction.extract(job.thread_id, job.config)
         waiting, unassigned = due.list_jobs(exclude_read=True), due.list_unassigned()
         rows = [
@@ -435,17 +488,18 @@ def jobs(
                 job.namespace[-1],
                 job.state,
                 format_age(job.at) if job.at else "",
-                _why(job),
+                _describe_failures(job),
             )
             for job in waiting
         ]
-    columns, ids = ("thread", "user", "state", "at", "why"), ("thread", "state")
-    print_rows(
-        waiting, json, columns, rows, ids=ids, empty_note="no thread has anything to extract"
-    )
+    columns, ids = ("thread", "user", "state", "due", "error"), ("thread", "state")
+    empty_note = "no thread waits for an extraction"
+    print_rows(waiting, json, columns, rows, ids=ids, empty_note=empty_note)
     if unassigned:
-        print_note(f"not extracted, as no user is named: {format_count(len(unassigned), 'thread')}")
+        count = format_count(len(unassigned), "thread")
+        print_note(f"not extracted, because no user is named: {count}")
 
 
-def _why(job: ExtractionJob) -> str:
+def _describe_failures(job: ExtractionJob) -> str:
+    """Return the number of failed attempts and the last error, or ""."""
     return f"{format_count(job.attempts, 'attempt')}: {job.error}" if job.error else ""
