@@ -46,7 +46,7 @@ def forget_author(
 def _find_authored(parts: StoreParts, path: bytes, author: str) -> Flow[_AuthoredRows]:
     """Find the versions of an author, and those of others with an earlier text of the author."""
     found_rows = _AuthoredRows()
-    for row in (yield parts.sql("every_version", *prefix_range(path))):
+    for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
             found_rows.own.append(row)
         elif any(
@@ -77,7 +77,7 @@ def _erase_author(
     if not changed:
         return found_rows
     paths = [(path_of_row,) for path_of_row in {row[1] for row in changed}]
-    for statement in ("drop_index_at", "raise_changes_at"):
+    for statement in ("drop_search_index", "count_namespace_change"):
         yield Statement(sql[statement], paths, execute_many=True)
     rewritten = changed if hand_over else found_rows.quoting
     for row in rewritten:
@@ -86,12 +86,12 @@ def _erase_author(
         present = [(row[0],) for row in found_rows.own if row[6] is None]
         yield Statement(sql["shrink_namespace"], present, execute_many=True)
         ids = [(row[0],) for row in found_rows.own]
-        for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
+        for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
             yield sql.build_batch(statement, ids)
     yield sql("drop_empty_namespaces", *prefix_range(path))
-    yield sql("drop_index_left")
+    yield sql("drop_orphaned_search_indexes")
     yield from parts.writer.clear_errors()
-    yield sql("bump_setting", "erasures")
+    yield sql("increment_setting", "erasures")
     yield from parts.database.request_scrub()
     return found_rows
 

@@ -175,7 +175,7 @@ def _find_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     """Find all versions of the keys that meet the criteria, and the messages behind them."""
     prefix, records = criteria.selection.prefix, parts.records
     if criteria.key is None:
-        rows = yield parts.sql("every_version", *prefix_range(prefix))
+        rows = yield parts.sql("all_versions", *prefix_range(prefix))
     else:
         rows = yield parts.sql("history", prefix, criteria.key)
     matching = (parts.reader.match_row(row, criteria.selection) for row in rows)
@@ -200,17 +200,17 @@ def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     found_rows = yield from _find_rows(parts, criteria)
     ids = [(row[0],) for row in found_rows.rows]
     paths = [(path,) for path in {row[1] for row in found_rows.rows}]
-    for statement in ("drop_index_at", "raise_changes_at"):
+    for statement in ("drop_search_index", "count_namespace_change"):
         yield Statement(sql[statement], paths, execute_many=True)
     present = [(row[0],) for row in found_rows.rows if row[6] is None]
     yield Statement(sql["shrink_namespace"], present, execute_many=True)
-    for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
+    for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
         yield sql.build_batch(statement, ids)
     emptied = yield sql("drop_empty_namespaces", *prefix_range(criteria.selection.prefix))
     if ids or emptied:
-        yield sql("drop_index_left")
+        yield sql("drop_orphaned_search_indexes")
         yield from parts.writer.clear_errors()
-        yield sql("bump_setting", "erasures")
+        yield sql("increment_setting", "erasures")
         yield from parts.database.request_scrub()
     return found_rows
 

@@ -230,7 +230,7 @@ class Indexes:
             ids = yield from self.reader.read_matching_ids(present)
             chosen_ids = np.array([*ids, *(number for _, number in closed)], np.int64)
         namespaces_statement = self.sql("namespaces_under", *prefix_range(selection.prefix))
-        marks, rows = yield [self.sql("marks"), namespaces_statement]
+        marks, rows = yield [self.sql("store_state"), namespaces_statement]
         state = yield from self._sync_state(marks[0])
         closed_by_path = defaultdict[bytes, list[int]](list)
         for path, number in closed:
@@ -296,7 +296,7 @@ class Indexes:
     def purge_erased(self) -> Flow[None]:
         """Drop everything that was erased from the indexes in memory. A search does so too."""
         with suppress(SnapshotOutdated):  # another thread has dropped it already
-            yield from self._sync_state((yield self.sql("marks"))[0])
+            yield from self._sync_state((yield self.sql("store_state"))[0])
 
     # -- the cache
 
@@ -423,7 +423,7 @@ class Indexes:
 
     def _load_versions(self, ids: Sequence[int], state: _State) -> Flow[list[IndexedItem]]:
         """Load the search data of some versions. Versions that are not searched have empty data."""
-        rows = yield self.sql("index_of", state.number, json.dumps(ids))
+        rows = yield self.sql("search_data_by_ids", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
         rows = sorted(
@@ -460,7 +460,9 @@ class Indexes:
         newest, items, embedded, _ = cached.coverage
         added, complete = 0, False
         while not complete:
-            rows = yield self.sql("index_since", state.number, namespace.ns, newest, _PAGE_ROWS)
+            rows = yield self.sql(
+                "search_data_since", state.number, namespace.ns, newest, _PAGE_ROWS
+            )
             # rows of items that are not searched have only an id
             entries = self._build_entries([row for row in rows if row[8] is not None], state.model)
             index.add_items(entries)
@@ -503,7 +505,7 @@ class Indexes:
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
         """Load the index from the file, or return an empty one if none can be used."""
-        for (body,) in (yield self.sql("get_index", namespace.ns)):
+        for (body,) in (yield self.sql("get_search_index", namespace.ns)):
             form = self.preparer.describe_index_form(state.model)
             source = self.records.seal, namespace.path, body
             decoded = decode_index(*source, state.model, self.approximate_above, form)
@@ -518,7 +520,7 @@ class Indexes:
         total = 0
         for begin in range(0, len(ids), _PAGE_ROWS):
             page = json.dumps(ids[begin : begin + _PAGE_ROWS])
-            rows = yield self.sql("index_of", number, page)
+            rows = yield self.sql("search_data_by_ids", number, page)
             vectors_of = {
                 row: self.records.decode_vectors(vectors, row)
                 for row, vectors, _ in rows
@@ -589,7 +591,7 @@ class Indexes:
         covered_rows = (coverage.newest, coverage.closed, body)
         condition = (namespace.ns, namespace.path, state.erasures)
 
-        self.post(lambda: fetch_rows(self.sql["keep_index"], *covered_rows, *condition))
+        self.post(lambda: fetch_rows(self.sql["save_search_index"], *covered_rows, *condition))
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:

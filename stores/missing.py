@@ -104,9 +104,9 @@ class MissingEmbeddings:
         model = Model.from_setting(rows[0][0]) if rows else None
         # the first model replaced no other, and a fast model stores no vectors
         if model is None or model.number < 2 or self._embeddings.derives_vectors(model):
-            rows_of_count = yield self._sql("pending_count")
+            rows_of_count = yield self._sql("count_pending")
         else:
-            rows_of_count = yield self._sql("missing_count", model.number)
+            rows_of_count = yield self._sql("count_missing_vectors", model.number)
         return int(rows_of_count[0][0])
 
     async def embed_all(self, prefix: bytes) -> int:
@@ -197,12 +197,12 @@ class MissingEmbeddings:
             partial(self._parts.writer.register_model, model, replace=True)
         )
         embedded_count = since = 0
-        total = (await self._runner.read(lambda: fetch_rows(self._sql["to_embed_count"], number)))[
-            0
-        ][0]
+        total = (
+            await self._runner.read(lambda: fetch_rows(self._sql["count_items_to_embed"], number))
+        )[0][0]
         while rows := (
             await self._runner.read(
-                partial(fetch_rows, self._sql["to_embed"], since, number, BATCH_SIZE)
+                partial(fetch_rows, self._sql["items_to_embed"], since, number, BATCH_SIZE)
             )
         ):
             since = rows[-1][0]
@@ -225,7 +225,7 @@ class MissingEmbeddings:
         dropped_count += len(
             await self._runner.write(partial(fetch_rows, self._sql["drop_all_pending"]))
         )
-        await self._runner.write(partial(fetch_rows, self._sql["bump_setting"], "embedded"))
+        await self._runner.write(partial(fetch_rows, self._sql["increment_setting"], "embedded"))
         return dropped_count
 
     def _require_model(self) -> Model:

@@ -189,8 +189,8 @@ def agree_on_fields(
     if recorded_words != wanted_words and not read_only:
         yield sql("set_setting", _WORDS_SETTING, json.dumps(wanted_words))
         if recorded_words is not None:
-            yield sql("drop_indexes")
-            yield sql("bump_setting", "erasures")
+            yield sql("drop_search_indexes")
+            yield sql("increment_setting", "erasures")
     return fields
 
 

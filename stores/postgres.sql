@@ -1,4 +1,4 @@
--- What differs from sqlite.sql; the tables are explained in sqlite_schema.sql, lists and tenants in checkpointers/postgres.sql.
+-- Statements that differ from sqlite.sql. sqlite_schema.sql explains the tables, and checkpointers/postgres.sql explains lists and tenants.
 
 -- schema: the tables
 CREATE TABLE store_settings ({tenant_column}name text, value text NOT NULL, PRIMARY KEY ({tenant}name));
@@ -69,25 +69,25 @@ ALTER TABLE store_versions SET (autovacuum_vacuum_scale_factor = 0.05, toast.aut
 ALTER TABLE store_index SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE store_indexes SET (autovacuum_vacuum_scale_factor = 0.05, toast.autovacuum_vacuum_scale_factor = 0.05);
 
--- bump_setting: count something up
+-- increment_setting: increment a counter that is stored as a setting
 INSERT INTO store_settings (name, value) VALUES (?, '1')
 ON CONFLICT ({tenant}name) DO UPDATE SET value = (store_settings.value::bigint + 1)::text;
 
--- new_ids: ids that no item ever had, as many as a list has; in a namespace they grow, as its writers wait for each other
+-- allocate_ids: return as many ids as a list has elements; no item ever had them; in a namespace they ascend, because its writers wait for each other
 SELECT nextval('store_items_id_seq') FROM json_array_elements(?::json);
 
--- add_namespace_all: new namespaces; the counter of each is higher than that of one that was there and dropped
+-- add_namespace_all: add namespaces; the counter of changes of each is higher than that of a former namespace with this path
 INSERT INTO store_namespaces (path, changes)
 SELECT path, coalesce((SELECT value::bigint FROM store_settings WHERE name = 'erasures'), 0) << 32
 FROM unnest(?::bytea[]) AS path RETURNING path, ns;
 
--- grow_namespace_all: count their items and bytes, and that they have changed
+-- grow_namespace_all: add to the item and byte counts of namespaces, and count the changes
 UPDATE store_namespaces n SET items = n.items + more.items, bytes = n.bytes + more.bytes, changes = n.changes + 1
 FROM (SELECT ns, sum(items)::bigint AS items, sum(bytes)::bigint AS bytes
       FROM unnest(?::bigint[], ?::bigint[], ?::bigint[]) AS each (items, bytes, ns) GROUP BY ns) AS more
 WHERE n.ns = more.ns;
 
--- locate_all: what puts or deletes replace, or else the last closed version of the key; a row for each
+-- find_present_all: return the versions that puts or deletes replace, or else the last closed version of each key; one row for each
 SELECT n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
        v.version, v.valid_to, coalesce(i.made, i.id)
 FROM unnest(?::bytea[], ?::text[]) WITH ORDINALITY AS asked (path, key, place)
@@ -97,20 +97,20 @@ LEFT JOIN LATERAL (SELECT * FROM store_versions v WHERE i.id IS NULL AND v.ns = 
                    ORDER BY v.version DESC LIMIT 1) AS v ON true
 ORDER BY asked.place;
 
--- close_all: keep versions that are about to be replaced
+-- close_version_all: copy present versions that are about to be replaced to the closed versions
 INSERT INTO store_versions
     (id, ns, key, version, created_at, valid_from, valid_to, made, searched, value, provenance)
 SELECT i.id, i.ns, i.key, i.version, i.created_at, i.valid_from, ended.valid_to, i.made, i.searched, i.value, i.provenance
 FROM unnest(?::bigint[], ?::bigint[]) AS ended (valid_to, id)
 CROSS JOIN LATERAL (SELECT * FROM store_items i WHERE i.id = ended.id LIMIT 1) AS i;
 
--- drop_item_all: take versions from among the present
+-- drop_item_all: delete present versions
 DELETE FROM store_items WHERE id = ANY(?::bigint[]);
 
--- drop_pending_all: they wait no longer
+-- drop_pending_all: delete the records that versions have no vectors
 DELETE FROM store_pending WHERE id = ANY(?::bigint[]);
 
--- delete: close the present versions of keys at a moment; those that had expired, when they did
+-- delete_items: close the present versions of keys at a moment; expired versions are closed at their expiry
 WITH asked AS (
     SELECT i.id FROM unnest(?1::bytea[], ?2::text[]) AS asked (path, key)
     CROSS JOIN LATERAL (SELECT * FROM store_namespaces n WHERE n.path = asked.path LIMIT 1) AS n
@@ -129,17 +129,17 @@ WITH asked AS (
 UPDATE store_namespaces n SET items = n.items - less.items, bytes = n.bytes - less.bytes, changes = n.changes + 1
 FROM (SELECT ns, count(*) AS items, sum(size)::bigint AS bytes FROM gone GROUP BY ns) AS less WHERE n.ns = less.ns;
 
--- add_item_all: new present versions
+-- add_item_all: add present versions
 INSERT INTO store_items
     (id, ns, key, version, created_at, valid_from, expires_at, made, ttl, size, searched, value, provenance)
 SELECT * FROM unnest(?::bigint[], ?::bigint[], ?::text[], ?::bigint[], ?::bigint[], ?::bigint[], ?::bigint[],
                      ?::bigint[], ?::bigint[], ?::bigint[], ?::boolean[], ?::bytea[], ?::bytea[]);
 
--- add_index_all: what search needs of versions
+-- add_index_row_all: add the search data of versions
 INSERT INTO store_index (id, vectors, model, fields)
 SELECT * FROM unnest(?::bigint[], ?::bytea[], ?::bigint[], ?::text[]);
 
--- under: present items under a prefix; of each namespace no more are read than are asked for, in the order of two indexes
+-- page: return present items under a prefix; each namespace reads only as many as are needed, in the order of two indexes
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        i.first
 FROM store_namespaces n, LATERAL (
@@ -153,7 +153,7 @@ FROM store_namespaces n, LATERAL (
 ) AS i
 WHERE n.path >= ?1 AND n.path < ?2 ORDER BY n.path, i.first {order} LIMIT ?4 OFFSET ?5;
 
--- removable: what of each key is expired, and which closed versions a rule does not keep once those are closed
+-- removable: return for each key whether it has expired, and which closed versions a rule does not keep after the sweep
 WITH closed (ns, key, version, valid_to, size, expired) AS (
     SELECT v.ns, v.key, v.version, v.valid_to, length(v.value) + coalesce(length(v.provenance), 0), 0
     FROM store_namespaces n JOIN store_versions v ON v.ns = n.ns WHERE n.path >= ?1 AND n.path < ?2
@@ -170,7 +170,7 @@ SELECT n.path, j.key, max(j.expired), sum(j.goes), sum(j.goes * j.size)
 FROM judged j JOIN store_namespaces n ON n.ns = j.ns WHERE j.goes = 1 OR j.expired = 1
 GROUP BY j.ns, n.path, j.key ORDER BY n.path, j.key;
 
--- versions_by_ids: versions of a list of ids, present or closed
+-- versions_by_ids: return the versions with some ids, present or closed
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM unnest(translate(?1, '[]', '{}')::bigint[]) AS asked (value)
 JOIN store_items i ON i.id = asked.value JOIN store_namespaces n ON n.ns = i.ns
@@ -179,35 +179,35 @@ SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, N
 FROM unnest(translate(?1, '[]', '{}')::bigint[]) AS asked (value)
 JOIN store_versions v ON v.id = asked.value JOIN store_namespaces n ON n.ns = v.ns;
 
--- by_ids: present items of a list of ids
+-- items_by_ids: return the present items with some ids
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM unnest(translate(?, '[]', '{}')::bigint[]) AS asked (value)
 JOIN store_items i ON i.id = asked.value JOIN store_namespaces n ON n.ns = i.ns
 WHERE i.expires_at IS NULL OR i.expires_at > ?;
 
--- index_of: what search needs of the versions of a list of ids, but for their values
+-- search_data_by_ids: return the search data, except values, of the versions with some ids
 SELECT asked.value, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
 FROM unnest(translate(?2, '[]', '{}')::bigint[]) AS asked (value) LEFT JOIN store_index x ON x.id = asked.value
 WHERE (SELECT i.searched FROM store_items i WHERE i.id = asked.value)
 OR (SELECT v.searched FROM store_versions v WHERE v.id = asked.value);
 
--- expiries: when items of a list of ids expire
+-- expiries: return when the items with some ids expire
 SELECT i.id, i.expires_at FROM store_items i
 WHERE i.id = ANY(translate(?, '[]', '{}')::bigint[]) AND i.expires_at IS NOT NULL;
 
--- explain: how a statement would be answered
+-- explain: return the query plan of a statement, one line in each row
 EXPLAIN {query};
 
--- path_indexes: there are none
+-- path_indexes: return nothing, because there are none
 SELECT '' WHERE false;
 
--- marks: how often something was erased or got its vectors later, the newest closing, the model
+-- store_state: return the counters of erasures and of vectors added later, the newest closing, and the model
 SELECT coalesce((SELECT value::bigint FROM store_settings WHERE name = 'erasures'), 0),
        coalesce((SELECT value::bigint FROM store_settings WHERE name = 'embedded'), 0),
        coalesce((SELECT max(seq) FROM store_versions), 0),
        (SELECT value FROM store_settings WHERE name = 'model');
 
--- raise_keys_after_copy: rows were added with their keys; new rows have others than any that was given out, and the planner is told what there is
+-- raise_keys_after_copy: after rows were copied with their keys, give new rows higher keys, and update the statistics of the planner
 SELECT setval('store_namespaces_ns_seq', greatest((SELECT max(ns) + 1 FROM store_namespaces), nextval('store_namespaces_ns_seq')), false),
        setval('store_versions_seq_seq', greatest((SELECT max(seq) + 1 FROM store_versions), nextval('store_versions_seq_seq')), false),
        setval('store_items_id_seq', greatest((SELECT max(id) + 1 FROM store_items), (SELECT max(id) + 1 FROM store_versions),

@@ -287,9 +287,11 @@ class ItemWriter:
             now: The present time, in microseconds.
             model: The model of the vectors, or None if there are no vectors.
         """
-        if "delete" in self.sql and all(put.text is None and put.is_unconditional for put in puts):
+        if "delete_items" in self.sql and all(
+            put.text is None and put.is_unconditional for put in puts
+        ):
             keys = [(put.path, put.key) for put in puts]
-            yield LastRequest([self.sql("delete", *map(list, zip(*keys, strict=True)), now)])
+            yield LastRequest([self.sql("delete_items", *map(list, zip(*keys, strict=True)), now)])
             return
         changes = WriteTotals()
         statements = yield from self._plan_puts(puts, now, changes, model)
@@ -329,7 +331,7 @@ class ItemWriter:
             if put.embedding_error is not None:
                 statements.append(self._build_pending(row, put.embedding_error))
         if rows:
-            statements.append(self.sql.build_batch("add_index", rows))
+            statements.append(self.sql.build_batch("add_index_row", rows))
         if changes.items:
             growth = [
                 (items, changes.bytes[namespace_id], namespace_id)
@@ -345,7 +347,7 @@ class ItemWriter:
         count = sum(put.text is not None for put in puts)
         ids, *located = yield [
             self.new_ids(count),
-            *self.sql.build_statements("locate", [(put.path, put.key) for put in puts]),
+            *self.sql.build_statements("find_present", [(put.path, put.key) for put in puts]),
             *([] if model is None else [self.sql("get_setting", "model")]),
         ]
         if model is not None:
@@ -395,7 +397,7 @@ class ItemWriter:
 
         All are None if there is none.
         """
-        return (yield self.sql("locate", put.path, put.key))[0]  # type: ignore[no-any-return]
+        return (yield self.sql("find_present", put.path, put.key))[0]  # type: ignore[no-any-return]
 
     def build_closings(self, closings: Sequence[tuple[int, int]]) -> list[Statement]:
         """Build the statements that close present versions, each given as its end and its id."""
@@ -403,7 +405,7 @@ class ItemWriter:
             return []
         rows = [(row,) for _, row in closings]
         return [
-            self.sql.build_batch("close", closings),
+            self.sql.build_batch("close_version", closings),
             self.sql.build_batch("drop_item", rows),
             self.sql.build_batch("drop_pending", rows),
         ]
@@ -441,7 +443,7 @@ class ItemWriter:
 
     def new_ids(self, count: int) -> Statement:
         """Build the statement that returns ids which no version ever had, in ascending order."""
-        return self.sql("new_ids", json.dumps([*range(count)]))
+        return self.sql("allocate_ids", json.dumps([*range(count)]))
 
     def _encode_version(
         self, put: Put, version: int
@@ -474,11 +476,11 @@ class ItemWriter:
 
     def _check_limit(self, limit: Limit, now: int) -> Flow[None]:
         """Raise `LimitExceeded` if a scope has more items or bytes than allowed."""
-        items, size = (yield self.sql("held", *prefix_range(limit.prefix)))[0]
+        items, size = (yield self.sql("scope_size", *prefix_range(limit.prefix)))[0]
         if _is_within_limit(limit, items, size):
             return
         expired_items, expired_bytes = (
-            yield self.sql("held_expired", *prefix_range(limit.prefix), now)
+            yield self.sql("expired_scope_size", *prefix_range(limit.prefix), now)
         )[0]
         if _is_within_limit(limit, items - expired_items, size - expired_bytes):
             return
@@ -538,9 +540,9 @@ class ItemWriter:
             yield self.sql("set_vectors", row, encoded, row_number)
             yield self.sql("drop_pending", row)
         yield Statement(
-            self.sql["raise_changes"], [(row,) for row, _ in vectors_of_rows], execute_many=True
+            self.sql["count_item_change"], [(row,) for row, _ in vectors_of_rows], execute_many=True
         )
-        yield self.sql("bump_setting", "embedded")
+        yield self.sql("increment_setting", "embedded")
 
     def record_failure(self, row: int, error: str) -> Flow[None]:
         """Record that the vectors of a version could not be computed once more."""
@@ -554,7 +556,7 @@ class ItemWriter:
         """Clear the recorded errors of embeddings, because an error may quote an erased text."""
         rows = yield self.sql("pending_ids")
         parameters = [(self.records.encode_text("", ("pending", row)), row) for (row,) in rows]
-        yield Statement(self.sql["hush_pending"], parameters, execute_many=True)
+        yield Statement(self.sql["set_pending_error"], parameters, execute_many=True)
 
     # -- time to live
 
@@ -563,7 +565,7 @@ class ItemWriter:
     ) -> Flow[None]:
         """Restart the time to live of items from now."""
         now = clock()  # read in the transaction, because an item may expire while it waits
-        yield Statement(self.sql["touch"], [(now, *key) for key in keys], execute_many=True)
+        yield Statement(self.sql["restart_ttl"], [(now, *key) for key in keys], execute_many=True)
 
     def close_expired(self, now: int, limit: int, paths: Container[bytes]) -> Flow[int]:
         """Close expired items of some namespaces, at most `limit`, and return how many."""

@@ -251,7 +251,7 @@ class ItemReader:
         if selection.as_of is None:
             sql, params = yield from self._build_page_statement(selection)
         else:
-            sql, params = self.sql["under_as_of"].format(order=selection.sql_order), ()
+            sql, params = self.sql["page_as_of"].format(order=selection.sql_order), ()
         bounds = (
             *prefix_range(selection.prefix),
             selection.now if selection.as_of is None else selection.as_of,
@@ -353,7 +353,7 @@ class ItemReader:
     def _build_page_statement(self, selection: Selection) -> Flow[tuple[str, tuple[Any, ...]]]:
         """Return the statement that reads a page of present items, and the filter's parameters."""
         condition, index_hint = yield from self._choose_condition(selection)
-        sql = self.sql["under"].format(
+        sql = self.sql["page"].format(
             condition=condition.with_numbered_parameters(6),
             indexed=index_hint,
             order=selection.sql_order,
@@ -402,7 +402,7 @@ class ItemReader:
         namespaces: list[Namespace] = []
         handled_prefix = b""  # all paths with this prefix are handled
         while len(namespaces) < offset + limit:
-            rows = yield self.sql("paths", low, high, now, as_of, _PAGE_ROWS)
+            rows = yield self.sql("nonempty_paths", low, high, now, as_of, _PAGE_ROWS)
             for (path,) in rows:
                 if handled_prefix and path.startswith(handled_prefix):
                     continue

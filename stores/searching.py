@@ -252,7 +252,7 @@ class Searcher:
         while batch := list(islice(row_indexes, _ROWS_PER_STATEMENT)):
             ids = pool.ids[batch].tolist()
             if selection.as_of is None:
-                rows = yield self._parts.sql("by_ids", json.dumps(ids), selection.now)
+                rows = yield self._parts.sql("items_by_ids", json.dumps(ids), selection.now)
             else:
                 rows = yield self._parts.sql("versions_by_ids", json.dumps(ids))
             items = {row[0]: self._parts.reader.records.decode_item(row) for row in rows}

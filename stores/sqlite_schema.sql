@@ -1,13 +1,14 @@
 -- The tables of the stores.
 --
--- `store_items` holds the present version of each key, `store_versions` the closed ones. A version
--- keeps its `id` when it is closed; ids and `seq` only grow, so what changed since one looked is a
--- range of each. `store_index` holds what search needs of a version, whether present or closed, and
--- cannot make from it; `store_indexes` the compact form of a namespace's index (`index.py`): it
--- covers items up to the id `newest`, less those closed up to the `seq` `closed`.
--- `store_namespaces.changes` is raised by whatever changes what search finds. Whether search finds a
--- version at all is said by `searched`. `made` is the id that an item had first, where that is another;
--- items are listed in the order of these. Times are microseconds since 1970 (UTC).
+-- `store_items` contains the present version of each key, and `store_versions` the closed versions. A
+-- version keeps its `id` when it is closed. The values of `id` and `seq` only grow, so everything that
+-- changed after a moment is a range of each. `store_index` contains the search data of a present or
+-- closed version that a search cannot compute. `store_indexes` contains the encoded search index of a
+-- namespace (`index.py`). It covers the items up to the id `newest`, without those that were closed up
+-- to the `seq` `closed`. `store_namespaces.changes` is incremented by each change that affects
+-- searches. `searched` says whether searches with a query find the version. `made` is the id of the
+-- first version of the item, if that is another version. Lists are ordered by it. Times are
+-- microseconds since 1970 (UTC).
 
 -- schema: the tables
 CREATE TABLE store_settings (name TEXT PRIMARY KEY, value ANY NOT NULL)
@@ -72,8 +73,8 @@ CREATE TABLE store_indexes (
     body BLOB NOT NULL
 ) STRICT;
 
--- create_path_index: an index on a path of the value
+-- create_path_index: create an index on a path of the value
 CREATE INDEX IF NOT EXISTS "{name}" ON store_items (ns, {expression});
 
--- drop_path_index: no index on it any longer
+-- drop_path_index: drop the index on a path of the value
 DROP INDEX IF EXISTS "{name}";

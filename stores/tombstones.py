@@ -170,7 +170,9 @@ class TombstoneReader:
             (note_path,) for note_path in dict.fromkeys(chain.from_iterable(new.values()))
         ]
         rows = (
-            (yield self.sql.build_statements("filled_namespace", parameters)) if parameters else []
+            (yield self.sql.build_statements("nonempty_namespace", parameters))
+            if parameters
+            else []
         )
         filled = {path for (path,) in chain.from_iterable(rows)}
         for path, note_paths in new.items():

@@ -115,7 +115,7 @@ class Transfer:
 
     def _read_paths(self, prefix: bytes) -> Flow[list[bytes]]:
         """Return the paths of all namespaces under a prefix."""
-        return [row[0] for row in (yield self._parts.sql("every_path", *prefix_range(prefix)))]
+        return [row[0] for row in (yield self._parts.sql("all_paths", *prefix_range(prefix)))]
 
     def _read_key_page(
         self, path: bytes, after_key: str, closed: bool

@@ -210,14 +210,14 @@ class WholeStore(DatabaseOwner, Store):
     ) -> Flow[int]:
         """Remove one batch of closed versions in a transaction, and return how many."""
         sql, emptied_namespaces = self._parts.sql, []
-        rows = yield sql("old_versions", *prefix_bounds, *retention_bounds, _BATCH_ROWS)
-        for name in ("drop_index_with", "drop_version", "drop_index"):
+        rows = yield sql("removable_versions", *prefix_bounds, *retention_bounds, _BATCH_ROWS)
+        for name in ("drop_search_index_of_version", "drop_version", "drop_index_row"):
             yield Statement(sql[name], rows, execute_many=True)
         if len(rows) < _BATCH_ROWS:  # the last batch
             emptied_namespaces = yield sql("drop_empty_namespaces", *prefix_bounds)
         if rows or emptied_namespaces:
-            yield sql("drop_index_left")
-            yield sql("bump_setting", "erasures")
+            yield sql("drop_orphaned_search_indexes")
+            yield sql("increment_setting", "erasures")
         return len(rows)
 
     # -- indexes on paths
@@ -447,7 +447,7 @@ class WholeStore(DatabaseOwner, Store):
         """Return the largest namespaces, at most `limit`, and the number of items per month."""
         sql, read = self._parts.sql, self.database.read
         largest = read(lambda: fetch_rows(sql["largest_namespaces"], limit))
-        days = read(lambda: fetch_rows(sql["made_by_day"]))
+        days = read(lambda: fetch_rows(sql["created_by_day"]))
         sizes = (NamespaceSize(decode_path(path), 1, items, size) for path, items, size in largest)
         return StoreUsage(tuple(sizes), sum_by_month(days))
 

@@ -557,7 +557,7 @@ def test_two_forget_at_once(tmp_path: Path) -> None:
         store.search(A, query="tea")
         indexes = store._parts.indexes
         flow = indexes.purge_erased()
-        marks = store.database.read(lambda: fetch_rows(indexes.sql["marks"]))
+        marks = store.database.read(lambda: fetch_rows(indexes.sql["store_state"]))
         next(flow)
         store.forget(A, key="secret")
         with pytest.raises(StopIteration):
