@@ -393,7 +393,7 @@ class ItemWriter:
         return [*self.build_closings(closings), *rows]
 
     def read_present(self, put: Put) -> Flow[Row]:
-        """Return the present version of a key, as the columns of `locate`.
+        """Return the present version of a key, as the columns of `find_present`.
 
         All are None if there is none.
         """
