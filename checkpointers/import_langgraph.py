@@ -288,7 +288,8 @@ def _iter_thread_ids(read_rows: Callable[..., list[Row]]) -> Iterator[str]:
         for (last_id,) in page:
             if not isinstance(last_id, str):
                 raise CorruptRecord(
-                    f"the id of a thread is {last_id!r:.80}; expected text, so the source was damaged"
+                    f"the id of a thread is {last_id!r:.80}; expected text, so the source was "
+                    "damaged"
                 )
             yield last_id
 

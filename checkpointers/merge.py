@@ -1,4 +1,7 @@
-"""Describe how a put is merged with the head of its namespace; `merge_planner` plans the merge."""
+"""Data of a merge between a put and the head of its namespace, and versions of channels.
+
+`merge_planner` plans the merges.
+"""
 
 from __future__ import annotations
 

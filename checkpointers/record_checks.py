@@ -1,4 +1,4 @@
-"""Checks of the records of a thread that was read from another database.
+"""Check the records of a thread that was read from another database.
 
 If a file is not encrypted, whoever can write to it can write rows with correct checksums. The
 references from such rows to other rows are therefore checked before the rows are stored. Otherwise

@@ -1,4 +1,4 @@
-"""Removal records: keyed hashes of the messages erased from a thread, or of deleted checkpoints.
+"""Store removal records: keyed hashes of erased messages, or of deleted checkpoints.
 
 A run that loaded its state before an erasure still holds the erased messages, and would store them
 again with its next checkpoint. Therefore each erasure and each deletion of a thread adds a row to
@@ -7,8 +7,9 @@ the checkpoint, under `REMOVALS_KEY`, and langgraph passes this config to each p
 with a lower number than the newest one is stale. `stale_puts` removes the erased messages from a
 stale put, or refuses the put if the thread was deleted.
 
-The records contain no text and no thread id, only BLAKE2b hashes (RFC 7693). Their key is random,
-one for each database, and is stored in the table `settings`, encrypted if the database is.
+The records contain no text and no thread id, only BLAKE2b hashes (RFC 7693). The key of the hashes
+is random and differs in each database. It is stored in the table `settings`, encrypted if the
+database is.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from perdure.storage.flow import Flow, NamedSQL
 if TYPE_CHECKING:
     from perdure.checkpointers.put import CheckpointPut, TaskWrites
 
-KEPT_DAYS: Final = 30
+RECORD_RETENTION_DAYS: Final = 30
 """The number of days that removal records are kept. Erasures and deletions drop older records."""
-PART_KINDS: Final = ("texts", "traces")
-"""The kinds of texts that are also recognised as part of a longer text."""
+SUBSTRING_KINDS: Final = ("texts", "traces")
+"""The kinds of texts that are also recognised inside a longer text."""
 PREFIX_CHARS: Final = 16
-"""The length in characters of the prefix of such a text that is hashed too; none is shorter."""
-_KEY_BYTES: Final = 32
-_HASH_BYTES: Final = 8
-_THREAD_HASH_BYTES: Final = 16
+"""The number of characters of the prefix of such a text. The prefix is hashed separately, to find
+the possible starts of the text in a longer one. No such text is shorter."""
+_KEY_BYTES: Final = 32  # length of the random key of the hashes
+_HASH_BYTES: Final = 8  # length of the hash of a text or of a checkpoint id
+_THREAD_HASH_BYTES: Final = 16  # length of the hash of a thread id
 _MAX_RUNS: Final = 8192  # runs whose loaded removal number is remembered; the oldest are forgotten
 _KEY_ASSOCIATED_DATA: Final = ("removal key",)
 
@@ -51,7 +53,7 @@ class RemovalRecord(NamedTuple):
     Attributes:
         checkpoints: The hashed ids of the deleted checkpoints, or None if messages were erased.
         texts: The hashed ids and texts of the erased messages, by the kinds of `removal.Remover`.
-            For the kinds in `PART_KINDS`, each element consists of the hash of the first
+            For the kinds in `SUBSTRING_KINDS`, each element consists of the hash of the first
             characters, the hash of the text, and the length of the text.
     """
 
@@ -96,6 +98,7 @@ class RemovalRecords:
         self.key = key
 
     def _seal_key(self, key: bytes) -> bytes:
+        """Encrypt the key of the hashes for the table `settings`."""
         return self.seal.seal(key, _KEY_ASSOCIATED_DATA)
 
     # -- hashes
@@ -109,6 +112,7 @@ class RemovalRecords:
         return self._hash_data(kind, text, _HASH_BYTES)
 
     def _hash_data(self, kind: str, text: str, size: int) -> bytes:
+        """Return the keyed hash of a text of a kind, with `size` bytes."""
         data = f"{kind}\0{text}".encode(errors="surrogatepass")
         return hashlib.blake2b(data, digest_size=size, key=self.key or b"").digest()
 
@@ -116,11 +120,12 @@ class RemovalRecords:
         """Return the hashes of texts by kind, in the form of `RemovalRecord.texts`."""
         hashes: dict[str, list[bytes]] = {}
         for kind, kind_texts in texts.items():
-            as_hash = self._hash_with_prefix if kind in PART_KINDS else self.hash_text
-            hashes[kind] = sorted(map(partial(as_hash, kind), kind_texts))
+            hash_one = self._hash_with_prefix if kind in SUBSTRING_KINDS else self.hash_text
+            hashes[kind] = sorted(map(partial(hash_one, kind), kind_texts))
         return hashes
 
     def _hash_with_prefix(self, kind: str, text: str) -> bytes:
+        """Return the hash of a text's first characters, the hash of the text, and its length."""
         start = self.hash_text("start", text[:PREFIX_CHARS])
         return start + self.hash_text(kind, text) + len(text).to_bytes(4)
 
@@ -155,7 +160,7 @@ class RemovalRecords:
     ) -> Flow[int]:
         """Record the erasure of texts, or the deletion of a thread with its checkpoints.
 
-        Records that are older than `KEPT_DAYS` are dropped.
+        Records that are older than `RECORD_RETENTION_DAYS` are dropped.
 
         Returns:
             The number of the record. If the row of the thread is kept, the caller must store the
@@ -171,7 +176,7 @@ class RemovalRecords:
             pack([hashes, self.hash_texts(texts)]), record_associated_data(thread, number)
         )
         yield [
-            self.sql("drop_removals", now - KEPT_DAYS * 86400),
+            self.sql("drop_removals", now - RECORD_RETENTION_DAYS * 86400),
             self.sql("add_removal", thread, number, now, body),
         ]
         return number
@@ -255,13 +260,14 @@ def record_associated_data(thread: bytes, number: int) -> AssociatedData:
     return "removal", thread.hex(), number
 
 
-def parse_part_hash(part: bytes) -> tuple[bytes, bytes, int]:
-    """Return the prefix hash, the text hash and the text length of a `PART_KINDS` element."""
+def parse_substring_hash(part: bytes) -> tuple[bytes, bytes, int]:
+    """Return the prefix hash, the text hash and the text length of a `SUBSTRING_KINDS` element."""
     start, whole, length = part[:_HASH_BYTES], part[_HASH_BYTES:-4], part[-4:]
     return start, whole, int.from_bytes(length)
 
 
 def _split_hashes(data: bytes) -> Iterable[bytes]:
+    """Split concatenated hashes."""
     return (data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES))
 
 

@@ -32,11 +32,11 @@ from perdure.checkpointers.removal import (
     remove_quoting_tasks,
 )
 from perdure.checkpointers.removal_records import (
-    PART_KINDS,
     PREFIX_CHARS,
+    SUBSTRING_KINDS,
     RemovalRecord,
     RemovalRecords,
-    parse_part_hash,
+    parse_substring_hash,
 )
 from perdure.checkpointers.values import DeltaSnapshot
 from perdure.errors import ThreadDeleted
@@ -60,8 +60,8 @@ class KeyedTexts(TextSet):
         self._spared: set[str] = set()  # texts that also occur in a message that is kept
         self._starts: dict[bytes, set[tuple[int, bytes]]] = {}
         self._hashes = {*hashes}
-        for part in [*self._hashes] if kind in PART_KINDS else ():
-            start, whole, length = parse_part_hash(part)
+        for part in [*self._hashes] if kind in SUBSTRING_KINDS else ():
+            start, whole, length = parse_substring_hash(part)
             self._starts.setdefault(start, set()).add((length, whole))
             self._hashes.add(whole)
 

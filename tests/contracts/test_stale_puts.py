@@ -16,7 +16,7 @@ from langgraph.types import Command, Send, interrupt
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import REMOVALS_KEY
-from perdure.checkpointers.removal_records import KEPT_DAYS
+from perdure.checkpointers.removal_records import RECORD_RETENTION_DAYS
 from perdure.errors import ThreadDeleted
 from perdure.storage.flow import fetch_rows
 from tests.backends import Place
@@ -474,7 +474,7 @@ def test_a_resumed_thread_goes_on_after_an_erasure(saver: Saver) -> None:
 
 
 def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next erasure or deletion after `KEPT_DAYS` drops those of all threads."""
+    """The next erasure or deletion after `RECORD_RETENTION_DAYS` drops those of all threads."""
 
     def numbers() -> list[int]:
         rows = saver.database.read(
@@ -487,7 +487,7 @@ def test_records_are_dropped_after_a_time(saver: Saver, monkeypatch: pytest.Monk
     saver.erase("t", ["m1"])
     now = time.time()
     before = numbers()
-    monkeypatch.setattr(time, "time", lambda: now + (KEPT_DAYS + 1) * 86400)
+    monkeypatch.setattr(time, "time", lambda: now + (RECORD_RETENTION_DAYS + 1) * 86400)
     begin(saver, thread="other")
     saver.erase("other", ["m0"])
 
