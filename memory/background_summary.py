@@ -56,7 +56,7 @@ def find_saved_thread() -> SavedThread | None:
 
     try:
         config, runtime = get_config(), get_runtime()
-    except (RuntimeError, KeyError):  # not within a run
+    except (RuntimeError, KeyError):  # no graph is running
         return None
     info, configurable = runtime.execution_info, config.get("configurable", {})
     if info is None or info.thread_id is None or "|" in info.checkpoint_ns:

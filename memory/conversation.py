@@ -72,7 +72,7 @@ def role(message: BaseMessage) -> Role:
     return "human" if human else kind
 
 
-@cache  # takes a sixth of the time of asking `isinstance`
+@cache  # six times as fast as `isinstance` for each base class
 def _role_of(kind: type) -> Role:
     return next((role for base, role in _BASES if issubclass(kind, base)), "other")
 

@@ -47,7 +47,7 @@ NO_USER_MESSAGE: Final = "[No message from the user precedes what follows.]"
 """The text of the human message that is added before messages which no human message precedes."""
 # keys of additional_kwargs under which older langchain versions store calls and results
 _CALL_KEYS: Final = frozenset({"tool_outputs", "function_call"})
-_MAX_LOGGED_CALLS: Final = 10_000  # calls that are remembered as logged; then the set is cleared
+_MAX_LOGGED_CALLS: Final = 10_000  # size of the set of logged calls at which it is cleared
 _logged_calls: set[tuple[str | None, str]] = set()  # pairs of call id and tool name
 _LOG: Final = logging.getLogger("perdure")
 

@@ -32,7 +32,7 @@ class FailedTurns:
 
     def has_failed(self, messages: Messages) -> bool:
         """Return whether an attempt failed in the current turn, whose state has these messages."""
-        if not self._failed_at:  # the usual case
+        if not self._failed_at:  # no attempt has failed, which is the usual case
             return False
         run, *questions = _turn_keys(messages) or (None,)
         since = time.monotonic() - _RETRY_S
@@ -50,7 +50,7 @@ def _turn_keys(messages: Messages) -> tuple[Any, ...]:
 
     try:
         runtime: Any = get_runtime()
-    except (RuntimeError, KeyError):  # not within a run
+    except (RuntimeError, KeyError):  # no graph is running
         return ()
     info, run = getattr(runtime, "execution_info", None), getattr(runtime, "control", None)
     if info is None or run is None:

@@ -8,7 +8,7 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.memory.tool_calls import REQUEST_ONLY
 
-_COUNT: Final = "perdure_left_out"  # key in additional_kwargs of the number of steps in the line
+_COUNT: Final = "perdure_left_out"  # key in additional_kwargs for the number of steps in the line
 
 
 def add_left_out_line(question: BaseMessage | None, count: int) -> BaseMessage:

@@ -110,7 +110,7 @@ def _convert_openai_message(form: dict[str, Any], fields: Any) -> BaseMessage:
                 raise ValueError("a RemoveMessage is not a message of a conversation")
     except json.JSONDecodeError as exc:
         raise MalformedPart("the arguments of a call are not JSON") from exc
-    except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
+    except Exception as exc:  # langchain-core raises many types of errors
         part = "tool_calls" if form.get("tool_calls") else form["role"]
         raise MalformedPart(f"malformed message ({part})") from exc
     return message
@@ -167,7 +167,7 @@ def _read_langchain(kind: str, value: Mapping[str, Any], *id_parts: object) -> B
         (message,) = messages_from_dict([{"type": kind, "data": {**fields, "type": kind}}])
         if isinstance(message, BaseMessageChunk):
             message = message_chunk_to_message(message)
-    except Exception as exc:  # of whatever kind: langchain-core raises many for a malformed message
+    except Exception as exc:  # langchain-core raises many types of errors
         raise MalformedPart(f"malformed message ({shorten_line(kind, 40)})") from exc
     return message
 

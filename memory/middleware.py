@@ -63,7 +63,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def __init__(self, *parts: MessagesNode | Learner) -> None:
         super().__init__()
-        expected = "parts like trim(max_tokens=4_000) or remember_turns()"
+        expected = "parts such as trim(max_tokens=4_000) or remember_turns()"
         if not parts:
             raise ConfigurationError(f"MemoryMiddleware() has no parts; expected {expected}")
         for part in parts:

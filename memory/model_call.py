@@ -27,7 +27,7 @@ from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 
 T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
-_MAX_FAULTS: Final = 5  # validation errors of an answer that are listed
+_MAX_FAULTS: Final = 5  # maximum validation errors of an answer that are listed
 _MIN_CONVERSATION_CHARS: Final = (
     1_000  # characters; a conversation is not shortened below this number
 )

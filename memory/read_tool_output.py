@@ -30,8 +30,8 @@ READ: Final = """\
 Read the full result of an earlier tool call in this conversation whose result was cleared from \
 view. Use it instead of calling the tool a second time. It reads results of this conversation \
 only, and returns a long result in pages."""
-_DEFAULT_LIMIT: Final = 20_000  # characters of a result that one call returns at most
-_MIN_LIMIT: Final = 100  # smallest value of `limit` that is accepted, in characters
+_DEFAULT_LIMIT: Final = 20_000  # maximum characters of a result that one call returns
+_MIN_LIMIT: Final = 100  # smallest accepted value of `limit`, in characters
 _PAGE_ITEMS: Final = 256  # history items that are decoded at a time, starting with the newest
 _MAX_SHOWN_ID: Final = 80  # characters of an unknown call id that are repeated to the model
 _ID: Final = "The id of the tool call whose result to read, as the note about the result gives it."

@@ -40,14 +40,14 @@ from perdure.stores.text import (
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
 _MAX_LENGTH: Final = 400  # characters; a longer turn always has the role ANSWERS
-_RARE: Final = 9.0  # nats from which on a word is rare
-_NAME: Final = 6.0  # nats from which on a capitalized word within a sentence is a name
-_ORDINARY: Final = 5.3  # nats; a word with fewer, like "name", adds nothing
-_MUCH: Final = 15.0  # nats of all remaining words from which on a turn is informative
+_RARE: Final = 9.0  # nats; a word with at least this much information is rare
+_NAME: Final = 6.0  # nats; a capitalized word with at least this much information is a name
+_ORDINARY: Final = 5.3  # nats; a word with less information, such as "name", adds nothing
+_MUCH: Final = 15.0  # nats; if the remaining words have this much in total, a turn is informative
 _UNLISTED: Final = 13.0  # nats of a word that is in no list of word frequencies
 # nats of such a word if the query is not English, because those lists lack many word forms
 _FOREIGN: Final = 7.0
-_SHARE: Final = 0.25  # share of the query's nats from which on a turn may repeat the query
+_SHARE: Final = 0.25  # share of the query's nats that a turn must have to repeat the query
 # share of a turn's shared nats that a better turn must have to be moved before it
 _BEFORE: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
@@ -59,7 +59,7 @@ class _TurnRole(NamedTuple):
     """The role of a turn for a query."""
 
     role: int
-    shared: float  # nats of the query's words that the turn has
+    shared: float  # nats of the words that the turn shares with the query
 
 
 def rank_answers_first(

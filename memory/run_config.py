@@ -44,7 +44,7 @@ def get_graph_store(component: str) -> Any:
 
     try:
         store: Any = get_store()
-    except (RuntimeError, KeyError):  # not within a graph
+    except (RuntimeError, KeyError):  # no graph is running
         store = None
     if store is None:
         raise ConfigurationError(
@@ -148,7 +148,7 @@ def read_run_source(config: RunnableConfig | None) -> tuple[str | None, str | No
 
     try:
         runtime: Any = get_runtime()
-    except (RuntimeError, KeyError):  # not within a run
+    except (RuntimeError, KeyError):  # no graph is running
         runtime = None
     info = getattr(runtime, "execution_info", None)  # None in the run of a chain
     if info is not None and info.thread_id == thread:
@@ -300,7 +300,7 @@ class Template:
         if not is_valid or (name == "user_id" and not is_name(value)):
             raise InvalidConfig(
                 f"{name!r} of the run is {value!a:.80}, which cannot be a label in "
-                f"{self.labels!r}; expected text that is not blank and has no NUL"
+                f"{self.labels!r}; expected text with a visible character and no NUL"
             )
         return str.__str__(value)  # for a str enum, its value and not its name
 

@@ -80,7 +80,7 @@ _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
 )
-_EARLY: Final = 0.75  # share of the trigger from which a summary is written in the background
+_EARLY: Final = 0.75  # share of the trigger at which a summary is written in the background
 _QUESTION_CHARS: Final = 2_000  # maximum characters of the question in a request for a summary
 
 
@@ -353,7 +353,7 @@ class Summarize(MessagesNode):
 
         Such a graph would drop the summary and still remove the messages.
         """
-        expected = "a list: derive the state from SummaryState"
+        expected = "a list; derive the state from SummaryState"
         check_instance(
             "the state's channel 'summarized'", read_channel(state, SUMMARIZED), list, expected
         )

@@ -35,10 +35,10 @@ language of the conversation, at most {max_words} words. Answer with the summary
 
 WORDS: Final = 400  # maximum words of a summary
 
-_MIN_ROOM: Final = 100  # tokens that the prompt has to leave for the conversation at least
+_MIN_ROOM: Final = 100  # minimum tokens that the prompt leaves for the conversation
 _FRAME: Final = 60  # tokens of the delimiters and of the closing line
 _TOKENS_PER_WORD: Final = 2  # upper estimate of the tokens of a word
-_MAX_TOKENS: Final = 4 * WORDS  # tokens from which a summary is refused as too long
+_MAX_TOKENS: Final = 4 * WORDS  # a summary with more tokens is refused as too long
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,9 @@ def estimate_text_tokens(text: str, scale: float = 1.0) -> int:
         return math.ceil(size / BYTES_PER_TOKEN * scale)
     punctuation = len(others.translate(None, _DIGITS))
     digits = len(others) - punctuation
-    if _PROSE_PER_DIGIT * digits + _PROSE_PER_PUNCTUATION * punctuation <= size:  # most texts
+    if (
+        _PROSE_PER_DIGIT * digits + _PROSE_PER_PUNCTUATION * punctuation <= size
+    ):  # most texts are prose
         return math.ceil(size / BYTES_PER_TOKEN * scale)
     spaces = size - len(data.translate(None, _SPACES))
     letters = size - len(others) - spaces

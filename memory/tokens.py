@@ -37,7 +37,9 @@ if TYPE_CHECKING:  # importing them takes a second, and estimating texts does no
 # tokens that are added for each message, name, call, result and request; source:
 # https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-_MIN_MEASURED: Final = 50  # estimated tokens from which an answer's usage scales the estimates
+_MIN_MEASURED: Final = (
+    50  # estimated tokens; the usage of a shorter answer does not scale estimates
+)
 _MAX_SCALE: Final = 4.0  # largest factor by which reported usage scales the estimates
 # created once, because creating an encoder for each call takes three times as long
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
@@ -314,7 +316,7 @@ def _build_tool_schema(tool: Any) -> Any:
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
 _ENCODINGS: Final = ("o200k_base", "cl100k_base")  # the encodings of chat models
 _MAX_CHUNK_CHARS: Final = 50_000  # characters per call; bpe-openai refuses a million characters
-_MAX_CACHED_COUNTS: Final = 1 << 16  # cached token counts of texts; more empty the cache
+_MAX_CACHED_COUNTS: Final = 1 << 16  # cached token counts; the cache is emptied when it is full
 
 
 def _unwrap_model(model: Any) -> tuple[Any, Sequence[Any]]:

@@ -472,7 +472,7 @@ def _shorten_to_fit(
     messages that cannot be shortened.
     """
     result, room = list(messages), remaining
-    # messages that stay as they are first, then the shortest, so that long ones share the rest
+    # fixed messages come first, then the shortest, so that long messages share the remaining tokens
     order = sorted(range(len(result)), key=lambda i: (i not in fixed, measure(result[i])))
     for finished, position in enumerate(order):
         share = room // (len(order) - finished)

@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage
 
 from perdure.memory.conversation import role
 
-_MAX_TOKENS: Final = 20_000_000  # larger reports for a request are ignored as wrong
+_MAX_TOKENS: Final = 20_000_000  # tokens; a larger reported number is ignored as wrong
 _MODEL_KEYS: Final = ("model_name", "model", "model_id")  # keys of response_metadata
 _NO_USAGE: Final[Mapping[str, Any]] = {}
 _PROVIDERS: Final = (
@@ -20,9 +20,8 @@ _PROVIDERS: Final = (
 )
 _PREFIX: Final = re.compile(rf"^(?:.*/|(?:{_PROVIDERS}):)+")
 _VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:latest|default))+$")
-_REPEATED: Final = re.compile(
-    r"^(.{4,}?)\1+$"
-)  # a name that langchain repeated when it joined chunks
+# a name that langchain repeated when it joined the chunks of a streamed answer
+_REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 
 
 def request_tokens(message: BaseMessage) -> int:

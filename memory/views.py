@@ -108,9 +108,7 @@ class RecordViews(BaseCallbackHandler):
                 "key": self._key,
             },
         }
-        if (
-            "run_id" in call_metadata
-        ):  # the graph's run; its checkpoints and views are deleted together
+        if "run_id" in call_metadata:  # all checkpoints of the graph's run are deleted together
             view_metadata["run_id"] = call_metadata["run_id"]
         checkpoint = empty_checkpoint()
         versions: Any = {self._key: checkpoint["id"]}

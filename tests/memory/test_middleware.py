@@ -270,7 +270,7 @@ def test_a_memory_without_parts_says_what_to_pass() -> None:
     with pytest.raises(ConfigurationError) as caught:
         MemoryMiddleware()
 
-    assert "MemoryMiddleware() has no parts; expected parts like trim(" in str(caught.value)
+    assert "MemoryMiddleware() has no parts; expected parts such as trim(" in str(caught.value)
 
 
 def test_what_is_no_node_is_refused() -> None:
