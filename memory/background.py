@@ -1,7 +1,9 @@
 """Background extraction: threads are extracted when their conversation pauses.
 
-A worker asks which threads are due, and queues each once: workflows of DBOS, which gives each job
-to one worker. A lost queue loses no thread. Importing this takes a second: it imports DBOS.
+A worker asks which threads are due, and puts each of them on a queue once. The queue consists of
+DBOS workflows, and DBOS gives each job to one worker. If the queue is lost, no thread is lost,
+because the due threads are found again. Importing this module takes a second, because it imports
+DBOS.
 """
 
 from __future__ import annotations
@@ -58,41 +60,44 @@ except ImportError as exc:
     ) from exc
 
 logger = logging.getLogger("perdure.background")
-_LOST: Final = "the worker ended before the extraction did"
-_QUEUED: Final = 100  # jobs on the queue at most
-_TICK_S: Final = (0.05, 5.0)
-_FORGET_S: Final = 3600.0
-_LATE_S: Final = 60.0  # after limit_s, until the worker of a job counts as ended
-_EXTRACT: Final = "perdure.extract"
-_EXTRACT_ALL: Final = "perdure.extract_all"
-_QUEUE: Final = "perdure.extraction"
-logging.getLogger("dbos").addHandler(logging.NullHandler())  # else DBOS adds one that prints
-_VERSION: Final = "2"  # of the workflows; DBOS gives a job to workers of its version only
-_NAME: Final = "perdure"  # of the application
-_SCHEMA: Final = "perdure_jobs"  # of the tables in a database that is not the store's
+_WORKER_LOST_ERROR: Final = "the worker ended before the extraction was done"
+_MAX_QUEUED_JOBS: Final = 100  # maximum jobs on the queue; other due threads wait
+_TICK_BOUNDS_S: Final = (0.05, 5.0)  # shortest and longest pause between two looks for due threads
+_CLEANUP_INTERVAL_S: Final = 3600.0  # seconds between two deletions of old jobs
+_LOST_AFTER_S: Final = 60.0  # seconds after `Pace.limit_s` when a job's worker counts as dead
+_EXTRACT_WORKFLOW_NAME: Final = "perdure.extract"
+_EXTRACT_ALL_WORKFLOW_NAME: Final = "perdure.extract_all"
+_QUEUE_NAME: Final = "perdure.extraction"
+logging.getLogger("dbos").addHandler(
+    logging.NullHandler()
+)  # otherwise DBOS adds a handler that prints
+_WORKFLOW_VERSION: Final = "2"  # DBOS gives a job only to workers of the same version
+_APPLICATION_NAME: Final = "perdure"
+_DEFAULT_SCHEMA: Final = "perdure_jobs"  # of a queue that has a database of its own
 _POSTGRES: Final = "postgresql://"
-_POLL_S: Final = 0.25
-_CONNECTIONS: Final = 6  # of DBOS's own threads
-_working: list[
-    tuple[Callable[[ExtractionJob], dict[str, Any]], Callable[[], object]]
-] = []  # at most one
+_POLL_INTERVAL_S: Final = 0.25  # seconds between two looks of DBOS into its queue
+_DBOS_CONNECTIONS: Final = 6  # database connections for DBOS's own threads
+_active_worker: list[tuple[Callable[[ExtractionJob], dict[str, Any]], Callable[[], object]]] = []
+"""The functions with which the worker of this process extracts one thread, and queues all threads.
+The list is empty if the process has no worker."""
 
 
 class Background:
     """Extracts threads in the background, in this process or by `perdure worker` in another.
 
-    `with` and `async with` start it and stop it. One process can run one application of DBOS.
+    `with` and `async with` start the extraction and stop it. A process can run only one DBOS
+    application.
 
     Args:
-        extraction: Of a perdure checkpointer and a store.
+        extraction: The extraction, with a checkpointer of perdure's and a store.
         pace: When threads are extracted, and how often a failed extraction is repeated.
-        database: Of the queue: a file, or `"postgresql://…"` for workers on several machines; None:
-            a file beside the store's, or its Postgres database. Never encrypted; has thread ids,
-            namespaces and reports.
-        workers: How many threads this process extracts at once.
-        work: Whether this process extracts, or only lists and adds jobs.
-        on_job: Called with each job that this process has done or failed; not with one that found
-            no unread message.
+        database: The database of the queue: a file, or `"postgresql://…"` for workers on several
+            machines. None means a file beside the store's file, or the store's Postgres database.
+            The queue is never encrypted. It contains thread ids, namespaces and reports.
+        workers: How many threads this process extracts at the same time.
+        work: Whether this process extracts. If False, it only lists and adds jobs.
+        on_job: Called with each job that this process has finished, or that failed. It is not
+            called for a job without unread messages.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class Background:
         self.pace, self.work = pace or Pace(), bool(work)
         self.workers, self._on_job = check_whole_number("workers", workers, 1), on_job
         self._due = DueThreads(extraction, self.pace)
-        self._left_out = 0  # threads that were last reported as unassigned
+        self._left_out = 0  # number of unassigned threads in the last warning
         self._place = resolve_queue_location(database, extraction.get_adapter().store)
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
@@ -121,7 +126,11 @@ class Background:
         self._works = False
 
     def start(self) -> Self:
-        """Start to work, unless `work` is False; an error if this process runs DBOS already."""
+        """Start the extraction, unless `work` is False.
+
+        Raises:
+            ConfigurationError: This process runs a DBOS application already.
+        """
         with self._lock:
             if not self.work or self._works:
                 return self
@@ -130,7 +139,7 @@ class Background:
                     self.workers, self._run_job, self._put_all
                 )
                 for job in self._stack.enter_context(works):
-                    self._record_failure(job, _LOST)
+                    self._record_failure(job, _WORKER_LOST_ERROR)
             except BaseException:
                 self.stop()
                 raise
@@ -141,7 +150,11 @@ class Background:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop; running extractions have so many seconds, what is not done stays due."""
+        """Stop the extraction. Threads that are not extracted by then stay due.
+
+        Args:
+            timeout_s: Seconds to wait for running extractions.
+        """
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
         with self._lock:
             self._stop.set()
@@ -167,27 +180,47 @@ class Background:
         await asyncio.to_thread(self.stop)
 
     def extract_now(self, thread_id: str, config: RunnableConfig | None = None) -> None:
-        """Have a thread extracted as soon as a worker is free, by default as of its last run."""
+        """Queue a thread, so that it is extracted as soon as a worker is free.
+
+        Args:
+            thread_id: The thread.
+            config: The config whose values fill in the namespace, or None for the values of the
+                thread's last run.
+        """
         self._get_queue().put(self._due.build_job(thread_id, config))
 
     def every(self, cron: str | None, timezone: str | None = None) -> None:
-        """Have all threads extracted on a schedule, also those that were given up.
+        """Extract all threads on a schedule, also the threads whose extraction was given up.
 
-        The queue's database keeps the schedule, like `"0 3 * * *"`; None: end it. A time without a
-        worker is skipped. `timezone` is UTC or `"Europe/Berlin"`.
+        The database of the queue stores the schedule. Times at which no worker runs are skipped.
+
+        Args:
+            cron: Five fields like `"0 3 * * *"`, or None to remove the schedule.
+            timezone: A time zone like `"Europe/Berlin"`. None means UTC.
         """
         self._get_queue().schedule_extract_all(cron, timezone)
 
     def flush(self, timeout_s: float = 60.0) -> list[ExtractionJob]:
-        """Have all threads extracted that were not given up, and wait; the jobs that are left."""
+        """Extract all threads whose extraction was not given up, and wait.
+
+        Args:
+            timeout_s: The maximum number of seconds to wait.
+
+        Returns:
+            The jobs that are left.
+        """
         end = time.monotonic() + check_seconds("timeout_s", timeout_s)
         keys = self._put_all(dead=False) | self._get_queue().read_live_jobs().keys()
         while keys & self._get_queue().read_live_jobs().keys() and time.monotonic() < end:
-            time.sleep(_TICK_S[0])
+            time.sleep(_TICK_BOUNDS_S[0])
         return self._due.list_jobs()
 
     def jobs(self, state: State | None = None) -> list[ExtractionJob]:
-        """The threads with unread messages, and those extracted within a day; or one state's."""
+        """Return the jobs of threads with unread messages, and the jobs done within a day.
+
+        Args:
+            state: Only jobs in this state, or None for all.
+        """
         if state is not None:
             check_choice("state", state, get_args(State))
         queue = self._get_queue()
@@ -198,21 +231,24 @@ class Background:
         }
         jobs = {
             job.key: job for job in queue.list_done_jobs()
-        } | due  # asked last: none is in neither
+        } | due  # read last, so that no job is missing in both
         return [job for job in jobs.values() if state in (None, job.state)]
 
     def unassigned(self) -> list[str]:
-        """The ids of threads that are not extracted, because they do not say whose they are.
+        """Return the ids of threads that are not extracted because they do not name a user.
 
         Their newest checkpoints lack a value of the namespace, like `user_id`. A worker logs a
-        warning with their number when there are some, and when there are twice as many.
+        warning with their number when there are some, and again when there are twice as many.
         """
-        threads = DueThreads(self.extraction, self.pace)  # without what was deleted meanwhile
+        threads = DueThreads(self.extraction, self.pace)  # a new object has no deleted threads
         threads.list_jobs(exclude_deleted=False)
         return threads.list_unassigned()
 
     def _get_queue(self) -> JobQueue:
-        if (queue := self._queue) is not None:  # without the lock, which `stop` holds while waiting
+        """Return the queue, which is opened by the first call."""
+        if (
+            queue := self._queue
+        ) is not None:  # without the lock, because `stop` has it while it waits
             return queue
         with self._lock:
             if self._queue is None:
@@ -220,6 +256,7 @@ class Background:
             return self._queue
 
     def _put_all(self, *, dead: bool = True) -> set[str]:
+        """Put all threads with unread messages on the queue, and return the keys of their jobs."""
         jobs = [job for job in self._due.list_jobs() if dead or job.state != "dead"]
         for job in jobs:
             self._get_queue().put(job)
@@ -227,44 +264,52 @@ class Background:
         return {job.key for job in jobs}
 
     def _run_ticks(self) -> None:
-        shortest, longest = _TICK_S
+        """Look for due threads again and again until the extraction is stopped."""
+        shortest, longest = _TICK_BOUNDS_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, deleted_at = min(longest, max(shortest, delay_s / 4)), 0.0
         while not self._stop.wait(pause):
             try:
                 self._put_due()
                 self._warn_of_unassigned(self._due.list_unassigned(self.pace.delay_s or 0))
-                if time.monotonic() - deleted_at > _FORGET_S:
+                if time.monotonic() - deleted_at > _CLEANUP_INTERVAL_S:
                     self._get_queue().delete_old_jobs()
                     deleted_at = time.monotonic()
-            except Exception as exc:  # the threads stay due: the next tick finds them
-                logger.error("background extraction is held up: %s: %s", type(exc).__name__, exc)
+            except Exception as exc:  # the threads stay due, and the next tick finds them
+                logger.error(
+                    "background extraction failed and is tried again: %s: %s",
+                    type(exc).__name__,
+                    exc,
+                )
 
     def _put_due(self) -> None:
+        """Put due threads on the queue, and record the jobs whose workers died as failed."""
         queue = self._get_queue()
         running_by_key = queue.read_live_jobs()
-        # asked last: what another worker has done meanwhile is in neither
+        # read last: a thread that another worker has just extracted is in neither list
         due = [job for job in self._due.list_jobs(exclude_deleted=False) if job.state == "due"]
         if any(running_by_key.get(job.key) for job in due):
-            for job in queue.take_lost(self.pace.limit_s + _LATE_S):
-                self._record_failure(job, _LOST)
+            for job in queue.take_lost(self.pace.limit_s + _LOST_AFTER_S):
+                self._record_failure(job, _WORKER_LOST_ERROR)
         for job in [job for job in due if job.key not in running_by_key][
-            : max(0, _QUEUED - len(running_by_key))
+            : max(0, _MAX_QUEUED_JOBS - len(running_by_key))
         ]:
             queue.put(job)
 
     def _warn_of_unassigned(self, unassigned: list[str]) -> None:
+        """Log a warning if the number of unassigned threads has doubled since the last one."""
         count = len(unassigned)
         if count and count >= 2 * self._left_out:
             self._left_out = count
             logger.warning(
-                "threads that name no %s are not extracted: %d; pass it to their runs by context= "
-                "or in configurable",
+                "threads that name no %s are not extracted: %d; pass this value to their runs by "
+                "context= or in configurable",
                 " or no ".join(self.extraction.namespace.names),
                 count,
             )
 
     def _run_job(self, job: ExtractionJob) -> dict[str, Any]:
+        """Extract a thread, and return the result for DBOS. Errors are recorded, not raised."""
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
             return result
@@ -272,7 +317,7 @@ class Background:
         try:
             if (report := self._extract_within_limit(job)) is not None:
                 result["report"] = report
-                if report["messages"]:  # else another worker was first
+                if report["messages"]:  # otherwise another worker was first
                     self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
             error = make_storable(f"{type(exc).__name__}: {exc!s:.500}")
@@ -282,13 +327,20 @@ class Background:
         return result
 
     def _extract_within_limit(self, job: ExtractionJob) -> dict[str, Any] | None:
-        """The report of an extraction in a thread of its own; None: it was abandoned."""
+        """Extract a thread in a thread of its own.
+
+        Returns:
+            The report as a dict, or None if the extraction was abandoned because of `stop`.
+
+        Raises:
+            TimeoutError: The extraction took longer than `Pace.limit_s`.
+        """
         extract = partial(self.extraction.extract, job.thread_id, job.config)
-        # of daemons: an extraction that hangs must not keep the process alive
+        # daemon threads, because an extraction that hangs must not keep the process alive
         threads = ThreadPool(1, "perdure-extraction", is_permanent=False)
         future: Future[ExtractionReport] = threads.submit(extract, is_async=False)
         end = time.monotonic() + self.pace.limit_s
-        while not wait([future], min(_TICK_S[0], max(0.0, end - time.monotonic()))).done:
+        while not wait([future], min(_TICK_BOUNDS_S[0], max(0.0, end - time.monotonic()))).done:
             if self._abandon.is_set():
                 return None
             if time.monotonic() >= end:
@@ -303,7 +355,7 @@ class Background:
         final: bool = False,
         exc: BaseException | None = None,
     ) -> None:
-        """Count a failure on the thread's watermark, and report it."""
+        """Count a failure on the thread's watermark, log it, and call `on_job`."""
         adapter, name = self.extraction.get_adapter(), self.extraction.extractor.name
         for _ in range(3):
             try:
@@ -313,7 +365,7 @@ class Background:
                 return
             head = heads[0].checkpoint_id if heads else None
             mark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
-            if exc is None and mark.checkpoint_id == head:  # the worker ended after it was read
+            if exc is None and mark.checkpoint_id == head:  # the worker ended after the extraction
                 return
             mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
             with suppress(errors.VersionConflict):  # another extraction wrote meanwhile
@@ -325,6 +377,7 @@ class Background:
                 return
 
     def _log_and_notify(self, job: ExtractionJob, exc: BaseException | None = None) -> None:
+        """Log the state of a job, and call `on_job`."""
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
         logger.log(level, "%s", job, exc_info=None if isinstance(exc, errors.PerdureError) else exc)
         try:
@@ -335,7 +388,7 @@ class Background:
 
 
 def run_worker(background: Background) -> None:
-    """Work until SIGINT or SIGTERM, in the main thread; then wait for running extractions."""
+    """Run a worker in the main thread until SIGINT or SIGTERM; then wait for its extractions."""
     check_instance("background", background.work and background, Background, "one that works")
     stop_requested, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     previous_handlers = {
@@ -347,20 +400,26 @@ def run_worker(background: Background) -> None:
         with background:
             while not stop_requested.wait(
                 1.0
-            ):  # a wait without an end cannot be interrupted everywhere
+            ):  # a wait without a timeout cannot be interrupted on every platform
                 pass
             stack.close()  # a second signal ends the process at once
             background.stop()
 
 
 def _is_final(exc: BaseException) -> bool:
+    """Return whether an extraction that failed with this error would fail again."""
     final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
     cause = exc.__cause__
     return final or model_call.is_permanent_failure(exc) or (cause is not None and _is_final(cause))
 
 
 class JobQueue:
-    """The queue in a file or at `"postgresql://…"`; None: in a temporary file."""
+    """The queue of extraction jobs, in a DBOS database.
+
+    Args:
+        database: A file, or `"postgresql://…"`. None means a temporary file.
+        schema: The Postgres schema of the queue.
+    """
 
     def __init__(self, database: str | None, schema: str) -> None:
         self._schema = schema
@@ -374,27 +433,31 @@ class JobQueue:
                     dbos_system_schema=schema,
                     serializer=DBOSPortableJSONSerializer(),
                     system_database_pool_size=3,
-                    application_name=_NAME,
+                    application_name=_APPLICATION_NAME,
                     retry_connection_errors=False,
                 )
             stack.callback(self._client.destroy)
             self.close = stack.pop_all().close
 
     def put(self, job: ExtractionJob) -> None:
-        """Put a job on the queue, unless it is there."""
-        options: Any = {"workflow_name": _EXTRACT, "queue_name": _QUEUE, "app_version": _VERSION}
+        """Put a job on the queue, unless the queue has a job with the same key."""
+        options: Any = {
+            "workflow_name": _EXTRACT_WORKFLOW_NAME,
+            "queue_name": _QUEUE_NAME,
+            "app_version": _WORKFLOW_VERSION,
+        }
         options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
         arguments = (job.thread_id, list(job.namespace), dict(job.configurable))
         with _translate_errors("written"):
             self._client.enqueue(options, *arguments)
 
     def read_live_jobs(self) -> dict[str, bool]:
-        """The keys of the jobs on the queue, each with whether a worker has it."""
+        """Return the keys of the jobs on the queue, and whether each is being run."""
         rows = self._list_workflows(["ENQUEUED", "PENDING"], load_input=False)
         return {str(row.deduplication_id): row.status == "PENDING" for row in rows}
 
     def list_done_jobs(self) -> list[ExtractionJob]:
-        """The jobs that were done within a day, oldest first."""
+        """Return the jobs that were done within a day, oldest first, at most 1,000."""
         jobs = []
         for row in self._list_workflows("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
             if isinstance(row.output, dict) and "report" in row.output and row.completed_at:
@@ -404,7 +467,7 @@ class JobQueue:
         return jobs[::-1]
 
     def take_lost(self, limit_s: float) -> list[ExtractionJob]:
-        """Take the jobs from the queue that a worker has had for longer than the limit."""
+        """Remove the jobs that a worker has had for longer than `limit_s`, and return them."""
         oldest_ms = (time.time() - limit_s) * 1e3
         pending = self._list_workflows("PENDING")
         return self._cancel_workflows(
@@ -422,18 +485,29 @@ class JobQueue:
             self._client.delete_workflows([row.workflow_id for row in old_workflows])
 
     def schedule_extract_all(self, cron: str | None, timezone: str | None) -> None:
-        """Call `extract_all` on a schedule; None: end the schedule."""
-        schedule: Any = {"schedule_name": _EXTRACT_ALL, "workflow_name": _EXTRACT_ALL}
-        schedule |= {"schedule": cron, "cron_timezone": timezone, "application_name": _NAME}
+        """Queue all threads on a schedule, or remove the schedule if `cron` is None.
+
+        Raises:
+            ConfigurationError: The cron or the time zone is invalid.
+        """
+        schedule: Any = {
+            "schedule_name": _EXTRACT_ALL_WORKFLOW_NAME,
+            "workflow_name": _EXTRACT_ALL_WORKFLOW_NAME,
+        }
+        schedule |= {
+            "schedule": cron,
+            "cron_timezone": timezone,
+            "application_name": _APPLICATION_NAME,
+        }
         with _translate_errors("written"):
             if cron is None:
-                self._client.delete_schedule(_EXTRACT_ALL)
+                self._client.delete_schedule(_EXTRACT_ALL_WORKFLOW_NAME)
                 return
             try:
                 self._client.apply_schedules([schedule])
             except dbos_errors.DBOSException as exc:
                 raise ConfigurationError(
-                    f"cron={cron!r} with timezone={timezone!r} is no schedule: {exc.message}; "
+                    f"cron={cron!r} with timezone={timezone!r} is not a schedule: {exc.message}; "
                     "expected five fields, like '0 3 * * *', and a zone like 'Europe/Berlin'"
                 ) from exc
 
@@ -444,66 +518,87 @@ class JobQueue:
         extract: Callable[[ExtractionJob], dict[str, Any]],
         extract_all: Callable[[], Any],
     ) -> Iterator[list[ExtractionJob]]:
-        """Work in this process until the context ends; the jobs that an ended worker left."""
+        """Run the jobs of the queue in this process until the context ends.
+
+        Args:
+            workers: How many jobs run at the same time.
+            extract: Runs a job.
+            extract_all: Queues all threads, when the schedule says so.
+
+        Yields:
+            The jobs that a worker of the same name left when it died.
+        """
         with ExitStack() as stack:
             name = self._acquire_worker_id(stack)
             config: Any = {
-                "name": _NAME,
+                "name": _APPLICATION_NAME,
                 "system_database_url": self._url,
                 "dbos_system_schema": self._schema,
-                "sys_db_pool_size": workers + _CONNECTIONS,
+                "sys_db_pool_size": workers + _DBOS_CONNECTIONS,
                 "serializer": DBOSPortableJSONSerializer(),
-                "application_version": _VERSION,
+                "application_version": _WORKFLOW_VERSION,
                 "executor_id": name,
                 "log_level": "ERROR",
-                "notification_listener_polling_interval_sec": _POLL_S,
+                "notification_listener_polling_interval_sec": _POLL_INTERVAL_S,
                 "enable_otlp": False,
             }
             logger = logging.getLogger("dbos")
-            stack.callback(logger.setLevel, logger.level)  # DBOS sets it, and leaves it so
+            stack.callback(
+                logger.setLevel, logger.level
+            )  # DBOS changes the level and does not restore it
             with _translate_errors("opened"):
-                if not _working:
+                if not _active_worker:
                     DBOS(config=config)
-                if _working or DBOS.executor_id != name:  # DBOS(…) returns one that exists
+                if (
+                    _active_worker or DBOS.executor_id != name
+                ):  # DBOS(…) returns an existing instance
                     raise ConfigurationError(
-                        "this process runs DBOS already, and it can be run once only; stop the "
-                        "other, or make this Background with work=False and run `perdure worker`"
+                        "this process runs DBOS already, and a process can run DBOS only once; stop "
+                        "the other application, or create this Background with work=False and run "
+                        "`perdure worker`"
                     )
                 stack.callback(DBOS.destroy)
-                _working.append((extract, extract_all))
-                stack.callback(_working.clear)
+                _active_worker.append((extract, extract_all))
+                stack.callback(_active_worker.clear)
                 self._client.register_queue(
-                    _QUEUE, worker_concurrency=workers, polling_interval_sec=_POLL_S
+                    _QUEUE_NAME, worker_concurrency=workers, polling_interval_sec=_POLL_INTERVAL_S
                 )
                 for workflow, function in (
-                    (_EXTRACT, _extract_workflow),
-                    (_EXTRACT_ALL, _extract_all_workflow),
+                    (_EXTRACT_WORKFLOW_NAME, _extract_workflow),
+                    (_EXTRACT_ALL_WORKFLOW_NAME, _extract_all_workflow),
                 ):
                     DBOS.workflow(name=workflow)(function)
-                DBOS.listen_queues([_QUEUE])
+                DBOS.listen_queues([_QUEUE_NAME])
                 lost = self._cancel_workflows(self._list_workflows("PENDING", executor_id=name))
                 DBOS.launch()
             yield lost
 
     def _acquire_worker_id(self, stack: ExitStack) -> str:
+        """Lock the first free worker number on this machine, and return the worker id."""
         for number in count():
             with suppress(TimeoutError):
                 stack.enter_context(file_lock(f"{self._locks}.worker-{number}", 0))
                 break
         if not self._url.startswith(_POSTGRES):
             return f"{socket.gethostname()}/{number}"
-        # containers may share a host's name and not its temporary files
+        # containers may have the same host name, so the name alone does not identify the worker
         id_file = Path(f"{self._locks}.worker-{number}.id")
         if not id_file.exists():
             id_file.write_text(secrets.token_hex(8), encoding="ascii")
         return f"{socket.gethostname()}/{id_file.read_text(encoding='ascii')}"
 
     def _list_workflows(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
-        options |= {"status": status, "name": _EXTRACT, "application_name": _NAME}
+        """List the workflows of extraction jobs."""
+        options |= {
+            "status": status,
+            "name": _EXTRACT_WORKFLOW_NAME,
+            "application_name": _APPLICATION_NAME,
+        }
         with _translate_errors("read"):
             return self._client.list_workflows(**options)
 
     def _cancel_workflows(self, rows: list[WorkflowStatus]) -> list[ExtractionJob]:
+        """Cancel workflows, and return their jobs."""
         with _translate_errors("written"):
             self._client.cancel_workflows([row.workflow_id for row in rows])
         return [_build_job(*(row.input or {"args": ()})["args"]) for row in rows]
@@ -512,11 +607,13 @@ class JobQueue:
 def _extract_workflow(
     thread_id: str, namespace: list[str], configurable: dict[str, str]
 ) -> dict[str, Any]:
-    return _working[0][0](_build_job(thread_id, namespace, configurable))
+    """Run a job in this process's worker. DBOS calls this function."""
+    return _active_worker[0][0](_build_job(thread_id, namespace, configurable))
 
 
 def _extract_all_workflow(scheduled_at: datetime, context: Any) -> None:
-    _working[0][1]()
+    """Queue all threads. DBOS calls this function on the schedule."""
+    _active_worker[0][1]()
 
 
 def _build_job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> ExtractionJob:
@@ -524,12 +621,25 @@ def _build_job(thread_id: str, namespace: list[str], configurable: dict[str, str
 
 
 def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
-    """The given file or URL, else the place that the store's database has for it; and a schema."""
+    """Return the location and the schema of the queue.
+
+    Args:
+        database: The file or URL that the application chose, or None for the location that belongs
+            to the store's database.
+        store: The store.
+
+    Returns:
+        A path, a URL, or None for a temporary file; and the schema.
+
+    Raises:
+        ConfigurationError: The database is neither a file nor a URL, or the store was opened
+            without a fixed DSN.
+    """
     store_location, schema = getattr(getattr(store, "database", None), "queue_location", None) or (
         None,
         "",
     )
-    schema = schema or _SCHEMA
+    schema = schema or _DEFAULT_SCHEMA
     if database is None and store_location == "":
         raise ConfigurationError(
             "Background needs a fixed DSN for its queue, but dsn= of the store is a function or a "
@@ -544,15 +654,22 @@ def resolve_queue_location(database: Any, store: Any) -> tuple[str | None, str]:
         from perdure.storage.postgres_dsn import format_uri, normalize_dsn
 
         return format_uri(normalize_dsn(path)), schema
-    if not path or "://" in path or "?" in path:  # the last is no part of a path in a URL
+    if not path or "://" in path or "?" in path:  # "?" cannot be part of a path in a URL
         raise ConfigurationError(
-            f"database is {database!r:.80}; expected a file, or 'postgresql://user@host/name'"
+            f"database is {database!r:.80}; expected the path of a file, or "
+            "'postgresql://user@host/name'"
         )
     return os.path.abspath(path), schema
 
 
 def _check_sessions(url: str) -> None:
-    """Refuse a pooler that gives each transaction another session: DBOS listens, and locks."""
+    """Refuse a connection pooler that gives each transaction another session.
+
+    DBOS uses LISTEN and session-level locks, so it needs sessions.
+
+    Raises:
+        ConfigurationError: The URL leads to such a pooler.
+    """
     if not url.startswith(_POSTGRES):
         return
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
@@ -566,13 +683,14 @@ def _check_sessions(url: str) -> None:
         engine.dispose()
     if first_pid != last_pid or other_pid == first_pid:
         raise ConfigurationError(
-            f"{engine.url!r} leads to a pooler that gives each transaction another session, and "
-            "the queue needs sessions: give the DSN of the server itself, as Background(database=…)"
-            " or perdure worker --database"
+            f"{engine.url!r} leads to a pooler that gives each transaction another session, but "
+            "the queue needs sessions; pass the DSN of the server itself, as "
+            "Background(database=…) or perdure worker --database"
         )
 
 
 def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[str, str]:
+    """Return the SQLAlchemy URL of the queue, and the path prefix of the locks of its workers."""
     if database is not None and database.startswith(_POSTGRES):
         name = sha256(database.encode()).hexdigest()[:16]
         return database, os.path.join(tempfile.gettempdir(), f"perdure-{name}")
@@ -584,6 +702,10 @@ def _resolve_url_and_lock_path(database: str | None, stack: ExitStack) -> tuple[
 
 @contextmanager
 def _translate_errors(action: str) -> Iterator[None]:
+    """Raise errors of SQLAlchemy and DBOS as `StorageUnavailable`.
+
+    `action` is what could not be done with the database: `"opened"`, `"read"` or `"written"`.
+    """
     try:
         yield
     except (SQLAlchemyError, dbos_errors.DBOSException) as exc:

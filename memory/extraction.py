@@ -1,8 +1,10 @@
-"""Extraction: memories of the messages of a thread, exactly once in effect; the threads due for it.
+"""Extraction of long-term memories from the messages of threads, and the list of due threads.
 
-Messages → extractor → gate → one transaction with the watermark, which is compared and swapped:
-of two extractions of one thread the slower is refused, and reads it again. Which threads are due is
-a query over threads and watermarks.
+The messages pass the extractor and the gate. The memories are written in one transaction with the
+watermark of the thread. The watermark is compared and set, so of two simultaneous extractions of a
+thread the slower one is refused, and reads the thread again. The effect is that each message is
+extracted exactly once. The due threads are found by a query over threads and watermarks, see
+docs/decisions/0010-due-threads-are-a-query.md.
 """
 
 from __future__ import annotations
@@ -68,21 +70,33 @@ from perdure.memory.thread_messages import (
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 from perdure.stores.namespaces import check_key, check_namespace
 
-_BEFORE: Final = 4  # messages before a batch that its extractor is shown
+_CONTEXT_MESSAGES: Final = 4  # messages before a batch that the extractor gets as context
 _LOG = logging.getLogger("perdure")
-_RUN: Final = 200  # messages of a run in one transaction
-_KEPT: Final = 64  # past versions of a watermark's note are dropped when there are so many
-_CHANGES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
+_RUN_BATCH_SIZE: Final = 200  # maximum messages of a run that are written in one transaction
+_MAX_WATERMARK_VERSIONS: Final = 64  # writes of a watermark until its past versions are dropped
+_CHANGE_NAMES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
 HistoryReader = Callable[[Watermark], Operation[ThreadHistory]]
+"""Reads the messages of a thread. The times of messages in the watermark are not needed."""
 _DUE_LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
-_MARGIN: Final = timedelta(seconds=2)  # activity is noted to a tenth of a second, clocks differ
-_LONGEST_PAUSE_S: Final = 3600.0
+_ACTIVITY_MARGIN: Final = timedelta(seconds=2)
+"""Overlap of two queries for active threads. Times of activity are rounded to 0.1 s, and the clocks
+of machines differ."""
+_LONGEST_PAUSE_S: Final = 3600.0  # maximum seconds between two tries of a failing extraction
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReport:
-    """How many messages an extraction read, and how many memories it changed."""
+    """The number of messages that an extraction read, and of memories that it changed.
+
+    Attributes:
+        thread_id: The thread.
+        messages: Messages that were read.
+        added: Memories that were added; the next fields count the other changes.
+        refused: Refused candidates, by check, else by reason.
+        usage: Calls of a model, and their tokens.
+        batches: Transactions that were written.
+    """
 
     thread_id: str
     messages: int = 0
@@ -92,9 +106,9 @@ class ExtractionReport:
     deleted: int = 0
     unchanged: int = 0
     quarantined: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)  # by check, else by reason
+    refused: Mapping[str, int] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
-    batches: int = 0  # transactions that were written
+    batches: int = 0
 
     def __str__(self) -> str:
         changes = [f"{count} {name}" for name, count in self.changes.items() if count]
@@ -109,16 +123,22 @@ class ExtractionReport:
 
     @property
     def changes(self) -> Mapping[str, int]:
-        """How many memories were changed, by kind."""
-        return {name: getattr(self, name) for name in _CHANGES}
+        """The number of changed memories, by the kind of the change."""
+        return {name: getattr(self, name) for name in _CHANGE_NAMES}
 
     @property
     def forgotten(self) -> int:
-        """How many memories were not made because they were deleted or forgotten before."""
+        """The number of refused memories that were deleted or forgotten before."""
         return self.refused.get(TOMBSTONE_CHECK, 0)
 
     def add_batch(self, messages: int, plan: ChangePlan, usage: Usage) -> ExtractionReport:
-        """The report with another batch."""
+        """Return the report with another batch added.
+
+        Args:
+            messages: The number of messages of the batch.
+            plan: The changes that were written.
+            usage: Calls of a model for the batch.
+        """
         counts = Counter[str](outcome.change for outcome in plan.outcomes)
         refused = [
             outcome.check or outcome.reason
@@ -132,14 +152,17 @@ class ExtractionReport:
 
 
 class Extraction:
-    """Extracts long-term memories of threads.
+    """Extracts long-term memories from threads.
 
     Args:
-        saver: The checkpointer of the threads. perdure's have removed messages as well.
-        store: Where memories are kept; None: within a graph, the graph's store.
-        extractor: Proposes memories; None: `TurnExtractor()`, which needs no model.
-        namespace: Labels; see `Template`.
-        batch: How many messages are read together, at most.
+        saver: The checkpointer of the threads. With one of perdure's, messages that were removed
+            from the state are extracted, too.
+        store: The store of the memories. None means, within a graph, the graph's store.
+        extractor: Proposes memories. None means `TurnExtractor()`, which needs no model.
+        namespace: Labels of the namespace of the memories; see `Template`.
+        gate: The gate, or None for `Gate()`.
+        messages_key: The channel of the messages.
+        batch: The maximum number of messages that are read together.
     """
 
     def __init__(
@@ -169,11 +192,18 @@ class Extraction:
     async def _extract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
     ) -> ExtractionReport:
-        """Extract memories of the messages of a thread that this extractor has not read yet.
+        """Extract memories from the messages of a thread that this extractor has not read yet.
 
-        The config of a run fills in the namespace. With `anew`, the whole thread is read again: no
-        memory is made twice, and no deleted memory comes back. After an error, say `ModelFailed`,
-        the next extraction reads the same messages.
+        After an error such as `ModelFailed`, the next extraction reads the same messages again.
+
+        Args:
+            thread_id: The thread.
+            config: The config of a run, whose values fill in the namespace.
+            anew: Whether to read the whole thread again. No memory is added twice, and no deleted
+                memory comes back.
+
+        Returns:
+            The numbers of messages and changes.
         """
         scope = _build_scope(self.get_adapter(), self.namespace, config)
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
@@ -192,15 +222,24 @@ class Extraction:
     extract, aextract = blocking(_extract), awaiting(_extract)
 
     def get_adapter(self) -> StoreAdapter:
-        """The store; a `ConfigurationError` if there is none."""
+        """Return the adapter of the store.
+
+        Raises:
+            ConfigurationError: No store was given, and no graph is running.
+        """
         return self._adapter or get_adapter(None, self.namespace)
 
 
 def _build_scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
+    """Build the scope of a run, and check that its namespace suits the store.
+
+    Raises:
+        InvalidNamespace: A label has a dot, and the store is not perdure's.
+    """
     namespace = fill_namespace(template, config)
     if not adapter.versioned and any("." in label for label in namespace):
         raise InvalidNamespace(
-            f"{type(adapter.store).__name__} refuses dots, as in {namespace!r} of "
+            f"{type(adapter.store).__name__} refuses dots in labels, as in {namespace!r} of "
             f"{template.labels!r}: pass values without dots, or use perdure.stores.SQLiteStore"
         )
     return Scope(adapter, namespace, config)
@@ -212,31 +251,45 @@ class Pipeline:
 
     The memories and the watermark are written in one transaction. If a source message of a proposal
     was erased meanwhile, the proposal is dropped and the thread is read again.
+
+    Attributes:
+        extractor: The extractor.
+        gate: The gate.
+        batch: The maximum number of messages that are read together.
+        scope: The namespace of the memories, and the run.
+        guards: Whether to write a watermark before the first messages are read. An erasure of the
+            watermark then stops the extraction.
+        loaded: The thread, with the time at which its messages were read, or None if perdure does
+            not store the thread.
     """
 
     extractor: Extractor
     gate: Gate
     batch: int
     scope: Scope
-    guards: bool = True  # whether to write a watermark before the first messages are read
-    # the thread, with the time at which its messages were read; None if perdure does not store it
+    guards: bool = True
     loaded: LoadedThread | None = None
 
     async def extract_unread(self, thread_id: str, read_thread: HistoryReader) -> ExtractionReport:
-        """Extract memories of unread messages; `reads` reads the messages of the thread."""
+        """Extract memories from the unread messages of a thread.
+
+        Args:
+            thread_id: The thread.
+            read_thread: Reads the messages of the thread.
+        """
         report = ExtractionReport(thread_id)
-        while True:  # again if another was quicker
+        while True:  # again if another extraction wrote first
             mark = await self._read_watermark(thread_id)
             history = await read_thread(mark)
             unread = mark.find_unread(history)
             if not unread and (mark.checkpoint_id != history.checkpoint_id or mark.attempts):
-                advanced = mark.advance((), history.checkpoint_id)  # it is no longer due
+                advanced = mark.advance((), history.checkpoint_id)  # the thread is no longer due
                 with suppress(VersionConflict):
                     await self.scope.adapter.write([self._build_watermark_put(advanced, thread_id)])
             if unread and mark.version == 0 and self.guards:
                 with suppress(VersionConflict):
                     await self.scope.adapter.write([self._build_watermark_put(mark, thread_id)])
-                continue  # who erases the note from now on stops this extraction
+                continue  # from now on, an erasure of the watermark stops this extraction
             while unread:
                 size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
                 batch, unread = _build_batch(unread[:size], mark, history), unread[size:]
@@ -256,7 +309,7 @@ class Pipeline:
                 return report
 
     async def reset_watermark(self, thread_id: str) -> None:
-        """Set the watermark back, so that the whole thread is read again."""
+        """Reset the watermark of a thread, so that the whole thread is read again."""
 
         async def plan() -> ChangePlan:
             mark = await self._read_watermark(thread_id)
@@ -291,7 +344,7 @@ class Pipeline:
         )
 
         async def plan() -> ChangePlan:
-            if next(tries):  # another change was written: if it was this watermark's, that is it
+            if next(tries):  # another change was written; give up if it changed the watermark
                 current = await self._read_watermark(thread_id)
                 if current.version != mark.version or not current.has_same_progress(mark):
                     return ChangePlan()
@@ -304,7 +357,7 @@ class Pipeline:
         change_plan = await plan_and_write_exclusively(adapter, self.scope.namespace, plan)
         if not change_plan.puts:
             return None
-        if mark.version and mark.version % _KEPT == 0:
+        if mark.version and mark.version % _MAX_WATERMARK_VERSIONS == 0:
             await adapter.call("retain", VersionRetention(last=0), prefix=put.namespace)
         return change_plan
 
@@ -312,18 +365,19 @@ class Pipeline:
 def _build_batch(
     messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory
 ) -> Batch:
+    """Build the batch of messages that an extractor reads, with the messages before them."""
     first = next(i for i, message in enumerate(history.messages) if message.id == messages[0].id)
-    before = history.messages[max(0, first - _BEFORE) : first]
+    before = history.messages[max(0, first - _CONTEXT_MESSAGES) : first]
     edited = mark.ids & {message.id for message in messages}
     return Batch(history.thread_id, history.checkpoint_id, messages, before, edited)
 
 
 class RememberTurns(Learner):
-    """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
+    """A node that makes memories of a run's messages, at the end of a graph or in MemoryMiddleware.
 
-    Each message becomes a memory, in about a millisecond. If the store fails, that is logged, and
-    the next run or a background extraction remembers them. Put it before nodes that remove
-    messages. The options are those of `Extraction`.
+    Each message becomes a memory, which takes about a millisecond. If the store fails, a warning is
+    logged, and the next run or a background extraction stores the memories. Put this node before
+    nodes that remove messages. The options are those of `Extraction`.
     """
 
     def __init__(
@@ -342,11 +396,18 @@ class RememberTurns(Learner):
     async def learn_from_messages(
         self, messages: Messages, state: object, config: RunnableConfig | None
     ) -> ExtractionReport | None:
-        """Remember messages; None: that failed, and is logged, or the run has no memory."""
+        """Make memories of messages.
+
+        Returns:
+            The report, or None if the store failed, which is logged, or if the run has no memory.
+
+        Raises:
+            InvalidConfig: The run has no thread_id.
+        """
         thread_id, checkpoint_id = read_run_source(config)
         if not thread_id:
             raise InvalidConfig(
-                "the run has no thread_id, so its turns cannot be remembered; pass "
+                "the run has no thread_id, so its messages cannot become memories; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
         if self.namespace.lacks_memory(config):
@@ -359,10 +420,10 @@ class RememberTurns(Learner):
 
         async def read_thread(mark: Watermark) -> ThreadHistory:
             unread = _skip_read_messages(mark, messages)
-            if next(read_count):  # a second read; messages may have been erased since the first
+            if next(read_count):  # messages may have been erased since the first read
                 unread = await remove_erased(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
-            # since the user's newest message they are of now; the times of earlier ones are unknown
+            # messages from the user's newest one on are new; times of earlier ones are unknown
             newest_roles = [*map(role, (message.message for message in reversed(history.messages)))]
             current_count = (
                 newest_roles.index("human") + 1 if "human" in newest_roles else len(newest_roles)
@@ -372,23 +433,28 @@ class RememberTurns(Learner):
         try:
             scope = _build_scope(adapter, self.namespace, config)
             pipeline = Pipeline(
-                TurnExtractor(), self.gate, _RUN, scope, guards=False, loaded=loaded
+                TurnExtractor(), self.gate, _RUN_BATCH_SIZE, scope, guards=False, loaded=loaded
             )
             return await run_in_thread(pipeline.extract_unread(thread_id, read_thread))
         except ConfigurationError:
             raise
         except Exception as exc:
-            _LOG.warning("the turns of %r are not remembered yet: %s", thread_id, exc)
+            _LOG.warning(
+                "the messages of thread %r are not stored as memories yet: %s", thread_id, exc
+            )
             return None
 
 
 def _skip_read_messages(mark: Watermark, messages: Messages) -> Messages:
-    """Without what is certainly read: a turn must not cost what the thread is long."""
+    """Return messages without those that were certainly read before.
+
+    The costs of a turn must not grow with the length of the thread.
+    """
     if mark.count == len(mark.known) or not all(message.id for message in messages):
         return messages
     read_ids = mark.ids
     first = next((i for i, message in enumerate(messages) if message.id in read_ids), 0)
-    return messages[max(0, first - _BEFORE) :]
+    return messages[max(0, first - _CONTEXT_MESSAGES) :]
 
 
 remember_turns = RememberTurns
@@ -396,13 +462,22 @@ remember_turns = RememberTurns
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When threads are extracted, and how often a failed extraction is repeated."""
+    """When threads are extracted, and how often a failed extraction is repeated.
 
-    delay_s: float | None = 30.0  # how long a thread must be quiet; None: only by cron and by hand
-    max_wait_s: float = 600.0  # after so long it is extracted, also if its conversation goes on
+    Attributes:
+        delay_s: Seconds without activity after which a thread is extracted. None means only on a
+            schedule or on request.
+        max_wait_s: Seconds after which a thread is extracted even if its conversation goes on.
+        retries: How often a failed extraction is repeated.
+        backoff_s: Seconds of the pause after the first failure. Each further failure doubles it.
+        limit_s: Seconds after which an extraction counts as failed.
+    """
+
+    delay_s: float | None = 30.0
+    max_wait_s: float = 600.0
     retries: int = 5
-    backoff_s: float = 2.0  # the pause after the first failure; it doubles after each
-    limit_s: float = 600.0  # an extraction that takes longer fails
+    backoff_s: float = 2.0
+    limit_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.delay_s is not None:
@@ -415,16 +490,28 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class ExtractionJob:
-    """The extraction of one thread; `"dead"` is one given up until there is a new message."""
+    """The extraction of one thread.
+
+    Attributes:
+        thread_id: The thread.
+        namespace: The namespace of its memories.
+        state: The state. A `"dead"` job is not repeated until there is a new message.
+        attempts: Extractions that failed since the newest message.
+        error: The error of the last one.
+        at: When the job is due, or when it was done. None if it only runs on a schedule or on
+            request.
+        configurable: Values of the run's config that fill in the namespace.
+        report: The `ExtractionReport` as a dict, if the job is done.
+    """
 
     thread_id: str
-    namespace: Namespace  # of its memories
+    namespace: Namespace
     state: State
-    attempts: int = 0  # extractions that failed since the newest message
-    error: str = ""  # of the last of them
-    at: datetime | None = None  # when it is due, or was done; None: only by cron or by hand
-    configurable: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the run
-    report: Mapping[str, Any] | None = None  # the `ExtractionReport`, if it is done
+    attempts: int = 0
+    error: str = ""
+    at: datetime | None = None
+    configurable: Mapping[str, str] = field(default_factory=dict, repr=False)
+    report: Mapping[str, Any] | None = None
 
     @property
     def key(self) -> str:
@@ -433,7 +520,7 @@ class ExtractionJob:
 
     @property
     def config(self) -> RunnableConfig:
-        """Of a run on the thread."""
+        """The config of a run on the thread."""
         return {"configurable": {**self.configurable, "thread_id": self.thread_id}}
 
     def __str__(self) -> str:
@@ -448,7 +535,15 @@ class ExtractionJob:
 
 
 class DueThreads:
-    """The threads with messages that an extraction has not read yet."""
+    """The threads with messages that an extraction has not read yet.
+
+    The object remembers the threads that it has found. Each call asks the checkpointer only for
+    threads that were active since the previous call.
+
+    Args:
+        extraction: The extraction, with a checkpointer of perdure's.
+        pace: When threads are extracted.
+    """
 
     def __init__(self, extraction: Extraction, pace: Pace) -> None:
         expected = "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)"
@@ -457,23 +552,26 @@ class DueThreads:
         )
         self._saver: Checkpointer = saver
         self._extraction, self._pace = extraction, pace
-        # the head of each, when it was first seen, the namespace and the config of its memories
+        # by thread id: the head, when it was first seen, and the namespace with its values
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
-        self._unassigned: dict[str, datetime] = {}  # when each was written to last
-        # the head and the watermark of each when it was read, and whether all was read by then
+        self._unassigned: dict[str, datetime] = {}  # by thread id: the time of the last write
+        # by thread id: the head and watermark, and whether all messages were read at that time
         self._confirmed: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
-        self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
+        self._lock = threading.Lock()  # a worker and an application may list jobs at the same time
 
     def list_jobs(
         self, *, exclude_deleted: bool = True, exclude_read: bool = False
     ) -> list[ExtractionJob]:
-        """The threads with unread messages, in any state but `"done"`.
+        """Return the jobs of the threads with unread messages, in any state except `"done"`.
 
-        With `listed`, those that were deleted since the last call are left out, by a query for
-        each thread. With `confirmed`, so are those whose messages have all been read while a run
-        was under way, as `remember_turns` does; the newest messages of each thread are read for it,
-        once for each head. A worker does not need that: it finds nothing to extract in them.
+        Args:
+            exclude_deleted: Whether to leave out threads that were deleted since the previous call.
+                This takes a query for each thread.
+            exclude_read: Whether to leave out threads whose messages were all read during a run, as
+                `remember_turns` does. The newest messages of each thread are read for that, once
+                for each head. A worker does not need this, because it finds nothing to extract in
+                these threads.
         """
         with self._lock:
             self._refresh_unread()
@@ -504,7 +602,7 @@ class DueThreads:
             return jobs
 
     def _is_read(self, head: ThreadHead, mark: Watermark) -> bool:
-        """Return whether all messages of a thread were read, though not as of its head."""
+        """Return whether all messages of a thread were read, even if its head is newer."""
         state = head.checkpoint_id, mark.count, mark.known
         cached = self._confirmed.get(head.thread_id)
         if cached is None or cached[0] != state:
@@ -514,7 +612,13 @@ class DueThreads:
         return cached[1]
 
     def build_job(self, thread_id: str, config: RunnableConfig | None) -> ExtractionJob:
-        """The job of one thread; None: with the config of its last run."""
+        """Build the job of one thread.
+
+        Args:
+            thread_id: The thread.
+            config: The config whose values fill in the namespace, or None for the values of the
+                thread's last run.
+        """
         values = dict((config or {}).get("configurable", {}))
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
@@ -524,9 +628,12 @@ class DueThreads:
         return ExtractionJob(thread_id, namespace, "due", configurable=labels)
 
     def list_unassigned(self, quiet_s: float = 0.0) -> list[str]:
-        """The ids of threads that `jobs` left out, because their heads do not say whose they are.
+        """Return the ids of threads that `list_jobs` left out because they do not name a user.
 
-        Only of threads in which nothing was said for so many seconds.
+        The heads of these threads lack a value of the namespace.
+
+        Args:
+            quiet_s: Only threads without activity for so many seconds.
         """
         latest = datetime.now(UTC) - timedelta(seconds=quiet_s)
         with self._lock:
@@ -537,13 +644,14 @@ class DueThreads:
             ]
 
     def drop_thread(self, thread_id: str) -> None:
-        """Forget a thread that was deleted."""
+        """Remove a deleted thread from the lists of this object."""
         with self._lock:
             self._unread.pop(thread_id, None)
             self._confirmed.pop(thread_id, None)
             self._unassigned.pop(thread_id, None)
 
     def _refresh_unread(self) -> None:
+        """Add the threads that were active since the previous call."""
         started_at, after = datetime.now(UTC), None
         while page := self._saver.heads(limit=500, after=after, active_since=self._since):
             after = page[-1].thread_id
@@ -555,10 +663,14 @@ class DueThreads:
                     namespace_and_labels := self._find_namespace(head)
                 ):
                     self._unread[head.thread_id] = head, first_seen, *namespace_and_labels
-        self._since = started_at - _MARGIN
+        self._since = started_at - _ACTIVITY_MARGIN
 
     def _find_namespace(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
-        """The namespace of a thread's memories, and its values; None: there is no such place."""
+        """Return the namespace of a thread's memories, and the values that fill it in.
+
+        Returns:
+            Both, or None if values are missing or not allowed in a namespace.
+        """
         names = self._extraction.namespace.names
         labels = read_label_values(head.metadata, names)
         if len(labels) < len(names):
@@ -570,17 +682,22 @@ class DueThreads:
             check_key(head.thread_id)
         except ConfigurationError:
             return None
-        except InvalidNamespace as exc:  # of one thread, which must not hold up the others
+        except InvalidNamespace as exc:  # one thread must not prevent the extraction of others
             _DUE_LOG.warning("thread %.80r cannot be extracted: %s", head.thread_id, exc)
             return None
         return namespace, labels
 
 
 def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Whose a thread is: the values for the names of a namespace in its head's metadata.
+    """Return the values of a thread's metadata that fill in the names of a namespace.
 
-    langgraph copies them from a run's `configurable`, perdure's nodes from its `context`. A whole
-    number, as a service may have for its users, is taken as its text.
+    langgraph copies these values from a run's `configurable`, and perdure's nodes copy them from
+    its `context`. A whole number is converted to text, because services may have numbers as user
+    ids.
+
+    Args:
+        metadata: The metadata of the thread's head.
+        names: The names in the namespace's template.
     """
     values = {name: metadata.get(name) for name in names}
     texts = {n: str(value) if type(value) is int else value for n, value in values.items()}
@@ -590,7 +707,15 @@ def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict
 def compute_job_state(
     pace: Pace, head: ThreadHead, mark: Watermark, first_seen: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
-    """The state of a thread with unread messages, first seen at `seen`, and when it is due."""
+    """Return the state of a thread with unread messages, and when the thread is due.
+
+    Args:
+        pace: When threads are extracted.
+        head: The head of the thread.
+        mark: Its watermark.
+        first_seen: When the unread messages were first seen.
+        now: The present time.
+    """
     if mark.failed_at is not None and mark.failed_head == head.checkpoint_id:
         if mark.final or mark.attempts > pace.retries:
             return "dead", None

@@ -1,6 +1,7 @@
-"""Extractors: what one is given and proposes; turns as memories, which takes no model.
+"""Extractors, which propose memories, and the extractor that makes a memory of each turn.
 
-A turn is a memory for each message, or for each chunk of a long message.
+`TurnExtractor` needs no model. It makes a memory of each message, or of each chunk of a long
+message.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
 
 Alteration = Literal["updated", "superseded", "deleted"]
 UNTIL_FIELD: Final = "until"
-"""The field of a turn's value with the date until which it held (ISO 8601, UTC)."""
-_MAX_CHUNKS: Final = 40  # of a message that are kept
+"""The field of a turn's value with the date until which the turn was true (ISO 8601, UTC)."""
+_MAX_CHUNKS: Final = 40  # chunks of a message that become memories; the rest is left out
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Calls of a model, and the tokens that it reported for them."""
+    """The number of calls of a model, and of the tokens that the model reported for them."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -58,27 +59,42 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages that an extractor reads together."""
+    """Messages that an extractor reads together.
 
-    thread_id: str  # "": there is none
-    checkpoint_id: str | None  # at which the thread was read
-    messages: Sequence[ThreadMessage]  # in order, each with its position
-    before: Sequence[ThreadMessage] = ()  # those just before, as context
-    edited: frozenset[str] = frozenset()  # ids of messages that were read before, and edited since
+    Attributes:
+        thread_id: The thread, or "" if there is none.
+        checkpoint_id: The checkpoint at which the thread was read.
+        messages: The messages, in order, each with its position.
+        before: The messages just before them, as context.
+        edited: Ids of messages that an extractor has read before and that were edited since.
+    """
+
+    thread_id: str
+    checkpoint_id: str | None
+    messages: Sequence[ThreadMessage]
+    before: Sequence[ThreadMessage] = ()
+    edited: frozenset[str] = frozenset()
 
     def build_candidate(
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
-        """A candidate that rests on these messages, at least one."""
+        """Build a candidate that rests on messages of the batch.
+
+        Args:
+            messages: The messages, at least one.
+            text: The text of the memory.
+            kind: The kind of the memory.
+            fields: Further fields of its value.
+        """
         return Candidate(
             text, kind, fields, self.build_provenance(messages), _choose_role(messages)
         )
 
     def build_provenance(self, messages: Sequence[ThreadMessage]) -> Provenance:
-        """The provenance of what rests on these messages."""
+        """Build the provenance of a memory that rests on messages of the batch."""
         last = messages[-1]
         return Provenance(
-            thread_id=self.thread_id or None,  # a node may run without a thread
+            thread_id=self.thread_id or None,  # a node can run without a thread
             checkpoint_id=self.checkpoint_id,
             message_ids=tuple(message.id for message in messages),
             actor=next(
@@ -91,40 +107,59 @@ class Batch:
 
 
 class Addition(NamedTuple):
-    """A memory to be added, under a key that is the same each time for the same messages."""
+    """A memory to be added. Its key is the same whenever the same messages are read."""
 
     key: str
     candidate: Candidate
 
 
 class Revision(NamedTuple):
-    """A change to a memory; the candidate of a deletion has no text."""
+    """A change to a memory. The candidate of a deletion has no text.
+
+    Attributes:
+        key: The key of the memory.
+        change: What is done with the memory.
+        candidate: The new text and fields.
+        until: When the previous text ceased to be true, if the request says so.
+    """
 
     key: str
     change: Alteration
     candidate: Candidate
-    until: datetime | None = None  # when the previous text stopped being true, if that is given
+    until: datetime | None = None
 
 
 PlanFunction = Callable[[Gate], Operation[ChangePlan]]
-"""Plans against what is stored now; called again if that changed before the write."""
+"""Plans a change against the stored items. It is called again if they changed before the write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The changes that an extractor proposes."""
+    """The changes that an extractor proposes.
+
+    Attributes:
+        additions: Memories to be added.
+        revisions: Changes to memories.
+        plan_functions: Functions that plan changes of other items, such as a profile.
+        outcomes: Outcomes of changes that the extractor itself refused.
+        usage: Calls of a model, and their tokens.
+    """
 
     additions: Sequence[Addition] = ()
     revisions: Sequence[Revision] = ()
-    plan_functions: Sequence[PlanFunction] = ()  # of other items: a profile, instructions
-    outcomes: Sequence[Outcome] = ()  # what the extractor refused itself
+    plan_functions: Sequence[PlanFunction] = ()
+    outcomes: Sequence[Outcome] = ()
     usage: Usage = field(default_factory=Usage)
 
 
 class Scope(NamedTuple):
-    """The place where memories are written, and the config of the run.
+    """The namespace in which memories are written, and the run that writes them.
 
-    `thread` is the thread whose messages are read, or None if perdure does not store it.
+    Attributes:
+        adapter: The store.
+        namespace: The namespace of the memories.
+        config: The config of the run.
+        thread: The thread whose messages are read, or None if perdure does not store it.
     """
 
     adapter: StoreAdapter
@@ -135,20 +170,20 @@ class Scope(NamedTuple):
 
 @runtime_checkable
 class Extractor(Protocol):
-    """Proposes memories of messages, and writes nothing."""
+    """Proposes memories for messages. An extractor does not write anything itself."""
 
     name: str
-    """Part of the key of its watermarks: two extractors of one name share them."""
+    """Part of the key of the watermarks. Extractors with the same name share their watermarks."""
 
     def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
-        """How many of these messages, from the first on, make one batch; 1 or more."""
+        """Return how many messages, from the first one on, make one batch; at least 1."""
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
-        """The memories of a batch; the same messages may be read again, as with `anew`."""
+        """Propose the memories of a batch. The same messages may be read more than once."""
 
 
 def _choose_role(messages: Sequence[ThreadMessage]) -> Role:
-    """The user's role if any message is a user's, else the least trustworthy one."""
+    """Return the user's role if a message is from a user, else the least trustworthy role."""
     ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {message.role for message in messages}
     return next(role for role in ranked if role in roles)
@@ -157,7 +192,10 @@ def _choose_role(messages: Sequence[ThreadMessage]) -> Role:
 class TurnExtractor:
     """Makes a memory `speaker: text` of each message of a user or an assistant, without a model.
 
-    A message of more than `max_words` is cut into chunks, of which the first 40 are kept.
+    A longer message is split into chunks, of which the first 40 become memories.
+
+    Args:
+        max_words: The maximum number of words of a memory.
     """
 
     name = TURN_EXTRACTOR
@@ -166,11 +204,11 @@ class TurnExtractor:
         self.max_words = check_whole_number("max_words", max_words, 1)
 
     def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
-        """All of them."""
+        """Return the number of all messages, because a batch of any size can be read."""
         return len(messages)
 
     async def propose_changes(self, batch: Batch, scope: Scope) -> Proposal:
-        """A memory for each chunk of each message; an edit may delete chunks."""
+        """Propose a memory for each chunk of a message, and remove chunks that an edit left out."""
         additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
         for message in batch.messages:
             is_kept = message.role in ("user", "assistant")
@@ -181,7 +219,7 @@ class TurnExtractor:
                 candidate = batch.build_candidate([message], f"{message.actor}: {text}", TURN)
                 additions[key] = Addition(key, candidate)
             if left_out:
-                reason = f"the message is long: {left_out:,} chunks of its end are left out"
+                reason = f"the message is too long; its last {left_out:,} chunks are left out"
                 key = build_turn_key(batch.thread_id, message.id, _MAX_CHUNKS)
                 outcomes.append(Outcome("refused", key, reason, "length"))
             if message.id in batch.edited:
@@ -193,7 +231,7 @@ class TurnExtractor:
 
 
 def build_turn_key(thread_id: str, message_id: str, chunk: int) -> str:
-    """The key of the memory of a chunk of a message: the same each time."""
+    """Return the key of the memory of a message's chunk, which is always the same."""
     parts = "\0".join((thread_id, message_id, str(chunk)))
     digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
     return f"turn-{digest.hexdigest()}"
@@ -202,9 +240,16 @@ def build_turn_key(thread_id: str, message_id: str, chunk: int) -> str:
 async def build_superseded_turn_puts(
     adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
 ) -> list[PutItem]:
-    """The puts that give turns the date until which they held.
+    """Build the puts that give turns the date until which they were true.
 
-    These are the turns of messages that a superseded memory leaves behind.
+    These are the turns of the messages on which a superseded memory rested, without those on which
+    its successor rests, too.
+
+    Args:
+        adapter: The store.
+        memory: The superseded memory.
+        until: When it ceased to be true.
+        successor: The provenance of the memory that supersedes it.
     """
     if memory.kind == TURN or memory.provenance is None:
         return []
@@ -227,12 +272,20 @@ async def build_superseded_turn_puts(
 async def find_end_dates(
     scope: Scope, thread_id: str | None, message_ids: Collection[str]
 ) -> dict[str, str]:
-    """The dates (ISO 8601) at which facts were superseded that rest on messages of a thread.
+    """Find the dates on which facts from messages of a thread were superseded.
 
-    Turns of these messages that are made only now held until then. Of stores without versions the
-    thread of the present text is taken.
+    New turns of these messages were only true until then. In a store without versions, the thread
+    of a previous text is not known, so the thread of the present text is used.
+
+    Args:
+        scope: The namespace of the memories.
+        thread_id: The thread.
+        message_ids: The messages.
+
+    Returns:
+        The dates (ISO 8601), by message id.
     """
-    any_kind = {PREVIOUS: {"$exists": True}}  # which other stores do not know
+    any_kind = {PREVIOUS: {"$exists": True}}  # other stores do not support `$exists`
     memory_filter = any_kind if scope.adapter.versioned else {"kind": FACT}
     end_dates: dict[str, str] = {}
     for memory in await scope.adapter.list_memories(scope.namespace, filter=memory_filter):
@@ -246,7 +299,7 @@ async def find_end_dates(
             version.text: (version.provenance or Provenance()).thread_id for version in versions
         }
         present = memory.provenance or Provenance()
-        for text in superseded_texts:  # newest first: the first end counts
+        for text in superseded_texts:  # newest first, and the earliest end date wins
             source_thread = threads.get(text.text, present.thread_id)
             source = Provenance(thread_id=source_thread, message_ids=text.message_ids)
             if source_thread == thread_id:
@@ -257,7 +310,7 @@ async def find_end_dates(
 
 
 def find_dropped_messages(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
-    """The messages on which a memory rested, and on which the one that supersedes it does not."""
+    """Return the messages on which a memory rested, and on which its successor does not rest."""
     if successor is None or successor.thread_id != source.thread_id:
         return source.message_ids
     return tuple(id for id in source.message_ids if id not in successor.message_ids)
@@ -266,6 +319,7 @@ def find_dropped_messages(source: Provenance, successor: Provenance | None) -> t
 async def _read_turns(
     adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> list[Memory]:
+    """Read the turns of the messages in a provenance, chunk by chunk."""
     turns, chunk = list[Memory](), 0
     thread_id, remaining_ids = source.thread_id, list(source.message_ids)
     while remaining_ids and thread_id is not None:

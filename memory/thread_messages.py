@@ -1,8 +1,8 @@
-"""The messages of a thread, each once, with ids and times, and how far they were read.
+"""The messages of a thread, and the watermarks up to which extractors have read them.
 
-Of perdure's checkpointers also removed messages. Watermarks are notes in the store: up to which
-message an extractor has read a thread. They name the newest messages by id, so they hold for
-trimmed, edited and forked threads.
+Threads of perdure's checkpointers also have the messages that were removed from the state. A
+watermark is a note in the store. It names the newest messages that an extractor has read by their
+ids, so it stays valid if the thread is trimmed, edited or forked.
 """
 
 from __future__ import annotations
@@ -44,80 +44,94 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-_CHECKPOINTS_PER_MESSAGE: Final = (
-    4  # checkpoints that are read for each message: a run writes a few
-)
+_CHECKPOINTS_PER_MESSAGE: Final = 4  # checkpoints read for each message; a run writes several
 REMEMBER: Final = "remember"
-"""In a message's `response_metadata`, with the value False: no memory is made of it."""
+"""A key in a message's `response_metadata`. With the value False, the message does not become a
+memory."""
 REMEMBER_TURN: Final = "remember_turn"
-"""In the `response_metadata` of a human message, with the value False: no memory is made of the
-message, nor of what follows it until the next human message. The server sets it for a message that
-somebody else than the person of the thread sent."""
+"""A key in the `response_metadata` of a human message. With the value False, neither the message
+nor the messages after it become memories, up to the next human message. The server sets it for a
+message that was not sent by the person to whom the thread belongs."""
 SEARCHED: Final = "searched"
-"""The key in a message's `response_metadata` that, with the value True, lets the search of threads
-find a message of which no memory is made, such as a document that a model wrote."""
+"""A key in a message's `response_metadata`. With the value True, the search of threads finds the
+message even if it does not become a memory, such as a document that a model wrote."""
 TURN_EXTRACTOR: Final = "turns"
-"""The extractor whose watermarks have the id of their thread as key; see `_key`."""
-_TAIL_MESSAGES: Final = 8  # messages at the end of a thread that mostly tell whether all were read
-_MAX_READ_MESSAGES: Final = 50  # messages that a watermark names
+"""The name of the extractor whose watermarks have the thread's id as key; see `_build_key`."""
+_TAIL_MESSAGES: Final = 8  # newest messages that are checked first to see whether all were read
+_MAX_READ_MESSAGES: Final = 50  # maximum number of newest messages that a watermark names
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadMessage:
-    """A message of a thread."""
+    """A message of a thread.
+
+    Attributes:
+        message: The message.
+        id: The id of the message, or a hash of its text if it has none.
+        position: The position in the thread, which a watermark assigns.
+        at: When the message was said, if that is known.
+        turn_is_remembered: Whether memories may be made of the message's turn.
+    """
 
     message: BaseMessage
-    id: str  # the message's own, else a hash of its text
-    position: int | None = None  # in the thread, given by a watermark
-    at: datetime | None = None  # when it was said; None: not known
-    turn_is_remembered: bool = True  # whether memories may be made of its turn
+    id: str
+    position: int | None = None
+    at: datetime | None = None
+    turn_is_remembered: bool = True
 
     @property
     def text(self) -> str:
-        """Its text, and what its attachments tell; "" for a message off the record."""
+        """The text of the message and its attachments, or "" if the message is off the record."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
         is_remembered = self.turn_is_remembered and not off_record
         return make_storable(read_message_text(self.message)) if is_remembered else ""
 
     @property
     def searched_text(self) -> str:
-        """The text that the search of threads indexes; "" for a message that is not remembered."""
+        """The text that the search of threads indexes, or "" if the message is not searched."""
         is_searched = self.message.response_metadata.get(SEARCHED) is True
         return make_storable(read_message_text(self.message)) if is_searched else self.text
 
     @property
     def role(self) -> Role:
-        """The role of its author; an unknown role is trusted no more than an assistant's."""
+        """The role of the author. An unknown role is trusted no more than an assistant."""
         message = self.message
         name = message.role if isinstance(message, ChatMessage) else conversation.role(message)
         return _ROLES.get(name, "assistant")
 
     @property
     def actor(self) -> str:
-        """The message's name, else its role."""
+        """The name in the message, or its role if it has no name."""
         return self.message.name or self.role
 
     @property
     def digest(self) -> str:
-        """A hash that changes if the message is edited."""
+        """A hash of the content, which changes if the message is edited."""
         return blake2b(_encode_identity(self.message), digest_size=4).hexdigest()
 
     @property
     def is_shortened(self) -> bool:
-        """Whether a node cut it to save room."""
+        """Whether a node shortened the message to save tokens."""
         return SHORTENED in self.message.additional_kwargs
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadHistory:
-    """The messages of a thread as of a checkpoint: each once, in order, in its last version."""
+    """The messages of a thread as of a checkpoint.
+
+    Each message occurs once, in the order of first occurrence, in its last version.
+    """
 
     thread_id: str
     checkpoint_id: str | None
     messages: Sequence[ThreadMessage]
 
     def with_times(self, times: Sequence[datetime | None]) -> ThreadHistory:
-        """The history with these times for its last messages, newest first, if they have none."""
+        """Return the history with times for messages that have none.
+
+        Args:
+            times: The times of the last messages, the newest first.
+        """
         timed = list(self.messages)
         for i, time in zip(range(len(timed) - 1, -1, -1), times, strict=False):
             timed[i] = timed[i] if timed[i].at else replace(timed[i], at=time)
@@ -127,15 +141,16 @@ class ThreadHistory:
 def build_history_from_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
-    """The messages of a thread as a state has them."""
+    """Build the history of a thread from the messages of its state."""
     latest = _select_latest_versions((message, True) for message in _iter_thread_messages(messages))
     return ThreadHistory(thread_id, checkpoint_id, latest)
 
 
 async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, Any]:
-    """Return the values of a checkpoint's channels, also of `DeltaChannel`s, if they are known.
+    """Return the values of a checkpoint's channels, including `DeltaChannel`s if they are known.
 
-    See `Checkpointer.delta_values`. Of another checkpointer the values are returned as they are.
+    See `Checkpointer.delta_values`. For a checkpointer that is not perdure's, the stored values are
+    returned.
     """
     values = dict(head.checkpoint["channel_values"])
     has_deltas = head.metadata.get(COUNTERS) or any(
@@ -155,7 +170,17 @@ async def read_channel_values(saver: Any, head: CheckpointTuple) -> dict[str, An
 async def read_history(
     saver: Any, thread_id: str, channel: str = "messages", timed_ids: Collection[str] = ()
 ) -> ThreadHistory:
-    """Read the messages of a thread; the times of known ones, by id, are not needed."""
+    """Read the messages of a thread.
+
+    Args:
+        saver: The checkpointer.
+        thread_id: The thread.
+        channel: The channel of the messages.
+        timed_ids: Ids of messages whose times need not be read.
+
+    Raises:
+        UnknownThread: There is no such thread.
+    """
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
         return await _read_perdure_history(saver, thread_id, channel, timed_ids)
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
@@ -173,8 +198,15 @@ async def is_read_in_full(
 ) -> bool:
     """Return whether a watermark covers all messages of a thread up to its head.
 
-    The newest messages of one of perdure's threads mostly tell. Otherwise all are read. A thread
-    that cannot be read has unread messages.
+    For a thread of perdure's checkpointers, the newest messages are usually sufficient to decide.
+    Otherwise all messages are read. A thread that cannot be read counts as having unread messages.
+
+    Args:
+        saver: The checkpointer.
+        thread_id: The thread.
+        head: The checkpoint id of the head.
+        channel: The channel of the messages.
+        mark: The watermark.
     """
     try:
         options = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL_MESSAGES)}
@@ -201,9 +233,9 @@ async def is_read_in_full(
 async def _read_perdure_history(
     saver: Any, thread_id: str, channel: str, timed_ids: Collection[str]
 ) -> ThreadHistory:
-    """All messages that perdure's checkpointer has, with the times of their first checkpoints."""
+    """Read all messages of a thread, with the times of the checkpoints that added them."""
     infos = await _list_checkpoints(saver, thread_id, 1)
-    if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
+    if not any(info.is_head for info in infos):  # the head is not the newest checkpoint
         infos = await _list_checkpoints(saver, thread_id, None)
     info = next((info for info in infos if info.is_head), None)
     checkpoint_id = None if info is None else info.checkpoint_id
@@ -234,6 +266,7 @@ async def _read_perdure_history(
 
 
 async def _list_checkpoints(saver: Any, thread_id: str, limit: int | None) -> list[CheckpointInfo]:
+    """List the newest checkpoints of a thread."""
     infos: list[CheckpointInfo] = await call_method(
         saver, "checkpoints", thread_id, checkpoint_ns="", limit=limit
     )
@@ -257,7 +290,10 @@ def _select_latest_versions(versions: Iterable[tuple[ThreadMessage, bool]]) -> l
 
 
 def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
-    """Messages with ids and times; a missing id is a hash of the text and its count so far."""
+    """Yield messages with their ids and times.
+
+    The id of a message without one is a hash of the text and of how often it has occurred so far.
+    """
     counts: Counter[bytes] = Counter()
     is_remembered = True
     for message in messages:
@@ -273,17 +309,18 @@ def _iter_thread_messages(messages: Sequence[BaseMessage]) -> Iterator[ThreadMes
 
 
 def _encode_identity(message: BaseMessage) -> bytes:
+    """Encode the parts of a message that its hash covers."""
     parts = (message.type, message.name or "", read_message_text(message))
     return "\0".join(parts).encode("utf-8", "surrogatepass")
 
 
 def make_storable(text: str) -> str:
-    """A text without white space around it, and lone surrogates as question marks."""
+    """Return a text without surrounding white space. Lone surrogates become question marks."""
     return text.strip().encode("utf-8", "replace").decode()
 
 
 def parse_time(value: Any) -> datetime | None:
-    """A moment (UTC) given in seconds since 1970 or in ISO 8601; None: it is neither."""
+    """Parse a time, given in seconds since 1970 or in ISO 8601, to UTC, or return None."""
     try:
         if is_number(value):
             return datetime.fromtimestamp(value, UTC)
@@ -296,7 +333,7 @@ def parse_time(value: Any) -> datetime | None:
 
 
 class ReadMessage(NamedTuple):
-    """A message that was read: its id, its place in the thread, and a digest of its text."""
+    """A message that was read: its id, its position in the thread, and a digest of its text."""
 
     id: str
     position: int
@@ -305,30 +342,47 @@ class ReadMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Up to which message an extractor has read a thread, and how often it failed since."""
+    """The position up to which an extractor has read a thread, and its failures since then.
+
+    Attributes:
+        extractor: The name of the extractor.
+        known: The newest messages that were read, by position.
+        count: The number of all messages that were read.
+        next: The position of the next message.
+        checkpoint_id: The head of the thread when all messages were read. If the thread has another
+            head, it is due.
+        version: The version of the note, 0 if there is no note yet, or None if the store keeps no
+            versions.
+        attempts: The number of failures in a row.
+        failed_at: The time of the last failure (UTC).
+        failed_head: The head of the thread at that time.
+        error: The error of the last failure.
+        final: Whether another try would fail, too.
+    """
 
     extractor: str = TURN_EXTRACTOR
-    known: tuple[ReadMessage, ...] = ()  # the newest messages that were read, by position
-    count: int = 0  # messages that were read in all
-    next: int = 0  # the position of the next message
-    checkpoint_id: str | None = None  # the head when all was read; with another, the thread is due
-    version: int | None = None  # of the note; 0: there is none; None: the store has no versions
-    attempts: int = 0  # extractions that failed in a row
-    failed_at: datetime | None = None  # when the last of them failed (UTC)
-    failed_head: str | None = None  # the head of the thread then
+    known: tuple[ReadMessage, ...] = ()
+    count: int = 0
+    next: int = 0
+    checkpoint_id: str | None = None
+    version: int | None = None
+    attempts: int = 0
+    failed_at: datetime | None = None
+    failed_head: str | None = None
     error: str = ""
-    final: bool = False  # whether trying again cannot help
+    final: bool = False
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of the known messages."""
+        """The ids of the messages that the watermark names."""
         return frozenset(message.id for message in self.known)
 
     def find_unread(self, history: ThreadHistory) -> list[ThreadMessage]:
-        """The messages that are not yet read, or were edited since, with their positions.
+        """Return the messages that are unread, or were edited since they were read, with positions.
 
-        If more were read than are known, only messages after the oldest known one count as unread;
-        if no known message is left, as after a fork far back, all do.
+        If more messages were read than the watermark names, only messages after the oldest named
+        one can be unread. If the thread has none of the named messages, for example after a fork
+        from an old checkpoint, all messages are unread.
         """
         read_messages = {message.id: message for message in self.known}
         messages = self.assign_positions(history.messages)
@@ -342,9 +396,11 @@ class Watermark:
         ]
 
     def assign_positions(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
-        """Messages with positions, which go up after the known messages, and down before them.
+        """Return messages with positions.
 
-        One between two known ones has the position of the one before: the store orders by age then.
+        Positions increase after the messages that the watermark names, and decrease before them. A
+        message between two named ones gets the position of the first of them. The store then orders
+        the two by age.
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
@@ -365,7 +421,12 @@ class Watermark:
         return positioned
 
     def advance(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
-        """The watermark after these messages, which have positions, were read."""
+        """Return the watermark after messages, which must have positions, were read.
+
+        Args:
+            messages: The messages.
+            checkpoint_id: The head of the thread if all messages are read now.
+        """
         read_before = {message.id: message for message in self.known}
         read_now = {
             message.id: ReadMessage(message.id, message.position or 0, message.digest)
@@ -382,21 +443,28 @@ class Watermark:
     def with_failure(
         self, error: str, failed_at: datetime, head: str | None, *, final: bool = False
     ) -> Watermark:
-        """The watermark after an extraction failed, with the head of the thread at that moment."""
+        """Return the watermark after an extraction failed.
+
+        Args:
+            error: The error.
+            failed_at: The time of the failure.
+            head: The head of the thread at that time.
+            final: Whether another try would fail, too.
+        """
         attempts = self.attempts + 1 if self.failed_head == head else 1
         failed = replace(self, attempts=attempts, failed_at=failed_at, failed_head=head)
         return replace(failed, error=error, final=final)
 
     def reset(self) -> Watermark:
-        """The watermark of a thread that is to be read again; positions continue."""
+        """Return the watermark of a thread that is to be read again. Positions continue."""
         return replace(self, known=(), count=0, checkpoint_id=None)
 
     def has_same_progress(self, other: Watermark) -> bool:
-        """Whether the same messages were read, whatever the version of the note."""
+        """Return whether two watermarks cover the same messages, at any versions of the note."""
         return (self.count, self.known) == (other.count, other.known)
 
     def build_put(self, namespace: Namespace, thread_id: str) -> PutItem:
-        """The operation that writes it, if the note is as it was read."""
+        """Build the put of the note, which is only written if the note has not changed."""
         value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id, "known": []}
         value |= _NOTE_ADAPTER.dump_python(
             self, mode="json", exclude={"version"}, exclude_defaults=True
@@ -408,13 +476,13 @@ class Watermark:
         return build_note_put(place, key, value, if_version=self.version)
 
 
-_NOTE_ADAPTER: Final = TypeAdapter(Watermark)  # of the note
+_NOTE_ADAPTER: Final = TypeAdapter(Watermark)  # converts notes to watermarks and back
 
 
 async def read_watermark(
     adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURN_EXTRACTOR
 ) -> Watermark:
-    """Read the watermark of a thread; an empty one if the extractor has read nothing of it."""
+    """Read the watermark of a thread. It is empty if the extractor has not read the thread."""
     [mark] = await read_watermarks(adapter, [(namespace, thread_id)], extractor)
     return mark
 
@@ -424,7 +492,13 @@ async def read_watermarks(
     watermark_keys: Sequence[tuple[Namespace, str]],
     extractor: str = TURN_EXTRACTOR,
 ) -> list[Watermark]:
-    """Read the watermarks of threads, given with the namespaces of their memories."""
+    """Read the watermarks of threads, in order.
+
+    Args:
+        adapter: The store.
+        watermark_keys: For each thread, the namespace of its memories, and its id.
+        extractor: The name of the extractor.
+    """
     if not watermark_keys:
         return []
     ops = [
@@ -437,9 +511,9 @@ async def read_watermarks(
 
 
 def build_failure_reset(note: Item) -> PutItem:
-    """The operation that takes a failure off a note: nothing is due until the thread goes on.
+    """Build the put that removes a failure from a watermark's note.
 
-    The messages that were not read are read then.
+    The thread is then not due until it goes on. After that, its unread messages are read, too.
     """
     mark, (_, _, *namespace) = _decode_watermark(note), note.namespace
     reset_mark = mark.advance((), mark.failed_head)
@@ -447,10 +521,12 @@ def build_failure_reset(note: Item) -> PutItem:
 
 
 def _decode_watermark(note: Item) -> Watermark:
+    """Return the watermark that a note contains."""
     return _NOTE_ADAPTER.validate_python({**note.value, "version": getattr(note, "version", None)})
 
 
 def _build_key(extractor: str, thread_id: str) -> str:
+    """Build the key of a watermark's note."""
     if extractor == TURN_EXTRACTOR:
         return thread_id
     identity = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
@@ -458,7 +534,8 @@ def _build_key(extractor: str, thread_id: str) -> str:
 
 
 def _is_unread(message: ThreadMessage, read_message: ReadMessage | None) -> bool:
-    # a message that a node shortened to save room is not new
+    """Return whether a message is unread, or was edited since it was read."""
+    # a message that a node shortened to save tokens counts as read
     return read_message is None or (
         read_message.digest != message.digest and not message.is_shortened
     )
