@@ -553,9 +553,9 @@ class JobQueue:
                     _active_worker or DBOS.executor_id != name
                 ):  # DBOS(…) returns an existing instance
                     raise ConfigurationError(
-                        "this process runs DBOS already, and a process can run DBOS only once; stop "
-                        "the other application, or create this Background with work=False and run "
-                        "`perdure worker`"
+                        "this process runs DBOS already, and a process can run DBOS only once; "
+                        "stop the other application, or create this Background with work=False "
+                        "and run `perdure worker`"
                     )
                 stack.callback(DBOS.destroy)
                 _active_worker.append((extract, extract_all))
