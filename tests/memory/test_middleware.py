@@ -276,7 +276,7 @@ def test_a_memory_without_parts_says_what_to_pass() -> None:
 def test_what_is_no_node_is_refused() -> None:
     """Before there is an agent."""
     for nodes in ((), (print,)):
-        with pytest.raises(ConfigurationError, match="expected parts like"):
+        with pytest.raises(ConfigurationError, match="expected parts such as"):
             MemoryMiddleware(*nodes)
 
 
