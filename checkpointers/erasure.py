@@ -106,8 +106,8 @@ def erase_from_thread(
         report = yield from _erase_messages(reader, maintenance, thread_id, remover)
         if message_ids:
             number = yield from reader.removals.add_record(thread_id, remover.texts_by_kind(), None)
-            for thread, *_ in (yield reader.sql("find_thread", thread_id)):
-                yield reader.sql("note_removal", number, thread)
+            for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
+                yield reader.sql("note_removal", number, thread_key)
         return report
 
 
@@ -155,7 +155,7 @@ def _erase_messages(
 
 
 def _drop_views(
-    reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread: int
+    reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread_key: int
 ) -> Flow[int]:
     """Delete the recorded model inputs of a thread, because they may quote messages.
 
@@ -163,7 +163,7 @@ def _drop_views(
         The number of deleted checkpoints.
     """
     views = 0
-    for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread)):
+    for namespace, ns, _ in (yield reader.sql("thread_namespaces", thread_key)):
         if ns == VIEWS_NAMESPACE:
             views = yield from maintenance.delete_checkpoints_of_namespace(thread_id, ns, namespace)
             yield reader.sql("set_explicit_head", 0, namespace)
@@ -260,10 +260,10 @@ class _Eraser:
 
     def remove_from_list_entry(self) -> Flow[None]:
         """Remove quotations from the title and the metadata that lists of threads show."""
-        for thread, *_, stored in (yield self.sql("one_thread", self.thread_id)):
+        for thread_key, *_, stored in (yield self.sql("one_thread", self.thread_id)):
             title, listed_metadata = decrypt_list_entry(self.seal, self.thread_id, stored)
             if self._title_quotes(title):
-                yield self.sql("set_list_entry", None, None, thread)
+                yield self.sql("set_list_entry", None, None, thread_key)
             elif (
                 listed_metadata is not None
                 and (
@@ -277,8 +277,8 @@ class _Eraser:
                 list_entry = encrypt_list_entry(
                     self.seal, self.thread_id, title, (self.codec.decode(remaining), remaining)
                 )
-                yield self.sql("set_list_entry", *list_entry, thread)
-        for thread, *_, stored in (yield self.sql("lock_client_metadata", self.thread_id)):
+                yield self.sql("set_list_entry", *list_entry, thread_key)
+        for thread_key, *_, stored in (yield self.sql("lock_client_metadata", self.thread_id)):
             client = decrypt_client_metadata(self.seal, self.thread_id, stored)
             if client is None:
                 continue
@@ -290,7 +290,7 @@ class _Eraser:
                     metadata={} if client_metadata is REMOVED else client_metadata
                 )
                 sealed = encrypt_client_metadata(self.seal, self.thread_id, client)
-                yield self.sql("set_client_metadata", *sealed, thread)
+                yield self.sql("set_client_metadata", *sealed, thread_key)
 
     def _title_quotes(self, title: Title | None) -> bool:
         """Return whether a title may contain a part of an erased message."""

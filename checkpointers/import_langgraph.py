@@ -359,8 +359,8 @@ class Importer:
             source_keys: The namespace and the id of each checkpoint in the source.
         """
         sql, stored_keys = self.reader.sql, set()
-        for thread, *_ in (yield sql("find_thread", thread_id)):
-            for namespace, ns, _ in (yield sql("thread_namespaces", thread)):
+        for thread_key, *_ in (yield sql("find_thread", thread_id)):
+            for namespace, ns, _ in (yield sql("thread_namespaces", thread_key)):
                 rows = yield sql("checkpoint_keys", *key_range(namespace))
                 stored_keys |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
         if stored_keys - source_keys and source_keys - stored_keys:

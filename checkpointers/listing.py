@@ -97,9 +97,9 @@ class Listing:
         """Yield the ids of all threads, in order of their creation."""
         last_key = 0
         while rows := self.read(partial(fetch_rows, self.sql["thread_ids"], last_key, _PAGE)):
-            for thread, thread_id, indexed_key in rows:
-                if indexed_key != thread:
-                    raise damaged_index_error(f"thread {thread}")
+            for thread_key, thread_id, indexed_key in rows:
+                if indexed_key != thread_key:
+                    raise damaged_index_error(f"thread {thread_key}")
                 yield thread_id
             last_key = rows[-1][0]
 
@@ -198,8 +198,8 @@ class Listing:
         if not rows:
             yield from self.reader.check_missing(Address(thread_id, "", None))
             return 0, []
-        thread, seq, *_ = rows[0]
-        namespaces = yield self.sql("thread_namespaces", thread)
+        thread_key, seq, *_ = rows[0]
+        namespaces = yield self.sql("thread_namespaces", thread_key)
         if any(head > seq for _, _, head in namespaces):
             raise damaged_index_error(f"the counter of puts of thread {thread_id!r}")
         return seq, namespaces

@@ -93,10 +93,13 @@ class Maintenance:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.listing, self.database, self.threads = listing, database, ThreadReader(reader)
 
-    def delete_threads(self, thread_ids: Sequence[str], *, recorded: bool = True) -> None:
+    def delete_threads(self, thread_ids: Sequence[str], *, add_removal_record: bool = True) -> None:
         """Delete threads and return their space to the disk; see `delete_thread`."""
         for thread_id in check_thread_ids(thread_ids):
-            self.write(thread_id, partial(self.delete_thread, thread_id, recorded=recorded))
+            self.write(
+                thread_id,
+                partial(self.delete_thread, thread_id, add_removal_record=add_removal_record),
+            )
         self.database.shrink()
 
     def delete_for_runs(self, run_ids: Iterable[str], thread_id: str | None = None) -> None:
@@ -142,7 +145,9 @@ class Maintenance:
         for thread_id in self._resolve_thread_ids(thread_ids):
             if dry_run:
                 options: Any = {"spares_runs": True, "dry_run": True}
-                pruned = partial(self.delete_batch, thread_id, keep, rule.history, **options)
+                pruned = partial(
+                    self.delete_checkpoint_batch, thread_id, keep, rule.history, **options
+                )
                 report = self.database.read(pruned)
             else:
                 report = self._prune_in_batches(thread_id, keep, rule.history, spares_runs=True)
@@ -180,16 +185,21 @@ class Maintenance:
         )
 
     def _prune_in_batches(
-        self, thread_id: str, keep: KeepRule, history: bool = True, *, spares_runs: bool = False
+        self,
+        thread_id: str,
+        keep: KeepRule,
+        keeps_history: bool = True,
+        *,
+        spares_runs: bool = False,
     ) -> PruneReport:
         """Delete checkpoints of a thread batch by batch, each in its own transaction.
 
-        The arguments are those of `delete_batch`.
+        The arguments are those of `delete_checkpoint_batch`.
         """
         total = PruneReport()
         while True:
-            pruned = partial(self.delete_batch, thread_id, keep, history, spares_runs=spares_runs)
-            report = self.write(thread_id, pruned)
+            flow = partial(self.delete_checkpoint_batch, thread_id, keep, keeps_history)
+            report = self.write(thread_id, partial(flow, spares_runs=spares_runs))
             total += report
             if report.checkpoints < PRUNE_BATCH:
                 return total
@@ -214,15 +224,15 @@ class Maintenance:
                 yield from self.threads.refresh_list_entry(row)
 
     def delete_thread(
-        self, thread_id: str, *, runs: bool = True, recorded: bool = True
+        self, thread_id: str, *, with_runs: bool = True, add_removal_record: bool = True
     ) -> Flow[PruneReport]:
         """Delete a thread and all of its data. An unknown id is ignored.
 
         Args:
             thread_id: The thread.
-            runs: Whether its runs, events, crons and webhooks are deleted as well.
-            recorded: Whether to write a removal record, so that runs in progress can store nothing
-                in the thread any more.
+            with_runs: Whether its runs, events, crons and webhooks are deleted as well.
+            add_removal_record: Whether to add a removal record, so that runs in progress can store
+                nothing in the thread any more.
 
         Returns:
             The number of deleted objects.
@@ -230,30 +240,30 @@ class Maintenance:
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             return PruneReport()
-        thread = rows[0][0]
-        ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread)
-        if recorded:
-            ids = yield from self._load_checkpoint_ids(thread)
+        thread_key = rows[0][0]
+        ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread_key)
+        if add_removal_record:
+            ids = yield from self._load_checkpoint_ids(thread_key)
             yield from self.reader.removals.add_record(thread_id, {}, ids)
-        for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
+        for namespace, ns, _ in (yield self.sql("thread_namespaces", thread_key)):
             yield from self.delete_checkpoints_of_namespace(thread_id, ns, namespace)
-        for log, *_ in (yield self.sql("thread_logs", thread)):
+        for log, *_ in (yield self.sql("thread_logs", thread_key)):
             yield self.sql("drop_items", *key_range(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
-            yield self.sql(table, thread)
-        yield from drop_thread_index(self.sql, thread)
-        if not runs:
+            yield self.sql(table, thread_key)
+        yield from drop_thread_index(self.sql, thread_key)
+        if not with_runs:
             return PruneReport(checkpoints, items, 1, size)
-        run_rows = yield self.sql("drop_runs", thread)
-        events = yield self.sql("drop_events", thread, 0, NO_LIMIT, NO_LIMIT)
+        run_rows = yield self.sql("drop_runs", thread_key)
+        events = yield self.sql("drop_events", thread_key, 0, NO_LIMIT, NO_LIMIT)
         crons = yield self.sql("drop_crons", thread_id)
         yield self.sql("drop_webhooks", thread_id)
         return PruneReport(checkpoints, items, 1, size, len(run_rows), len(events), len(crons))
 
-    def _load_checkpoint_ids(self, thread: int) -> Flow[set[str]]:
+    def _load_checkpoint_ids(self, thread_key: int) -> Flow[set[str]]:
         """Return the ids of all checkpoints of a thread, including those that only have writes."""
         packed_ids = set[Any]()
-        for namespace, *_ in (yield self.sql("thread_namespaces", thread)):
+        for namespace, *_ in (yield self.sql("thread_namespaces", thread_key)):
             packed_ids |= {
                 uid for _, uid, _ in (yield self.sql("checkpoint_keys", *key_range(namespace)))
             }
@@ -284,11 +294,11 @@ class Maintenance:
 
     # -- deleting checkpoints of a thread
 
-    def delete_batch(
+    def delete_checkpoint_batch(
         self,
         thread_id: str,
         keep: KeepRule,
-        history: bool,
+        keeps_history: bool,
         *,
         spares_runs: bool = False,
         dry_run: bool = False,
@@ -298,7 +308,7 @@ class Maintenance:
         Args:
             thread_id: The thread.
             keep: The rule, which returns the ids of the checkpoints to keep.
-            history: Whether the transcript up to each kept checkpoint stays readable.
+            keeps_history: Whether the transcript up to each kept checkpoint stays readable.
             spares_runs: Whether to keep the checkpoints that show the progress of runs of a server
                 that have not ended. Without them, the server that continues such a run would apply
                 its input again.
@@ -317,9 +327,9 @@ class Maintenance:
             candidates = yield from self._select_checkpoints_to_delete(
                 thread_id, rows[0][0], keep, live_run_ids, dry_run
             )
-        if not rows or (history and not candidates):
+        if not rows or (keeps_history and not candidates):
             return PruneReport()
-        thread, size, deleted = rows[0][0], 0, set[Any]()
+        thread_key, size, deleted = rows[0][0], 0, set[Any]()
         candidates = candidates if dry_run else candidates[:PRUNE_BATCH]
         for namespace, checkpoint in candidates:
             write_key = namespace, pack_id(checkpoint.checkpoint_id)
@@ -334,12 +344,12 @@ class Maintenance:
                     *([self.sql("set_explicit_head", 0, namespace)] if checkpoint.is_head else []),
                 ]
         items, item_bytes = yield from self.delete_unreferenced_items(
-            thread_id, thread, excluded=deleted, keeps_history=history, dry_run=dry_run
+            thread_id, thread_key, excluded=deleted, keeps_history=keeps_history, dry_run=dry_run
         )
         if not dry_run:
-            yield self.sql("mark_rows_removed", thread)
+            yield self.sql("mark_rows_removed", thread_key)
         if items and not dry_run:
-            yield from drop_thread_index(self.sql, thread)
+            yield from drop_thread_index(self.sql, thread_key)
         if not dry_run and any(checkpoint.is_head for _, checkpoint in candidates):
             yield from self.refresh_list_entry(thread_id, of_metadata=True)
         elif items and not dry_run:
@@ -347,7 +357,7 @@ class Maintenance:
         return PruneReport(len(candidates), items, size_bytes=size + item_bytes)
 
     def _select_checkpoints_to_delete(
-        self, thread_id: str, thread: int, keep: KeepRule, live_run_ids: set[str], dry_run: bool
+        self, thread_id: str, thread_key: int, keep: KeepRule, live_run_ids: set[str], dry_run: bool
     ) -> Flow[list[tuple[int, RetentionCandidate]]]:
         """Return the checkpoints that a rule does not keep, each with the key of its namespace.
 
@@ -356,7 +366,7 @@ class Maintenance:
         `_note_updated` says.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
-        for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
+        for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
             candidates = list[RetentionCandidate]()
             for row, snapshot in (yield from self.reader.read_all_rows(thread_id, ns, namespace)):
                 metadata = self.reader.decode_metadata(snapshot)
@@ -421,7 +431,7 @@ class Maintenance:
     def delete_unreferenced_items(
         self,
         thread_id: str,
-        thread: int,
+        thread_key: int,
         *,
         excluded: Container[Any] = (),
         keeps_history: bool = True,
@@ -431,7 +441,7 @@ class Maintenance:
 
         Args:
             thread_id: The thread.
-            thread: The key of the thread.
+            thread_key: The key of the thread.
             excluded: Checkpoints and writes whose references do not count, by their keys.
             keeps_history: Whether items of transcripts are kept. If not, the transcripts of the
                 checkpoints are rewritten without the deleted items.
@@ -442,42 +452,42 @@ class Maintenance:
         """
         live_ranges: dict[int, Ranges] = defaultdict(list)
         to_rewrite: list[tuple[str, Row, Snapshot, dict[str, Any]]] = []
-        for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
+        for namespace, ns, _ in (yield self.sql("thread_namespaces", thread_key)):
             for row, snapshot in (yield from self.reader.read_all_rows(thread_id, ns, namespace)):
                 if row[0] in excluded:
                     continue
-                _mark_refs(snapshot.references.values(), live_ranges)
+                _add_live_references(snapshot.references.values(), live_ranges)
                 if keeps_history:
-                    _mark_ranges(snapshot.transcript.values(), live_ranges)
+                    _add_live_ranges(snapshot.transcript.values(), live_ranges)
                 elif snapshot.transcript:
                     unknown = _find_unknown_transcripts(snapshot)
                     to_rewrite.append((ns, row, snapshot, unknown))
-                    _mark_ranges(
+                    _add_live_ranges(
                         (transcript for transcript in unknown.values() if _has_aliases(transcript)),
                         live_ranges,
                     )
             for row in (yield self.sql("namespace_writes", namespace)):
                 if (namespace, row[0]) not in excluded:
                     writes = decrypt_writes(self.seal, thread_id, ns, row)
-                    _mark_refs((ref for _, _, ref in writes), live_ranges)
+                    _add_live_references((ref for _, _, ref in writes), live_ranges)
         for ns, row, snapshot, unknown in to_rewrite if not dry_run else ():
             transcript = {
-                channel: written
-                if _has_aliases(written)
-                else _drop_unreferenced(written, live_ranges)
-                for channel, written in unknown.items()
+                channel: stored_transcript
+                if _has_aliases(stored_transcript)
+                else _remove_unreferenced_items(stored_transcript, live_ranges)
+                for channel, stored_transcript in unknown.items()
             }
             body = encrypt_checkpoint(self.seal, thread_id, ns, row, snapshot, transcript)
             yield self.sql("rewrite_checkpoint", body, row[0])
-        return (yield from self._delete_items_except(thread_id, thread, live_ranges, dry_run))
+        return (yield from self._delete_items_except(thread_id, thread_key, live_ranges, dry_run))
 
     def _delete_items_except(
-        self, thread_id: str, thread: int, live_ranges: dict[int, Ranges], dry_run: bool
+        self, thread_id: str, thread_key: int, live_ranges: dict[int, Ranges], dry_run: bool
     ) -> Flow[tuple[int, int]]:
         """Delete the items of a thread that are outside the live ranges of their log."""
         items = freed_bytes = 0
-        for log, name, *last_keys in (yield self.sql("thread_logs", thread)):
-            yield from self._mark_alias_origins(thread_id, name, log, live_ranges[log])
+        for log, name, *last_keys in (yield self.sql("thread_logs", thread_key)):
+            yield from self._add_alias_origins(thread_id, name, log, live_ranges[log])
             for start, stop in subtract_ranges(
                 used_log_ranges(*last_keys), merge_ranges(live_ranges[log])
             ):
@@ -489,7 +499,7 @@ class Maintenance:
                     yield self.sql("drop_items", *keys)
         return items, freed_bytes
 
-    def _mark_alias_origins(
+    def _add_alias_origins(
         self, thread_id: str, name: str, log: int, live_ranges: Ranges
     ) -> Flow[None]:
         """Add the items that live aliases of a log repeat to its live ranges."""
@@ -507,37 +517,40 @@ class Maintenance:
 def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
     """Return the stored transcripts of the channels whose values are unknown."""
     return {
-        channel: written
-        for channel, written in snapshot.transcript.items()
+        channel: stored_transcript
+        for channel, stored_transcript in snapshot.transcript.items()
         if channel in snapshot.references and value_reference(snapshot.references[channel]) is None
     }
 
 
-def _has_aliases(written: Any) -> bool:
+def _has_aliases(stored_transcript: Any) -> bool:
     """Return whether a stored transcript contains ranges of aliases."""
-    return any(start >= ALIASES for start, _ in unflatten_ranges(written[1]))
+    return any(start >= ALIASES for start, _ in unflatten_ranges(stored_transcript[1]))
 
 
-def _drop_unreferenced(written: Any, live: Mapping[int, Ranges]) -> list[Any]:
+def _remove_unreferenced_items(
+    stored_transcript: Any, live_ranges: Mapping[int, Ranges]
+) -> list[Any]:
     """Return a stored transcript without the items that nothing else refers to."""
-    log, numbers = written
+    log, numbers = stored_transcript
     ranges = unflatten_ranges(numbers)
     return [
         log,
         flatten_ranges(
             subtract_ranges(
-                ranges, merge_ranges(subtract_ranges(ranges, merge_ranges(live.get(log, []))))
+                ranges,
+                merge_ranges(subtract_ranges(ranges, merge_ranges(live_ranges.get(log, [])))),
             )
         ),
     ]
 
 
-def _mark_refs(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
+def _add_live_references(refs: Iterable[Any], live_ranges: dict[int, Ranges]) -> None:
     """Add the items of references to the live ranges of their logs."""
-    _mark_ranges(chain.from_iterable(map(iter_log_references, refs)), live_ranges)
+    _add_live_ranges(chain.from_iterable(map(iter_log_references, refs)), live_ranges)
 
 
-def _mark_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
+def _add_live_ranges(refs: Iterable[tuple[int, Any]], live_ranges: dict[int, Ranges]) -> None:
     """Add stored ranges `(log, numbers)` to the live ranges of their logs."""
     for log, numbers in refs:
         live_ranges[log] += unflatten_ranges(numbers)

@@ -55,7 +55,7 @@ class Merge:
                 c: transcript for c, transcript in head.transcript.items() if c not in written
             }
         for channel in self.versions:
-            take_channel(snapshot, head, channel)
+            copy_channel(snapshot, head, channel)
         snapshot.versions_seen = {
             node: {c: self._seen_version(snapshot, c, version) for c, version in seen.items()}
             for node, seen in snapshot.versions_seen.items()
@@ -71,7 +71,7 @@ class Merge:
         return self.versions.get(channel, version) if is_newest else version
 
 
-def take_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
+def copy_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
     """Copy the value and the transcript of a channel from another checkpoint."""
     snapshot.ranges.pop(channel, None)
     if channel in other.references:
@@ -80,7 +80,7 @@ def take_channel(snapshot: Snapshot, other: Snapshot, channel: str) -> None:
         snapshot.transcript[channel] = other.transcript[channel]
 
 
-def is_state(channel: str) -> bool:
+def is_state_channel(channel: str) -> bool:
     """Return whether a channel belongs to the state. Other channels route a run."""
     return not channel.startswith(_ROUTING_PREFIXES)
 
@@ -88,20 +88,20 @@ def is_state(channel: str) -> bool:
 # -- versions
 
 
-def last_epoch(versions: Iterable[Any]) -> int | None:
+def max_epoch(versions: Iterable[Any]) -> int | None:
     """Return the highest epoch of some versions.
 
     Returns:
         The epoch, or None if the versions are of different kinds or of a kind without epochs.
     """
     values = [*versions]
-    epochs = [epoch_of(version) for version in values]
+    epochs = [parse_epoch(version) for version in values]
     if None in epochs or len({type(version) for version in values}) > 1:
         return None
     return max((epoch for epoch in epochs if epoch is not None), default=0)
 
 
-def epoch_of(version: Any) -> int | None:
+def parse_epoch(version: Any) -> int | None:
     """Return the number of merges that a version counts, or None if its kind has no epochs."""
     whole = whole_part(version)
     return None if whole is None else whole >> _EPOCH_BITS
@@ -123,10 +123,10 @@ def whole_part(version: Any) -> int | None:
     return int(digits) if digits.isdecimal() else None
 
 
-def first_of(version: Any, epoch: int) -> Any:
+def first_version_of_epoch(version: Any, epoch: int) -> Any:
     """Return the first version of an epoch, in the form of another version.
 
-    >>> first_of(7, 1), first_of("007.25", 1)
+    >>> first_version_of_epoch(7, 1), first_version_of_epoch("007.25", 1)
     (4294967296, '4294967296.25')
     """
     first = epoch << _EPOCH_BITS

@@ -22,7 +22,14 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers.cache import Head, Snapshot, Thread
 from perdure.checkpointers.labels import MERGED, find_updated
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
-from perdure.checkpointers.merge import Merge, epoch_of, first_of, is_state, last_epoch, whole_part
+from perdure.checkpointers.merge import (
+    Merge,
+    first_version_of_epoch,
+    is_state_channel,
+    max_epoch,
+    parse_epoch,
+    whole_part,
+)
 from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
@@ -81,7 +88,7 @@ class MergePlanner:
         if parent is None and put.address.checkpoint_id is not None:
             return (yield from self._plan_upon_pruned(put, current, put.address.checkpoint_id))
         if parent is not None and parent.checkpoint_id == current.checkpoint_id:
-            merged = self._merged_in(current)
+            merged = self._unread_merged_channels(current)
             return (yield from self._plan_next(put, current, merged)) if merged else None
         base = _EMPTY_CHECKPOINT if parent is None else parent
         if source == "update":
@@ -139,8 +146,8 @@ class MergePlanner:
 
     def _plan_run(self, put: CheckpointPut, current: Snapshot, base: Snapshot) -> Merge | None:
         """Plan a put of a run whose last checkpoint was updated meanwhile."""
-        unread = {c for c in self._merged_in(base) if not _has_read(put, c, base)}
-        written = {c for c in _written_since(current, base) if c in current.references}
+        unread = {c for c in self._unread_merged_channels(base) if not _has_read(put, c, base)}
+        written = {c for c in _channels_written_since(current, base) if c in current.references}
         versions = put.checkpoint["channel_versions"]
         written_by_both = {
             c
@@ -152,9 +159,9 @@ class MergePlanner:
 
     def _plan_update(self, put: CheckpointPut, current: Snapshot, base: Snapshot) -> Merge | None:
         """Plan an update of a checkpoint from which a run has continued meanwhile."""
-        written = {c for c in put.new_versions if is_state(c) and has_value(put, c)}
-        written_by_both = written & _written_since(current, base)
-        if not all(_has_only_new_epoch(channel, current, base) for channel in written_by_both):
+        written = {c for c in put.new_versions if is_state_channel(c) and has_value(put, c)}
+        written_by_both = written & _channels_written_since(current, base)
+        if not all(_differs_only_by_merge(channel, current, base) for channel in written_by_both):
             return None
         if written.intersection(put.delta_channels, current.stored_channels()):
             return None  # langgraph reads no writes older than a stored value of the head
@@ -176,8 +183,8 @@ class MergePlanner:
         Returns:
             The merge, or None if no new versions can be given to the channels.
         """
-        own_epoch = last_epoch(put.checkpoint["channel_versions"].values())
-        last = last_epoch(
+        own_epoch = max_epoch(put.checkpoint["channel_versions"].values())
+        last = max_epoch(
             [*put.checkpoint["channel_versions"].values(), *current.channel_versions.values()]
         )
         if own_epoch is None or last is None:
@@ -185,8 +192,8 @@ class MergePlanner:
         versions = {}
         for channel in channels:
             version = current.channel_versions[channel]
-            is_newer = (epoch_of(version) or 0) > own_epoch
-            versions[channel] = version if is_newer else first_of(version, last + 1)
+            is_newer = (parse_epoch(version) or 0) > own_epoch
+            versions[channel] = version if is_newer else first_version_of_epoch(version, last + 1)
         if versions:
             self._set_metadata(put, MERGED, sorted(versions))
         return Merge(current, versions)
@@ -242,14 +249,15 @@ class MergePlanner:
             return False
         if needs_stop and not (yield from self._has_stopped_task(run)):
             return False
-        last = last_epoch([*run.channel_versions.values(), *current.channel_versions.values()])
+        last = max_epoch([*run.channel_versions.values(), *current.channel_versions.values()])
         if last is None:
             return False
-        written = [c for c in _written_since(current, run) if c in current.references]
-        merged, parent = {*written, *self._merged_in(run)}, run.parent_id
-        Merge(current, {c: first_of(current.channel_versions[c], last + 1) for c in written}).apply(
-            run
-        )
+        written = [c for c in _channels_written_since(current, run) if c in current.references]
+        merged, parent = {*written, *self._unread_merged_channels(run)}, run.parent_id
+        Merge(
+            current,
+            {c: first_version_of_epoch(current.channel_versions[c], last + 1) for c in written},
+        ).apply(run)
         run.parent_id, run.run_started_at, codec = parent, None, self._reader.codec
         metadata = self._reader.decode_metadata(run) | {MERGED: sorted(merged)}
         run.encoded_fields[1] = codec.encode(metadata, lambda: "metadata", exact=True)
@@ -287,7 +295,7 @@ class MergePlanner:
         Such a head is not cached, so that each put upon it is planned with a planner.
         """
         snapshot = None if head is None else head.snapshot
-        return snapshot is not None and bool(self._merged_in(snapshot))
+        return snapshot is not None and bool(self._unread_merged_channels(snapshot))
 
     # -- checkpoints of the namespace
 
@@ -327,7 +335,7 @@ class MergePlanner:
         """Return the update whose channels the head has taken over, or else the head."""
         snapshot: Snapshot | None = current
         for _ in range(_MAX_STEPS):
-            if snapshot is None or not self._merged_in(snapshot):
+            if snapshot is None or not self._unread_merged_channels(snapshot):
                 break
             snapshot = (
                 (yield from self._read_snapshot(snapshot.parent_id)) if snapshot.parent_id else None
@@ -340,7 +348,7 @@ class MergePlanner:
             else current
         )
 
-    def _merged_in(self, snapshot: Snapshot) -> list[str]:
+    def _unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
         """Return the channels that a checkpoint has taken over and that no put has read."""
         names = self._reader.labels_of(snapshot).get(MERGED) if snapshot.encoded_fields else None
         return (
@@ -360,14 +368,18 @@ def _has_read(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
         base.channel_versions[channel],
     )
     if channel in put.new_versions:
-        return (epoch_of(version) or 0) >= (epoch_of(taken_version) or 0)
+        return (parse_epoch(version) or 0) >= (parse_epoch(taken_version) or 0)
     return bool(version == taken_version)
 
 
-def _written_since(current: Snapshot, base: Snapshot) -> set[str]:
+def _channels_written_since(current: Snapshot, base: Snapshot) -> set[str]:
     """Return the state channels whose version differs from that in an earlier checkpoint."""
     versions = current.channel_versions.items()
-    return {c for c, version in versions if is_state(c) and version != base.channel_versions.get(c)}
+    return {
+        c
+        for c, version in versions
+        if is_state_channel(c) and version != base.channel_versions.get(c)
+    }
 
 
 def _infer_pruned(put: CheckpointPut, current: Snapshot, checkpoint_id: str) -> Snapshot:
@@ -409,15 +421,15 @@ def _is_delta(ref: Any) -> bool:
     return isinstance(ref, list) and ref[0] in (DELTA, SNAPSHOT)
 
 
-def _has_only_new_epoch(channel: str, current: Snapshot, base: Snapshot) -> bool:
+def _differs_only_by_merge(channel: str, current: Snapshot, base: Snapshot) -> bool:
     """Return whether the version of a channel differs because of a merge, and not of a write.
 
     The references are compared as well. The run may have written an equal value, and the version
     that it gave to the channel can equal the version of a concurrent update.
     """
     old_epoch, new_epoch = (
-        epoch_of(base.channel_versions.get(channel)),
-        epoch_of(current.channel_versions[channel]),
+        parse_epoch(base.channel_versions.get(channel)),
+        parse_epoch(current.channel_versions[channel]),
     )
     has_same_value = current.references.get(channel) == base.references.get(channel)
     return has_same_value and (new_epoch or 0) > (old_epoch or 0)

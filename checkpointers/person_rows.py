@@ -95,11 +95,11 @@ class PersonRows:
             if self.user in users and thread is not None and not self._find_person(thread):
                 yield thread_id
 
-    def iter_other_threads(self, own: frozenset[str]) -> Iterator[str]:
-        """Yield the ids of all threads that are not in `own`."""
+    def iter_other_threads(self, own_ids: frozenset[str]) -> Iterator[str]:
+        """Yield the ids of all threads that are not in `own_ids`."""
         get_id = attrgetter("thread_id")
         thread_ids = ThreadList(self.saver).search(ThreadQuery(), get_id, sys.maxsize)
-        yield from (thread_id for thread_id in thread_ids if thread_id not in own)
+        yield from (thread_id for thread_id in thread_ids if thread_id not in own_ids)
 
     def _match_own_thread(self, thread: ListedThread) -> str | None:
         """Return the id of a thread if it belongs to the person, else None."""
@@ -118,30 +118,30 @@ class PersonRows:
         """Return the stored runs of a thread, newest first."""
         return self._decrypt_runs(self._read_rows("runs_of_thread", thread_id, ""))
 
-    def list_runs_on_other_threads(self, own: frozenset[str]) -> list[RunRow]:
+    def list_runs_on_other_threads(self, own_ids: frozenset[str]) -> list[RunRow]:
         """Return the runs that the person sent on other people's threads."""
         sent_runs, start = list[RunRow](), 0
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
         sql = f"{self._sql['newest_runs']} {order}"
         while True:
             rows = self._database.read(partial(fetch_rows, sql, _PAGE, start))
-            runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own])
+            runs = self._decrypt_runs([row[:-1] for row in rows if row[0] not in own_ids])
             sent_runs += [run for run in runs if self._is_own(run)]
             if len(rows) < _PAGE:
                 return sent_runs
             start += _PAGE
 
-    def list_other_threads_naming_person(self, own: frozenset[str]) -> list[str]:
+    def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
         """Return the ids of other people's threads in which the person is named as caller."""
         addresses = self.saver._listing.iter_addresses(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
-        return [thread_id for thread_id in ids if thread_id not in own]
+        return [thread_id for thread_id in ids if thread_id not in own_ids]
 
-    def list_crons(self, own: frozenset[str]) -> tuple[list[CronRow], list[CronRow]]:
+    def list_crons(self, own_ids: frozenset[str]) -> tuple[list[CronRow], list[CronRow]]:
         """Return the person's crons.
 
         Args:
-            own: The ids of the person's threads.
+            own_ids: The ids of the person's threads.
 
         Returns:
             The crons of the person, and the crons that the person made on other people's threads.
@@ -151,7 +151,7 @@ class PersonRows:
             with suppress(CorruptRecord):
                 cron = decrypt_cron(self._seal, row)
                 person = cron.content.get("acting_for") or cron.content.get("user")
-                if cron.thread_id in own or (cron.thread_id is None and person == self.user):
+                if cron.thread_id in own_ids or (cron.thread_id is None and person == self.user):
                     crons.append(cron)
                 elif self.user in (person, cron.content.get("user")):
                     on_other_threads.append(cron)
@@ -178,17 +178,17 @@ class PersonRows:
                     run_ids.append(str(run_id))
         return run_ids
 
-    def list_live_runs(self, own: frozenset[str]) -> list[LiveRun]:
+    def list_live_runs(self, own_ids: frozenset[str]) -> list[LiveRun]:
         """Return the runs of the person that have not ended, including delayed ones."""
         live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
-        other_thread_ids = {run.thread_id for run in live} - own
+        other_thread_ids = {run.thread_id for run in live} - own_ids
         sent_ids = {
             run.live.run_id
             for thread_id in other_thread_ids
             for run in self.list_runs(thread_id)
             if self._find_user(run) == self.user
         }
-        return [run for run in live if run.thread_id in own or run.run_id in sent_ids]
+        return [run for run in live if run.thread_id in own_ids or run.run_id in sent_ids]
 
     def _is_own(self, run: RunRow) -> bool:
         """Return whether the person sent a run, or is the person whose memories it uses."""

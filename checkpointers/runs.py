@@ -115,8 +115,8 @@ class RunTable(ServerTable):
 
         *_, inserted, ids = await self._database.awrite(flow, exclusive_names=(live.thread_id,))
         if inserted:
-            thread, seq, status = inserted[0]
-            live = live._replace(thread_key=thread, seq=seq, status=status)
+            thread_key, seq, status = inserted[0]
+            live = live._replace(thread_key=thread_key, seq=seq, status=status)
         return live if inserted else None, [run_id for (run_id,) in ids]
 
     async def end_run(
@@ -301,21 +301,21 @@ class RunTable(ServerTable):
         Raises:
             UnknownThread: The thread does not exist.
         """
-        for thread, *_ in await self._read_rows("find_thread", thread_id):
-            return thread  # type: ignore[no-any-return]
+        for thread_key, *_ in await self._read_rows("find_thread", thread_id):
+            return thread_key  # type: ignore[no-any-return]
         raise UnknownThread(f"there is no thread {thread_id!r}")
 
-    async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
+    async def count_removals(self, thread_keys: Sequence[int]) -> dict[int, int]:
         """Return the number of erasures from each of some threads, without those that are gone."""
-        return dict(await self._read_rows("newest_removals_of_threads", json.dumps(threads)))
+        return dict(await self._read_rows("newest_removals_of_threads", json.dumps(thread_keys)))
 
     async def read_events(
-        self, thread: int, seq_range: tuple[int, int], after: int
+        self, thread_key: int, seq_range: tuple[int, int], after: int
     ) -> list[EventBatch]:
         """Read some of the stored events that follow an event, in order.
 
         Args:
-            thread: The key of the thread.
+            thread_key: The key of the thread.
             seq_range: The numbers of the first and the last run whose events are read.
             after: The number of the event before the first one to read.
 
@@ -325,12 +325,12 @@ class RunTable(ServerTable):
         return [
             EventBatch(since, until, decrypt_events(self._seal, thread_id, run_id, since, body))
             for thread_id, run_id, since, until, body in await self._read_rows(
-                "events_after", thread, *seq_range, after, _BATCH_LIMIT, _READ_BYTES
+                "events_after", thread_key, *seq_range, after, _BATCH_LIMIT, _READ_BYTES
             )
         ]
 
     async def find_newest_event(
-        self, thread: int, seq_range: tuple[int, int], after: int
+        self, thread_key: int, seq_range: tuple[int, int], after: int
     ) -> tuple[int, int, RunState] | None:
         """Find the newest event of some runs of a thread. The arguments are those of `read_events`.
 
@@ -338,7 +338,7 @@ class RunTable(ServerTable):
             The number of the run, the number of the event, and the state of the run. None if no
             event follows `after`.
         """
-        rows = await self._read_rows("newest_event", thread, *seq_range, after)
+        rows = await self._read_rows("newest_event", thread_key, *seq_range, after)
         return rows[0] if rows else None
 
     async def delete_old_events(self) -> None:
@@ -350,10 +350,10 @@ class RunTable(ServerTable):
             has_more = len(old_runs) == _CLEANUP_RUNS
             deletes = [
                 statement
-                for thread, seq in old_runs
+                for thread_key, seq in old_runs
                 for statement in (
-                    self._sql("drop_events", thread, seq, seq, NO_LIMIT),
-                    self._sql("stop_storing_events", thread, seq, seq),
+                    self._sql("drop_events", thread_key, seq, seq, NO_LIMIT),
+                    self._sql("stop_storing_events", thread_key, seq, seq),
                 )
             ]
             if deletes:

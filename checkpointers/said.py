@@ -29,14 +29,14 @@ class IndexProgress(NamedTuple):
     """The progress of indexing one thread.
 
     Attributes:
-        thread: The key of the thread.
+        thread_key: The key of the thread.
         version_token: A number that each change of the thread replaces.
         generation: A number that each removal from the thread raises.
         position: The position in the log up to which the messages are indexed, or None.
         path: The path of the index namespace that contains the messages, or None.
     """
 
-    thread: int
+    thread_key: int
     version_token: int
     generation: int
     position: int | None
@@ -47,9 +47,9 @@ class IndexProgress(NamedTuple):
         return (self.position or 0) if self.path == path else 0
 
 
-def build_message_key(thread: int, position: int) -> str:
+def build_message_key(thread_key: int, position: int) -> str:
     """Return the key of a message in the index."""
-    return f"{thread:x}.{position:08x}"
+    return f"{thread_key:x}.{position:08x}"
 
 
 def read_progress(sql: NamedSQL, thread_id: str) -> Flow[IndexProgress | None]:
@@ -91,7 +91,7 @@ def read_unindexed(
     moments: list[tuple[int, float]] = []
     if new_items:
         moments = yield from _read_log_lengths(
-            threads, thread_id, progress.thread, channel, len(new_items)
+            threads, thread_id, progress.thread_key, channel, len(new_items)
         )
     stops = [stop for stop, _ in moments[:-1]]
     return progress, [
@@ -101,7 +101,7 @@ def read_unindexed(
 
 
 def _read_log_lengths(
-    threads: ThreadReader, thread_id: str, thread: int, channel: str, count: int
+    threads: ThreadReader, thread_id: str, thread_key: int, channel: str, count: int
 ) -> Flow[list[tuple[int, float]]]:
     """Read how long the log of a channel was at the newest checkpoints.
 
@@ -109,7 +109,7 @@ def _read_log_lengths(
         The length of the log and the time of the checkpoint in seconds since 1970, oldest first.
     """
     lengths: list[tuple[int, float]] = []
-    for namespace, ns, _ in (yield threads.sql("thread_namespaces", thread)):
+    for namespace, ns, _ in (yield threads.sql("thread_namespaces", thread_key)):
         if ns:
             continue
         rows = yield threads.sql(
@@ -153,9 +153,9 @@ def save_progress(
     ]
     for _, before, after in compress(steps, is_saved):
         if before.path not in (None, after.path):  # the thread now belongs to another user
-            yield from drop_thread_index(sql, before.thread)
+            yield from drop_thread_index(sql, before.thread_key)
     new_rows = [
-        (progress.thread, progress.version_token, progress.position, progress.path)
+        (progress.thread_key, progress.version_token, progress.position, progress.path)
         for _, _, progress in compress(steps, is_saved)
     ]
     if new_rows:
@@ -165,20 +165,20 @@ def save_progress(
 
 def drop_some_indexes(sql: NamedSQL, limit: int) -> Flow[int]:
     """Remove at most `limit` threads from the index; return how many were removed."""
-    threads = yield sql("some_indexed_threads", limit)
-    for (thread,) in threads:
-        yield from drop_thread_index(sql, thread)
-    return len(threads)
+    rows = yield sql("some_indexed_threads", limit)
+    for (thread_key,) in rows:
+        yield from drop_thread_index(sql, thread_key)
+    return len(rows)
 
 
-def drop_thread_index(sql: NamedSQL, thread: int) -> Flow[None]:
+def drop_thread_index(sql: NamedSQL, thread_key: int) -> Flow[None]:
     """Remove a thread from the index.
 
     The caller must have changed the row of the thread in the same transaction. A process that adds
     messages to the index then waits for this transaction, or comes before it.
     """
-    for (path,) in (yield sql("drop_transcript_progress", thread)):
-        keys = f"{thread:x}.", f"{thread:x}/"
+    for (path,) in (yield sql("drop_transcript_progress", thread_key)):
+        keys = f"{thread_key:x}.", f"{thread_key:x}/"
         sizes = [size for (size,) in (yield sql("drop_transcript_items", path, *keys))]
         yield [
             sql("reduce_transcript_counts", len(sizes), sum(sizes), path),

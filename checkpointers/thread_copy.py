@@ -532,7 +532,7 @@ class DatabaseMerge:
                     f"{self.source.database.path!r} while the thread was imported; erase it from "
                     f"thread {target!r} of this database as well"
                 )
-            delete = partial(self.target.delete_thread, target, recorded=False)
+            delete = partial(self.target.delete_thread, target, add_removal_record=False)
             self.target.write(target, delete)
 
     def _read_records(self, thread_id: str) -> Flow[ThreadRecords]:
@@ -606,7 +606,7 @@ class DatabaseMerge:
                 records.ttl = ttl
             old_rows = yield reader.sql("find_thread", target)
             self._is_new = not old_rows
-            yield from self.target.delete_thread(target, runs=False, recorded=False)
+            yield from self.target.delete_thread(target, with_runs=False, add_removal_record=False)
             thread_key = yield from write_thread(reader, records, target, keys, records.updated_at)
             move_statements = "move_runs", "move_events"
             yield [

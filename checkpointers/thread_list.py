@@ -434,7 +434,7 @@ class ThreadList:
 
     def delete(self, thread_id: str, *, add_removal_record: bool) -> None:
         """Delete a thread; see `Maintenance.delete_thread`."""
-        self._saver._maintenance.delete_threads([thread_id], recorded=add_removal_record)
+        self._saver._maintenance.delete_threads([thread_id], add_removal_record=add_removal_record)
 
     adelete = make_async_twin(delete)
 

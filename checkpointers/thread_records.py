@@ -131,15 +131,15 @@ def read_thread_records(
         if checkpoint is None:
             raise build_not_found_error(address)
         last_seq = checkpoint.snapshot.key & _SEQ_MASK
-    thread, _, created_at, updated_at, _, stored = rows[0]
+    thread_key, _, created_at, updated_at, _, stored = rows[0]
     ((status, seq, sealed_client, may_wait),) = yield reader.sql("find_client_metadata", thread_id)
     title, listed_metadata = decrypt_list_entry(reader.seal, thread_id, stored)
     if checkpoint_id is not None:  # the stored ones may come from a later checkpoint
         title = listed_metadata = None
     client = decrypt_client_metadata(reader.seal, thread_id, sealed_client)
-    logs = yield reader.sql("thread_logs", thread)
+    logs = yield reader.sql("thread_logs", thread_key)
     namespaces = []
-    for namespace, ns, head in (yield reader.sql("thread_namespaces", thread)):
+    for namespace, ns, head in (yield reader.sql("thread_namespaces", thread_key)):
         namespace_records = yield from _read_namespace(
             reader, thread_id, namespace, ns, head, last_seq
         )

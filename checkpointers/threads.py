@@ -312,18 +312,18 @@ class ThreadReader:
         """Return the heads of the threads of some rows, with two statements for all of them."""
         keys = json.dumps([row[0] for row in rows])
         head_rows, write_rows = yield [self.sql("root_heads", keys), self.sql("root_writes", keys)]
-        checkpoints = {thread: row for thread, *row in head_rows}
+        checkpoints = {thread_key: row for thread_key, *row in head_rows}
         writes_by_thread: dict[int, list[Row]] = {}
-        for thread, *row in write_rows:
-            writes_by_thread.setdefault(thread, []).append(tuple(row))
+        for thread_key, *row in write_rows:
+            writes_by_thread.setdefault(thread_key, []).append(tuple(row))
         heads = []
-        for thread, thread_id, created_at, updated_at, _, title in rows:
+        for thread_key, thread_id, created_at, updated_at, _, title in rows:
             checkpoint_id, metadata, status, head = None, dict[str, Any](), IDLE, None
-            if thread in checkpoints:
-                head = self.reader.decrypt_row(thread_id, "", tuple(checkpoints[thread]))
+            if thread_key in checkpoints:
+                head = self.reader.decrypt_row(thread_id, "", tuple(checkpoints[thread_key]))
                 checkpoint_id, metadata = head.checkpoint_id, self.reader.decode_metadata(head)
                 status = yield from self.reader.read_status(
-                    thread_id, "", head, writes_by_thread.get(thread, [])
+                    thread_id, "", head, writes_by_thread.get(thread_key, [])
                 )
             stored_title, _ = decrypt_list_entry(self.reader.seal, thread_id, title)
             if stored_title is None and head is not None:
@@ -409,8 +409,8 @@ class ThreadReader:
             since = check_datetime("active_since", active_since).timestamp() - 1e-6
         prefix, last_key = check_text("prefix", prefix), (_INFINITY, 0)
         if after is not None:
-            thread, _, _, updated_at, *_ = yield from self._read_row(after)
-            last_key = (updated_at, thread)
+            thread_key, _, _, updated_at, *_ = yield from self._read_row(after)
+            last_key = (updated_at, thread_key)
         return list((yield self.sql(statement, *last_key, prefix.encode(), limit, since, *params)))
 
     def read_info(self, thread_id: str) -> Flow[ThreadInfo]:
@@ -445,12 +445,12 @@ class ThreadReader:
 
     def _build_info(self, row: Row) -> Flow[ThreadInfo]:
         """Read the sizes and the head of a thread, and return its `ThreadInfo`."""
-        thread, thread_id, created_at, updated_at, indexed, _ = row
-        if indexed != thread:
-            raise damaged_index_error(f"thread {thread}")
-        namespaces = yield self.sql("thread_namespaces", thread)
+        thread_key, thread_id, created_at, updated_at, indexed, _ = row
+        if indexed != thread_key:
+            raise damaged_index_error(f"thread {thread_key}")
+        namespaces = yield self.sql("thread_namespaces", thread_key)
         names = tuple(ns for _, ns, _ in namespaces)
-        ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread)
+        ((checkpoints, items, size),) = yield self.sql("thread_sizes", thread_key)
         head = (
             (yield from self.reader.find_checkpoint(Address(thread_id, "", None)))
             if "" in names
@@ -488,9 +488,9 @@ class ThreadReader:
     ) -> Flow[list[CheckpointInfo]]:
         """Return checkpoints without their values; see `Checkpointer.checkpoints`."""
         checkpoint_ns = check_optional_text("checkpoint_ns", checkpoint_ns)
-        thread, thread_id, *_ = yield from self._read_row(thread_id)
+        thread_key, thread_id, *_ = yield from self._read_row(thread_id)
         checkpoints: list[CheckpointInfo] = []
-        for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
+        for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
             if checkpoint_ns is not None and ns != checkpoint_ns:
                 continue
             keys = yield self.sql("checkpoint_keys", *key_range(namespace))

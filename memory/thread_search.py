@@ -375,7 +375,7 @@ class TranscriptSearch:
                     at=parse_time(message.response_metadata.get("create_time"))
                     or parse_time(stored_at),
                 )
-                key = build_message_key(step.after.thread, item.position)
+                key = build_message_key(step.after.thread_key, item.position)
                 yield PutItem((label,), key, value, provenance=source)
 
 
