@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import SQLiteCheckpointer
-from perdure.cli.import_chatgpt import read
+from perdure.cli.import_chatgpt import build_chatgpt_conversation
 from perdure.cli.import_thread import ThreadImport
 
 
@@ -43,9 +43,9 @@ def cpu_s(messages: int) -> tuple[float, float]:
         path = Path(folder) / "x.db"
         with SQLiteCheckpointer.open(path, synchronous="normal") as saver:
             for _ in range(2):
-                talk = read(conversation(messages))
+                talk = build_chatgpt_conversation(conversation(messages))
                 begun = time.process_time()
-                ThreadImport(saver, "c", talk).run()
+                ThreadImport(saver, "c", talk).store_new_messages()
                 times.append(time.process_time() - begun)
     return times[0], times[1]
 

@@ -11,7 +11,7 @@ from perdure.cli import import_chatgpt
 from perdure.cli.app import open_database
 from perdure.cli.conversation import MessageNode
 from perdure.cli.import_report import ConversationsReport
-from perdure.cli.import_thread import Importing
+from perdure.cli.import_thread import ImportWriter
 from perdure.stores import SQLiteStore
 from tests.cli.commands import attempt, read
 from tests.cli.exports import (
@@ -89,7 +89,7 @@ def found(text: str) -> list[str]:
     return [hit["text"].partition("\n")[0] for hit in hits]
 
 
-def former_import(file: Path, reader: Any = import_chatgpt.read) -> None:
+def former_import(file: Path, reader: Any = import_chatgpt.build_chatgpt_conversation) -> None:
     """Import a file as the version before did, which left out documents and reports."""
     shorter = reader(json.loads(file.read_text())[0])
     for key, text in shorter.former.items():
@@ -107,7 +107,9 @@ def former_import(file: Path, reader: Any = import_chatgpt.read) -> None:
                     shorter.nodes[other] = node._replace(parent=parent)
     shorter.former = {}
     with open_database("x.db", None, create=True) as database:
-        Importing(database, ConversationsReport(), wanted=True, later=False).store("", [shorter])
+        ImportWriter(database, ConversationsReport(), wanted=True, later=False).store_conversations(
+            "", [shorter]
+        )
 
 
 def turns(*texts: str, **about: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.values import Continuation
-from perdure.cli.import_chatgpt import read
+from perdure.cli.import_chatgpt import build_chatgpt_conversation
 from perdure.cli.import_thread import ThreadImport
 from perdure.graphs import chat_graph
 
@@ -41,7 +41,9 @@ def chain(count: int, first: int = 0, after: str | None = None) -> Parents:
 
 
 def stored(saver: SQLiteCheckpointer, *shape: Any, advance: Any = lambda count: None) -> int:
-    return ThreadImport(saver, "c", read(conversation(*shape))).run(advance)
+    return ThreadImport(
+        saver, "c", build_chatgpt_conversation(conversation(*shape))
+    ).store_new_messages(advance)
 
 
 def said(saver: SQLiteCheckpointer, checkpoint_id: str | None = None) -> list[str]:
@@ -268,7 +270,7 @@ def test_any_tree_is_imported_with_every_branch(shape: tuple[Parents, str, froze
         return way(parents[key]) + ([] if key in empty else [key])
 
     with SQLiteCheckpointer.open(":memory:") as saver:
-        if not read(conversation(*shape)).nodes:
+        if not build_chatgpt_conversation(conversation(*shape)).nodes:
             return
         stored(saver, *shape)
         for info in saver.checkpoints("c"):

@@ -520,7 +520,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """And the next import goes on."""
     talks = [simple(name).json for name in "abc"]
     file = str(written(tmp_path / "c.json", talks))
-    store, left = ThreadImport.run, [1]
+    store, left = ThreadImport.store_new_messages, [1]
 
     def cut_off(*given: Any) -> int:
         if not left:

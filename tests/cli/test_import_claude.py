@@ -155,7 +155,7 @@ def test_a_list_of_links_says_what_to_download(
 def test_a_former_import_of_claudes_is_completed(tmp_path: Path) -> None:
     """Documents are in their messages and are found, what was pasted is a memory, once each."""
     whole = written(tmp_path / "c.json", claude_files()["conversations.json"])
-    former_import(whole, import_claude.read)
+    former_import(whole, import_claude.build_claude_conversation)
     before = memories()
     first, again = read("import", str(whole)), read("import", str(whole))
     run("import", str(whole), "--db", "fresh.db")

@@ -125,7 +125,7 @@ def taken(saver: SQLiteCheckpointer, line: dict[str, Any]) -> None:
     for talk in lines.build_conversations():
         assert talk.problems == []
         if talk.nodes:
-            ThreadImport(saver, talk.id, talk).run()
+            ThreadImport(saver, talk.id, talk).store_new_messages()
 
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)

@@ -12,7 +12,7 @@ from perdure.cli.app import JsonOption, app, open_database
 from perdure.cli.output import format_count, print_progress_on_interrupt, print_result, progress_bar
 from perdure.errors import ConfigurationError
 
-_KEY: Final = "A file with its key, in hexadecimal."
+_KEY_HELP: Final = "A file with its key, in hexadecimal."
 KeyFile = Path | None
 
 
@@ -22,8 +22,8 @@ def copy(
     target: Annotated[
         str, typer.Option("--to", metavar="DB", help="Where to copy it; new, or empty.")
     ],
-    from_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY)] = None,
-    to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY)] = None,
+    from_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
+    to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
     json: JsonOption = False,
 ) -> None:
     """Copy a database into another one, which may be of the other kind.
@@ -34,37 +34,37 @@ def copy(
     from perdure.cli.sources import open_copy
     from perdure.cli.table_copy import Copy, StoreTables, Tables, ThreadTables
 
-    done = 0
+    row_count = 0
 
     def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        show(None, done)
+        nonlocal row_count
+        row_count += count
+        show(None, row_count)
 
-    def indexes() -> None:
+    def create_indexes() -> None:
         for path in old.store.indexes() if old.store is not None else ():
             with suppress(ConfigurationError):  # not every database has such indexes
                 new.store.create_index(path)
 
     with (
-        open_copy(source, _key(from_key_file)) as old,
-        open_database(target, create=True, key=_key(to_key_file)) as new,
-        print_progress_on_interrupt(lambda: f"{format_count(done, 'row')} copied so far"),
+        open_copy(source, _read_key_file(from_key_file)) as old,
+        open_database(target, create=True, key=_read_key_file(to_key_file)) as new,
+        print_progress_on_interrupt(lambda: f"{format_count(row_count, 'row')} copied so far"),
         progress_bar("copying", "row") as show,
     ):
-        ends = list[tuple[Tables, Tables]]()
+        table_pairs = list[tuple[Tables, Tables]]()
         if old.saver is not None:
-            ends.append((ThreadTables.of(old.saver), ThreadTables.of(new.saver)))
+            table_pairs.append((ThreadTables.of(old.saver), ThreadTables.of(new.saver)))
         if old.store is not None:
-            ends.append((StoreTables.of(old.store), StoreTables.of(new.store)))
-        made = Copy(ends, advance, indexes)
-        made.run()
+            table_pairs.append((StoreTables.of(old.store), StoreTables.of(new.store)))
+        database_copy = Copy(table_pairs, advance, create_indexes)
+        database_copy.run()
     nouns = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
-    counts = (format_count(made.rows[table], noun) for table, noun in nouns.items())
-    print_result(made.rows, json, f"copied and compared: {', '.join(counts)}")
+    counts = (format_count(database_copy.rows[table], noun) for table, noun in nouns.items())
+    print_result(database_copy.rows, json, f"copied and compared: {', '.join(counts)}")
 
 
-def _key(path: Path | None) -> str | None:
+def _read_key_file(path: Path | None) -> str | None:
     if path is None:
         return None
     try:

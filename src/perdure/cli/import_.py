@@ -105,7 +105,7 @@ def import_(
     so an import can be repeated. Exit code 1 if no message was read.
     """
     from perdure.cli.import_report import ConversationsReport
-    from perdure.cli.import_thread import Importing
+    from perdure.cli.import_thread import ImportWriter
     from perdure.cli.sources import open_import
 
     names = _parse_renames(renamed or [])
@@ -134,10 +134,10 @@ def import_(
             open_database(db, user, create=True, relaxed_durability=True) as file,
             interruption_note,
         ):
-            importing = Importing(file, report, wanted=not no_memories, later=later)
+            importing = ImportWriter(file, report, wanted=not no_memories, later=later)
             for database in sources:
-                importing.take_over(database, names)
-            importing.store(prefix, conversations)
+                importing.import_database(database, names)
+            importing.store_conversations(prefix, conversations)
             importing.store_texts(reader.texts)
             importing.store_archives(reader.iter_archives())
             if report.memories:
@@ -389,9 +389,9 @@ def _explain_failure(problem: MalformedPart, location: str) -> str:
 def _explain_unknown(value: Any) -> MalformedPart:
     """Return the error for a value that holds no conversation."""
     from perdure.cli.conversation import MalformedPart
-    from perdure.cli.import_claude import files_of_manifest
+    from perdure.cli.import_claude import list_manifest_files
 
-    zips = files_of_manifest(value) if isinstance(value, dict) else []
+    zips = list_manifest_files(value) if isinstance(value, dict) else []
     if zips:
         return MalformedPart(
             f"{_LINK_LIST_PROBLEM}: download {', '.join(zips)} from them, and import these files"
@@ -527,11 +527,11 @@ def _find_reader(value: dict[str, Any]) -> Callable[[Any], Conversation] | None:
     from perdure.cli import import_chatgpt, import_claude, import_webui
 
     if value.keys() & {"mapping", "linear_conversation"}:
-        return import_chatgpt.read
+        return import_chatgpt.build_chatgpt_conversation
     if "chat_messages" in value:
-        return import_claude.read
+        return import_claude.build_claude_conversation
     if import_claude.is_design(value):
-        return import_claude.read_design
+        return import_claude.build_design_conversation
     if import_webui.is_open_webui(value):
         return import_webui.build_open_webui_conversation
     return import_webui.build_librechat_conversation if import_webui.is_librechat(value) else None
@@ -542,5 +542,5 @@ def _find_text_reader(value: dict[str, Any]) -> Callable[[Any], Iterable[SavedTe
     from perdure.cli import import_claude
 
     if import_claude.is_memories(value):
-        return import_claude.read_memories
-    return import_claude.read_project if import_claude.is_project(value) else None
+        return import_claude.iter_memories
+    return import_claude.iter_project_documents if import_claude.is_project(value) else None

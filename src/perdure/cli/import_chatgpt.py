@@ -24,63 +24,71 @@ from perdure.cli.conversation import (
     shorten_line,
 )
 
-_NAMES: Final = {
+_FIELD_NAMES: Final = {
     **{name: name for name in ("title", "create_time", "update_time", "gizmo_id")},
     "model": "default_model_slug",
 }
-_SPOKEN: Final = ("text", "multimodal_text", "code")
+_TEXT_KINDS: Final = ("text", "multimodal_text", "code")
 # what ChatGPT keeps for itself: reasoning, custom instructions, pages that it read
-_SILENT: Final = (
+_HIDDEN_KINDS: Final = (
     *("thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"),
     *("tether_browsing_display", "tether_browsing_code", "sonic_webpage", "computer_output"),
     *("computer_initialize_state", "app_pairing_content", "super_widget"),
 )
-_NOT_IN_NAMES: Final = re.compile(r"[^\w-]", re.ASCII)  # what no model takes in a tool's name
-_CANVAS: Final = "canmore."  # prefix of the names of tools that write documents
-_REPORT: Final = "report"  # kind of a part that is a deep-research report
-_WIDGET: Final = "The latest state of the widget is: "
-_SOUND: Final = re.compile(r"(audio|video).*_asset_pointer$")
+_INVALID_IN_TOOL_NAME: Final = re.compile(
+    r"[^\w-]", re.ASCII
+)  # what no model takes in a tool's name
+_CANVAS_PREFIX: Final = "canmore."  # prefix of the names of tools that write documents
+_REPORT_KIND: Final = "report"  # kind of a part that is a deep-research report
+_WIDGET_STATE_PREFIX: Final = "The latest state of the widget is: "
+_AUDIO_OR_VIDEO: Final = re.compile(r"(audio|video).*_asset_pointer$")
 # markup between private characters, and 【12†source】 of older models
 _MARKUP: Final = re.compile("[ \t]?\ue200([^\ue200\ue201]*)\ue201|[\ue200-\ue2ff]")
 _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 
 
-def read(conversation: Mapping[str, Any]) -> Conversation:
+def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
     """A conversation; what is not as expected in it is left out and noted."""
-    tree = _tree_of(conversation)
+    tree = _read_tree(conversation)
     name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
-    talk = build_conversation(name, conversation, _NAMES, sorted(tree))
+    thread = build_conversation(name, conversation, _FIELD_NAMES, sorted(tree))
     if not tree and conversation.get("mapping") != {}:
-        talk.add_problem("'mapping' is missing or not an object")
-    parts: dict[str, _Part] = {}
+        thread.add_problem("'mapping' is missing or not an object")
+    parts: dict[str, _MessagePart] = {}
     for key, (_, message) in tree.items():
         if message is None:  # the root
             continue
-        talk.source_count += 1
+        thread.source_count += 1
         try:
-            part = _part(message)
-            if part.kind == _REPORT and any(part.text == each.text for each in parts.values()):
-                talk.left_out["hidden"] += 1
+            part = _read_part(message)
+            if part.kind == _REPORT_KIND and any(part.text == each.text for each in parts.values()):
+                thread.left_out["hidden"] += 1
             elif part.text.strip():
                 parts[key] = part
-            elif part.kind not in _SPOKEN or part.plain.strip():
-                kind = part.kind if part.kind in _SILENT else "hidden" if part.silent else part.tool
-                talk.left_out[kind or part.kind] += 1
+            elif part.kind not in _TEXT_KINDS or part.plain_text.strip():
+                kind = (
+                    part.kind
+                    if part.kind in _HIDDEN_KINDS
+                    else "hidden"
+                    if part.is_hidden
+                    else part.tool
+                )
+                thread.left_out[kind or part.kind] += 1
         except MalformedPart as exc:
-            talk.add_problem(str(exc), key)
+            thread.add_problem(str(exc), key)
     parents = {key: parent for key, (parent, _) in tree.items()}
-    talk.add_tree(
-        parents, _messages(parents, parts), get_by_path(conversation, str, "current_node")
+    thread.add_tree(
+        parents, _convert_parts(parents, parts), get_by_path(conversation, str, "current_node")
     )
-    talk.former_texts = {
-        key: part.former
+    thread.former_texts = {
+        key: part.former_text
         for key, part in parts.items()
-        if key in talk.nodes and (part.former or part.kind == _REPORT)
+        if key in thread.nodes and (part.former_text or part.kind == _REPORT_KIND)
     }
-    return talk
+    return thread
 
 
-def _tree_of(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
+def _read_tree(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
     """The parts of the tree: each with the one that it follows, and its message."""
     tree: dict[str, tuple[str | None, Any]] = {}
     for key, node in get_by_path(conversation, dict, "mapping").items():
@@ -100,8 +108,8 @@ def _tree_of(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, Any
     return tree
 
 
-def _messages(
-    parents: Mapping[str, str | None], parts: Mapping[str, _Part]
+def _convert_parts(
+    parents: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
     """The messages: a tool's call and result as such if each has the other, else as text.
 
@@ -116,41 +124,44 @@ def _messages(
     messages: dict[str, list[BaseMessage]] = {}
     for key, part in parts.items():
         role = "assistant" if part.role == "tool" else part.role
-        metadata = {"create_time": part.at, "model_name": get_by_path(part.meta, str, "model_slug")}
-        text = _without_markup(part.text, part.meta)
-        is_document = part.tool.startswith(_CANVAS)
+        metadata = {
+            "create_time": part.created_at,
+            "model_name": get_by_path(part.metadata, str, "model_slug"),
+        }
+        text = _replace_markup(part.text, part.metadata)
+        is_document = part.tool.startswith(_CANVAS_PREFIX)
         message = build_message(
             role, text, key, tool=bool(part.tool), document=is_document, **metadata
         )
-        fixed: Any = {"id": key, "response_metadata": message.response_metadata}
-        name, above = _NOT_IN_NAMES.sub("_", part.tool)[:64], parents[key]
+        common_fields: Any = {"id": key, "response_metadata": message.response_metadata}
+        name, parent_id = _INVALID_IN_TOOL_NAME.sub("_", part.tool)[:64], parents[key]
         if key in answered:
-            call = {"name": name, "args": {"input": _asked(part)}, "id": key}
-            message = AIMessage("", tool_calls=[call], **fixed)
-        elif above in answered:
-            text = part.plain.strip("\n") if part.kind == "execution_output" else text
-            message = ToolMessage(text, name=name, tool_call_id=above, **fixed)
-        elif key in calls and part.tool.startswith(_CANVAS):
-            message.additional_kwargs["canvas"] = part.plain
+            call = {"name": name, "args": {"input": _extract_request(part)}, "id": key}
+            message = AIMessage("", tool_calls=[call], **common_fields)
+        elif parent_id in answered:
+            text = part.plain_text.strip("\n") if part.kind == "execution_output" else text
+            message = ToolMessage(text, name=name, tool_call_id=parent_id, **common_fields)
+        elif key in calls and part.tool.startswith(_CANVAS_PREFIX):
+            message.additional_kwargs["canvas"] = part.plain_text
         messages[key] = [message]
     return messages
 
 
 @dataclass(slots=True)
-class _Part:
+class _MessagePart:
     """What a message of ChatGPT's consists of, as far as it is what it should be."""
 
     role: str
     tool: str  # the one that is asked or answers
     kind: str
     content: Mapping[str, Any]
-    meta: Mapping[str, Any]
-    at: float | None
-    silent: bool  # it tells a reader nothing
+    metadata: Mapping[str, Any]
+    created_at: float | None
+    is_hidden: bool  # it tells a reader nothing
     text: str = ""  # what is shown of it
-    former: str = ""  # the text that a former version imported, if shorter
+    former_text: str = ""  # the text that a former version imported, if shorter
 
-    def first(self, *names: str) -> str:
+    def get_first_text(self, *names: str) -> str:
         """The first text there is in the content by one of these names."""
         texts = (get_by_path(self.content, str, name) for name in names)
         return next((text for text in texts if text.strip()), "")
@@ -160,20 +171,20 @@ class _Part:
         """Its parts: texts, pictures, sound."""
         parts = self.content.get("parts")
         if parts is None:
-            return [self.first("text", "result", "content")]
+            return [self.get_first_text("text", "result", "content")]
         if not isinstance(parts, list):
             raise MalformedPart("'parts' is not a list")
         return parts
 
     @property
-    def plain(self) -> str:
+    def plain_text(self) -> str:
         """All its text."""
         return "\n".join(
             replace_surrogates(part) for part in self.parts if isinstance(part, str) and part
         )
 
 
-def _part(message: Any) -> _Part:
+def _read_part(message: Any) -> _MessagePart:
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
     role, content = get_by_path(message, dict, "author").get("role"), message.get("content")
@@ -182,50 +193,56 @@ def _part(message: Any) -> _Part:
     if not isinstance(content, dict):
         raise MalformedPart("no content")
     kind = get_by_path(content, str, "content_type") or "text"
-    to, meta = get_by_path(message, str, "recipient"), get_by_path(message, dict, "metadata")
-    tool = to if role == "assistant" and to != "all" else ""
+    recipient, meta = get_by_path(message, str, "recipient"), get_by_path(message, dict, "metadata")
+    tool = recipient if role == "assistant" and recipient != "all" else ""
     if role == "tool":
         tool = get_by_path(message, str, "author", "name") or "tool"
-    hidden = meta.get("is_visually_hidden_from_conversation") is True
-    silent = hidden or kind in _SILENT or message.get("channel") == "analysis"
-    part = _Part(
+    is_visually_hidden = meta.get("is_visually_hidden_from_conversation") is True
+    silent = is_visually_hidden or kind in _HIDDEN_KINDS or message.get("channel") == "analysis"
+    part = _MessagePart(
         role, tool, kind, content, meta, parse_timestamp(message.get("create_time")), silent
     )
     if role == "tool" and (report := _find_report(part)) is not None:
         return report
     if not silent:
-        show = _result if role == "tool" else _call if tool else _said
-        part.text = show(part)
+        format_part = (
+            _format_tool_result
+            if role == "tool"
+            else _format_tool_call
+            if tool
+            else _format_text_part
+        )
+        part.text = format_part(part)
     return part
 
 
 # -- what is shown of it
 
 
-def _said(part: _Part) -> str:
+def _format_text_part(part: _MessagePart) -> str:
     """What a user or the model said, below the files that came with it."""
-    if part.kind not in _SPOKEN:
+    if part.kind not in _TEXT_KINDS:
         raise MalformedPart(f"unknown content {shorten_line(part.kind, 40)!r}")
     if part.kind == "code":
-        language, code = part.first("language"), part.plain
+        language, code = part.get_first_text("language"), part.plain_text
         return (
             format_code_block(code, "" if language == "unknown" else language)
             if code.strip()
             else ""
         )
-    files = get_by_path(part.meta, list, "attachments")
+    files = get_by_path(part.metadata, list, "attachments")
     names = (  # pictures are among its parts too
         get_by_path(file, str, "name")
         for file in files
         if not get_by_path(file, str, "mime_type").startswith("image/")
     )
     pictures = {get_by_path(file, str, "id"): get_by_path(file, str, "name") for file in files}
-    pieces = (_piece(piece, pictures) for piece in part.parts)
+    pieces = (_format_piece(piece, pictures) for piece in part.parts)
     lines = [*(format_placeholder("file", name) for name in names if name), *pieces]
     return "\n".join(line for line in lines if line)
 
 
-def _piece(piece: Any, pictures: Mapping[str, str]) -> str:
+def _format_piece(piece: Any, pictures: Mapping[str, str]) -> str:
     """A text, or what stands for a file; `pictures`: the names of pictures by their ids."""
     if not isinstance(piece, dict):
         return get_by_path(piece, str)
@@ -234,30 +251,37 @@ def _piece(piece: Any, pictures: Mapping[str, str]) -> str:
         key = get_by_path(piece, str, "asset_pointer").rpartition("/")[2]
         prompt = get_by_path(piece, str, "metadata", "dalle", "prompt")
         return format_placeholder("image", prompt or pictures.get(key, ""))
-    if _SOUND.search(kind):  # what was said in it is another piece
+    if _AUDIO_OR_VIDEO.search(kind):  # what was said in it is another piece
         return ""
     return get_by_path(piece, str, "text") or format_placeholder(kind)
 
 
-def _result(part: _Part) -> str:
+def _format_tool_result(part: _MessagePart) -> str:
     """What one of ChatGPT's own tools said, as far as it tells a reader something."""
     if part.kind == "execution_output":
-        return f"[{part.tool}]\n{format_code_block(part.plain)}" if part.plain.strip() else ""
+        return (
+            f"[{part.tool}]\n{format_code_block(part.plain_text)}"
+            if part.plain_text.strip()
+            else ""
+        )
     if part.kind == "tether_quote":
         return format_placeholder(
-            "quote", ", ".join(filter(None, (part.first("title", "domain"), part.first("url"))))
+            "quote",
+            ", ".join(
+                filter(None, (part.get_first_text("title", "domain"), part.get_first_text("url")))
+            ),
         )
     if part.kind == "system_error":
-        return format_placeholder("error", part.first("text", "name"))
-    return "\n".join(_piece(piece, {}) for piece in part.parts if isinstance(piece, dict))
+        return format_placeholder("error", part.get_first_text("text", "name"))
+    return "\n".join(_format_piece(piece, {}) for piece in part.parts if isinstance(piece, dict))
 
 
-def _call(part: _Part) -> str:
+def _format_tool_call(part: _MessagePart) -> str:
     """What was asked of a tool, on a line; code with its lines."""
-    arguments = get_by_path(_json(part.plain), dict)
-    if part.tool.startswith(_CANVAS):
-        return _document(part, arguments)
-    request = _asked(part)
+    arguments = get_by_path(_parse_json(part.plain_text), dict)
+    if part.tool.startswith(_CANVAS_PREFIX):
+        return _format_canvas(part, arguments)
+    request = _extract_request(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
     if request.lstrip()[:1] in "{[":  # nothing to read, or arguments that only the tool understands
@@ -268,16 +292,16 @@ def _call(part: _Part) -> str:
     )
 
 
-def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
+def _format_canvas(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
     """Return the text of a canvas document, or of a comment on it."""
     is_new = "create" in part.tool
     noun = "canvas" if is_new else "canvas comments" if "comment" in part.tool else "canvas changed"
-    part.former = format_placeholder(
+    part.former_text = format_placeholder(
         "canvas" if is_new else "canvas changed", get_by_path(arguments, str, "name")
     )
     kind = get_by_path(arguments, str, "type").removeprefix("code/")
     changes = [*get_by_path(arguments, list, "updates"), *get_by_path(arguments, list, "comments")]
-    texts = [get_by_path(arguments, str, "content") if arguments else part.plain]
+    texts = [get_by_path(arguments, str, "content") if arguments else part.plain_text]
     texts += [
         get_by_path(each, str, "replacement") or get_by_path(each, str, "comment")
         for each in changes
@@ -288,27 +312,27 @@ def _document(part: _Part, arguments: Mapping[str, Any]) -> str:
     return "\n".join(filter(None, (name, format_code_block(text, kind) if is_code else text)))
 
 
-def _find_report(part: _Part) -> _Part | None:
+def _find_report(part: _MessagePart) -> _MessagePart | None:
     """Return the deep-research report that the state of a widget contains, or None.
 
     The state is in the metadata of a tool's message, or is the text of a hidden message.
     """
-    state = get_by_path(part.meta, dict, "chatgpt_sdk").get("widget_state")
-    if state is None and part.kind == "text" and part.plain.startswith(_WIDGET):
-        state = part.plain.removeprefix(_WIDGET)
-    state = _json(state) if isinstance(state, str) else state
+    state = get_by_path(part.metadata, dict, "chatgpt_sdk").get("widget_state")
+    if state is None and part.kind == "text" and part.plain_text.startswith(_WIDGET_STATE_PREFIX):
+        state = part.plain_text.removeprefix(_WIDGET_STATE_PREFIX)
+    state = _parse_json(state) if isinstance(state, str) else state
     message = get_by_path(state, dict, "report_message")
     content, meta = get_by_path(message, dict, "content"), get_by_path(message, dict, "metadata")
-    at = parse_timestamp(message.get("create_time")) or part.at
-    meta = {**meta, "model_slug": meta.get("model_slug") or part.meta.get("model_slug")}
-    report = _Part("assistant", "", _REPORT, content, meta, at, False)
-    if not report.plain.strip():
+    at = parse_timestamp(message.get("create_time")) or part.created_at
+    meta = {**meta, "model_slug": meta.get("model_slug") or part.metadata.get("model_slug")}
+    report = _MessagePart("assistant", "", _REPORT_KIND, content, meta, at, False)
+    if not report.plain_text.strip():
         return None
-    report.text = report.plain + _sources(meta, report.plain)
+    report.text = report.plain_text + _format_uncited_sources(meta, report.plain_text)
     return report
 
 
-def _sources(meta: Mapping[str, Any], text: str) -> str:
+def _format_uncited_sources(meta: Mapping[str, Any], text: str) -> str:
     """Return the sources that the text of a report does not cite, as a list to put below it."""
     lines: dict[str, None] = {}
     for reference in get_by_path(meta, list, "content_references"):
@@ -325,21 +349,21 @@ def _sources(meta: Mapping[str, Any], text: str) -> str:
     return "\n".join(["\n\nSources:", *lines]) if lines else ""
 
 
-def _asked(part: _Part) -> str:
+def _extract_request(part: _MessagePart) -> str:
     """What was asked of a tool, out of its arguments if they are known."""
-    arguments = get_by_path(_json(part.plain), dict)
+    arguments = get_by_path(_parse_json(part.plain_text), dict)
     first = get_by_path(arguments, list, "search_query")[
         :1
     ]  # what was looked for, of several things
     arguments = first[0] if first and isinstance(first[0], dict) else arguments
-    request = part.plain
+    request = part.plain_text
     for name in ("prompt", "q", "query", "queries"):
         several = ", ".join(map(str, get_by_path(arguments, list, name)))
         request = replace_surrogates(several) or get_by_path(arguments, str, name) or request
     return request
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -349,7 +373,7 @@ def _json(text: str) -> Any:
 # -- citations and other markup
 
 
-def _without_markup(text: str, meta: Mapping[str, Any]) -> str:
+def _replace_markup(text: str, meta: Mapping[str, Any]) -> str:
     """Text with the titles and addresses of its sources in the place of glyphs for them."""
     for source in get_by_path(meta, list, "content_references"):
         matched = get_by_path(source, str, "matched_text")
@@ -357,29 +381,29 @@ def _without_markup(text: str, meta: Mapping[str, Any]) -> str:
             items = [item for item in get_by_path(source, list, "items") if isinstance(item, dict)]
             alt = get_by_path(source, str, "alt")
             alt = "" if "\ue200" in alt or alt.startswith("![") else alt
-            text = text.replace(matched, _source(items[0] if items else source) or alt)
-    text = _MARKUP.sub(lambda match: _marked(match[1] or ""), text)
+            text = text.replace(matched, _format_source(items[0] if items else source) or alt)
+    text = _MARKUP.sub(lambda match: _format_markup(match[1] or ""), text)
     cited = {
         str(get_by_path(citation, dict, "metadata", "extra").get("cited_message_idx")): citation
         for citation in get_by_path(meta, list, "citations")
     }
     return _BRACKET.sub(
-        lambda match: _source(get_by_path(cited.get(match[1]), dict, "metadata")), text
+        lambda match: _format_source(get_by_path(cited.get(match[1]), dict, "metadata")), text
     )
 
 
-def _source(source: Any) -> str:
+def _format_source(source: Any) -> str:
     parts = ", ".join(
         filter(None, (get_by_path(source, str, "title"), get_by_path(source, str, "url")))
     )
     return f" ({parts})" if parts else ""
 
 
-def _marked(inner: str) -> str:
+def _format_markup(inner: str) -> str:
     """What markup says by itself: the name of a thing, a link's title and address."""
     kind, *rest = inner.split("\ue202")
     if kind == "url":
         return f" {' '.join(rest)}"
-    entity = get_by_path(_json(rest[0]), list) if kind == "entity" and rest else []
+    entity = get_by_path(_parse_json(rest[0]), list) if kind == "entity" and rest else []
     name = get_by_path(entity[1], str) if len(entity) > 1 else ""
     return f" {name}" if name else ""

@@ -55,11 +55,13 @@ if TYPE_CHECKING:
     from perdure.cli.import_archive import ArchiveLines
     from perdure.memory.collection import Collection
 
-_PROJECTS: Final = Template(("projects", "{user_id}"))  # below it, the documents of each project
-_GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
+_PROJECT_NAMESPACE: Final = Template(
+    ("projects", "{user_id}")
+)  # below it, the documents of each project
+_CHECKPOINTS_PER_LENGTH: Final = 32  # a checkpoint for each 32nd part of what there is
 
 
-class Importing:
+class ImportWriter:
     """Stores conversations, and makes memories of them, with a report."""
 
     def __init__(
@@ -72,22 +74,22 @@ class Importing:
         self._extraction = file.build_extraction() if wanted and not later else None
         report.memories = None if self._extraction is None else 0
 
-    def store(self, prefix: str, talks: list[Conversation]) -> None:
+    def store_conversations(self, prefix: str, conversations: list[Conversation]) -> None:
         """Make a thread of each, whose id begins with the prefix."""
-        total, done = sum(len(talk.nodes) for talk in talks), 0
+        total, stored_count = sum(len(talk.nodes) for talk in conversations), 0
         names = ThreadNames(self._file.saver, prefix, self._file.user)
-        with progress_bar("importing", "message") as show:
-            for talk in talks:
+        with progress_bar("importing", "message") as update_bar:
+            for talk in conversations:
 
-                def advance(count: int, begun: int = done) -> None:
-                    show((begun + count) / total, begun + count)
+                def advance(count: int, earlier_count: int = stored_count) -> None:
+                    update_bar((earlier_count + count) / total, earlier_count + count)
 
                 self._report.skipped += talk.problems
                 if talk.nodes:
                     talk = names.assign_thread_id(talk)
-                    self._store(prefix + talk.id, talk, advance)
-                    done += len(talk.nodes)
-                    advance(0, done)
+                    self._store_conversation(prefix + talk.id, talk, advance)
+                    stored_count += len(talk.nodes)
+                    advance(0, stored_count)
                 else:
                     self._report.left_out += talk.left_out
                     self._report.unread += talk.source_count > 0
@@ -107,14 +109,14 @@ class Importing:
 
         user = self._file.user
         if any(saved.project is not None for saved in texts):
-            run(record_templates(self._file.store, [_PROJECTS]))
+            run(record_templates(self._file.store, [_PROJECT_NAMESPACE]))
         collection = Collection(self._file.store, ("memories", "{user_id}"))
         for saved in texts:
             if saved.project is not None:
                 place = ("projects", user, saved.project)
                 value = {**saved.metadata, "text": saved.text}
-                known = self._file.store.get(place, saved.key, refresh_ttl=False)
-                is_known = known is not None and known.value == value
+                stored_item = self._file.store.get(place, saved.key, refresh_ttl=False)
+                is_known = stored_item is not None and stored_item.value == value
                 if not is_known:
                     self._file.store.put(place, saved.key, value)
                 self._report.items += not is_known
@@ -142,7 +144,9 @@ class Importing:
         self._report.quarantined += outcome.change == "quarantined"
         self._report.known_items += not is_new
 
-    def _store(self, thread_id: str, talk: Conversation, advance: Callable[[int], None]) -> None:
+    def _store_conversation(
+        self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
+    ) -> None:
         if not talk.is_archived:  # an archive says whose each thread is
             user = talk.metadata.get("user_id", self._file.user)
             talk.metadata["user_id"] = user if self._wanted else ""
@@ -150,14 +154,14 @@ class Importing:
             for node in talk.nodes.values():  # before anything of it is written
                 self._codec.encode(node.message, lambda: "a message")
             thread = ThreadImport(self._file.saver, thread_id, talk)
-            new = thread.run(advance)
+            new = thread.store_new_messages(advance)
         except SerializationError as exc:  # a field of a message that no file can hold
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
             return
         if talk.is_archived:  # its memories are in the archive
             self._report.users[talk.metadata.get("user_id") or talk.metadata.get("owner", "")] += 1
         else:
-            self._remember(thread_id)
+            self._remember_thread(thread_id)
         self._report.conversations += 1
         self._report.messages += new
         self._report.updated += thread.updated
@@ -165,7 +169,7 @@ class Importing:
         self._report.unchanged += not (new or thread.updated)
         self._report.left_out += talk.left_out
 
-    def take_over(self, source: Source, names: dict[str, str]) -> None:
+    def import_database(self, source: Source, names: dict[str, str]) -> None:
         """Import a database of langgraph, with its threads and with the items of its store.
 
         A file of perdure's is merged, threads and items; `names` are new ids of its threads.
@@ -173,36 +177,40 @@ class Importing:
         Raises:
             NotADatabase: It has neither the tables of a saver nor those of a store.
         """
-        if source.is_perdures:
-            self._merge(source, names)
+        if source.is_perdure_database:
+            self._merge_database(source, names)
             return
         db = source.path
         if names:
             raise ConfigurationError(f"--as is for files of perdure; {db!r} is none")
         saver, limit = self._file.saver, source.max_value_bytes
         with closing(open_source(db, Codec(saver.serde, saver.types), limit)) as tables:
-            done, threads, lacking = ImportReport(), list[str](), list[NotADatabase]()
+            thread_report, threads, missing_tables = (
+                ImportReport(),
+                list[str](),
+                list[NotADatabase](),
+            )
             with show_status(f"importing {tables.path}"):
                 try:
-                    done = saver.import_from(db, max_value_bytes=limit)
+                    thread_report = saver.import_from(db, max_value_bytes=limit)
                     threads = [*tables.iter_thread_ids()]
                 except NotADatabase as exc:  # it may have a store
-                    lacking.append(exc)
+                    missing_tables.append(exc)
                 try:
                     items = self._file.store.import_from(db, max_value_bytes=limit)
                     self._report.count_items(items)
                 except NotADatabase as exc:  # it may have threads
-                    lacking.append(exc)
-                if len(lacking) == 2:
-                    raise NotADatabase("; ".join(map(str, lacking)))
-        self._report.count_threads(done)
-        with progress_bar("making memories", "thread") as show:
+                    missing_tables.append(exc)
+                if len(missing_tables) == 2:
+                    raise NotADatabase("; ".join(map(str, missing_tables)))
+        self._report.count_threads(thread_report)
+        with progress_bar("making memories", "thread") as update_bar:
             for number, thread_id in enumerate(threads, 1):
-                self._remember(thread_id)
-                show(number / done.threads, number)
+                self._remember_thread(thread_id)
+                update_bar(number / thread_report.threads, number)
 
-    def _merge(self, source: Source, names: dict[str, str]) -> None:
-        refused = None
+    def _merge_database(self, source: Source, names: dict[str, str]) -> None:
+        refusal = None
         with show_status(f"importing {source.path}"):
             if source.saver is not None:
                 try:
@@ -210,14 +218,14 @@ class Importing:
                         self._file.saver.import_from(source.saver, names=names)
                     )
                 except ImportFailed as exc:  # some threads were refused; items are still imported
-                    refused = exc
+                    refusal = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
                 self._report.count_items(items)
-        if refused is not None:
-            raise refused
+        if refusal is not None:
+            raise refusal
 
-    def _remember(self, thread_id: str) -> None:
+    def _remember_thread(self, thread_id: str) -> None:
         """Extract memories of a thread; what was read before is not read again.
 
         They are of the user whom the thread names, as for a worker, else of the settings'.
@@ -225,30 +233,30 @@ class Importing:
         if not self._wanted:
             return
         head = self._file.saver.head(thread_id)
-        named = (
+        named_user = (
             read_label_values(head.metadata, ["user_id"]).get("user_id")
             if head is not None
             else None
         )
-        user = named or ("" if self._later else self._file.user)
+        user = named_user or ("" if self._later else self._file.user)
         self._report.users[user] += 1
         if self._extraction is None:
             return
         try:
             config: RunnableConfig = {"configurable": {"user_id": user}}
-            done = self._extraction.extract(thread_id, config)
+            report = self._extraction.extract(thread_id, config)
         except (InvalidConfig, InvalidMessages, InvalidNamespace) as exc:
             # a program's own, with something else in that channel, or a user or an id of which
             # there can be no memories
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
-        self._report.memories = (self._report.memories or 0) + done.added
-        self._report.by_user += Counter({user: done.added})
-        self._report.quarantined += done.quarantined
-        self._report.forgotten += done.forgotten
+        self._report.memories = (self._report.memories or 0) + report.added
+        self._report.by_user += Counter({user: report.added})
+        self._report.quarantined += report.quarantined
+        self._report.forgotten += report.forgotten
 
 
-class _OwnCheckpoint(NamedTuple):
+class _NewCheckpoint(NamedTuple):
     """A checkpoint that this import has put, kept so that it need not be read.
 
     Attributes:
@@ -269,59 +277,63 @@ class ThreadImport:
     what came before that one was removed, so that no branch can begin within it.
     """
 
-    def __init__(self, saver: Checkpointer, thread_id: str, talk: Conversation) -> None:
-        self._saver, self._talk = saver, talk
+    def __init__(self, saver: Checkpointer, thread_id: str, conversation: Conversation) -> None:
+        self._saver, self._conversation = saver, conversation
         self._thread = {"thread_id": thread_id, "checkpoint_ns": ""}
         try:
-            self._found = saver.checkpoints(thread_id, checkpoint_ns="")
+            self._checkpoints = saver.checkpoints(thread_id, checkpoint_ns="")
         except UnknownThread:
-            self._found = []
-        self._held: dict[str, str | None] = {}
-        ids = {None, *(info.checkpoint_id for info in self._found)}
-        for info in reversed(self._found):
+            self._checkpoints = []
+        self._checkpoint_of_message: dict[str, str | None] = {}
+        ids = {None, *(info.checkpoint_id for info in self._checkpoints)}
+        for info in reversed(self._checkpoints):
             if NODE in info.metadata:
                 cut = info.checkpoint_id if info.parent_id in ids else None
-                self._hold(info.metadata[NODE], info.checkpoint_id, cut)
-        self._own: dict[str, _OwnCheckpoint] = {}
+                self._record_checkpoint(info.metadata[NODE], info.checkpoint_id, cut)
+        self._new_checkpoints: dict[str, _NewCheckpoint] = {}
         self.updated = self.outdated = 0  # see `ConversationsReport`
-        self._known: dict[str, set[tuple[str, bool]]] | None = None
+        self._stored_contents: dict[str, set[tuple[str, bool]]] | None = None
         self._newest: str | None = None  # the id of the checkpoint that was put last
 
-    def run(self, advance: Callable[[int], None] = lambda count: None) -> int:
+    def store_new_messages(self, advance: Callable[[int], None] = lambda count: None) -> int:
         """Store what is new, and tell how many messages are done; returns how many are new."""
-        begins = not self._found or any(info.parent_id is None for info in self._found)
-        ends, new = _ends(self._talk), 0
-        for done, key in enumerate(self._talk.nodes):
-            if key not in ends:
+        can_start_branch = not self._checkpoints or any(
+            info.parent_id is None for info in self._checkpoints
+        )
+        checkpoint_ends, new = _choose_checkpoint_ends(self._conversation), 0
+        for position, key in enumerate(self._conversation.nodes):
+            if key not in checkpoint_ends:
                 continue
-            keys, above = self._missing(key)
-            fresh = [each for each in keys if not self._load_contents(each)]
-            if fresh and (begins if above is None else self._held[above]):
-                self._put(above, keys)
-                new += len(fresh)
-                advance(done)
+            keys, parent = self._find_unstored_messages(key)
+            new_keys = [each for each in keys if not self._load_contents(each)]
+            if new_keys and (
+                can_start_branch if parent is None else self._checkpoint_of_message[parent]
+            ):
+                self._put_checkpoint(parent, keys)
+                new += len(new_keys)
+                advance(position)
         self._move_head(bool(new))
-        if self._found:
-            self._complete()
+        if self._checkpoints:
+            self._complete_messages()
         return new
 
-    def _complete(self) -> None:
+    def _complete_messages(self) -> None:
         """Add parts of known messages that a former import left out to the state of the thread.
 
         No branch is made. Messages that are no longer in the state stay as they are.
         """
-        lacking = {
+        incomplete_texts = {
             key: text
-            for key, text in self._talk.former_texts.items()
-            if key in self._held
-            and _contents(self._talk.nodes[key].message) not in self._load_contents(key)
+            for key, text in self._conversation.former_texts.items()
+            if key in self._checkpoint_of_message
+            and _get_contents(self._conversation.nodes[key].message) not in self._load_contents(key)
         }
-        head = self._saver.get_tuple({"configurable": self._thread}) if lacking else None
+        head = self._saver.get_tuple({"configurable": self._thread}) if incomplete_texts else None
         if head is None:
             return
         messages = list(head.checkpoint["channel_values"].get("messages", []))
-        for key, text in lacking.items():
-            node = self._talk.nodes[key]
+        for key, text in incomplete_texts.items():
+            node = self._conversation.nodes[key]
             ids = [getattr(message, "id", None) for message in messages]
             if text and key in ids and messages[ids.index(key)].text == text:
                 messages[ids.index(key)] = node.message
@@ -355,57 +367,83 @@ class ThreadImport:
 
         An export that ends within the messages of a checkpoint has no checkpoint that is its end.
         """
-        if self._known is None:
-            self._known = defaultdict(set)
+        if self._stored_contents is None:
+            self._stored_contents = defaultdict(set)
             thread_id = self._thread["thread_id"]
-            for item in self._saver.history(thread_id, missing_ok=True) if self._found else ():
+            for item in (
+                self._saver.history(thread_id, missing_ok=True) if self._checkpoints else ()
+            ):
                 if isinstance(item.value, BaseMessage):
-                    self._known[str(item.value.id)].add(_contents(item.value))
-        return self._known.get(key, set())
+                    self._stored_contents[str(item.value.id)].add(_get_contents(item.value))
+        return self._stored_contents.get(key, set())
 
-    def _missing(self, key: str) -> tuple[list[str], str | None]:
+    def _find_unstored_messages(self, key: str) -> tuple[list[str], str | None]:
         """The messages up to one that are not there yet, and the one that they follow."""
         keys: list[str] = []
-        at: str | None = key
-        while at is not None and at not in self._held:
-            keys.append(at)
-            at = self._talk.nodes[at].parent
-        return keys[::-1], at
+        ancestor: str | None = key
+        while ancestor is not None and ancestor not in self._checkpoint_of_message:
+            keys.append(ancestor)
+            ancestor = self._conversation.nodes[ancestor].parent
+        return keys[::-1], ancestor
 
-    def _hold(self, end: str, checkpoint_id: str, cut: str | None) -> None:
-        self._held[end] = checkpoint_id
-        node = self._talk.nodes.get(end)
-        while node is not None and node.parent is not None and node.parent not in self._held:
-            self._held[node.parent] = cut
-            node = self._talk.nodes[node.parent]
+    def _record_checkpoint(
+        self, end: str, checkpoint_id: str, checkpoint_for_ancestors: str | None
+    ) -> None:
+        self._checkpoint_of_message[end] = checkpoint_id
+        node = self._conversation.nodes.get(end)
+        while (
+            node is not None
+            and node.parent is not None
+            and node.parent not in self._checkpoint_of_message
+        ):
+            self._checkpoint_of_message[node.parent] = checkpoint_for_ancestors
+            node = self._conversation.nodes[node.parent]
 
-    def _put(self, parent: str | None, keys: list[str]) -> None:
+    def _put_checkpoint(self, parent: str | None, keys: list[str]) -> None:
         """Put a checkpoint that ends with messages, or without with one that is there already."""
-        batch = [self._talk.nodes[key] for key in keys]
-        base, messages, cut = None, list[BaseMessage](), False
-        own = None if parent is None else self._own.get(str(self._held[parent]))
-        continued = own if own and own.end == parent and own.length >= TITLE_CANDIDATES else None
+        batch = [self._conversation.nodes[key] for key in keys]
+        base, messages, is_cut = None, list[BaseMessage](), False
+        new_checkpoint = (
+            None
+            if parent is None
+            else self._new_checkpoints.get(str(self._checkpoint_of_message[parent]))
+        )
+        continued = (
+            new_checkpoint
+            if new_checkpoint
+            and new_checkpoint.end == parent
+            and new_checkpoint.length >= TITLE_CANDIDATES
+            else None
+        )
         if continued is not None:
-            base, kept = continued.stored, continued.length
+            base, kept_count = continued.stored, continued.length
         else:
-            base = None if parent is None else self._read(str(self._held[parent]))
+            base = (
+                None
+                if parent is None
+                else self._read_checkpoint(str(self._checkpoint_of_message[parent]))
+            )
             messages = base.checkpoint["channel_values"].get("messages", []) if base else []
-            last = None if parent is None else self._talk.nodes[parent].message.id
-            places = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
-            kept = next(places, len(messages))
-            cut = kept < len(messages)  # what came together with later ones, which stay behind
-        if not batch and not cut:
+            last = None if parent is None else self._conversation.nodes[parent].message.id
+            positions = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == last)
+            kept_count = next(positions, len(messages))
+            is_cut = kept_count < len(
+                messages
+            )  # what came together with later ones, which stay behind
+        if not batch and not is_cut:
             return
         checkpoint = base.checkpoint if base else empty_checkpoint()
-        above = None if base is None else base.parent_config if cut else base.config
-        above = above or {"configurable": self._thread}
-        step = base.metadata.get("step", 0) + (not cut) if base else 0
+        parent_config = None if base is None else base.parent_config if is_cut else base.config
+        parent_config = parent_config or {"configurable": self._thread}
+        step = base.metadata.get("step", 0) + (not is_cut) if base else 0
         version = self._saver.get_next_version(checkpoint["channel_versions"].get("messages"), None)
         added = [node.message for node in batch]
-        channel = messages[:kept] + added if continued is None else Continuation(added)
+        channel = messages[:kept_count] + added if continued is None else Continuation(added)
         end = keys[-1] if keys else str(parent)
-        at = self._talk.find_creation_time(end)
-        moment = datetime.now(UTC) if at == math.inf else datetime.fromtimestamp(at, UTC)
+        created_at = self._conversation.find_creation_time(end)
+        moment = (
+            datetime.now(UTC) if created_at == math.inf else datetime.fromtimestamp(created_at, UTC)
+        )
         new: Checkpoint = {
             **checkpoint,
             "id": str(uuid6(clock_seq=step)),
@@ -413,19 +451,27 @@ class ThreadImport:
             "channel_values": {"messages": channel},
             "channel_versions": {**checkpoint["channel_versions"], "messages": version},
         }
-        metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.metadata}
-        metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.metadata else {})}
+        metadata: Any = {
+            "source": "update",
+            "step": step,
+            "parents": {},
+            **self._conversation.metadata,
+        }
+        metadata |= {
+            NODE: end,
+            **({TITLED: True} if "title" in self._conversation.metadata else {}),
+        }
         times = [None if get_creation_time(node.message) else node.created_at for node in batch]
         metadata |= {TIMES_KEY: times} if any(times) else {}
-        config = self._saver.put(above, new, metadata, {"messages": version})
+        config = self._saver.put(parent_config, new, metadata, {"messages": version})
         self._newest, new["channel_values"] = new["id"], {}
-        stored = CheckpointTuple(config, new, metadata, above)
-        self._own[new["id"]] = _OwnCheckpoint(end, kept + len(batch), stored)
-        self._hold(end, new["id"], new["id"])
+        stored = CheckpointTuple(config, new, metadata, parent_config)
+        self._new_checkpoints[new["id"]] = _NewCheckpoint(end, kept_count + len(batch), stored)
+        self._record_checkpoint(end, new["id"], new["id"])
 
-    def _read(self, checkpoint_id: str) -> CheckpointTuple:
-        at = {**self._thread, "checkpoint_id": checkpoint_id}
-        stored = self._saver.get_tuple({"configurable": at})
+    def _read_checkpoint(self, checkpoint_id: str) -> CheckpointTuple:
+        configurable = {**self._thread, "checkpoint_id": checkpoint_id}
+        stored = self._saver.get_tuple({"configurable": configurable})
         assert stored is not None
         return stored
 
@@ -436,40 +482,56 @@ class ThreadImport:
         that is the newest of all, was imported and is of this conversation (else the export is an
         older one) may be where an import was killed.
         """
-        leaf, head = self._talk.leaf, next((info for info in self._found if info.is_head), None)
-        went_on = next((info for info in self._found if NODE not in info.metadata), None)
-        ended = head.metadata.get(NODE) if head is not None and head is self._found[0] else None
-        goal = went_on if went_on is not None and ended is not None else head
-        at = goal.checkpoint_id if goal is not None else None
-        news = new or (ended in self._talk.nodes and ended != leaf)
-        if went_on is None and news and leaf is not None and self._held.get(leaf):
-            self._put(leaf, [])
-            at = self._held[leaf]
-        stands = self._newest or (head and head.checkpoint_id)
-        if at is not None and at != stands:
-            self._saver.rewind(self._thread["thread_id"], at)
+        leaf, head = (
+            self._conversation.leaf,
+            next((info for info in self._checkpoints if info.is_head), None),
+        )
+        newest_own_checkpoint = next(
+            (info for info in self._checkpoints if NODE not in info.metadata), None
+        )
+        end_of_head = (
+            head.metadata.get(NODE) if head is not None and head is self._checkpoints[0] else None
+        )
+        target = (
+            newest_own_checkpoint
+            if newest_own_checkpoint is not None and end_of_head is not None
+            else head
+        )
+        target_id = target.checkpoint_id if target is not None else None
+        has_news = new or (end_of_head in self._conversation.nodes and end_of_head != leaf)
+        if (
+            newest_own_checkpoint is None
+            and has_news
+            and leaf is not None
+            and self._checkpoint_of_message.get(leaf)
+        ):
+            self._put_checkpoint(leaf, [])
+            target_id = self._checkpoint_of_message[leaf]
+        current_id = self._newest or (head and head.checkpoint_id)
+        if target_id is not None and target_id != current_id:
+            self._saver.rewind(self._thread["thread_id"], target_id)
 
 
-def _contents(message: BaseMessage) -> tuple[str, bool]:
+def _get_contents(message: BaseMessage) -> tuple[str, bool]:
     """Return the text of a message, and whether the search of threads finds it as a document."""
     return message.text, message.response_metadata.get(SEARCHED) is True
 
 
-def _ends(talk: Conversation) -> set[str]:
+def _choose_checkpoint_ends(conversation: Conversation) -> set[str]:
     """The messages after which there is a checkpoint.
 
     It is where the tree forks or ends, and where a turn ends if there is enough since the last.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
-    for node in talk.nodes.values():
+    for node in conversation.nodes.values():
         followers[node.parent].append(node.message.type)
     depths: dict[str | None, tuple[int, int]] = {None: (0, 0)}  # of all, and since a checkpoint
     ends = set()
-    for key, node in talk.nodes.items():
+    for key, node in conversation.nodes.items():
         depth, since = (count + 1 for count in depths[node.parent])
-        then = followers[key]
-        grown = since >= depth // _GROWTH and then == ["human"]
-        if grown or len(then) != 1 or key == talk.leaf:
+        follower_types = followers[key]
+        is_due = since >= depth // _CHECKPOINTS_PER_LENGTH and follower_types == ["human"]
+        if is_due or len(follower_types) != 1 or key == conversation.leaf:
             ends.add(key)
             since = 0
         depths[key] = depth, since

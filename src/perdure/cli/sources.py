@@ -19,9 +19,9 @@ from perdure.stores.import_sources import STORE_TABLES
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-_PERDURES: Final = {"schemas", "namespaces", "store_items"}  # tables that only perdure makes
-_NAMES: Final = "SELECT lower(name) FROM sqlite_master"
-_ANY_SIZE: Final = (1 << 31) - 1  # bytes; SQLite holds no larger value
+_PERDURE_TABLES: Final = {"schemas", "namespaces", "store_items"}  # tables that only perdure makes
+_SELECT_TABLE_NAMES: Final = "SELECT lower(name) FROM sqlite_master"
+_MAX_SQLITE_VALUE_BYTES: Final = (1 << 31) - 1  # bytes; SQLite holds no larger value
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Source:
     store: WholeStore | None = None
 
     @property
-    def is_perdures(self) -> bool:
+    def is_perdure_database(self) -> bool:
         """Whether it is a database of perdure, and not of langgraph."""
         return self.saver is not None or self.store is not None
 
@@ -57,7 +57,7 @@ def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
     if is_dsn(path):  # a Postgres database of langgraph
         yield Source(path)
         return
-    if not _read_names(path) & _PERDURES:
+    if not _read_table_names(path) & _PERDURE_TABLES:
         tables = *SAVER_TABLES, *STORE_TABLES
         check = SQLiteDatabase(
             path, None, read_only=True, tables=tables, max_value_bytes=max_value_bytes
@@ -82,15 +82,15 @@ def open_copy(db: str, key: str | None) -> Iterator[Source]:
         return
     settings = load(db=db, key=key)
     check_exists(settings.db)
-    with _open_file(settings.db, settings.key, _ANY_SIZE) as source:
+    with _open_file(settings.db, settings.key, _MAX_SQLITE_VALUE_BYTES) as source:
         yield source
 
 
-def _read_names(path: str) -> set[str]:
+def _read_table_names(path: str) -> set[str]:
     """Return the names in the schema of a file."""
 
     def flow() -> Flow[set[str]]:
-        return {name for (name,) in (yield Statement(_NAMES))}
+        return {name for (name,) in (yield Statement(_SELECT_TABLE_NAMES))}
 
     with closing(SQLiteDatabase(path, None, read_only=True)) as file:
         return file.read(flow)
@@ -99,7 +99,7 @@ def _read_names(path: str) -> set[str]:
 @contextmanager
 def _open_file(path: str, key: str | None, max_value_bytes: int) -> Iterator[Source]:
     """Open the threads and the items of a file of perdure, as far as it has them."""
-    names = _read_names(path)
+    names = _read_table_names(path)
     saver: SQLiteCheckpointer | None = None
     store: SQLiteStore | None = None
     with ExitStack() as stack:
