@@ -1,4 +1,4 @@
-"""Conversations to import, as trees of messages, and functions that all readers of exports use."""
+"""Conversations of exports as trees of messages, and functions that the readers share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ _MAX_ID_BYTES: Final = (
 
 
 class Problem(NamedTuple):
-    """What was not as expected, and where."""
+    """A part of an export that was not imported.
+
+    Attributes:
+        reason: What is wrong with the part.
+        conversation: The id of the conversation, or the position in the file.
+        message: The id of the message.
+    """
 
     reason: str
     conversation: str | None = None
@@ -37,7 +43,13 @@ class Problem(NamedTuple):
 
 
 class MessageNode(NamedTuple):
-    """A message, the id of the one that it follows, and when it was said: s since 1970."""
+    """A message of a tree.
+
+    Attributes:
+        parent: The id of the message before it, or None.
+        message: The message.
+        created_at: The time of the message in seconds since 1970, or None.
+    """
 
     parent: str | None
     message: BaseMessage
@@ -51,7 +63,7 @@ class SavedText(NamedTuple):
         project: The project that the document belongs to, or None for a memory.
         key: The key of the memory, or of the item.
         text: The text.
-        about: Other fields of the item.
+        metadata: Other fields of the item.
     """
 
     project: str | None
@@ -64,10 +76,10 @@ class UnnamedSource(NamedTuple):
     """The source of a conversation that has no id.
 
     Attributes:
-        file: An object that stands for one reading of the file, which may be read twice.
-        stem: The name of the file, from which former versions made the id of the thread.
+        file: An object that identifies the file within one import.
+        file_stem: The file name without extension. Earlier versions made thread ids from it.
         build: Builds the conversation with a given id. The second argument says whether the ids of
-            messages also depend on their times; in former versions they did not.
+            messages depend on their times, too. In earlier versions they did not.
     """
 
     file: object
@@ -77,26 +89,39 @@ class UnnamedSource(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """A conversation as a tree of messages."""
+    """A conversation as a tree of messages.
 
-    id: str  # of its thread
-    metadata: dict[str, Any] = field(
-        default_factory=dict
-    )  # see `ABOUT`; times in s since 1970 (UTC)
-    nodes: dict[str, MessageNode] = field(
-        default_factory=dict
-    )  # by id, parents first, main branch last
-    leaf: str | None = None  # the message where the main branch ends
-    left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
+    Attributes:
+        id: The id of the conversation, from which the thread id is made.
+        metadata: The fields of `ABOUT`. Times are in seconds since 1970 (UTC).
+        nodes: The messages by id. Parents come before their children, and the main branch last.
+        leaf: The id of the message at the end of the main branch.
+        left_out: The number of skipped messages and parts by kind, such as thinking.
+        problems: The parts that were not as expected.
+        unnamed: The source of the conversation if its id is provisional, else None.
+        former_texts: By message id, the text that an earlier version imported, if that version
+            skipped the message or a part of it.
+        is_archived: Whether the conversation is part of a person's archive, which has its memories.
+        source_count: The number of messages in the export, including skipped ones.
+    """
+
+    id: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[str, MessageNode] = field(default_factory=dict)
+    leaf: str | None = None
+    left_out: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
-    unnamed: UnnamedSource | None = None  # set if the id is provisional
+    unnamed: UnnamedSource | None = None
     former_texts: dict[str, str] = field(default_factory=dict)
-    """The text of a message that a former version imported, by id, if it left out a part or all."""
-    is_archived: bool = False  # it is in the archive of a person, with the memories made of it
-    source_count: int = 0  # messages in the source, including those that are left out
+    is_archived: bool = False
+    source_count: int = 0
 
     def find_creation_time(self, key: str | None) -> float:
-        """The time of a message or of one before it, else of the conversation, else infinity."""
+        """Return the time of a message, in seconds since 1970.
+
+        If the message has no time, return the time of the nearest message before it that has one,
+        else the time of the conversation, else infinity.
+        """
         while key is not None:
             key, _, created_at = self.nodes[key]
             if created_at is not None:
@@ -104,7 +129,7 @@ class Conversation:
         return float(self.metadata.get("update_time", self.metadata.get("create_time", math.inf)))
 
     def list_branch(self, key: str | None) -> list[str]:
-        """The messages up to one, the oldest first."""
+        """Return the ids of the messages from the beginning to `key`, the oldest first."""
         keys = []
         while key is not None:
             keys.append(key)
@@ -112,7 +137,7 @@ class Conversation:
         return keys[::-1]
 
     def add_problem(self, reason: str, message: str | None = None) -> None:
-        """Note a problem."""
+        """Add a problem to the list of problems."""
         self.problems.append(Problem(reason, self.id, message))
 
     def add_message(
@@ -123,15 +148,26 @@ class Conversation:
         *,
         variant: bool = False,
     ) -> str:
-        """Add a message after another; returns its key: its id, but of a `variant` of one."""
+        """Add a message after its parent.
+
+        Args:
+            message: The message.
+            parent: The key of the parent, or None for a first message.
+            created_at: The time of the message, if the message itself has none.
+            variant: Whether the message may be another version of a message with the same id.
+
+        Returns:
+            The key of the message in `nodes`. It is the id of the message, or a derived id for a
+            variant.
+        """
         key = str(message.id)
         at = get_creation_time(message) if created_at is None else created_at
         existing_node = self.nodes.get(key)
         if variant and existing_node is not None and existing_node[:2] != (parent, message):
-            key = derive_id(key, parent, repr(message))  # variants may differ in any field
+            key = derive_id(key, parent, repr(message))  # a variant may differ in any field
         node = self.nodes.setdefault(key, MessageNode(parent, message, at))
         if node.message is not message and node.message != message:
-            self.add_problem("the id of another message", key)
+            self.add_problem("has the id of another message", key)
         return key
 
     def add_tree(
@@ -140,25 +176,31 @@ class Conversation:
         messages: Mapping[str, list[BaseMessage]],
         leaf_id: str,
     ) -> None:
-        """Add what the parts of a tree say, in order.
+        """Add the messages of a tree of parts, parents first.
 
-        The main branch ends with the one shown, or if that is none of them with the last.
+        Args:
+            parents: The parent of each part, or None for a first part.
+            messages: The messages of each part, in order. A part may have none.
+            leaf_id: The part with which the main branch ends. If there is no such part, the main
+                branch ends with the last part.
         """
-        last_messages: dict[
-            str | None, str | None
-        ] = {}  # the last message of each part or of its ancestors
+        last_messages: dict[str | None, str | None] = {}  # the last message at or before each part
 
         def list_new_ancestors(key: str | None) -> list[str]:
-            """A part and its ancestors up to one that is done, the oldest first."""
+            """Return a part and its ancestors that are not added yet, the oldest first."""
             parts: dict[str, None] = {}
             while key is not None and key not in last_messages:
                 parts[key] = None
                 parent = parents[key]
                 if parent in parts or parent not in parents:
                     if parent in parts:
-                        self.add_problem("its own ancestor, read as a beginning", key)
+                        self.add_problem(
+                            "is its own ancestor, so it was imported as a first message", key
+                        )
                     elif parent is not None and key in messages:
-                        self.add_problem("parent missing, read as a beginning", key)
+                        self.add_problem(
+                            "its parent is missing, so it was imported as a first message", key
+                        )
                     parents[key] = parent = None
                 key = parent
             return list(reversed(parts))
@@ -177,9 +219,13 @@ class Conversation:
 def build_conversation(
     name: object, export: Mapping[str, Any], field_names: Mapping[str, str], *id_sources: object
 ) -> Conversation:
-    """A conversation without its messages, of its JSON.
+    """Build a conversation without messages.
 
-    `names` has its keys by what they are called in `ABOUT`; an id that is none is made up.
+    Args:
+        name: The id of the conversation. If it is not a text, an id is derived.
+        export: The JSON object of the conversation.
+        field_names: For each field of `ABOUT`, the name of the field in the export.
+        id_sources: Values from which an id is derived.
     """
     metadata: dict[str, Any] = {}
     for own_name, export_name in field_names.items():
@@ -201,8 +247,14 @@ def build_message(
 ) -> BaseMessage:
     """Build a message of the user, assistant or system, with its id and metadata.
 
-    Output of a program (`tool`) does not become a memory. Neither does a `document`, but the search
-    of threads finds it.
+    Args:
+        role: "user", "assistant" or "system".
+        text: The text of the message.
+        key: The id of the message.
+        tool: Whether the text was written by a tool. Such a message does not become a memory.
+        document: Whether the text is a document. It does not become a memory either, but the search
+            of threads finds it.
+        about: The metadata of the message. Empty values are left out.
     """
     message_classes: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage}
     metadata = {name: value for name, value in about.items() if value not in (None, "")}
@@ -215,30 +267,32 @@ def build_message(
     )
 
 
-# -- what stands in a text for something else
+# -- text in place of files, calls and code
 
 
 def format_placeholder(noun: object, description: object = "") -> str:
-    """What stands for a file, a picture or a call: "[file: dates.pdf]"."""
+    """Return the text in place of a file, an image or a tool call, such as "[file: dates.pdf]"."""
     text = shorten_line(description)
     return f"[{shorten_line(noun, 40)}: {text}]" if text else f"[{shorten_line(noun, 40)}]"
 
 
 def format_code_block(code: str, language: str = "") -> str:
-    """Code with its lines, as Markdown."""
+    """Return code as a fenced block of Markdown."""
     fence = "```"
     while fence in code:
         fence += "`"
     return f"{fence}{language}\n{code.strip(chr(10))}\n{fence}"
 
 
-# -- values in a file
+# -- JSON values in a file
 
 
 def iter_json_values(text: str) -> Iterator[tuple[int, Any]]:
-    """The values of a JSON array, or those that stand one after the other, each with its number.
+    """Yield the values of a JSON array, or of a sequence of JSON values such as JSON Lines.
 
-    The number is the place in the array, or the line. What cannot be read is a `MalformedPart`.
+    Yields:
+        The number of the value and the value. The number is the position in the array, or the line
+        in the file, counted from 1. A value that cannot be parsed is a `MalformedPart`.
     """
     decoder = json.JSONDecoder()
     position = _skip_spaces(text, 0)
@@ -266,5 +320,6 @@ def iter_json_values(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _skip_spaces(text: str, position: int) -> int:
+    """Return the position after white space and commas."""
     match = _SPACES_AND_COMMAS.match(text, position)
     return match.end() if match else position

@@ -1,4 +1,4 @@
-"""`perdure copy`: a whole database into another."""
+"""The command `perdure copy`, which copies a database into another one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.cli.app import JsonOption, app, open_database
 from perdure.cli.output import format_count, print_progress_on_interrupt, print_result, progress_bar
 from perdure.errors import ConfigurationError
 
-_KEY_HELP: Final = "A file with its key, in hexadecimal."
+_KEY_HELP: Final = "A file with the key of the database, in hexadecimal."
 KeyFile = Path | None
 
 
@@ -20,16 +20,17 @@ KeyFile = Path | None
 def copy(
     source: Annotated[str, typer.Option("--from", metavar="DB", help="A file, or a Postgres DSN.")],
     target: Annotated[
-        str, typer.Option("--to", metavar="DB", help="Where to copy it; new, or empty.")
+        str, typer.Option("--to", metavar="DB", help="The target, a new or empty database.")
     ],
     from_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
     to_key_file: Annotated[KeyFile, typer.Option(metavar="FILE", help=_KEY_HELP)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy a database into another one, which may be of the other kind.
+    """Copy a database into another one, also from SQLite to Postgres or back.
 
-    Threads, checkpoints, branches, pending writes, items with their versions and provenance. At the
-    end both are compared. After an interruption, repeat the command: it continues where it was.
+    The copy has all threads, checkpoints, branches, pending writes, and items with their versions
+    and provenance. At the end, both databases are compared. After an interruption, repeat the
+    command. It continues where it stopped.
     """
     from perdure.cli.sources import open_copy
     from perdure.cli.table_copy import Copy, StoreTables, Tables, ThreadTables
@@ -43,7 +44,7 @@ def copy(
 
     def create_indexes() -> None:
         for path in old.store.indexes() if old.store is not None else ():
-            with suppress(ConfigurationError):  # not every database has such indexes
+            with suppress(ConfigurationError):  # some databases do not support such indexes
                 new.store.create_index(path)
 
     with (
@@ -65,6 +66,11 @@ def copy(
 
 
 def _read_key_file(path: Path | None) -> str | None:
+    """Return the key in a file, or None without a file.
+
+    Raises:
+        ConfigurationError: The file cannot be read or is empty.
+    """
     if path is None:
         return None
     try:

@@ -40,7 +40,7 @@ _PROGRAM_TEXT: Final = re.compile(
     r"\s*(<(command-|local-command|system-reminder|environment_context|user_instructions|"
     r"user_shell_command|turn_aborted|permissions)|Caveat: The messages below|# AGENTS\.md )"
 )
-"""Texts that the programs store as messages of the user."""
+"""The beginnings of texts that the programs store as messages of the user."""
 _SYSTEM_REMINDER: Final = re.compile(r"<system-reminder>.*?</system-reminder>\s*", re.DOTALL)
 _SUBJECT_ARGUMENTS: Final = (
     "command",
@@ -56,7 +56,7 @@ _TEXT_ARGUMENTS: Final = ("content", "new_string", "new_str", "prompt", "plan", 
 
 
 class SessionsReader:
-    """The sessions of one file.
+    """Collects the sessions of one file.
 
     Args:
         file: The path of the file.
@@ -66,7 +66,7 @@ class SessionsReader:
         self._stem = Path(file).stem
         self._sessions: dict[str, _Session] = {}
         self._codex: _Session | None = None  # lines of Codex do not name their session
-        self._summaries: dict[str, str] = {}  # titles of sessions, by a message that is in them
+        self._summaries: dict[str, str] = {}  # titles by the id of a message of the session
 
     def add_line(self, line: Mapping[str, Any]) -> bool:
         """Add a line if it belongs to a session. Return whether it does."""
@@ -86,12 +86,14 @@ class SessionsReader:
         return True
 
     def build_conversations(self) -> list[Conversation]:
-        """The conversations of all sessions."""
+        """Build the conversations of all sessions."""
         for session in self._sessions.values():
             titles = [text for key, text in self._summaries.items() if key in session.parents]
             session.title = session.title or (titles[-1] if titles else "")
         non_empty_sessions = (
-            each for each in self._sessions.values() if each.parents or each.source_count
+            session
+            for session in self._sessions.values()
+            if session.parents or session.source_count
         )
         return [session.build_conversation() for session in non_empty_sessions]
 
@@ -101,7 +103,7 @@ class SessionsReader:
 
     def _add_claude_line(self, line: Mapping[str, Any]) -> None:
         kind, message = get_by_path(line, str, "type"), get_by_path(line, dict, "message")
-        if kind == "summary":  # the summary may be of another session
+        if kind == "summary":  # the summary may belong to another session
             self._summaries[get_by_path(line, str, "leafUuid")] = get_by_path(line, str, "summary")
             return
         session = self._get_or_create_session(line.get("sessionId"))
@@ -151,7 +153,7 @@ class SessionsReader:
 
 
 class _Session:
-    """A session that is being read; see `Conversation`."""
+    """A session whose lines are being read; see `Conversation` for the attributes."""
 
     def __init__(self, id: str) -> None:
         self.id, self.title, self.model = id, "", ""
@@ -179,7 +181,7 @@ class _Session:
 
 
 def _is_claude_line(line: Mapping[str, Any]) -> bool:
-    """Return whether a line is one of a session of Claude Code."""
+    """Return whether a line belongs to a session of Claude Code."""
     if "sessionId" in line and "type" in line:
         return True
     is_message = line.get("type") in _CLAUDE_MESSAGE_TYPES and isinstance(line.get("message"), dict)
@@ -187,7 +189,7 @@ def _is_claude_line(line: Mapping[str, Any]) -> bool:
 
 
 def _is_old_codex_header(line: Mapping[str, Any]) -> bool:
-    """Return whether a line is the first one of a session of Codex before September 2025."""
+    """Return whether a line begins a session of Codex, in the form used before September 2025."""
     return {"id", "timestamp", "instructions"} <= line.keys() and "role" not in line
 
 
@@ -199,7 +201,7 @@ def _get_parent_id(line: Mapping[str, Any]) -> str | None:
 def _convert_claude_message(
     session: _Session, key: str, role: str, message: Mapping[str, Any], created_at: float | None
 ) -> list[BaseMessage]:
-    """Return a line of Claude Code as messages: one for its text, others for calls of tools."""
+    """Return the messages for a line of Claude Code: its text, then its tool calls."""
     content = message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     texts, calls, is_document = list[str](), list[str](), False
@@ -238,7 +240,7 @@ def _convert_claude_message(
 def _convert_codex_item(
     session: _Session, item: str, payload: Mapping[str, Any]
 ) -> tuple[str, bool]:  # fmt: skip
-    """Return the text of an item of Codex, and whether it is a document that a tool was given."""
+    """Return the text of an item of Codex, and whether the text has a document of a tool call."""
     if item == "message" and payload.get("role") in ("user", "assistant"):
         parts = get_by_path(payload, list, "content")
         texts = [get_by_path(part, str, "text") for part in parts]
@@ -257,6 +259,7 @@ def _convert_codex_item(
 
 
 def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
+    """Return the arguments of a tool call as an object, which may be JSON or another text."""
     if isinstance(arguments, str):
         try:
             value = json.loads(arguments)
@@ -267,7 +270,7 @@ def _parse_arguments(arguments: Any) -> Mapping[str, Any]:
 
 
 def _format_tool_call(name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a call of a tool as text, and whether its arguments contain a document."""
+    """Return a text for a tool call, and whether its arguments contain a document."""
     subjects = ((field, arguments[field]) for field in _SUBJECT_ARGUMENTS if arguments.get(field))
     field, subject = next(subjects, ("", ""))
     subject = " ".join(map(str, subject)) if isinstance(subject, list) else str(subject)

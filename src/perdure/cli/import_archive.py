@@ -1,4 +1,4 @@
-"""The archive of a person, as `perdure export --user` writes it: items, and a record of runs."""
+"""Read the archive of a person that `perdure export --user` wrote: items, and a record of runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from perdure.memory.run_config import TEAMS
 
 
 class ArchiveLines:
-    """The lines of a file that are part of an archive, besides the threads.
+    """Collects the lines of a person's archive, except its threads.
 
     Attributes:
         is_archive: Whether the file began with the header of an archive.
-        records: The number of runs and crons, which are never run or scheduled.
-        left_out: The number of items that are not of the person whom the header names.
+        records: The number of runs and crons. They are never run or scheduled.
+        left_out: The number of items that do not belong to the person whom the header names.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class ArchiveLines:
         self._items: list[Mapping[str, Any]] = []
 
     def add_line(self, value: Mapping[str, Any]) -> bool:
-        """Keep an object if it is of an archive and no thread, and return whether it is."""
+        """Add a line of an archive, except a thread. Return whether the line was added."""
         if is_header(value):
             self.is_archive, self._user = True, value["user"]
         elif not self.is_archive:
@@ -46,9 +46,9 @@ class ArchiveLines:
         return True
 
     def _may_belong_to_person(self, namespace: list[Any]) -> bool:
-        """Return whether a namespace can be the person's, whatever the archive says.
+        """Return whether a namespace can belong to the person; the archive may be forged.
 
-        What the person wrote for a team stays with the database of the team.
+        Items that the person wrote for a team are not imported.
         """
         labels = namespace[2:] if namespace[:1] == [RESERVED_LABEL] else namespace
         if labels[:1] == [CHAT_LABEL]:

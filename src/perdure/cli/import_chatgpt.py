@@ -1,4 +1,4 @@
-"""Conversations of ChatGPT: of an export, each a tree of messages, or of a shared link."""
+"""Read the conversations in an export of ChatGPT, or in the page of a shared link."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIELD_NAMES: Final = {
     "model": "default_model_slug",
 }
 _TEXT_KINDS: Final = ("text", "multimodal_text", "code")
-# what ChatGPT keeps for itself: reasoning, custom instructions, pages that it read
+# content that ChatGPT does not show: reasoning, custom instructions, web pages that it read
 _HIDDEN_KINDS: Final = (
     *("thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"),
     *("tether_browsing_display", "tether_browsing_code", "sonic_webpage", "computer_output"),
@@ -37,18 +37,18 @@ _HIDDEN_KINDS: Final = (
 )
 _INVALID_IN_TOOL_NAME: Final = re.compile(
     r"[^\w-]", re.ASCII
-)  # what no model takes in a tool's name
-_CANVAS_PREFIX: Final = "canmore."  # prefix of the names of tools that write documents
-_REPORT_KIND: Final = "report"  # kind of a part that is a deep-research report
+)  # characters that no provider accepts in the name of a tool
+_CANVAS_PREFIX: Final = "canmore."  # name prefix of the tools that write documents
+_REPORT_KIND: Final = "report"  # the kind of a deep-research report
 _WIDGET_STATE_PREFIX: Final = "The latest state of the widget is: "
 _AUDIO_OR_VIDEO: Final = re.compile(r"(audio|video).*_asset_pointer$")
-# markup between private characters, and 【12†source】 of older models
+# citations: markup between private-use characters, and 【12†source】 of older models
 _MARKUP: Final = re.compile("[ \t]?\ue200([^\ue200\ue201]*)\ue201|[\ue200-\ue2ff]")
 _BRACKET: Final = re.compile("[ \t]?【(\\d+)(?::\\d+)?†[^】]*】")
 
 
 def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
-    """A conversation; what is not as expected in it is left out and noted."""
+    """Build a conversation. Messages that are not as expected are skipped and noted."""
     tree = _read_tree(conversation)
     name = get_by_path(conversation, str, "conversation_id") or conversation.get("id")
     thread = build_conversation(name, conversation, _FIELD_NAMES, sorted(tree))
@@ -61,7 +61,9 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
         thread.source_count += 1
         try:
             part = _read_part(message)
-            if part.kind == _REPORT_KIND and any(part.text == each.text for each in parts.values()):
+            if part.kind == _REPORT_KIND and any(
+                part.text == earlier.text for earlier in parts.values()
+            ):
                 thread.left_out["hidden"] += 1
             elif part.text.strip():
                 parts[key] = part
@@ -89,7 +91,7 @@ def build_chatgpt_conversation(conversation: Mapping[str, Any]) -> Conversation:
 
 
 def _read_tree(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
-    """The parts of the tree: each with the one that it follows, and its message."""
+    """Return the parent and the message of each part of the tree, by the id of the part."""
     tree: dict[str, tuple[str | None, Any]] = {}
     for key, node in get_by_path(conversation, dict, "mapping").items():
         node = node if isinstance(node, dict) else {"message": node}
@@ -111,9 +113,10 @@ def _read_tree(conversation: Mapping[str, Any]) -> dict[str, tuple[str | None, A
 def _convert_parts(
     parents: Mapping[str, str | None], parts: Mapping[str, _MessagePart]
 ) -> dict[str, list[BaseMessage]]:
-    """The messages: a tool's call and result as such if each has the other, else as text.
+    """Return the messages for the parts, by the id of the part.
 
-    A model takes no call without a result, and no result without its call.
+    A tool call and its results become a tool call and tool messages if both exist. Otherwise they
+    become text, because providers refuse a call without a result and a result without its call.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for key, parent in parents.items():
@@ -149,26 +152,38 @@ def _convert_parts(
 
 @dataclass(slots=True)
 class _MessagePart:
-    """What a message of ChatGPT's consists of, as far as it is what it should be."""
+    """The checked content of a message of ChatGPT.
+
+    Attributes:
+        role: "user", "assistant", "system" or "tool".
+        tool: The tool that is called or that answers, or "".
+        kind: The type of the content, such as "text".
+        content: The content.
+        metadata: The metadata of the message.
+        created_at: The time of the message in seconds since 1970, or None.
+        is_hidden: Whether ChatGPT does not show the message.
+        text: The text that is imported.
+        former_text: The text that an earlier version imported, if it was shorter.
+    """
 
     role: str
-    tool: str  # the one that is asked or answers
+    tool: str
     kind: str
     content: Mapping[str, Any]
     metadata: Mapping[str, Any]
     created_at: float | None
-    is_hidden: bool  # it tells a reader nothing
-    text: str = ""  # what is shown of it
-    former_text: str = ""  # the text that a former version imported, if shorter
+    is_hidden: bool
+    text: str = ""
+    former_text: str = ""
 
     def get_first_text(self, *names: str) -> str:
-        """The first text there is in the content by one of these names."""
+        """Return the first text in the content that is not blank under one of the names, or ""."""
         texts = (get_by_path(self.content, str, name) for name in names)
         return next((text for text in texts if text.strip()), "")
 
     @property
     def parts(self) -> list[Any]:
-        """Its parts: texts, pictures, sound."""
+        """Return the parts of the content: texts, images and sound."""
         parts = self.content.get("parts")
         if parts is None:
             return [self.get_first_text("text", "result", "content")]
@@ -178,7 +193,7 @@ class _MessagePart:
 
     @property
     def plain_text(self) -> str:
-        """All its text."""
+        """Return all text of the content."""
         return "\n".join(
             replace_surrogates(part) for part in self.parts if isinstance(part, str) and part
         )
@@ -216,11 +231,11 @@ def _read_part(message: Any) -> _MessagePart:
     return part
 
 
-# -- what is shown of it
+# -- the text of a part
 
 
 def _format_text_part(part: _MessagePart) -> str:
-    """What a user or the model said, below the files that came with it."""
+    """Return the text of the user or the model, after the names of attached files."""
     if part.kind not in _TEXT_KINDS:
         raise MalformedPart(f"unknown content {shorten_line(part.kind, 40)!r}")
     if part.kind == "code":
@@ -231,7 +246,7 @@ def _format_text_part(part: _MessagePart) -> str:
             else ""
         )
     files = get_by_path(part.metadata, list, "attachments")
-    names = (  # pictures are among its parts too
+    names = (  # images are also parts of the content
         get_by_path(file, str, "name")
         for file in files
         if not get_by_path(file, str, "mime_type").startswith("image/")
@@ -243,7 +258,7 @@ def _format_text_part(part: _MessagePart) -> str:
 
 
 def _format_piece(piece: Any, pictures: Mapping[str, str]) -> str:
-    """A text, or what stands for a file; `pictures`: the names of pictures by their ids."""
+    """Return a text, or a placeholder for a file. `pictures` has the names of images by id."""
     if not isinstance(piece, dict):
         return get_by_path(piece, str)
     kind = str(piece.get("content_type", "attachment"))
@@ -251,13 +266,13 @@ def _format_piece(piece: Any, pictures: Mapping[str, str]) -> str:
         key = get_by_path(piece, str, "asset_pointer").rpartition("/")[2]
         prompt = get_by_path(piece, str, "metadata", "dalle", "prompt")
         return format_placeholder("image", prompt or pictures.get(key, ""))
-    if _AUDIO_OR_VIDEO.search(kind):  # what was said in it is another piece
+    if _AUDIO_OR_VIDEO.search(kind):  # its transcript is another piece
         return ""
     return get_by_path(piece, str, "text") or format_placeholder(kind)
 
 
 def _format_tool_result(part: _MessagePart) -> str:
-    """What one of ChatGPT's own tools said, as far as it tells a reader something."""
+    """Return the text of a result of one of ChatGPT's own tools, or "" if nobody can read it."""
     if part.kind == "execution_output":
         return (
             f"[{part.tool}]\n{format_code_block(part.plain_text)}"
@@ -277,14 +292,14 @@ def _format_tool_result(part: _MessagePart) -> str:
 
 
 def _format_tool_call(part: _MessagePart) -> str:
-    """What was asked of a tool, on a line; code with its lines."""
+    """Return the text of a tool call: one line, or code in a fenced block."""
     arguments = get_by_path(_parse_json(part.plain_text), dict)
     if part.tool.startswith(_CANVAS_PREFIX):
         return _format_canvas(part, arguments)
     request = _extract_request(part)
     if part.tool == "python":
         return f"[python]\n{format_code_block(request, 'python')}" if request.strip() else ""
-    if request.lstrip()[:1] in "{[":  # nothing to read, or arguments that only the tool understands
+    if request.lstrip()[:1] in "{[":  # arguments that only the tool understands
         return ""
     noun = "memory" if part.tool == "bio" else part.tool
     return format_placeholder(
@@ -313,9 +328,9 @@ def _format_canvas(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
 
 
 def _find_report(part: _MessagePart) -> _MessagePart | None:
-    """Return the deep-research report that the state of a widget contains, or None.
+    """Return the deep-research report in the state of a widget, or None.
 
-    The state is in the metadata of a tool's message, or is the text of a hidden message.
+    The state is in the metadata of a tool message, or is the text of a hidden message.
     """
     state = get_by_path(part.metadata, dict, "chatgpt_sdk").get("widget_state")
     if state is None and part.kind == "text" and part.plain_text.startswith(_WIDGET_STATE_PREFIX):
@@ -333,7 +348,7 @@ def _find_report(part: _MessagePart) -> _MessagePart | None:
 
 
 def _format_uncited_sources(meta: Mapping[str, Any], text: str) -> str:
-    """Return the sources that the text of a report does not cite, as a list to put below it."""
+    """Return a list of the sources that a report does not cite, to be put after its text."""
     lines: dict[str, None] = {}
     for reference in get_by_path(meta, list, "content_references"):
         matched = get_by_path(reference, str, "matched_text")
@@ -350,11 +365,9 @@ def _format_uncited_sources(meta: Mapping[str, Any], text: str) -> str:
 
 
 def _extract_request(part: _MessagePart) -> str:
-    """What was asked of a tool, out of its arguments if they are known."""
+    """Return the request in a tool call: a known argument, or else all arguments as text."""
     arguments = get_by_path(_parse_json(part.plain_text), dict)
-    first = get_by_path(arguments, list, "search_query")[
-        :1
-    ]  # what was looked for, of several things
+    first = get_by_path(arguments, list, "search_query")[:1]  # the first of several searches
     arguments = first[0] if first and isinstance(first[0], dict) else arguments
     request = part.plain_text
     for name in ("prompt", "q", "query", "queries"):
@@ -364,6 +377,7 @@ def _extract_request(part: _MessagePart) -> str:
 
 
 def _parse_json(text: str) -> Any:
+    """Return the value of a JSON text, or None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -374,7 +388,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _replace_markup(text: str, meta: Mapping[str, Any]) -> str:
-    """Text with the titles and addresses of its sources in the place of glyphs for them."""
+    """Replace citation marks in a text by the titles and addresses of the sources."""
     for source in get_by_path(meta, list, "content_references"):
         matched = get_by_path(source, str, "matched_text")
         if "\ue200" in matched or "【" in matched:
@@ -400,7 +414,7 @@ def _format_source(source: Any) -> str:
 
 
 def _format_markup(inner: str) -> str:
-    """What markup says by itself: the name of a thing, a link's title and address."""
+    """Return the text of markup: the name of an entity, or the title and address of a link."""
     kind, *rest = inner.split("\ue202")
     if kind == "url":
         return f" {' '.join(rest)}"

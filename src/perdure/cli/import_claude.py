@@ -1,4 +1,4 @@
-"""Conversations of Claude's export: messages of blocks, with what was attached."""
+"""Read the conversations, memories and projects in an export of Claude."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _HIDDEN_BLOCKS: Final = ("thinking", "redacted_thinking", "tool_result", "token_
 _TEXT_BLOCKS: Final = ("text", "voice_note")
 _FILE_BLOCKS: Final = ("image", "document")
 _SUBJECT_ARGUMENTS: Final = (
-    *("title", "query", "url", "id", "path"),  # and those that former versions did not know
+    *("title", "query", "url", "id", "path"),  # earlier versions knew only these
     *("filename", "file_path", "file_name", "name", "description"),
 )
-"""The arguments of a tool that say in a few words what it is about."""
-_IGNORED_ARGUMENTS: Final = (  # arguments that say nothing to a reader, or repeat another
+"""The arguments of a tool call that describe its subject in a few words."""
+_IGNORED_ARGUMENTS: Final = (  # arguments without information for a reader, or that repeat another one
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
 )
@@ -48,7 +48,7 @@ _ROOT_ID: Final = "00000000-0000-4000-8000-000000000000"  # the parent of a firs
 
 
 def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
-    """A conversation; what is not as expected in it is left out and noted."""
+    """Build a conversation. Messages that are not as expected are skipped and noted."""
     messages = conversation["chat_messages"]
     thread = build_conversation(
         conversation.get("uuid"), conversation, _FIELD_NAMES, str(messages)[:10_000]
@@ -79,7 +79,7 @@ def build_claude_conversation(conversation: Mapping[str, Any]) -> Conversation:
 
 
 def _convert_message(key: str, message: Any, conversation: Conversation) -> list[BaseMessage]:
-    """What a message says: its text, and apart from it what tools and files say."""
+    """Return the messages for a message of Claude: adjacent pieces of one kind are one message."""
     if not isinstance(message, dict):
         raise MalformedPart("the message is not an object")
     role = _ROLES.get(get_by_path(message, str, "sender"))
@@ -109,10 +109,10 @@ class _Piece(NamedTuple):
     """A part of the content of a message.
 
     Attributes:
-        kind: Who wrote it. Adjacent pieces of one kind become one message.
+        kind: The author of the piece. Adjacent pieces of one kind become one message.
         text: The text that is shown.
-        former: The text that a former version imported.
-        is_document: Whether it contains the text of a file or of an argument of a tool.
+        former: The text that an earlier version imported.
+        is_document: Whether the piece has the text of a file or of an argument of a tool call.
     """
 
     kind: str
@@ -121,13 +121,13 @@ class _Piece(NamedTuple):
     is_document: bool = False
 
 
-_AUTHOR_TEXT: Final = "own"  # text of the user or Claude
+_AUTHOR_TEXT: Final = "own"  # text that the user or Claude wrote
 _PASTED_TEXT: Final = "pasted"  # text that the user pasted, which Claude stores as a file
 _TOOL_OR_FILE: Final = "tool"  # a file or a call of a tool
 
 
 def _iter_attachments(message: Mapping[str, Any]) -> Iterator[_Piece]:
-    """What came with a message: pasted text is the user's own, files are not."""
+    """Yield the attachments of a message. Pasted text counts as written by the user."""
     files = [get_by_path(message, list, name) for name in ("attachments", "files", "files_v2")]
     names = set[str]()
     for file in chain.from_iterable(files):
@@ -155,7 +155,7 @@ def _iter_blocks(
         block = block if isinstance(block, dict) else {"type": "text", "text": block}
         kind, text = block.get("type"), block.get("text")
         if kind == "tool_use":
-            arguments = block.get("input")  # a text if the answer was cut off within it
+            arguments = block.get("input")  # a text if the answer was cut off within the arguments
             arguments = (
                 {"input": arguments}
                 if isinstance(arguments, str)
@@ -186,7 +186,7 @@ def _iter_blocks(
 def _convert_tool_call(
     name: str, arguments: Mapping[str, Any], conversation: Conversation
 ) -> _Piece:
-    """Build the piece for a call of a tool: its name, its subject and its texts."""
+    """Build the piece for a tool call, with its name, its subject and its texts."""
     if name == "artifacts":
         noun = "artifact" if arguments.get("command") in (None, "create") else "artifact changed"
     else:
@@ -221,7 +221,7 @@ def _convert_tool_call(
 
 
 def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str:
-    """Return the text of an argument of a tool; code is put in a fenced block."""
+    """Return the text of an argument of a tool call. Code is put in a fenced block."""
     language = get_by_path(arguments, str, "language")
     kind = get_by_path(arguments, str, "type")
     if field in ("code", "command"):
@@ -239,11 +239,11 @@ def _format_argument(field: str, text: str, arguments: Mapping[str, Any]) -> str
     )
 
 
-# -- what else an export has
+# -- other contents of an export
 
 
 def build_design_conversation(chat: Mapping[str, Any]) -> Conversation:
-    """Return a chat of Claude Design, whose messages have text and blocks in an inner object."""
+    """Build the conversation of a chat of Claude Design, whose messages have an inner object."""
     messages = []
     for message in get_by_path(chat, list, "messages"):
         content = get_by_path(message, dict, "content")
@@ -284,7 +284,7 @@ def is_design(value: Mapping[str, Any]) -> bool:
 
 
 def iter_memories(value: Mapping[str, Any]) -> Iterator[SavedText]:
-    """Yield the memories that Claude has of the user, one for each paragraph, with its heading."""
+    """Yield the memories that Claude has of the user, one per paragraph, with its heading."""
     projects = get_by_path(value, dict, "project_memories")
     texts = [get_by_path(value, str, "conversations_memory"), *projects.values()]
     texts += [
@@ -327,7 +327,7 @@ def is_project(value: Mapping[str, Any]) -> bool:
 
 
 def list_manifest_files(value: Mapping[str, Any]) -> list[str]:
-    """Return the names of the ZIPs of an export if an object is its list of links, else none."""
+    """Return the names of the ZIPs of an export from its list of links, or [] for other objects."""
     files = get_by_path(value, list, "data_files")
     links = [file for file in files if get_by_path(file, str, "export_url")]
     return [

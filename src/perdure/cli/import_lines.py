@@ -1,4 +1,4 @@
-"""Files that have an object for each message, or for several of them: JSON Lines and JSON."""
+"""Read JSON and JSON Lines files whose objects are messages, or contain several messages."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from perdure.cli.conversation import (
 )
 from perdure.memory.message_forms import read_message, time_of_message
 
-_Path = dict[str, None]  # the ids of the messages that led to the next one
+_Path = dict[str, None]  # the ids of the messages before the next one, in order
 
 _THREAD_ID_PATHS: Final = (
     *(("thread_id",), ("id",), ("checkpoint", "thread_id")),
     *(("config", "configurable", "thread_id"), ("metadata", "thread_id")),
 )
-"""The paths of an object's thread id; the last three are LangGraph's, for states and threads."""
+"""The paths at which an object may have its thread id."""
 _ALTERNATIVE_NAMES: Final = {
     "create_time": ("created_at", "timestamp"),
     "update_time": ("updated_at",),
@@ -41,7 +41,7 @@ _IMPORTED_FIELDS: Final = frozenset(
         *("next", "tasks", "interrupts", "parent_checkpoint", "status", "config", "checkpoint"),
     )
 )
-"""The fields that are read, or that only LangGraph's server has."""
+"""The fields that are imported, or that LangGraph's server adds and that need no import."""
 
 
 def has_messages(value: Mapping[str, Any]) -> bool:
@@ -50,11 +50,11 @@ def has_messages(value: Mapping[str, Any]) -> bool:
 
 
 class JsonLinesReader:
-    """Conversations of a file that has an object for each message, or for several of them.
+    """Collects the conversations of a file whose objects are messages or contain several messages.
 
-    Objects with the same id continue one thread; where they differ, they become branches. Each
-    object without an id is a separate conversation. All messages of a user without an id are one
-    conversation. `ThreadNames` finds the threads of conversations without an id.
+    Objects with the same id continue one thread. Where they differ, they become branches. Each
+    object without an id is a separate conversation. All single messages of a user that have no
+    thread id are one conversation. `ThreadNames` finds the threads of conversations without an id.
 
     Args:
         file: The path of the file.
@@ -67,16 +67,16 @@ class JsonLinesReader:
         self._unnamed: list[Conversation] = []
         self._messages_by_user: dict[
             str, dict[str, Any]
-        ] = {}  # messages without an id, by their user
+        ] = {}  # messages without a thread id, by user
         self._user = ""  # the user of the previous message
 
     def build_conversations(self) -> list[Conversation]:
-        """The conversations of all objects."""
+        """Build the conversations of all objects."""
         states, self._states = sorted(self._states, key=lambda state: state[0]), []
         for created_at, state, name in states:
             self._add_object(name, state, None if created_at == math.inf else created_at)
         unnamed_messages = (
-            self._build_provisional(self._stem, each) for each in self._messages_by_user.values()
+            self._build_provisional(self._stem, group) for group in self._messages_by_user.values()
         )
         return [
             *(talk for talk, _ in self._conversations.values()),
@@ -85,7 +85,7 @@ class JsonLinesReader:
         ]
 
     def add_conversation(self, number: str, conversation: Mapping[str, Any]) -> None:
-        """Add the messages of an object, which begin with the first message of the thread.
+        """Add an object with messages, which begin with the first message of the thread.
 
         States of LangGraph are added in the order of their times, because a history has the newest
         first.
@@ -121,7 +121,7 @@ class JsonLinesReader:
             unnamed_messages["messages"].append(message)
 
     def _build_provisional(self, name: str, conversation: Mapping[str, Any]) -> Conversation:
-        """Build a conversation that has no id; its provisional id is made of the name."""
+        """Build a conversation that has no id. Its provisional id is derived from the name."""
 
         def build(id: str, is_timed: bool) -> Conversation:
             conversation_with_id = Conversation(
@@ -138,7 +138,7 @@ class JsonLinesReader:
     def _add_object(
         self, name: object, conversation: Mapping[str, Any], created_at: float | None = None
     ) -> None:
-        """Add the messages of an object; `at` is the time of messages that have none."""
+        """Add the messages of an object. `created_at` is the time of messages that have none."""
         thread, path = self._get_or_create_thread(name, conversation)
         path.clear()
         _add_messages(thread, path, conversation, created_at)
@@ -162,7 +162,7 @@ def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversa
     metadata = {**line}
     for own_name, alternative_names in _ALTERNATIVE_NAMES.items():
         times = (
-            line[each] for each in alternative_names if parse_timestamp(line.get(each)) is not None
+            line[name] for name in alternative_names if parse_timestamp(line.get(name)) is not None
         )
         metadata[own_name] = line.get(own_name, next(times, None))
     for key in ("title", *USER_LABELS):
@@ -179,7 +179,15 @@ def _add_messages(
     *,
     is_timed: bool = False,
 ) -> None:
-    """Add the messages of an object and its branches; `at` is the time of messages without one."""
+    """Add the messages of an object and its branches.
+
+    Args:
+        thread: The conversation that gets the messages.
+        path: The messages before the object; it is extended.
+        conversation: The object.
+        created_at: The time of messages that have none.
+        is_timed: Whether ids that are derived for messages depend on their times.
+    """
     keys = [
         _append_message(thread, path, message, created_at, is_timed=is_timed)
         for message in conversation["messages"]
@@ -215,7 +223,7 @@ def _append_message(
     variant: bool = False,
     is_timed: bool = False,
 ) -> str | None:
-    """Add a message after those on the path, or note why it is left out. Return the last id."""
+    """Add a message after those on the path, or note why it is skipped. Return the last id."""
     thread.source_count += 1
     parent_id = next(reversed(path), None)
     last = thread.nodes[parent_id].message if parent_id else None

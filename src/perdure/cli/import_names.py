@@ -1,9 +1,9 @@
 """Find the thread of an imported conversation that has no id.
 
-Its id is a hash of the user and of the first messages, up to the first message that no existing
-thread has at this place. A conversation that equals an existing thread, or continues it, belongs to
-that thread. Former versions made the id of the name of the file and the position in it. Their
-threads are found by their first messages, and keep their ids.
+The thread id is a hash of the user and of the first messages, up to the first message that no
+existing thread has at this position. A conversation that equals an existing thread or continues it
+belongs to that thread. Earlier versions made the thread id from the name of the file and the
+position in it. Their threads are found by their first messages, and keep their ids.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from perdure.cli.conversation import Conversation, derive_id
 
 NODE: Final = "imported"
 """The metadata key of an imported checkpoint for the id of the message with which it ends."""
-_MAX_ID_GAP: Final = (
-    16  # the search ends after so many successive ids without a thread; threads may be deleted
-)
+_MAX_ID_GAP: Final = 16  # ids in a row without a thread after which the search for a thread ends
 _FORMER_ID_SUFFIX: Final = re.compile(
     r"(-\d+(\.\d+)*)?"
-)  # follows the name of the file in a former id
+)  # what follows the file name in a thread id of an earlier version
 
 
 class _StoredThread(NamedTuple):
@@ -36,9 +34,9 @@ class _StoredThread(NamedTuple):
 
     Attributes:
         ids: The ids of all messages, including those on branches.
-        ends: The last message of each imported branch.
-        signatures: The signatures of all messages; see `_signature`.
-        last: The signatures of the last messages of imported branches.
+        branch_ends: The last message of each imported branch.
+        signatures: The signatures of all messages; see `_compute_signature`.
+        end_signatures: The signatures of the last messages of imported branches.
     """
 
     ids: frozenset[str]
@@ -49,9 +47,14 @@ class _StoredThread(NamedTuple):
     def can_be_continued_by(
         self, conversation_signatures: Sequence[str], shared_count: int
     ) -> bool:
-        """Return whether a conversation may belong to the thread, judged by its signatures `said`.
+        """Return whether a conversation may belong to the thread.
 
-        It does not if the thread has other messages after the `shared` ones.
+        The conversation does not belong to the thread if the thread has other messages after the
+        shared ones.
+
+        Args:
+            conversation_signatures: The signatures of the conversation's messages.
+            shared_count: The number of first messages that both surely have.
         """
         if not shared_count or shared_count == len(conversation_signatures):
             return True
@@ -77,7 +80,7 @@ class ThreadNames:
         self._assigned: set[tuple[object, str, str]] = set()
         self._equal_counts = Counter[
             tuple[object, str]
-        ]()  # how many equal conversations a file had
+        ]()  # number of equal conversations in a file
 
     def assign_thread_id(self, draft: Conversation) -> Conversation:
         """Return the conversation with the id of its thread, without the prefix."""
@@ -107,16 +110,16 @@ class ThreadNames:
         self._assigned.add((file, conversation.id, full_id))
         if is_numbered:
             self._equal_counts[file, full_id] += 1
-        self._stored.pop(conversation.id, None)  # the import will write to it
+        self._stored.pop(conversation.id, None)  # the import will change this thread
         return conversation
 
     def _iter_candidate_ids(
         self, draft: Conversation, prefixes: Sequence[str]
     ) -> Iterator[tuple[str, int, bool]]:
-        """Yield the ids that the thread may have.
+        """Yield the ids that the conversation's thread may have.
 
         Each comes with the number of messages that the thread surely shares with the conversation,
-        and with a flag that says whether a former version made the id.
+        and with a flag that says whether an earlier version made the id.
         """
         for id in self._find_former_ids(draft):
             yield id, 0, True
@@ -127,7 +130,7 @@ class ThreadNames:
             yield derive_id(prefixes[-1], number), len(prefixes), False
 
     def _hash_beginnings(self, draft: Conversation) -> list[str]:
-        """Return an id for each beginning of the conversation, the shortest first."""
+        """Return an id for each prefix of the conversation, the shortest prefix first."""
         id = str(draft.metadata.get("user_id") or draft.metadata.get("owner") or self._user)
         ids = []
         for key in draft.list_branch(draft.leaf):
@@ -160,7 +163,7 @@ class ThreadNames:
         return _StoredThread(ids, frozenset(branch_ends), signatures, end_signatures)
 
     def _find_former_ids(self, draft: Conversation) -> list[str]:
-        """Return the ids of threads of former versions that begin with the same messages."""
+        """Return the ids of threads of earlier versions that begin with the same messages."""
         assert draft.unnamed is not None
         stem = draft.unnamed.file_stem
         if stem not in self._former:
@@ -179,7 +182,7 @@ class ThreadNames:
         return candidates
 
     def _index_former_threads(self, stem: str) -> dict[str, list[str]]:
-        """Index the threads that former versions made of a file: their ids by signature."""
+        """Return the ids of the threads that earlier versions made of a file, by message signature."""
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + stem, limit=sys.maxsize):
             id = head.thread_id.removeprefix(self._prefix)
@@ -203,7 +206,7 @@ def _belongs_to_thread(conversation: Conversation, stored: _StoredThread) -> boo
 
 
 def _compute_signature(message: BaseMessage) -> str:
-    """Return the role, content and tool calls of a message as text, equal in each import."""
+    """Return role, content and tool calls of a message as a text that each import repeats."""
     calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", ())]
     parts: list[Any] = [message.type, message.content, calls]
     return json.dumps(parts, sort_keys=True, default=str)

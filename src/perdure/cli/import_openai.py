@@ -1,7 +1,7 @@
-"""Read the files of OpenAI's fine-tuning and batches that are not simply lines of messages.
+"""Read training files and batches of OpenAI.
 
-Each line becomes an object with `messages`, which `Lines` reads. A batch has an input file with
-requests and an output file with answers, which have the same `custom_id`.
+Each line becomes an object with `messages`, which `JsonLinesReader` reads. A batch has an input
+file with requests and an output file with answers. An answer has the `custom_id` of its request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AddConversation = Callable[[str, Mapping[str, Any]], None]
 
 
 def convert_training_example(line: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return an example of a training file as an object with messages, or None for other objects.
+    """Convert an example of a training file to an object with messages. Return None for others.
 
     For an example of a preference, the preferred answer is on the main branch and the other answer
     on a second one. An example of a completion has a prompt and a completion.
@@ -38,11 +38,11 @@ def convert_training_example(line: Mapping[str, Any]) -> Mapping[str, Any] | Non
     if any(name in line for name in _PREFERENCE_FIELDS):
         model_input = get_by_path(line, dict, "input")
         if not isinstance(model_input.get("messages"), list):
-            raise MalformedPart("an example of preference without 'input.messages'")
+            raise MalformedPart("a preference example without 'input.messages'")
         preferred, other = (line.get(name) for name in _PREFERENCE_FIELDS)
         if not isinstance(preferred, list) or not isinstance(other, list):
             raise MalformedPart(
-                f"an example of preference without {' and '.join(map(repr, _PREFERENCE_FIELDS))}"
+                f"a preference example without {' and '.join(map(repr, _PREFERENCE_FIELDS))}"
             )
         messages = model_input["messages"]
         branch = {"after": len(messages), "messages": other}
@@ -63,7 +63,7 @@ def is_batch_line(line: Mapping[str, Any]) -> bool:
 
 
 class Batches:
-    """The requests and answers of the batches among the files of one import."""
+    """Joins the requests and answers of the batches among the files of one import."""
 
     def __init__(self) -> None:
         self._requests: dict[str, list[tuple[_AddConversation, str, dict[str, Any]]]] = defaultdict(
@@ -74,7 +74,7 @@ class Batches:
     def add_line(
         self, file: str, number: str, line: Mapping[str, Any], add: _AddConversation
     ) -> None:
-        """Take a line; `add` adds the conversation of a request to its file.
+        """Add a line of a batch. `add` is called later with the conversation of a request.
 
         Raises:
             MalformedPart: The line is a request whose answer is not a message.
@@ -96,14 +96,16 @@ class Batches:
         self._requests[str(line["custom_id"])].append((add, number, request))
 
     def add_answers(self) -> list[Problem]:
-        """Add the answers to the conversations. Return the problems of answers."""
+        """Add the answers to their requests, then add all conversations. Return the problems."""
         problems = []
         for position, line in self._answers:
             try:
                 self._add_answer(line)
             except MalformedPart as exc:
                 problems.append(Problem(str(exc), position))
-        for add, number, request in (each for group in self._requests.values() for each in group):
+        for add, number, request in (
+            request for group in self._requests.values() for request in group
+        ):
             add(number, request)
         return problems
 
@@ -136,7 +138,7 @@ class Batches:
         for answer in answers:
             answer[-1] = {"created_at": created_at, **answer[-1]} if created_at else answer[-1]
         after = len(request["messages"])
-        request["branches"] += [{"after": after, "messages": each} for each in answers[1:]]
+        request["branches"] += [{"after": after, "messages": messages} for messages in answers[1:]]
         request["messages"] = [*request["messages"], *answers[0]]
 
 
@@ -172,7 +174,7 @@ def _convert_answers(body: Mapping[str, Any]) -> Iterator[list[Any]]:
 
 
 def _convert_item(item: Any) -> Any:
-    """Return an item of the Responses API as a message; others are named by their type."""
+    """Return an item of the Responses API as a message. Other items get their type as role."""
     kind = get_by_path(item, str, "type")
     if kind == "function_call":
         function = {

@@ -1,9 +1,9 @@
 """Write imported conversations as threads, with memories.
 
-A thread gets a checkpoint at the end of each of its first turns and at fewer and fewer of the
-later ones: each checkpoint lists all that was said before it, so the work grows with the messages
-and not with their square. Where they fall depends on the tree alone, so an import that was cut off
-and goes on makes the same ones.
+A thread gets a checkpoint at the end of each of its first turns, and at fewer and fewer of the
+later turns. Each checkpoint lists all messages before it, so the work would otherwise grow with the
+square of the number of messages. The positions of checkpoints depend only on the tree of messages,
+so an import that was interrupted continues with the same checkpoints.
 """
 
 from __future__ import annotations
@@ -57,39 +57,51 @@ if TYPE_CHECKING:
 
 _PROJECT_NAMESPACE: Final = Template(
     ("projects", "{user_id}")
-)  # below it, the documents of each project
-_CHECKPOINTS_PER_LENGTH: Final = 32  # a checkpoint for each 32nd part of what there is
+)  # parent of the namespaces of projects
+_CHECKPOINTS_PER_LENGTH: Final = 32  # a new checkpoint when the thread has grown by 1/32
 
 
 class ImportWriter:
-    """Stores conversations, and makes memories of them, with a report."""
+    """Stores conversations as threads, extracts memories from them, and counts both in a report.
+
+    Args:
+        file: The database.
+        report: Receives the counts.
+        with_memories: Extract memories.
+        later: Leave the extraction to a worker.
+    """
 
     def __init__(
-        self, file: CommandDatabase, report: ConversationsReport, *, wanted: bool, later: bool
+        self,
+        file: CommandDatabase,
+        report: ConversationsReport,
+        *,
+        with_memories: bool,
+        later: bool,
     ) -> None:
-        self._file, self._report, self._wanted = file, report, wanted
-        self._later = wanted and later
+        self._file, self._report, self._with_memories = file, report, with_memories
+        self._later = with_memories and later
         report.user = file.user
         self._codec = Codec(file.saver.serde, file.saver.types)
-        self._extraction = file.build_extraction() if wanted and not later else None
+        self._extraction = file.build_extraction() if with_memories and not later else None
         report.memories = None if self._extraction is None else 0
 
     def store_conversations(self, prefix: str, conversations: list[Conversation]) -> None:
-        """Make a thread of each, whose id begins with the prefix."""
+        """Store each conversation as a thread whose id begins with the prefix."""
         total, stored_count = sum(len(talk.nodes) for talk in conversations), 0
         names = ThreadNames(self._file.saver, prefix, self._file.user)
         with progress_bar("importing", "message") as update_bar:
             for talk in conversations:
 
-                def advance(count: int, earlier_count: int = stored_count) -> None:
+                def update_progress(count: int, earlier_count: int = stored_count) -> None:
                     update_bar((earlier_count + count) / total, earlier_count + count)
 
                 self._report.skipped += talk.problems
                 if talk.nodes:
                     talk = names.assign_thread_id(talk)
-                    self._store_conversation(prefix + talk.id, talk, advance)
+                    self._store_conversation(prefix + talk.id, talk, update_progress)
                     stored_count += len(talk.nodes)
-                    advance(0, stored_count)
+                    update_progress(0, stored_count)
                 else:
                     self._report.left_out += talk.left_out
                     self._report.unread += talk.source_count > 0
@@ -147,18 +159,18 @@ class ImportWriter:
     def _store_conversation(
         self, thread_id: str, talk: Conversation, advance: Callable[[int], None]
     ) -> None:
-        if not talk.is_archived:  # an archive says whose each thread is
+        if not talk.is_archived:  # each thread of an archive names its user
             user = talk.metadata.get("user_id", self._file.user)
-            talk.metadata["user_id"] = user if self._wanted else ""
+            talk.metadata["user_id"] = user if self._with_memories else ""
         try:
-            for node in talk.nodes.values():  # before anything of it is written
+            for node in talk.nodes.values():  # encoding fails before anything is written
                 self._codec.encode(node.message, lambda: "a message")
             thread = ThreadImport(self._file.saver, thread_id, talk)
             new = thread.store_new_messages(advance)
-        except SerializationError as exc:  # a field of a message that no file can hold
+        except SerializationError as exc:  # a field of a message cannot be stored
             self._report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
             return
-        if talk.is_archived:  # its memories are in the archive
+        if talk.is_archived:  # the archive has the memories
             self._report.users[talk.metadata.get("user_id") or talk.metadata.get("owner", "")] += 1
         else:
             self._remember_thread(thread_id)
@@ -170,19 +182,23 @@ class ImportWriter:
         self._report.left_out += talk.left_out
 
     def import_database(self, source: Source, names: dict[str, str]) -> None:
-        """Import a database of langgraph, with its threads and with the items of its store.
+        """Import the threads and items of a database of langgraph or perdure.
 
-        A file of perdure's is merged, threads and items; `names` are new ids of its threads.
+        Args:
+            source: The database. One of perdure is merged with this one.
+            names: New thread ids by old thread id, for a database of perdure.
 
         Raises:
-            NotADatabase: It has neither the tables of a saver nor those of a store.
+            NotADatabase: The database has neither the tables of a saver nor those of a store.
         """
         if source.is_perdure_database:
             self._merge_database(source, names)
             return
         db = source.path
         if names:
-            raise ConfigurationError(f"--as is for files of perdure; {db!r} is none")
+            raise ConfigurationError(
+                f"--as applies only to databases of perdure, and {db!r} was written by langgraph; remove --as"
+            )
         saver, limit = self._file.saver, source.max_value_bytes
         with closing(open_source(db, Codec(saver.serde, saver.types), limit)) as tables:
             thread_report, threads, missing_tables = (
@@ -194,12 +210,12 @@ class ImportWriter:
                 try:
                     thread_report = saver.import_from(db, max_value_bytes=limit)
                     threads = [*tables.iter_thread_ids()]
-                except NotADatabase as exc:  # it may have a store
+                except NotADatabase as exc:  # the database may still have a store
                     missing_tables.append(exc)
                 try:
                     items = self._file.store.import_from(db, max_value_bytes=limit)
                     self._report.count_items(items)
-                except NotADatabase as exc:  # it may have threads
+                except NotADatabase as exc:  # the database may still have threads
                     missing_tables.append(exc)
                 if len(missing_tables) == 2:
                     raise NotADatabase("; ".join(map(str, missing_tables)))
@@ -217,7 +233,9 @@ class ImportWriter:
                     self._report.count_threads(
                         self._file.saver.import_from(source.saver, names=names)
                     )
-                except ImportFailed as exc:  # some threads were refused; items are still imported
+                except (
+                    ImportFailed
+                ) as exc:  # some threads were refused; the items are still imported
                     refusal = exc
             if source.store is not None:
                 items = self._file.store.import_from(source.store, on_unsuitable="skip")
@@ -226,11 +244,11 @@ class ImportWriter:
             raise refusal
 
     def _remember_thread(self, thread_id: str) -> None:
-        """Extract memories of a thread; what was read before is not read again.
+        """Extract memories from the messages of a thread that were not read before.
 
-        They are of the user whom the thread names, as for a worker, else of the settings'.
+        The memories belong to the user whom the thread names, else to the configured user.
         """
-        if not self._wanted:
+        if not self._with_memories:
             return
         head = self._file.saver.head(thread_id)
         named_user = (
@@ -246,8 +264,8 @@ class ImportWriter:
             config: RunnableConfig = {"configurable": {"user_id": user}}
             report = self._extraction.extract(thread_id, config)
         except (InvalidConfig, InvalidMessages, InvalidNamespace) as exc:
-            # a program's own, with something else in that channel, or a user or an id of which
-            # there can be no memories
+            # The thread of another program has no messages in this channel, or its user or id cannot
+            # be part of a namespace.
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + report.added
@@ -257,11 +275,11 @@ class ImportWriter:
 
 
 class _NewCheckpoint(NamedTuple):
-    """A checkpoint that this import has put, kept so that it need not be read.
+    """A checkpoint that this import has put, cached so that it need not be read.
 
     Attributes:
-        end: The message with which it ends.
-        length: The number of messages in it.
+        end: The id of the last message of the checkpoint.
+        length: The number of messages in the checkpoint.
         stored: The checkpoint without its messages.
     """
 
@@ -271,10 +289,15 @@ class _NewCheckpoint(NamedTuple):
 
 
 class ThreadImport:
-    """One conversation on its way into one thread.
+    """Stores one conversation in one thread.
 
-    `_held` has the checkpoint that ends with a message, else the oldest one that holds it; None if
-    what came before that one was removed, so that no branch can begin within it.
+    `_checkpoint_of_message` has, for each stored message, the checkpoint that ends with the
+    message, or else the oldest checkpoint that contains it. The value is None if the checkpoints
+    before that one were removed, so that no branch can start at the message.
+
+    Attributes:
+        updated: The number of messages that this import completed.
+        outdated: The number of incomplete messages that are no longer in the state.
     """
 
     def __init__(self, saver: Checkpointer, thread_id: str, conversation: Conversation) -> None:
@@ -291,12 +314,19 @@ class ThreadImport:
                 cut = info.checkpoint_id if info.parent_id in ids else None
                 self._record_checkpoint(info.metadata[NODE], info.checkpoint_id, cut)
         self._new_checkpoints: dict[str, _NewCheckpoint] = {}
-        self.updated = self.outdated = 0  # see `ConversationsReport`
+        self.updated = self.outdated = 0
         self._stored_contents: dict[str, set[tuple[str, bool]]] | None = None
         self._newest: str | None = None  # the id of the checkpoint that was put last
 
     def store_new_messages(self, advance: Callable[[int], None] = lambda count: None) -> int:
-        """Store what is new, and tell how many messages are done; returns how many are new."""
+        """Store the messages that the thread does not have yet.
+
+        Args:
+            advance: Called with the number of messages that have been processed.
+
+        Returns:
+            The number of new messages.
+        """
         can_start_branch = not self._checkpoints or any(
             info.parent_id is None for info in self._checkpoints
         )
@@ -305,7 +335,7 @@ class ThreadImport:
             if key not in checkpoint_ends:
                 continue
             keys, parent = self._find_unstored_messages(key)
-            new_keys = [each for each in keys if not self._load_contents(each)]
+            new_keys = [name for name in keys if not self._load_contents(name)]
             if new_keys and (
                 can_start_branch if parent is None else self._checkpoint_of_message[parent]
             ):
@@ -318,9 +348,9 @@ class ThreadImport:
         return new
 
     def _complete_messages(self) -> None:
-        """Add parts of known messages that a former import left out to the state of the thread.
+        """Complete messages of the state of which an earlier import skipped parts.
 
-        No branch is made. Messages that are no longer in the state stay as they are.
+        No branch is created. Messages that are no longer in the state stay as they are.
         """
         incomplete_texts = {
             key: text
@@ -363,9 +393,10 @@ class ThreadImport:
         self._saver.put(head.config, new, metadata, {"messages": version})
 
     def _load_contents(self, key: str) -> set[tuple[str, bool]]:
-        """Return the contents that a message had in the thread before this import, none if new.
+        """Return the contents that a message had in the thread before this import, or none.
 
-        An export that ends within the messages of a checkpoint has no checkpoint that is its end.
+        The history of the thread is read, not its checkpoints, because an earlier export may have
+        ended at a message after which there is no checkpoint.
         """
         if self._stored_contents is None:
             self._stored_contents = defaultdict(set)
@@ -378,7 +409,7 @@ class ThreadImport:
         return self._stored_contents.get(key, set())
 
     def _find_unstored_messages(self, key: str) -> tuple[list[str], str | None]:
-        """The messages up to one that are not there yet, and the one that they follow."""
+        """Return the ids of messages before `key` that are not stored, and the id of their parent."""
         keys: list[str] = []
         ancestor: str | None = key
         while ancestor is not None and ancestor not in self._checkpoint_of_message:
@@ -400,7 +431,11 @@ class ThreadImport:
             node = self._conversation.nodes[node.parent]
 
     def _put_checkpoint(self, parent: str | None, keys: list[str]) -> None:
-        """Put a checkpoint that ends with messages, or without with one that is there already."""
+        """Put a checkpoint that adds messages after a parent.
+
+        Without messages, the checkpoint ends with the parent, if the parent's checkpoint contains
+        later messages.
+        """
         batch = [self._conversation.nodes[key] for key in keys]
         base, messages, is_cut = None, list[BaseMessage](), False
         new_checkpoint = (
@@ -429,7 +464,7 @@ class ThreadImport:
             kept_count = next(positions, len(messages))
             is_cut = kept_count < len(
                 messages
-            )  # what came together with later ones, which stay behind
+            )  # the checkpoint of the parent contains later messages, which are left out
         if not batch and not is_cut:
             return
         checkpoint = base.checkpoint if base else empty_checkpoint()
@@ -476,11 +511,11 @@ class ThreadImport:
         return stored
 
     def _move_head(self, new: bool) -> None:
-        """Let the thread go on from where the conversation was left, unless it went on since.
+        """Move the head to the end of the main branch, unless the thread has continued since.
 
-        Each put moves the head, and only when all is there does it go where it belongs. So a head
-        that is the newest of all, was imported and is of this conversation (else the export is an
-        older one) may be where an import was killed.
+        Each put moves the head. It gets its final position after the last put. If the newest
+        checkpoint is the head, was imported, and ends with a message of this conversation, then an
+        earlier import may have been killed before it moved the head.
         """
         leaf, head = (
             self._conversation.leaf,
@@ -513,19 +548,22 @@ class ThreadImport:
 
 
 def _get_contents(message: BaseMessage) -> tuple[str, bool]:
-    """Return the text of a message, and whether the search of threads finds it as a document."""
+    """Return the text of a message, and whether it is a document that only searches find."""
     return message.text, message.response_metadata.get(SEARCHED) is True
 
 
 def _choose_checkpoint_ends(conversation: Conversation) -> set[str]:
-    """The messages after which there is a checkpoint.
+    """Return the ids of the messages after which a checkpoint is put.
 
-    It is where the tree forks or ends, and where a turn ends if there is enough since the last.
+    These are the messages at which the tree branches or ends, and the ends of turns if the thread
+    has grown enough since the last checkpoint.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for node in conversation.nodes.values():
         followers[node.parent].append(node.message.type)
-    depths: dict[str | None, tuple[int, int]] = {None: (0, 0)}  # of all, and since a checkpoint
+    depths: dict[str | None, tuple[int, int]] = {
+        None: (0, 0)
+    }  # messages from the beginning, and since the last checkpoint
     ends = set()
     for key, node in conversation.nodes.items():
         depth, since = (count + 1 for count in depths[node.parent])

@@ -1,4 +1,4 @@
-"""Read the conversations, trees of messages, in exports of Open WebUI and LibreChat."""
+"""Read the conversations in exports of Open WebUI and LibreChat, which are trees of messages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from perdure.cli.conversation import (
 
 _ROLES: Final = ("user", "assistant", "system")
 _DETAILS_ELEMENT: Final = re.compile(r'<details type="(\w+)"[^>]*>.*?</details>\s*', re.DOTALL)
-"""Thoughts and code of a model, which Open WebUI stores within the text of the answer."""
+"""Thinking and code of a model, which Open WebUI stores within the text of the answer."""
 _LIBRECHAT_ROOT: Final = (
-    "00000000-0000-0000-0000-000000000000"  # LibreChat: parent of a first message
+    "00000000-0000-0000-0000-000000000000"  # the parent of a first message in LibreChat
 )
 _LIBRECHAT_TIME_FIELDS: Final = {"create_time": "createdAt", "update_time": "updatedAt"}
 
@@ -37,7 +37,7 @@ def is_open_webui(value: Mapping[str, Any]) -> bool:
 
 
 def build_open_webui_conversation(export: Mapping[str, Any]) -> Conversation:
-    """Return a chat of Open WebUI with its branches."""
+    """Build the conversation of a chat of Open WebUI, with its branches."""
     chat = get_by_path(export, dict, "chat") or export
     history = get_by_path(chat, dict, "history")
     tree = get_by_path(history, dict, "messages")
@@ -98,7 +98,7 @@ def is_librechat(value: Mapping[str, Any]) -> bool:
 
 
 def build_librechat_conversation(export: Mapping[str, Any]) -> Conversation:
-    """Return a conversation of LibreChat with its branches, whose messages may be nested."""
+    """Build a conversation of LibreChat with its branches. Its messages may be nested."""
     flat = [*_flatten_messages(export["messages"], None)]
     names = {"title": "title", "model": "model"} | _LIBRECHAT_TIME_FIELDS
     fields = {**export, **get_by_path(export, dict, "options")} if "title" not in export else export

@@ -19,14 +19,18 @@ from perdure.stores.import_sources import STORE_TABLES
 from perdure.stores.sqlite import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-_PERDURE_TABLES: Final = {"schemas", "namespaces", "store_items"}  # tables that only perdure makes
+_PERDURE_TABLES: Final = {
+    "schemas",
+    "namespaces",
+    "store_items",
+}  # tables that only perdure creates
 _SELECT_TABLE_NAMES: Final = "SELECT lower(name) FROM sqlite_master"
-_MAX_SQLITE_VALUE_BYTES: Final = (1 << 31) - 1  # bytes; SQLite holds no larger value
+_MAX_SQLITE_VALUE_BYTES: Final = (1 << 31) - 1  # bytes; the largest value that SQLite can store
 
 
 @dataclass(frozen=True)
 class Source:
-    """A database that is only read.
+    """A database that is opened for reading only.
 
     Attributes:
         path: The file, or the DSN.
@@ -42,17 +46,17 @@ class Source:
 
     @property
     def is_perdure_database(self) -> bool:
-        """Whether it is a database of perdure, and not of langgraph."""
+        """Whether the database was written by perdure and not by langgraph."""
         return self.saver is not None or self.store is not None
 
 
 @contextmanager
 def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
-    """Check and open a database of perdure or langgraph that is to be imported.
+    """Check and open a database of perdure or langgraph for an import.
 
     Raises:
-        NotADatabase: A table that would be read is not one that perdure or langgraph makes.
-        StorageError: It is damaged, or has a value that is too large.
+        NotADatabase: A table does not have the form in which perdure or langgraph creates it.
+        StorageError: The file is damaged, or has a value that is too large.
     """
     if is_dsn(path):  # a Postgres database of langgraph
         yield Source(path)
@@ -72,9 +76,9 @@ def open_import(path: str, max_value_bytes: int) -> Iterator[Source]:
 
 @contextmanager
 def open_copy(db: str, key: str | None) -> Iterator[Source]:
-    """Open a database that is to be copied. `key` replaces the configured key.
+    """Open a database for a copy. `key` replaces the configured key.
 
-    Values of any size are read, because the user copies an own database, and value by value.
+    Values of any size are read, because users copy databases of their own.
     """
     if is_dsn(db):
         with open_database(db, allow_read_only=True, key=key) as file:
@@ -87,7 +91,7 @@ def open_copy(db: str, key: str | None) -> Iterator[Source]:
 
 
 def _read_table_names(path: str) -> set[str]:
-    """Return the names in the schema of a file."""
+    """Return the names of the tables and indexes of a SQLite file."""
 
     def flow() -> Flow[set[str]]:
         return {name for (name,) in (yield Statement(_SELECT_TABLE_NAMES))}
@@ -98,7 +102,7 @@ def _read_table_names(path: str) -> set[str]:
 
 @contextmanager
 def _open_file(path: str, key: str | None, max_value_bytes: int) -> Iterator[Source]:
-    """Open the threads and the items of a file of perdure, as far as it has them."""
+    """Open the threads and the items that a file of perdure has."""
     names = _read_table_names(path)
     saver: SQLiteCheckpointer | None = None
     store: SQLiteStore | None = None
