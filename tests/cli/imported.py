@@ -107,9 +107,9 @@ def former_import(file: Path, reader: Any = import_chatgpt.build_chatgpt_convers
                     shorter.nodes[other] = node._replace(parent=parent)
     shorter.former = {}
     with open_database("x.db", None, create=True) as database:
-        ImportWriter(database, ConversationsReport(), wanted=True, later=False).store_conversations(
-            "", [shorter]
-        )
+        ImportWriter(
+            database, ConversationsReport(), with_memories=True, later=False
+        ).store_conversations("", [shorter])
 
 
 def turns(*texts: str, **about: Any) -> dict[str, Any]:

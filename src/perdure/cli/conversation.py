@@ -161,11 +161,12 @@ class Conversation:
             variant.
         """
         key = str(message.id)
-        at = get_creation_time(message) if created_at is None else created_at
+        if created_at is None:
+            created_at = get_creation_time(message)
         existing_node = self.nodes.get(key)
         if variant and existing_node is not None and existing_node[:2] != (parent, message):
             key = derive_id(key, parent, repr(message))  # a variant may differ in any field
-        node = self.nodes.setdefault(key, MessageNode(parent, message, at))
+        node = self.nodes.setdefault(key, MessageNode(parent, message, created_at))
         if node.message is not message and node.message != message:
             self.add_problem("has the id of another message", key)
         return key

@@ -134,7 +134,7 @@ def import_(
             open_database(db, user, create=True, relaxed_durability=True) as file,
             interruption_note,
         ):
-            importing = ImportWriter(file, report, wanted=not no_memories, later=later)
+            importing = ImportWriter(file, report, with_memories=not no_memories, later=later)
             for database in sources:
                 importing.import_database(database, names)
             importing.store_conversations(prefix, conversations)

@@ -318,8 +318,8 @@ def _format_canvas(part: _MessagePart, arguments: Mapping[str, Any]) -> str:
     changes = [*get_by_path(arguments, list, "updates"), *get_by_path(arguments, list, "comments")]
     texts = [get_by_path(arguments, str, "content") if arguments else part.plain_text]
     texts += [
-        get_by_path(each, str, "replacement") or get_by_path(each, str, "comment")
-        for each in changes
+        get_by_path(change, str, "replacement") or get_by_path(change, str, "comment")
+        for change in changes
     ]
     text = "\n\n".join(text for text in texts if text.strip())
     is_code = kind not in ("", "document") and text
@@ -338,9 +338,9 @@ def _find_report(part: _MessagePart) -> _MessagePart | None:
     state = _parse_json(state) if isinstance(state, str) else state
     message = get_by_path(state, dict, "report_message")
     content, meta = get_by_path(message, dict, "content"), get_by_path(message, dict, "metadata")
-    at = parse_timestamp(message.get("create_time")) or part.created_at
+    created_at = parse_timestamp(message.get("create_time")) or part.created_at
     meta = {**meta, "model_slug": meta.get("model_slug") or part.metadata.get("model_slug")}
-    report = _MessagePart("assistant", "", _REPORT_KIND, content, meta, at, False)
+    report = _MessagePart("assistant", "", _REPORT_KIND, content, meta, created_at, False)
     if not report.plain_text.strip():
         return None
     report.text = report.plain_text + _format_uncited_sources(meta, report.plain_text)

@@ -38,7 +38,7 @@ _SUBJECT_ARGUMENTS: Final = (
     *("filename", "file_path", "file_name", "name", "description"),
 )
 """The arguments of a tool call that describe its subject in a few words."""
-_IGNORED_ARGUMENTS: Final = (  # arguments without information for a reader, or that repeat another one
+_IGNORED_ARGUMENTS: Final = (  # arguments that tell a reader nothing, or repeat another one
     *("type", "language", "id", "version_uuid", "source", "old_str", "view_range", "md_citations"),
     *("description", "max_results", "n", "sort_order"),
 )

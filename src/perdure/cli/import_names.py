@@ -182,7 +182,7 @@ class ThreadNames:
         return candidates
 
     def _index_former_threads(self, stem: str) -> dict[str, list[str]]:
-        """Return the ids of the threads that earlier versions made of a file, by message signature."""
+        """Return the ids of threads that earlier versions made of a file, by signature."""
         index = defaultdict[str, list[str]](list)
         for head in self._saver.heads(prefix=self._prefix + stem, limit=sys.maxsize):
             id = head.thread_id.removeprefix(self._prefix)

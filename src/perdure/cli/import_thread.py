@@ -197,7 +197,8 @@ class ImportWriter:
         db = source.path
         if names:
             raise ConfigurationError(
-                f"--as applies only to databases of perdure, and {db!r} was written by langgraph; remove --as"
+                f"--as applies only to databases of perdure, and {db!r} was written by langgraph; "
+                "remove --as"
             )
         saver, limit = self._file.saver, source.max_value_bytes
         with closing(open_source(db, Codec(saver.serde, saver.types), limit)) as tables:
@@ -264,8 +265,8 @@ class ImportWriter:
             config: RunnableConfig = {"configurable": {"user_id": user}}
             report = self._extraction.extract(thread_id, config)
         except (InvalidConfig, InvalidMessages, InvalidNamespace) as exc:
-            # The thread of another program has no messages in this channel, or its user or id cannot
-            # be part of a namespace.
+            # The thread of another program has no messages in this channel, or its user or id
+            # cannot be part of a namespace.
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + report.added
@@ -409,7 +410,7 @@ class ThreadImport:
         return self._stored_contents.get(key, set())
 
     def _find_unstored_messages(self, key: str) -> tuple[list[str], str | None]:
-        """Return the ids of messages before `key` that are not stored, and the id of their parent."""
+        """Return the ids of messages up to `key` that are not stored, and their parent's id."""
         keys: list[str] = []
         ancestor: str | None = key
         while ancestor is not None and ancestor not in self._checkpoint_of_message:
