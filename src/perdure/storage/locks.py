@@ -307,7 +307,9 @@ class Locks:
     ) -> Iterator[Ticket]:
         """Join the queue for a lock, and leave the queue if the lock cannot be taken."""
         first = self._queues.first_ticket(hold.name)
-        if first is not None and any(held.ticket is first for held in _holds_of_run.get()):
+        if first is not None and any(
+            hold_of_run.ticket is first for hold_of_run in _holds_of_run.get()
+        ):
             raise AlreadyLocked(
                 f"{hold.name!r} is already locked by this run, which would wait for itself; take "
                 "the lock once, around all code that needs it"

@@ -347,20 +347,20 @@ class PostgresDatabase(LazyDatabase[Server]):
         return job.future  # type: ignore[return-value]
 
     def _add_group(
-        self, job: Job[Any], exclusive: Sequence[str] | None, *, may_wait: bool = False
+        self, job: Job[Any], exclusive_names: Sequence[str] | None, *, may_wait: bool = False
     ) -> _WriteGroup:
         """Add a group with one job to the queues of its exclusive names.
 
         Earlier groups with these names are closed. A later write that joined one of them would
         overtake this job.
         """
-        for name in exclusive or ():
+        for name in exclusive_names or ():
             self._close_group(name)
         group = _WriteGroup(
-            [job], self._queues.join(*exclusive or ()), Event() if may_wait else None
+            [job], self._queues.join(*exclusive_names or ()), Event() if may_wait else None
         )
-        if may_wait and exclusive:
-            self._open_groups[exclusive[0]] = group
+        if may_wait and exclusive_names:
+            self._open_groups[exclusive_names[0]] = group
         return group
 
     def _close_group(self, name: str) -> None:
@@ -370,36 +370,38 @@ class PostgresDatabase(LazyDatabase[Server]):
             group.closed.set()
 
     def _run_group(
-        self, server: Server, group: _WriteGroup, exclusive: Sequence[str] | None
+        self, server: Server, group: _WriteGroup, exclusive_names: Sequence[str] | None
     ) -> None:
         """Commit the jobs of a group, after all groups before it in the queues."""
-        if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive:
+        if group.closed is not None and not group.closed.wait(GROUP_WAIT_S) and exclusive_names:
             with self._submit_lock:
-                if self._open_groups.get(exclusive[0]) is group:
-                    del self._open_groups[exclusive[0]]
+                if self._open_groups.get(exclusive_names[0]) is group:
+                    del self._open_groups[exclusive_names[0]]
         jobs = [job for job in group.jobs if job.try_start()]
         if not jobs:
             group.ticket.leave()
             return
         try:
             with group.ticket:
-                self._commit_jobs(server, jobs, exclusive)
+                self._commit_jobs(server, jobs, exclusive_names)
         except BaseException as exc:
             for job in jobs:
                 job.fail(exc)
         deliver_promises(jobs)
 
     def _commit_jobs(
-        self, server: Server, jobs: list[Job[Any]], exclusive: Sequence[str] | None
+        self, server: Server, jobs: list[Job[Any]], exclusive_names: Sequence[str] | None
     ) -> None:
         """Run jobs in one transaction. If it fails, run each job in a transaction of its own."""
         try:
-            make = partial(_combine_flows, jobs) if len(jobs) > 1 else jobs[0].make_flow
-            result = self._run_transaction(server, make, [BEGIN], self._build_lock_calls(exclusive))
+            make_flow = partial(_combine_flows, jobs) if len(jobs) > 1 else jobs[0].make_flow
+            result = self._run_transaction(
+                server, make_flow, [BEGIN], self._build_lock_calls(exclusive_names)
+            )
         except BaseException as exc:
             is_final = len(jobs) == 1 or isinstance(exc, StorageUnavailable)
             for job in jobs:
-                job.fail(exc) if is_final else self._commit_jobs(server, [job], exclusive)
+                job.fail(exc) if is_final else self._commit_jobs(server, [job], exclusive_names)
         else:
             for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
                 job.succeed()

@@ -635,7 +635,7 @@ class AsyncReaders(_PausableReads):
     @property
     def connections(self) -> list[sqlite3.Connection]:
         """The connections that are not in use."""
-        return [each.raw for each in self._idle_connections]
+        return [connection.raw for connection in self._idle_connections]
 
     def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the event loop until `close`, in its own thread."""
