@@ -24,38 +24,41 @@ from perdure.memory.trim import trim
 from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 
-TOKENS = 8_000
+MAX_TOKENS = 8_000
 """What the model is shown of a thread at most; older messages are summarised from 6,000 on."""
 
 
 def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
     """A chat that recalls and remembers, with a window and, where there is a model, a summary."""
-    return chat_of(_chosen(), _namespace(config))
+    return build_memory_chat(_load_settings(), _choose_namespace(config))
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The memory agent, with a window."""
-    return agent_of(_chosen(), _namespace(config))
+    return build_memory_agent(_load_settings(), _choose_namespace(config))
 
 
-def chat_of(
+def build_memory_chat(
     chosen: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """`memory_chat` with the model of these settings."""
-    model = configured_model(chosen)
+    model = build_configured_model(chosen)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
-        options: Any = {"trigger": ("tokens", TOKENS * 3 // 4), "keep": ("tokens", TOKENS // 4)}
+        options: Any = {
+            "trigger": ("tokens", MAX_TOKENS * 3 // 4),
+            "keep": ("tokens", MAX_TOKENS // 4),
+        }
         parts.append(summarize(model, **options))
-    parts += [trim(max_tokens=TOKENS), remember_turns(namespace=namespace)]
+    parts += [trim(max_tokens=MAX_TOKENS), remember_turns(namespace=namespace)]
     return chat_graph(model, memory=parts)
 
 
-def agent_of(
+def build_memory_agent(
     chosen: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """`agent` with the model of these settings."""
-    model, window = configured_model(chosen), trim(max_tokens=TOKENS)
+    model, window = build_configured_model(chosen), trim(max_tokens=MAX_TOKENS)
     return memory_agent(model, memory=[window], namespace=namespace)
 
 
@@ -75,7 +78,7 @@ async def store() -> AsyncIterator[WholeStore]:
         yield opened
 
 
-def configured_model(chosen: settings.Settings) -> BaseChatModel | None:
+def build_configured_model(chosen: settings.Settings) -> BaseChatModel | None:
     """The chat model that the settings name; None if they name none."""
     if chosen.model is None:
         return None
@@ -88,14 +91,14 @@ def configured_model(chosen: settings.Settings) -> BaseChatModel | None:
     )
 
 
-def _chosen() -> settings.Settings:
+def _load_settings() -> settings.Settings:
     return settings.load(db=":memory:")  # with a name, no folder is looked for; none is opened
 
 
-def _namespace(config: RunnableConfig) -> tuple[str, ...]:
+def _choose_namespace(config: RunnableConfig) -> tuple[str, ...]:
     """Of the config's user, else of the local one."""
     configurable = config.get("configurable", {})
     # langgraph's server says "" for nobody; perdure's says so of runs without memory
     if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
-    return (NAMESPACE[0], _chosen().user)
+    return (NAMESPACE[0], _load_settings().user)

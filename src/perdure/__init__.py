@@ -1,4 +1,4 @@
-"""Memory for LangGraph agents: threads that resume, history that stays, in a file or Postgres."""
+"""Memory for LangGraph agents: resumable threads and long-term memory in SQLite or Postgres."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ __all__ = [
     "SQLiteStore",
     "__version__",
 ]
-if find_spec("psycopg") is None:  # `import *` takes what can be imported
+if find_spec("psycopg") is None:  # so that `import *` works without psycopg
     __all__[:] = [name for name in __all__ if not name.startswith("Postgres")]
 
 _PARTS = {
@@ -32,7 +32,7 @@ _PARTS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a part when it is first used."""
+    """Import a public class when it is first used, and read the version."""
     if name in _PARTS:
         return getattr(import_module(_PARTS[name]), name)
     if name == "__version__":

@@ -1,8 +1,9 @@
-"""Effects: what waits for databases and models, written once, run by blocking or by awaiting.
+"""Effects: operations that are written once and can be run by blocking or by awaiting.
 
-An operation is a coroutine that awaits nothing but effects. `run` drives it without an event loop,
-each effect by its blocking call; `arun` drives it in one. `blocking` and `awaiting` make the two
-public methods of an operation.
+An operation is a coroutine that awaits only effects, such as a call of a database or a model. `run`
+runs it without an event loop, with the blocking call of each effect. `arun` runs it in an event
+loop, with the asynchronous calls. `blocking` and `awaiting` build the two public methods of an
+operation.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from perdure.storage import flow
 T = TypeVar("T")
 P = ParamSpec("P")
 Operation = Coroutine["Effect[Any]", Any, T]
-Hop = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Makes a call in another thread."""
+ThreadCaller = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""An asynchronous function that calls a function in another thread and returns its result."""
 
 
 class Effect(Generic[T]):
-    """Something to wait for, within an operation.
+    """A step of an operation that waits, and has a blocking and an asynchronous form.
 
     Args:
-        blocking: Does it, and blocks.
-        awaiting: Does it without blocking an event loop.
+        blocking: A function that makes the step and blocks.
+        awaiting: A function that makes the step without blocking the event loop.
     """
 
     __slots__ = ("awaiting", "blocking")
@@ -36,91 +37,95 @@ class Effect(Generic[T]):
         self.blocking, self.awaiting = blocking, awaiting
 
     def __await__(self) -> Generator[Effect[T], Any, T]:
-        answer: T = yield self  # to what drives the operation
+        answer: T = yield self  # to `run` or `arun`
         return answer
 
 
-class _End(NamedTuple):
-    """The end of an operation."""
+class _OperationEnd(NamedTuple):
+    """The result of an operation that has ended."""
 
     result: Any
 
 
 def run(operation: Operation[T]) -> T:
-    """Run an operation in the calling thread; every error is raised within it."""
+    """Run an operation in the calling thread, and return its result.
+
+    Errors of an effect are raised within the operation.
+    """
     return flow.run_flow(operation, lambda effect: effect.blocking())
 
 
-async def arun(operation: Operation[T], hop: Hop | None = None) -> T:
-    """Run an operation from a coroutine; see `run`.
+async def arun(operation: Operation[T], call_in_thread: ThreadCaller | None = None) -> T:
+    """Run an operation in an event loop, and return its result; see `run`.
 
     Args:
-        operation: What to run.
-        hop: Makes what it computes between effects in another thread; None: it is computed here.
+        operation: The operation.
+        call_in_thread: A function that runs the code between two effects in another thread. None
+            means that this code runs in the event loop.
     """
-    go_on: Callable[[], Any] = partial(operation.send, None)
+    continue_operation: Callable[[], Any] = partial(operation.send, None)
     while True:
-        if hop is None:
-            step = _step(go_on)
+        if call_in_thread is None:
+            step = _run_to_next_effect(continue_operation)
         else:
             try:
-                step = await hop(partial(_step, go_on))
+                step = await call_in_thread(partial(_run_to_next_effect, continue_operation))
             except BaseException:  # it is cancelled
                 if getcoroutinestate(operation) == CORO_CREATED:
                     operation.close()
                 raise
-        if isinstance(step, _End):
+        if isinstance(step, _OperationEnd):
             return step.result  # type: ignore[no-any-return]
         try:
             answer = await step.awaiting()
         except Exception as exc:
-            go_on = partial(operation.throw, exc)
+            continue_operation = partial(operation.throw, exc)
         except BaseException as exc:  # it is cancelled
-            go_on, hop = partial(operation.throw, exc), None
+            continue_operation, call_in_thread = partial(operation.throw, exc), None
         else:
-            go_on = partial(operation.send, answer)
+            continue_operation = partial(operation.send, answer)
 
 
-def _step(go_on: Callable[[], Any]) -> Effect[Any] | _End:
-    """The next effect of an operation, or its end."""
+def _run_to_next_effect(continue_operation: Callable[[], Any]) -> Effect[Any] | _OperationEnd:
+    """Continue an operation, and return its next effect or its end."""
     try:
-        return go_on()  # type: ignore[no-any-return]
-    except StopIteration as stop:  # which no future takes
-        return _End(stop.value)
+        return continue_operation()  # type: ignore[no-any-return]
+    except StopIteration as stop:  # a future does not accept StopIteration
+        return _OperationEnd(stop.value)
 
 
 def run_in_thread(operation: Operation[T]) -> Effect[T]:
-    """The whole of an operation; when awaited, what it computes is computed in a thread."""
+    """Return an effect that runs a whole operation; if awaited, its code runs in a thread."""
     return Effect(lambda: run(operation), lambda: arun(operation, asyncio.to_thread))
 
 
-def call_method(of: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
-    """The effect of a method that blocks; when awaited, of its twin, whose name begins with `a`."""
+def call_method(target: Any, method: str, *args: Any, **options: Any) -> Effect[Any]:
+    """Return an effect that calls a method, or if awaited its twin with the prefix `a`."""
     return Effect(
-        lambda: getattr(of, method)(*args, **options),
-        lambda: getattr(of, f"a{method}")(*args, **options),
+        lambda: getattr(target, method)(*args, **options),
+        lambda: getattr(target, f"a{method}")(*args, **options),
     )
 
 
 def run_computation(call: Callable[[], T]) -> Effect[T]:
-    """The effect of a computation; when awaited, it is made in a thread."""
+    """Return an effect that calls a function; if awaited, the call is made in a thread."""
     return Effect(call, lambda: asyncio.to_thread(call))
 
 
 def blocking(operation: Callable[P, Operation[T]]) -> Callable[P, T]:
-    """The public function that blocks: `get` of the operation `_get`, with its signature."""
+    """Build the public blocking function of an operation, for example `get` of `_get`."""
 
     @wraps(operation)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return run(operation(*args, **kwargs))
 
-    del call.__wrapped__  # a coroutine function, which libraries would take `call` for
+    del call.__wrapped__  # otherwise libraries would take `call` for a coroutine function
     call.__signature__ = signature(operation)  # type: ignore[attr-defined]
-    return _named(call, operation.__name__.lstrip("_"))
+    return _rename_function(call, operation.__name__.lstrip("_"))
 
 
 def awaiting(operation: Callable[P, Operation[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The public coroutine function: `aget` of the operation `_get`."""
+    """Build the public coroutine function of an operation, for example `aget` of `_get`."""
 
     @wraps(operation)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -128,10 +133,11 @@ def awaiting(operation: Callable[P, Operation[T]]) -> Callable[P, Coroutine[Any,
 
     name = operation.__name__.lstrip("_")
     call.__doc__ = f"See `{name}`."
-    return _named(call, f"a{name}")
+    return _rename_function(call, f"a{name}")
 
 
-def _named(call: Callable[P, T], name: str) -> Callable[P, T]:
+def _rename_function(call: Callable[P, T], name: str) -> Callable[P, T]:
+    """Set the name and the qualified name of a function, and return it."""
     call.__qualname__ = call.__qualname__.replace(call.__name__, name)
     call.__name__ = name
     return call

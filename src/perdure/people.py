@@ -1,8 +1,8 @@
-"""People: everything that belongs to a person is exported, or forgotten, in one call.
+"""Export or erase everything that belongs to a person.
 
-A person is the user whose memories, messages and profile a thread belongs to. `export` yields an
-archive that `perdure import` reads. `plan` reports what `forget` would erase and writes nothing.
-`forget` may be cut off at any moment and called again: what is left is found again.
+A person is the user whose memories, messages and profile a thread uses. `export` yields an archive
+that `perdure import` reads. `forget` erases the data, and `plan` reports what `forget` would erase.
+A call of `forget` that was interrupted can be repeated; it then erases the rest.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ __all__ = ["Part", "Report", "aexport", "aforget", "aplan", "export", "forget", 
 ERASED: Final = (
     *("threads", "messages", "checkpoints", "runs", "crons", "webhooks", "items", "versions"),
 )
-"""What is erased, in the order in which a report lists it."""
-_LINES: Final = 100  # lines of an archive that are read at once for a coroutine
-_ROUNDS: Final = 3  # how often what others write meanwhile is erased
-_PAUSE_S: Final = 0.05  # between two looks at runs that were cancelled
+"""The kinds of data that are erased, in the order in which a report lists them."""
+_PAGE_LINES: Final = 100  # lines of an archive that a coroutine reads at once
+_MAX_ROUNDS: Final = 3  # passes that erase data which others have written meanwhile
+_PAUSE_S: Final = 0.05  # seconds between two checks whether cancelled runs have ended
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One kind of what belongs to a person, or has to do with one.
+    """One kind of data that belongs to a person or mentions the person.
 
     Attributes:
-        what: A plural noun, such as `"threads"`.
-        ids: The ids of threads, runs, crons and assistants; the namespaces of items, with labels
-            joined by `/`. Empty where there are too many to name.
-        number: How many, if that is not the number of ids.
+        what: The name of the kind, a plural noun such as `"threads"`.
+        ids: The ids of threads, runs, crons or assistants, or the namespaces of items with labels
+            joined by `/`. Empty if there are too many to list.
+        number: The number of objects, if it differs from the number of ids.
     """
 
     what: str
@@ -70,22 +70,22 @@ class Part:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of objects."""
         return len(self.ids) if self.number is None else self.number
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `forget` erased, or would erase.
+    """The result of `forget`, or of `plan`.
 
     Attributes:
         user: The name of the person.
-        erased: What was erased, by kind.
-        kept: What has to do with the person, belongs to others, and was kept.
+        erased: The data that was erased, by kind.
+        kept: Data that mentions the person but belongs to others. It was not erased.
         hashes: Hashes of the messages and values that were erased, which can prove that a text was
             among them. A plan has none.
-        scrubbed: Whether the bytes of the file and its WAL hold none of it. Postgres overwrites no
-            bytes.
+        scrubbed: Whether the erased bytes were also overwritten in the file and its WAL. Postgres
+            overwrites no bytes.
         dry_run: Whether nothing was written.
         by_owner: The ids of those of the erased threads that name no user. They count as the
             person's only because their `owner` has the person's name.
@@ -100,7 +100,7 @@ class Report:
     by_owner: tuple[str, ...] = ()
 
     def count(self, what: str) -> int:
-        """Return how many of one kind were erased."""
+        """Return the number of erased objects of one kind."""
         return sum(part.count for part in self.erased if part.what == what)
 
 
@@ -114,11 +114,12 @@ def export(
     owners_are_people: bool | None = None,
     conversations_by_id: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the archive of a person, an object for each line of JSON.
+    """Yield the archive of a person, one object for each line of JSON.
 
-    It has the threads with all branches, the items with all versions (memories, profile,
-    instructions, examples, chat memory and notes), and the runs and crons as a record; see
-    docs/people.md. Others may write meanwhile: each thread and each key is as it was at one moment.
+    The archive contains the threads with all branches, the items with all versions (memories,
+    profile, instructions, examples, chat memory and notes), and records of the runs and crons; see
+    docs/people.md. Others may write during the export. Each thread and each key is exported in a
+    state that it had at one moment.
 
     Args:
         user: The name of the person.
@@ -136,15 +137,17 @@ def export(
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
     """
-    rows = _rows_of(user, saver, owners_are_people, thread_ids)
-    threads, found = _find(rows, store, namespaces, conversations_by_id)
-    return iter_archive(rows, saver, store, threads, found)
+    rows = _build_person_rows(user, saver, owners_are_people, thread_ids)
+    threads, person_namespaces = _find_threads_and_namespaces(
+        rows, store, namespaces, conversations_by_id
+    )
+    return iter_archive(rows, saver, store, threads, person_namespaces)
 
 
 async def aexport(*args: Any, **options: Any) -> AsyncIterator[dict[str, Any]]:
     """See `export`."""
     lines = await asyncio.to_thread(export, *args, **options)
-    while page := await asyncio.to_thread(lambda: list(islice(lines, _LINES))):
+    while page := await asyncio.to_thread(lambda: list(islice(lines, _PAGE_LINES))):
         for line in page:
             yield line
 
@@ -161,14 +164,16 @@ def plan(
     hand_over: bool = False,
     conversations_by_id: bool = True,
 ) -> Report:
-    """Return what `forget` with these arguments would erase now. Nothing is written or locked.
+    """Report the data that `forget` with these arguments would erase now.
+
+    Nothing is written or locked. `forget` describes the arguments.
 
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
     """
-    rows = _rows_of(user, saver, owners_are_people, thread_ids)
-    how = looks_elsewhere, hand_over, conversations_by_id
-    return _Run(rows, saver, store, namespaces, *how).plan()
+    rows = _build_person_rows(user, saver, owners_are_people, thread_ids)
+    options = looks_elsewhere, hand_over, conversations_by_id
+    return _PersonErasure(rows, saver, store, namespaces, *options).plan()
 
 
 def forget(
@@ -186,8 +191,8 @@ def forget(
 ) -> Report:
     """Erase everything that belongs to a person, also from the bytes of the file.
 
-    First the person's crons are deleted, and the runs are cancelled and waited for. Then the items
-    and the threads are erased. If the call is cut off at any moment, repeat it.
+    First the person's crons are deleted, and the person's runs are cancelled. When the runs have
+    ended, the items and the threads are erased. A call that was interrupted can be repeated.
 
     Args:
         user: The name of the person.
@@ -195,28 +200,28 @@ def forget(
         store: The items.
         namespaces: Further templates with the label `"{user_id}"`, as in `("notes", "{user_id}")`.
         thread_ids: Only these of the person's threads. None means all.
-        looks_elsewhere: Whether to look for quotations and other traces in what belongs to other
-            people, which are only listed. All messages of other people are read for that.
+        looks_elsewhere: Whether to search the data of other people for quotations and other traces
+            of the person, which are listed and not erased. All messages of others are read.
         owners_are_people: See `export`.
-        hand_over: Whether what the person wrote into the memories of teams is kept, without the
-            name. Otherwise it is erased.
+        hand_over: Whether items that the person wrote into the memories of teams are kept without
+            the name of the person. Otherwise they are erased.
         conversations_by_id: See `export`.
-        timeout_s: Seconds to wait for all runs that were cancelled, and for the lock of a thread.
+        timeout_s: Seconds to wait for all cancelled runs to end, and for the lock of each thread.
 
     Raises:
         UnknownPerson: Nothing belongs to a person of this name.
-        StorageUnavailable: A run of the person does not end, or a thread is locked. What was erased
-            until then stays erased.
+        StorageUnavailable: A run of the person does not end, or a thread is locked. Data that was
+            already erased stays erased.
     """
-    rows = _rows_of(user, saver, owners_are_people, thread_ids)
-    how = looks_elsewhere, hand_over, conversations_by_id
-    return _Run(rows, saver, store, namespaces, *how).forget(timeout_s)
+    rows = _build_person_rows(user, saver, owners_are_people, thread_ids)
+    options = looks_elsewhere, hand_over, conversations_by_id
+    return _PersonErasure(rows, saver, store, namespaces, *options).forget(timeout_s)
 
 
-def without_namespaces(report: Report, seen: Collection[str]) -> Report:
-    """Return a report that lists, of the namespaces that were kept, only those in `seen`."""
+def limit_to_namespaces(report: Report, visible: Collection[str]) -> Report:
+    """Return the report without the kept namespaces that are not in `visible`."""
     kept = (
-        replace(part, ids=tuple(each for each in part.ids if each in seen))
+        replace(part, ids=tuple(namespace for namespace in part.ids if namespace in visible))
         if part.what == "namespaces"
         else part
         for part in report.kept
@@ -235,8 +240,16 @@ async def aforget(*args: Any, **options: Any) -> Report:
 
 
 @dataclass(slots=True)
-class _Run:
-    """One pass over the database."""
+class _PersonErasure:
+    """The erasure of one person, or its plan.
+
+    Attributes:
+        counts: The number of erased objects, by kind.
+        ids: The ids of the erased objects, by kind.
+        hashes: The hashes of the erased messages and values.
+        owned_thread_ids: The threads that name no user and whose owner has the person's name.
+        by_owner: Those of these threads that are erased.
+    """
 
     rows: PersonRows
     saver: Checkpointer
@@ -248,68 +261,76 @@ class _Run:
     counts: Counter[str] = field(default_factory=Counter)
     ids: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     hashes: set[str] = field(default_factory=set)
-    owned: list[str] = field(default_factory=list)
+    owned_thread_ids: list[str] = field(default_factory=list)
     by_owner: tuple[str, ...] = ()
 
     def plan(self) -> Report:
-        """Look at everything once."""
-        threads, found = self._find()
-        self._note_owned(threads)
-        kept = self._find_kept(threads, found)
+        """Count the data that would be erased."""
+        threads, person_namespaces = self._find_threads_and_namespaces()
+        self._record_owned_threads(threads)
+        kept = self._list_kept_parts(threads, person_namespaces)
         for cron in self.rows.list_crons(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
         for run_id in self.rows.list_webhook_run_ids():
             self._count("webhooks", run_id)
         self._forget_items(threads, dry_run=True)
         for thread_id in threads:
-            self._measure(thread_id)
-        return self._report(kept, scrubbed=False, dry_run=True)
+            self._count_thread(thread_id)
+        return self._build_report(kept, scrubbed=False, dry_run=True)
 
     def forget(self, timeout_s: float) -> Report:
-        """Erase everything, and again what others have written meanwhile."""
+        """Erase the data, then the data that others have written during the erasure."""
         try:
-            threads, found = self._find()
+            threads, person_namespaces = self._find_threads_and_namespaces()
         except UnknownPerson:
-            self._scrub()  # an earlier call may have been cut off before it
+            self._scrub_databases()  # an earlier call may have been interrupted before it
             raise
-        self._note_owned(threads)
-        kept = self._find_kept(threads, found)
-        for _ in range(_ROUNDS):
-            self._stop(threads, timeout_s)
-            # the items before the threads, which tell the conversations in `chat_memory`
+        self._record_owned_threads(threads)
+        kept = self._list_kept_parts(threads, person_namespaces)
+        for _ in range(_MAX_ROUNDS):
+            self._stop_runs(threads, timeout_s)
+            # first the items, because the threads name the conversations in `chat_memory`
             self._forget_items(threads, dry_run=False)
             for thread_id in threads:
                 self._erase_thread(thread_id, timeout_s)
             try:
-                threads, _ = self._find()
+                threads, _ = self._find_threads_and_namespaces()
             except UnknownPerson:
                 break
-        return self._report(kept, scrubbed=self._scrub(), dry_run=False)
+        return self._build_report(kept, scrubbed=self._scrub_databases(), dry_run=False)
 
-    def _find(self) -> tuple[list[str], PersonNamespaces]:
-        return _find(self.rows, self.store, self.namespaces, self.conversations_by_id)
+    def _find_threads_and_namespaces(self) -> tuple[list[str], PersonNamespaces]:
+        return _find_threads_and_namespaces(
+            self.rows, self.store, self.namespaces, self.conversations_by_id
+        )
 
-    def _note_owned(self, threads: list[str]) -> None:
-        """Note which of the threads belong to the person only because of their owner."""
-        self.owned = self.rows.list_threads_by_owner()
-        self.by_owner = tuple(each for each in self.owned if each in {*threads})
+    def _record_owned_threads(self, threads: list[str]) -> None:
+        """Record the threads that belong to the person only because of their owner."""
+        self.owned_thread_ids = self.rows.list_threads_by_owner()
+        self.by_owner = tuple(
+            thread_id for thread_id in self.owned_thread_ids if thread_id in {*threads}
+        )
 
-    def _stop(self, threads: list[str], timeout_s: float) -> None:
-        """Delete the crons, and cancel the runs and wait until they have ended."""
-        own, until = frozenset(threads), time.monotonic() + timeout_s
-        for cron in self.rows.list_crons(own)[0]:
+    def _stop_runs(self, threads: list[str], timeout_s: float) -> None:
+        """Delete the crons, cancel the runs, and wait until the runs have ended.
+
+        Raises:
+            StorageUnavailable: A run has not ended after `timeout_s` seconds.
+        """
+        own_threads, deadline = frozenset(threads), time.monotonic() + timeout_s
+        for cron in self.rows.list_crons(own_threads)[0]:
             self.rows.delete_cron(cron)
             self._count("crons", cron.cron_id)
-        for live in self.rows.list_live_runs(own):
+        for live in self.rows.list_live_runs(own_threads):
             self.rows.cancel_run(live)
         while executing := [
-            live for live in self.rows.list_live_runs(own) if self.rows.is_executing(live)
+            live for live in self.rows.list_live_runs(own_threads) if self.rows.is_executing(live)
         ]:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise StorageUnavailable(
                     f"run {executing[0].run_id!r} of thread {executing[0].thread_id!r} was "
-                    f"cancelled and goes on after {timeout_s:g} s; forget {self.rows.user!r} again "
-                    "once it has ended"
+                    f"cancelled and has not ended after {timeout_s:g} s; forget "
+                    f"{self.rows.user!r} again when it has ended"
                 )
             time.sleep(_PAUSE_S)
         for run_id in self.rows.list_webhook_run_ids():
@@ -317,6 +338,7 @@ class _Run:
             self._count("webhooks", run_id)
 
     def _forget_items(self, threads: list[str], *, dry_run: bool) -> None:
+        """Erase the items of the person, or with `dry_run` only count them."""
         receipt: Receipt = run(
             forget_person(
                 StoreAdapter(self.store),
@@ -330,19 +352,20 @@ class _Run:
         self.counts["handed over"] += receipt.handed_over
         self.counts["items"] += receipt.items
         self.counts["versions"] += receipt.versions
-        self.ids["items"] += [_format(namespace) for namespace in receipt.namespaces]
+        self.ids["items"] += [_join_labels(namespace) for namespace in receipt.namespaces]
         self.hashes |= {*receipt.hashes}
 
     def _erase_thread(self, thread_id: str, timeout_s: float) -> None:
+        """Erase a thread under its lock."""
         with self.saver.lock(thread_id, timeout_s=timeout_s):
-            self._measure(thread_id)
+            self._count_thread(thread_id)
             self.hashes |= {*self.rows.erase_thread(thread_id).hashes}
 
-    def _measure(self, thread_id: str) -> None:
-        """Count what is in a thread."""
+    def _count_thread(self, thread_id: str) -> None:
+        """Count the objects in a thread."""
         self._count("threads", thread_id)
         self.counts["runs"] += len(self.rows.list_runs(thread_id))
-        with suppress(UnknownThread):  # it has no checkpoint
+        with suppress(UnknownThread):  # the thread has no checkpoint
             self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
 
@@ -351,30 +374,39 @@ class _Run:
             self.counts[what] += 1
             self.ids[what].append(id)
 
-    def _scrub(self) -> bool:
-        """Overwrite the bytes of what was erased, and return whether none of it is left."""
+    def _scrub_databases(self) -> bool:
+        """Overwrite the erased bytes, and return whether none of them is left."""
         return all([self.saver.database.scrub(), self.store.database.scrub()])
 
-    def _find_kept(self, threads: list[str], found: PersonNamespaces) -> tuple[Part, ...]:
-        """Find what has to do with the person and belongs to others."""
-        kept = [Part("namespaces", tuple(map(_format, found.others)))]
+    def _list_kept_parts(
+        self, threads: list[str], person_namespaces: PersonNamespaces
+    ) -> tuple[Part, ...]:
+        """List the data that mentions the person and belongs to others."""
+        kept = [Part("namespaces", tuple(map(_join_labels, person_namespaces.others)))]
         if self.looks_elsewhere:
-            own = frozenset(threads)
-            owned = tuple(each for each in self.owned if each not in own)
-            plain = [each for each in found.own if each[0] != RESERVED_LABEL]
-            crons, crons_elsewhere = self.rows.list_crons(own)
-            quoted, sent = self._find_quotations(threads, plain, crons)
-            runs = self.rows.list_runs_on_other_threads(own)
+            own_threads = frozenset(threads)
+            other_owned_threads = tuple(
+                each for each in self.owned_thread_ids if each not in own_threads
+            )
+            item_namespaces = [each for each in person_namespaces.own if each[0] != RESERVED_LABEL]
+            crons, crons_elsewhere = self.rows.list_crons(own_threads)
+            quoting_threads, cron_threads = self._find_quotations(threads, item_namespaces, crons)
+            runs_elsewhere = self.rows.list_runs_on_other_threads(own_threads)
             kept += [
-                Part("threads of this owner", owned),
-                Part("threads with quotations", quoted),
-                Part("threads with the message of a cron", sent),
+                Part("threads of this owner", other_owned_threads),
+                Part("threads with quotations", quoting_threads),
+                Part("threads with the message of a cron", cron_threads),
                 Part(
                     "threads of others with the name",
-                    tuple(self.rows.list_other_threads_naming_person(own)),
+                    tuple(self.rows.list_other_threads_naming_person(own_threads)),
                 ),
-                Part("memories of others", tuple(self._find_memories_of_others(own, found))),
-                Part("runs on threads of others", tuple(each.live.run_id for each in runs)),
+                Part(
+                    "memories of others",
+                    tuple(self._find_memories_of_others(own_threads, person_namespaces)),
+                ),
+                Part(
+                    "runs on threads of others", tuple(each.live.run_id for each in runs_elsewhere)
+                ),
                 Part("crons on threads of others", tuple(each.cron_id for each in crons_elsewhere)),
                 Part("assistants", tuple(self.rows.list_assistants())),
             ]
@@ -383,46 +415,61 @@ class _Run:
     def _find_quotations(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
     ) -> list[tuple[str, ...]]:
-        """Find the threads of others that contain a text of the person, or a cron's message.
+        """Find the threads of others that contain a text of the person, or a message of a cron.
 
-        A text that somebody else sent on the person's threads is no text of the person.
+        Texts that somebody else sent on the person's threads are not counted as the person's.
+
+        Returns:
+            The ids of the threads with a text of the person, and those with a message of a cron.
         """
-        said, sent = read_human_texts(self.saver, threads), frozenset(iter_cron_texts(crons))
-        own = chain(said.own, map(str.strip, iter_item_texts(self.store, namespaces)))
-        texts = (each for each in own if each not in said.foreign and each not in sent)
-        finders = [QuotationFinder(texts), QuotationFinder(sent)]
+        human_texts, cron_texts = (
+            read_human_texts(self.saver, threads),
+            frozenset(iter_cron_texts(crons)),
+        )
+        own_texts = chain(human_texts.own, map(str.strip, iter_item_texts(self.store, namespaces)))
+        texts = (
+            text for text in own_texts if text not in human_texts.foreign and text not in cron_texts
+        )
+        finders = [QuotationFinder(texts), QuotationFinder(cron_texts)]
         others = self.rows.iter_other_threads(frozenset(threads))
         return find_quoting_threads(self.saver, others, finders)
 
     def _find_memories_of_others(
-        self, own: frozenset[str], found: PersonNamespaces
+        self, own_threads: frozenset[str], person_namespaces: PersonNamespaces
     ) -> Iterator[str]:
-        """Yield the items of other people that rest on the person's threads."""
-        if own:
-            source, written = {"thread_id": {"$in": sorted(own)}}, frozenset(found.authored_items)
+        """Yield the items of other people that were extracted from the person's threads."""
+        if own_threads:
+            source, authored_items = (
+                {"thread_id": {"$in": sorted(own_threads)}},
+                frozenset(person_namespaces.authored_items),
+            )
             for namespace, key in self.store.forget((), provenance=source, dry_run=True).keys:
-                is_own = (namespace, key) in written and not self.hand_over
-                if not is_own and not any(namespace[: len(each)] == each for each in found.own):
-                    yield _format((*namespace, key))
+                is_own = (namespace, key) in authored_items and not self.hand_over
+                if not is_own and not any(
+                    namespace[: len(own_namespace)] == own_namespace
+                    for own_namespace in person_namespaces.own
+                ):
+                    yield _join_labels((*namespace, key))
 
-    def _report(self, kept: tuple[Part, ...], *, scrubbed: bool, dry_run: bool) -> Report:
+    def _build_report(self, kept: tuple[Part, ...], *, scrubbed: bool, dry_run: bool) -> Report:
+        """Build the report from the counts and ids that were collected."""
         erased = (
             Part(what, tuple(dict.fromkeys(self.ids[what])), self.counts[what])
             for what in ERASED
             if self.counts[what]
         )
-        if handed := self.counts["handed over"]:
-            kept = (*kept, Part("items of teams without the name", number=handed))
+        if handed_over := self.counts["handed over"]:
+            kept = (*kept, Part("items of teams without the name", number=handed_over))
         hashes = () if dry_run else tuple(sorted(self.hashes))
-        rest = hashes, scrubbed, dry_run, self.by_owner
-        return Report(self.rows.user, tuple(erased), kept, *rest)
+        report_fields = hashes, scrubbed, dry_run, self.by_owner
+        return Report(self.rows.user, tuple(erased), kept, *report_fields)
 
 
-def _format(labels: Sequence[str]) -> str:
+def _join_labels(labels: Sequence[str]) -> str:
     return "/".join(labels)
 
 
-def _rows_of(
+def _build_person_rows(
     user: str,
     saver: Checkpointer,
     owners_are_people: bool | None,
@@ -435,7 +482,7 @@ def _rows_of(
     return PersonRows(saver, user, owners_are_people=owners_are_people, only=only)
 
 
-def _find(
+def _find_threads_and_namespaces(
     rows: PersonRows,
     store: WholeStore,
     namespaces: Sequence[Sequence[str]],
@@ -444,26 +491,31 @@ def _find(
     """Find the threads and namespaces of a person.
 
     Raises:
-        UnknownPerson: There are none, and no crons either.
+        UnknownPerson: The person has no threads, namespaces, items or crons.
     """
     threads, templates = rows.list_threads(), check_templates(namespaces)
     conversations = threads if conversations_by_id else None
-    found: PersonNamespaces = run(
+    person_namespaces: PersonNamespaces = run(
         find_person_namespaces(StoreAdapter(store), rows.user, templates, conversations)
     )
-    if not (threads or found.own or found.authored_items or rows.list_crons(frozenset())[0]):
-        raise unknown(rows.user, rows.list_threads_by_owner())
-    return threads, found
+    if not (
+        threads
+        or person_namespaces.own
+        or person_namespaces.authored_items
+        or rows.list_crons(frozenset())[0]
+    ):
+        raise build_unknown_person_error(rows.user, rows.list_threads_by_owner())
+    return threads, person_namespaces
 
 
-def unknown(user: str, owned: Sequence[str] = ()) -> UnknownPerson:
-    """Build the error for a name that nothing belongs to.
+def build_unknown_person_error(user: str, owned: Sequence[str] = ()) -> UnknownPerson:
+    """Build the error for a name to which nothing belongs.
 
     Args:
         user: The name.
-        owned: The ids of the threads whose `owner` has the name, if owners are no people.
+        owned: The ids of the threads whose `owner` has this name, if owners are organisations.
     """
-    advice = "names are compared exactly, 'perdure threads' shows whose threads there are"
+    advice = "names are compared exactly, and 'perdure threads' lists the users of threads"
     if owned:
         advice = (
             f"the owner of {', '.join(map(repr, owned[:3]))} has this name and counts as an "

@@ -1,8 +1,8 @@
-"""Retention: what is old goes, by rules, from both halves of a database.
+"""Remove old threads, checkpoints, items and memories from a database by rules.
 
-`plan` reports what the rules would remove and writes nothing; `apply` removes it. The work is done
-in bounded batches that let others write in between. It may be cut off at any moment and called
-again: what is left is found again.
+`apply` removes the data that the rules do not keep. `plan` reports what `apply` would remove, and
+writes nothing. The data is removed in batches, between which others can write. A call that was
+interrupted can be repeated; it then removes the rest.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from perdure.stores.whole_store import WholeStore
 __all__ = ["Removal", "Report", "Rules", "aapply", "aplan", "apply", "plan"]
 
 T = TypeVar("T")
-_LOCK: Final = "\0retention"  # no thread can have this name
-_THREADS: Final = 200  # locked at once
-_PAGE: Final = 1_000
+_LOCK_NAME: Final = "\0retention"  # name of the lock; no thread can have this id
+_THREADS_PER_BATCH: Final = 200  # threads that are locked at once
+_ENTRIES_PER_BATCH: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What one rule removes.
+    """The data that one rule removes.
 
     Attributes:
-        what: A plural noun; `"messages"` are those, and other items of logs, that are of no
-            checkpoint and no history any more.
-        count: How many.
-        size_bytes: About how many bytes: those of the stored values, without indexes. What goes by
-            two rules may be counted twice before it goes.
-        ids: Which threads, or `namespace/key`; empty where there are too many to name.
+        what: The kind of data, a plural noun. `"messages"` are log items that belong to no
+            checkpoint and to no history any more.
+        count: The number of objects.
+        size_bytes: The approximate size of the stored values, without indexes. A plan may count
+            an object twice if two rules remove it.
+        ids: The ids of threads, or `namespace/key` of items. Empty if there are too many to list.
     """
 
     what: str
@@ -54,11 +54,11 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What retention removed, or would remove.
+    """The result of `apply`, or of `plan`.
 
     Attributes:
-        removals: An entry for each rule that was given.
-        left: Idle threads that were left for the next time, as a run holds their lock.
+        removals: One entry for each kind of data to which a rule applies.
+        left: The ids of idle threads that were not deleted because a run holds their lock.
     """
 
     removals: tuple[Removal, ...]
@@ -66,11 +66,11 @@ class Report:
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes in all. The file has so many more for other data to come."""
+        """The approximate total size. The file reuses this space for new data."""
         return sum(each.size_bytes for each in self.removals)
 
     def count(self, what: str) -> int:
-        """How many of one kind."""
+        """Return the number of objects of one kind."""
         return sum(each.count for each in self.removals if each.what == what)
 
     def __bool__(self) -> bool:
@@ -85,9 +85,12 @@ def plan(
     thread_ids: Sequence[str] | None = None,
     skip: Collection[str] = (),
 ) -> Report:
-    """What `apply` with these arguments would remove now. Nothing is written, nor locked."""
+    """Report the data that `apply` with these arguments would remove now.
+
+    Nothing is written or locked. `apply` describes the arguments.
+    """
     thread_ids = None if thread_ids is None else [*dict.fromkeys(thread_ids)]
-    return _Run(rules, saver, store, thread_ids, skip, dry_run=True).report()
+    return _RetentionPass(rules, saver, store, thread_ids, skip, dry_run=True).run()
 
 
 def apply(
@@ -99,29 +102,29 @@ def apply(
     skip: Collection[str] = (),
     timeout_s: float = 0.0,
 ) -> Report:
-    """Remove what the rules do not keep; items whose time to live is over always go.
+    """Remove the data that the rules do not keep. Expired items are always removed.
 
-    Entries in quarantine and memories are erased: no version of them is left.
+    Quarantined candidates and memories are erased with all their versions.
 
     Args:
-        rules: See `Rules`; those of the settings are `perdure.settings.load().retention`.
+        rules: The rules. `perdure.settings.load().retention` returns those of the settings.
         saver: The threads.
         store: The items.
-        thread_ids: Only these threads, and no items. None: everything.
-        skip: Threads that do not count as idle, say because something is to be extracted from them.
-        timeout_s: How long to wait while another process applies retention to the database.
+        thread_ids: Only these threads, and no items. None means all threads and items.
+        skip: Threads that do not count as idle, for example because an extraction is due.
+        timeout_s: Seconds to wait while another process applies retention to the database.
 
     Raises:
-        StorageUnavailable: Another process applies retention.
+        StorageUnavailable: Another process is applying retention.
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(saver.database.lock(_LOCK, timeout_s=timeout_s))
+            stack.enter_context(saver.database.lock(_LOCK_NAME, timeout_s=timeout_s))
         except StorageUnavailable as exc:
             raise StorageUnavailable(
-                f"retention is being applied to {saver.database.path!r} already; try again later"
+                f"another process is applying retention to {saver.database.path!r}; try again later"
             ) from exc
-        return _Run(rules, saver, store, thread_ids, skip, dry_run=False).report()
+        return _RetentionPass(rules, saver, store, thread_ids, skip, dry_run=False).run()
 
 
 async def aplan(*args: Any, **options: Any) -> Report:
@@ -135,8 +138,14 @@ async def aapply(*args: Any, **options: Any) -> Report:
 
 
 @dataclass(slots=True)
-class _Run:
-    """One pass over the database. Each part comes after those whose result it depends on."""
+class _RetentionPass:
+    """One application of the rules, or its plan.
+
+    Attributes:
+        idle_thread_ids: The threads that are deleted.
+        left: See `Report.left`.
+        erased_keys: The namespaces and keys of the items that are erased.
+    """
 
     rules: Rules
     saver: Checkpointer
@@ -145,58 +154,67 @@ class _Run:
     skip: Collection[str]
     dry_run: bool
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
-    idle: list[str] = field(default_factory=list)  # threads that go
+    idle_thread_ids: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    gone: set[tuple[Namespace, str]] = field(default_factory=set)  # items that are erased
+    erased_keys: set[tuple[Namespace, str]] = field(default_factory=set)
 
-    def report(self) -> Report:
-        """Do it, or only look."""
+    def run(self) -> Report:
+        """Apply the rules, or with `dry_run` only count, and return the report.
+
+        Each step depends on the results of the steps before it.
+        """
         rules, everything = self.rules, self.thread_ids is None
         removals: list[Removal] = []
         if rules.quarantine_days is not None and everything:
-            removals += self._quarantine(rules.quarantine_days)
+            removals += self._erase_quarantined(rules.quarantine_days)
         if rules.idle_days is not None:
-            removals += self._threads(self._ago(rules.idle_days))
+            removals += self._delete_idle_threads(self._days_ago(rules.idle_days))
         if rules.checkpoints:
-            removals += self._checkpoints()
+            removals += self._remove_checkpoints()
         if everything:
-            removals += self._items()
+            removals += self._remove_items()
         if rules.jobs_days is not None and everything:
-            removals += self._jobs(rules.jobs_days)
+            removals += self._remove_failed_jobs(rules.jobs_days)
         return Report(tuple(removals), tuple(self.left))
 
-    def _quarantine(self, days: float) -> Iterator[Removal]:
-        """Erase entries by the moments at which they came: each tells one version."""
-        place = (RESERVED_LABEL, QUARANTINE)
-        came, size = [each.value["at"] for each in self._older(place, "at", days)], 0
-        for some in _batched(came, _PAGE):
-            size += self._forget(place, filter={"at": {"$in": some}})
-        names = tuple("/".join((*namespace[2:], key)) for namespace, key in sorted(self.gone))
+    def _erase_quarantined(self, days: float) -> Iterator[Removal]:
+        """Erase old quarantined candidates, by the time at which each of them was added."""
+        namespace_prefix = (RESERVED_LABEL, QUARANTINE)
+        timestamps, size = (
+            [each.value["at"] for each in self._find_older_items(namespace_prefix, "at", days)],
+            0,
+        )
+        for batch in _split_into_batches(timestamps, _ENTRIES_PER_BATCH):
+            size += self._erase_items(namespace_prefix, filter={"at": {"$in": batch}})
+        names = tuple(
+            "/".join((*namespace[2:], key)) for namespace, key in sorted(self.erased_keys)
+        )
         yield Removal("entries in quarantine", len(names), size, names)
 
-    def _threads(self, before: datetime) -> Iterator[Removal]:
-        old = self.saver.delete_idle(before, thread_ids=self.thread_ids, dry_run=True)
-        ids = [info.thread_id for info in old if info.thread_id not in {*self.skip}]
-        already, size, deleted = len(self.gone), 0, list[ThreadInfo]()
-        for some in _batched(ids, _THREADS):
+    def _delete_idle_threads(self, before: datetime) -> Iterator[Removal]:
+        """Delete threads that were last active before a time, and erase their memories."""
+        idle_candidates = self.saver.delete_idle(before, thread_ids=self.thread_ids, dry_run=True)
+        ids = [info.thread_id for info in idle_candidates if info.thread_id not in {*self.skip}]
+        erased_before, size, deleted = len(self.erased_keys), 0, list[ThreadInfo]()
+        for batch in _split_into_batches(ids, _THREADS_PER_BATCH):
             with ExitStack() as stack:
                 if not self.dry_run:
-                    some = [each for each in some if self._locked(each, stack)]
-                idle = self.saver.delete_idle(before, thread_ids=some, dry_run=True)
-                some = [info.thread_id for info in idle]
-                if self.rules.memories and some:  # first: nothing else tells that they are to go
-                    size += self._forget((), provenance={"thread_id": {"$in": some}})
+                    batch = [thread_id for thread_id in batch if self._try_lock(thread_id, stack)]
+                batch_infos = self.saver.delete_idle(before, thread_ids=batch, dry_run=True)
+                batch = [info.thread_id for info in batch_infos]
+                if self.rules.memories and batch:  # first, because only the threads identify them
+                    size += self._erase_items((), provenance={"thread_id": {"$in": batch}})
                 if not self.dry_run:
-                    idle = self.saver.delete_idle(before, thread_ids=some)
-                deleted += idle
-        self.idle = sorted(info.thread_id for info in deleted)
-        freed = sum(info.size_bytes for info in deleted)
-        yield Removal("idle threads", len(deleted), freed, tuple(self.idle))
+                    batch_infos = self.saver.delete_idle(before, thread_ids=batch)
+                deleted += batch_infos
+        self.idle_thread_ids = sorted(info.thread_id for info in deleted)
+        freed_bytes = sum(info.size_bytes for info in deleted)
+        yield Removal("idle threads", len(deleted), freed_bytes, tuple(self.idle_thread_ids))
         if self.rules.memories:
-            yield Removal("memories of idle threads", len(self.gone) - already, size)
+            yield Removal("memories of idle threads", len(self.erased_keys) - erased_before, size)
 
-    def _locked(self, thread_id: str, stack: ExitStack) -> bool:
-        """Lock a thread; one that a run has locked is left for the next time."""
+    def _try_lock(self, thread_id: str, stack: ExitStack) -> bool:
+        """Try to lock a thread, and return whether it was locked. Otherwise record it in `left`."""
         try:
             stack.enter_context(self.saver.lock(thread_id, timeout_s=0))
         except (StorageUnavailable, AlreadyLocked):
@@ -204,30 +222,44 @@ class _Run:
             return False
         return True
 
-    def _forget(self, place: Namespace, **what: Any) -> int:
-        """Erase items with all their versions; returns their bytes."""
-        receipt = self.store.forget(place, **what, dry_run=self.dry_run)
-        self.gone |= {*receipt.keys}
+    def _erase_items(self, namespace_prefix: Namespace, **conditions: Any) -> int:
+        """Erase items with all their versions, and return their size in bytes."""
+        receipt = self.store.forget(namespace_prefix, **conditions, dry_run=self.dry_run)
+        self.erased_keys |= {*receipt.keys}
         return receipt.size_bytes
 
-    def _checkpoints(self) -> Iterator[Removal]:
-        r = self.rules
-        rule = Retention(r.checkpoints_last, r.checkpoints_days, r.turns, r.history)
-        done = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)
-        counts = [done.checkpoints, done.size_bytes, done.items]
-        if self.dry_run and self.idle:  # those that would be gone are there still
-            idle = self.saver.retain(rule, thread_ids=self.idle, dry_run=True)
-            gone = (idle.checkpoints, idle.size_bytes, idle.items)
-            counts = [count - less for count, less in zip(counts, gone, strict=True)]
+    def _remove_checkpoints(self) -> Iterator[Removal]:
+        """Remove old checkpoints, and messages that belong to none."""
+        rules = self.rules
+        rule = Retention(rules.checkpoints_last, rules.checkpoints_days, rules.turns, rules.history)
+        removed = self.saver.retain(rule, thread_ids=self.thread_ids, dry_run=self.dry_run)
+        counts = [removed.checkpoints, removed.size_bytes, removed.items]
+        if (
+            self.dry_run and self.idle_thread_ids
+        ):  # a plan must not count those of idle threads again
+            removed_with_threads = self.saver.retain(
+                rule, thread_ids=self.idle_thread_ids, dry_run=True
+            )
+            thread_counts = (
+                removed_with_threads.checkpoints,
+                removed_with_threads.size_bytes,
+                removed_with_threads.items,
+            )
+            counts = [
+                count - thread_count
+                for count, thread_count in zip(counts, thread_counts, strict=True)
+            ]
         yield Removal("checkpoints", counts[0], counts[1])
         yield Removal("messages", counts[2])
 
-    def _items(self) -> Iterator[Removal]:
-        """Close items whose time is over, then drop closed versions."""
-        bounds = self.rules.versions_last, self.rules.versions_days
-        rule = None if bounds == (None, None) else VersionRetention(*bounds)
+    def _remove_items(self) -> Iterator[Removal]:
+        """Remove expired items, then old versions."""
+        limits = self.rules.versions_last, self.rules.versions_days
+        rule = None if limits == (None, None) else VersionRetention(*limits)
         removable = [
-            e for e in self.store.find_removable(rule) if (e.namespace, e.key) not in self.gone
+            e
+            for e in self.store.find_removable(rule)
+            if (e.namespace, e.key) not in self.erased_keys
         ]
         expired, versions = sum(e.expired for e in removable), sum(e.versions for e in removable)
         if not self.dry_run:
@@ -237,26 +269,29 @@ class _Run:
         if rule is not None:
             yield Removal("old versions", versions, sum(e.size_bytes for e in removable))
 
-    def _jobs(self, days: float) -> Iterator[Removal]:
+    def _remove_failed_jobs(self, days: float) -> Iterator[Removal]:
+        """Clear the records of extractions that failed long ago."""
         ids = []
-        for note in self._older((RESERVED_LABEL, WATERMARKS), "failed_at", days):
-            with suppress(VersionConflict):  # an extraction has written it just now
+        for note in self._find_older_items((RESERVED_LABEL, WATERMARKS), "failed_at", days):
+            with suppress(VersionConflict):  # an extraction has changed the record just now
                 if not self.dry_run:
                     self.store.batch([build_failure_reset(note)])
                 ids.append(note.value.get("thread_id", note.key))
         yield Removal("failed extractions", len(ids), 0, tuple(sorted(ids)))
 
-    def _older(self, place: Namespace, name: str, days: float) -> list[StoredItem]:
-        """The items under a namespace with a moment in a field that is longer ago."""
-        when = {name: {"$lt": self._ago(days).isoformat()}}
+    def _find_older_items(
+        self, namespace_prefix: Namespace, field: str, days: float
+    ) -> list[StoredItem]:
+        """Find the items under a namespace whose time in a field is more than `days` ago."""
+        condition = {field: {"$lt": self._days_ago(days).isoformat()}}
         items: list[Any] = self.store.search(
-            place, filter=when, limit=sys.maxsize, refresh_ttl=False
+            namespace_prefix, filter=condition, limit=sys.maxsize, refresh_ttl=False
         )
         return items
 
-    def _ago(self, days: float) -> datetime:
+    def _days_ago(self, days: float) -> datetime:
         return self.now - timedelta(days=min(days, 700_000))
 
 
-def _batched(values: list[T], size: int) -> Iterator[list[T]]:
+def _split_into_batches(values: list[T], size: int) -> Iterator[list[T]]:
     return (values[start : start + size] for start in range(0, len(values), size))

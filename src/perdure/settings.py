@@ -1,6 +1,7 @@
-"""Settings: from `perdure.toml`, then `PERDURE_*`, then arguments; the later is stronger.
+"""Load the settings from `perdure.toml`, the environment and arguments.
 
-They are the same for the library, the command line, the worker and the graphs of `langgraph.json`.
+Variables `PERDURE_*` override the file, and arguments override both. The settings are the same for
+the library, the command line, the worker and the graphs of `langgraph.json`.
 """
 
 from __future__ import annotations
@@ -19,56 +20,68 @@ import platformdirs
 from perdure.errors import ConfigurationError
 
 
-class _Chosen:
+class _ConfiguredDatabase:
     def __repr__(self) -> str:
         return "CHOSEN"
 
 
-CHOSEN: Final[Any] = _Chosen()
-"""In place of a path: the database of the settings. None is refused: a path may be missing."""
+CHOSEN: Final[Any] = _ConfiguredDatabase()
+"""A default for a path that means the database of the settings. A path of None is an error."""
 SECRETS: Final = ("key", "api_key", "direct", "webhook_secret")
 SEARCH_LIMIT: Final = 10
-"""The most results of a search, from code, the command line, the server or its tools (MCP)."""
+"""The default number of results of a search, in the library, command line, server and MCP."""
 SHOWN_LIMIT: Final = 20
-"""The most memories that are shown at a time, to a model or to a person."""
+"""The default number of memories that are shown to a model or a person at once."""
 TOOL_LIMIT: Final = 5
-"""The most memories, or examples, that one call of a tool or one prompt gives a model."""
+"""The default number of memories or examples in one tool result or prompt."""
 LIST_LIMIT: Final = 100
-"""The most entries of a list: of namespaces, items, the largest threads."""
+"""The default number of entries in lists of namespaces, items and largest threads."""
 THREADS_LIMIT: Final = 50
-"""The most threads that are listed."""
+"""The default number of threads in a list."""
 MIN_SCORE: Final = 0.59
-"""The floor of a recall: a memory of a perdure store that scores less does not answer a query."""
+"""The lowest score that a recall returns. Memories with lower scores do not answer the query."""
 TIMEOUT_S: Final = 30.0
-"""How long to wait for a database: for another process that writes, or for a connection."""
+"""Seconds to wait for a database: for another process that writes, or for a connection."""
 Setting = tuple[Any, str]
-"""A value, and where it comes from."""
-_MOST: Final = 1_000_000  # days are more on no calendar
+"""The value of a setting, and its source: a file, a variable or `"argument"`."""
+_MAX_NUMBER: Final = 1_000_000  # largest number of a setting; a calendar has fewer days
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_KINDS: Final[
+_VALUE_KINDS: Final[
     Mapping[str, tuple[str, Callable[[str], Any]]]
 ] = {  # what is expected, how it is read
     "str": ("text", str),
     "bool": ("true or false", lambda text: _BOOLEANS[text.lower()]),
-    "int": (f"a whole number from 0 to {_MOST}", int),
-    "float": (f"a number from 0 to {_MOST}", float),
+    "int": (f"a whole number from 0 to {_MAX_NUMBER}", int),
+    "float": (f"a number from 0 to {_MAX_NUMBER}", float),
 }
 
 
-def _kinds(of: type) -> dict[str, str]:
-    """The names of a dataclass, each with its kind."""
-    return {one.name: str(one.type).removesuffix(" | None") for one in fields(of)}
+def _list_field_kinds(dataclass_type: type) -> dict[str, str]:
+    """Return the name of the type of each field of a dataclass, by field name."""
+    return {
+        dataclass_field.name: str(dataclass_field.type).removesuffix(" | None")
+        for dataclass_field in fields(dataclass_type)
+    }
 
 
-def _checked(name: str, value: Any, kind: str) -> Any:
-    """A value, if it is of a kind."""
+def _check_value(name: str, value: Any, kind: str) -> Any:
+    """Return a value if it has the expected kind.
+
+    Raises:
+        ConfigurationError: The value has another kind. The message does not show text, which may be
+            a secret.
+    """
     if kind in ("int", "float") and not isinstance(value, bool):
-        right = isinstance(value, int if kind == "int" else int | float) and 0 <= value <= _MOST
+        is_valid = (
+            isinstance(value, int if kind == "int" else int | float) and 0 <= value <= _MAX_NUMBER
+        )
     else:
-        right = type(value).__name__ == kind
-    if not right:
-        shown = type(value).__name__ if kind == "str" else f"{value!r:.80}"  # it may be a secret
-        raise ConfigurationError(f"{name} is {shown}; expected {_KINDS[kind][0]}")
+        is_valid = type(value).__name__ == kind
+    if not is_valid:
+        displayed_value = (
+            type(value).__name__ if kind == "str" else f"{value!r:.80}"
+        )  # text may be a secret
+        raise ConfigurationError(f"{name} is {displayed_value}; expected {_VALUE_KINDS[kind][0]}")
     return value
 
 
@@ -82,24 +95,24 @@ _FILLERS: Final = frozenset(
 `Default_Ignorable_Code_Point`, and the blank of Braille."""
 
 
-def check_user(name: str, user: Any, otherwise: str = "leave it out for the default user") -> str:
-    """Check the name of a user that comes from outside, and return it.
+def check_user(name: str, user: Any, remedy: str = "leave it out for the default user") -> str:
+    """Check the name of a user that was passed from outside, and return it.
 
-    An empty name is mostly that of a variable that is not set, and must not stand for the default
-    user or for all users.
+    An empty name usually comes from a variable that is not set. It must not mean the default user or
+    all users.
 
     Args:
         name: The option, variable or field, for the error.
         user: The name of the user.
-        otherwise: What to do instead, for the error.
+        remedy: What the user should do instead, for the error.
 
     Raises:
-        ConfigurationError: It is no name; see `is_name`.
+        ConfigurationError: The value is not a valid name; see `is_name`.
     """
     if not is_name(user):
         rule = "'.' or '..'" if user in (".", "..") else "blank"
         raise ConfigurationError(
-            f"{name} is {user!a:.80}; expected the name of a user, which is not {rule}; {otherwise}"
+            f"{name} is {user!a:.80}; expected the name of a user, which is not {rule}; {remedy}"
         )
     return user
 
@@ -121,16 +134,20 @@ def is_name(name: Any) -> TypeGuard[str]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What retention removes, the table `[retention]`; a rule that is not given removes nothing.
+    """The rules of retention, from the table `[retention]`. A rule that is None removes nothing.
 
     Attributes:
-        idle_days: Threads whose conversation did not go on for so long.
-        memories: Whether the memories that come from such threads go with them.
-        checkpoints_last, checkpoints_days, turns, history: See `checkpointers.Retention`.
-        versions_last, versions_days: See `stores.VersionRetention`.
-        quarantine_days: Entries that are in quarantine for longer.
-        jobs_days: Extractions that failed last so long ago and were not repeated: they are listed
-            no more. Their messages are read with the next message of the thread.
+        idle_days: Delete threads that were idle for this number of days.
+        memories: Whether to erase the memories that were extracted from such threads, too.
+        checkpoints_last: See `checkpointers.Retention`, also for the next three rules.
+        checkpoints_days: See `checkpointers.Retention`.
+        turns: See `checkpointers.Retention`.
+        history: See `checkpointers.Retention`.
+        versions_last: See `stores.VersionRetention`, also for the next rule.
+        versions_days: See `stores.VersionRetention`.
+        quarantine_days: Erase candidates that were in quarantine for this number of days.
+        jobs_days: Clear the records of extractions whose last failure is this number of days ago.
+            Their messages are read with the next message of the thread.
     """
 
     idle_days: float | None = None
@@ -145,18 +162,18 @@ class Rules:
     jobs_days: float | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():
+        for name, kind in _list_field_kinds(type(self)).items():
             if getattr(self, name) is not None or kind == "bool":
-                _checked(f"retention.{name}", getattr(self, name), kind)
+                _check_value(f"retention.{name}", getattr(self, name), kind)
         if not self.history and not self.checkpoints:
             raise ConfigurationError(
-                "retention.history is false, and there is no rule for checkpoints; give "
-                "checkpoints_last, checkpoints_days or turns too"
+                "retention.history is false, but there is no rule for checkpoints; set "
+                "checkpoints_last, checkpoints_days or turns, too"
             )
 
     @property
     def checkpoints(self) -> bool:
-        """Whether there is a rule for checkpoints."""
+        """Whether at least one rule for checkpoints is set."""
         return self.turns or not (self.checkpoints_last is None and self.checkpoints_days is None)
 
     def __bool__(self) -> bool:
@@ -165,7 +182,14 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Defaults of the options of `perdure worker`, the table `[worker]`."""
+    """The default options of `perdure worker`, from the table `[worker]`.
+
+    Attributes:
+        delay_s: The option `--delay`: seconds of a pause after which messages are extracted.
+        cron: The option `--cron`: the times of extractions.
+        timezone: The time zone of `cron`.
+        facts: The option `--facts`: whether a model extracts facts.
+    """
 
     delay_s: float | None = None
     cron: str | None = None
@@ -175,24 +199,26 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What perdure works with where nothing else is said.
+    """The settings of perdure.
 
     Attributes:
-        db: The database: a file, or a Postgres DSN.
-        direct: Behind a pooler, the DSN of the server itself, for locks; None: that of `db`.
-        model: Name of a chat model at an OpenAI-compatible endpoint; None: the offline responder.
-        base_url: That endpoint; None: OpenAI's.
-        api_key: Its key; local servers take any.
-        key: Encryption key of the database, in hexadecimal.
-        webhook_secret: Signs what `perdure serve` tells webhooks.
+        db: The database: the path of a file, or a Postgres DSN.
+        direct: The DSN of the server itself for locks, if `db` leads to a pooler. None means `db`.
+        model: The name of a chat model at an OpenAI-compatible endpoint. None means the responder
+            that works offline.
+        base_url: The URL of this endpoint. None means that of OpenAI.
+        api_key: The API key of the endpoint. Local servers accept any key.
+        key: The encryption key of the database, in hexadecimal.
+        webhook_secret: The secret with which `perdure serve` signs notifications to webhooks.
         graphs: The path of a langgraph.json. Its embedder and times to live (`store.index`,
             `store.ttl`) apply to the store of all commands, and `perdure serve` serves its graphs.
-        user: Whose long-term memories they are.
-        search_threads: Whether the command line and the server search what was said in threads. If
-            not, `perdure serve` removes the index for this search.
-        retention: What retention removes.
-        worker: What the worker does.
-        sources: Where values that are no defaults come from, by name: `"retention.idle_days"`.
+        user: The default user, to whom the long-term memories belong.
+        search_threads: Whether the command line and the server search the transcripts of threads.
+            If not, `perdure serve` removes the index for this search.
+        retention: The rules of retention.
+        worker: The default options of the worker.
+        sources: The sources of values that are not defaults, by names such as
+            `"retention.idle_days"`.
     """
 
     db: str
@@ -213,14 +239,18 @@ class Settings:
         check_user("user", self.user)
 
 
-_TABLES: Final = {"retention": Rules, "worker": Worker}
+_SETTING_TABLES: Final = {"retention": Rules, "worker": Worker}
 NAMES: Final = {
-    **{name: kind for name, kind in _kinds(Settings).items() if kind in _KINDS},
-    **{f"{t}.{name}": kind for t, of in _TABLES.items() for name, kind in _kinds(of).items()},
+    **{name: kind for name, kind in _list_field_kinds(Settings).items() if kind in _VALUE_KINDS},
+    **{
+        f"{t}.{name}": kind
+        for t, of in _SETTING_TABLES.items()
+        for name, kind in _list_field_kinds(of).items()
+    },
 }
 
 
-_KEYWORDS: Final = re.compile(  # of libpq's conninfo strings; a password is in no file's name
+_DSN_KEYWORDS: Final = re.compile(  # keywords of libpq; a file name contains no password
     r"\s*(host|hostaddr|port|dbname|user|passfile|service|options|application_name|"
     r"connect_timeout|target_session_attrs|ssl\w+)\s*=|(.*\s)?password\s*=",
     re.IGNORECASE | re.DOTALL,
@@ -228,20 +258,20 @@ _KEYWORDS: Final = re.compile(  # of libpq's conninfo strings; a password is in 
 
 
 def is_dsn(db: str) -> bool:
-    """Whether a database is one of Postgres, as a URI or `keyword=value` pairs, rather than a file.
+    """Return whether a text is a Postgres DSN, as a URI or `keyword=value` pairs, and no path.
 
     Raises:
-        ConfigurationError: The text is a DSN in another form, or a URL of an SQLite file.
+        ConfigurationError: The text is a DSN of another form, or the URL of an SQLite file.
     """
-    if db.startswith(("postgresql://", "postgres://")) or _KEYWORDS.match(db):
+    if db.startswith(("postgresql://", "postgres://")) or _DSN_KEYWORDS.match(db):
         return True
     if re.match(r"sqlite(\+\w+)?://", db, re.IGNORECASE):
         raise ConfigurationError(
             f"the database is a URL of SQLite; expected a path; pass {_extract_sqlite_path(db)!r}"
         )
-    if "://" in db:  # it is not shown, as it may hold a password
+    if "://" in db:  # the message does not show it, because it may contain a password
         raise ConfigurationError(
-            "the database looks like a connection string; write it as "
+            "the database looks like a connection string of another form; expected "
             "postgresql://user@host/database"
         )
     return False
@@ -259,125 +289,147 @@ def _extract_sqlite_path(url: str) -> str:
 
 
 def load(**arguments: str | None) -> Settings:
-    """Put the settings together; an argument that is None is left to the environment and the file.
+    """Load the settings from arguments, the environment and the settings file.
+
+    Args:
+        **arguments: Values that override the environment and the file, unless they are None.
 
     Raises:
-        ConfigurationError: The file cannot be read, or holds something unknown or of a wrong type.
-            An argument is empty, or the user is blank, wherever it comes from.
+        ConfigurationError: The file cannot be read, or contains an unknown setting or a value of a
+            wrong type. Or an argument is empty, or the name of the user is blank.
     """
-    settings = _in_file() | _in_environment()
+    settings = _read_settings_file() | _read_environment()
     for name, value in arguments.items():
         if name == "user" and value is not None:
             check_user("--user", value)
         elif value == "":
             raise ConfigurationError(
-                f"--{name} is empty; give it a value, or leave it out for the configured one"
+                f"--{name} is empty; pass a value, or omit the option to use the configured value"
             )
     settings |= {name: (value, "argument") for name, value in arguments.items() if value}
     if (
         "model" in settings and not {"api_key", "base_url"} & settings.keys()
-    ):  # that key is OpenAI's
+    ):  # this key belongs to OpenAI
         settings["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
     settings = {name: setting for name, setting in settings.items() if setting[0] not in ("", None)}
     _check_sources(settings)
-    values: dict[str, Any] = {"db": "", **{table: {} for table in _TABLES}}
+    values: dict[str, Any] = {"db": "", **{table: {} for table in _SETTING_TABLES}}
     for name, (value, _) in settings.items():
         table, _, last = name.rpartition(".")
         (values[table] if table else values)[last] = value
-    values |= {table: of(**values[table]) for table, of in _TABLES.items()}
+    values |= {table: of(**values[table]) for table, of in _SETTING_TABLES.items()}
     sources = {name: source for name, (_, source) in settings.items()}
-    db = os.path.expanduser(values.pop("db")) or _default_db()
+    db = os.path.expanduser(values.pop("db")) or _build_default_path()
     if db != ":memory:" and not is_dsn(db) and sources.get("db") != "argument":
         db = os.path.abspath(db)
     return Settings(db, **values, sources=sources)
 
 
 def _check_sources(settings: Mapping[str, Setting]) -> None:
-    """Send nothing to where a file says that merely lies in the folder, such as a cloned one."""
-    (_, asks), (_, key) = (settings.get(name, ("", "")) for name in ("base_url", "api_key"))
-    if _lies_in_folder(asks) and key.endswith("_API_KEY"):
+    """Refuse settings from a file in the working folder that could send data to its author.
+
+    Such a file may belong to a repository that was cloned.
+
+    Raises:
+        ConfigurationError: Such a file sets `base_url`, a DSN or `graphs`.
+    """
+    (_, url_source), (_, key_source) = (
+        settings.get(name, ("", "")) for name in ("base_url", "api_key")
+    )
+    if _is_untrusted_file(url_source) and key_source.endswith("_API_KEY"):
         raise ConfigurationError(
-            f"base_url is in {asks!r}, and the key in {key}: whoever wrote the file would get "
-            f"the key. If you trust it, set PERDURE_BASE_URL, or PERDURE_CONFIG={asks}"
+            f"base_url is set in {url_source!r}, whose author would receive the key from "
+            f"{key_source}. If you trust the file, set PERDURE_BASE_URL, or "
+            f"PERDURE_CONFIG={url_source}"
         )
-    for name, instead in (("db", "; else give --db"), ("direct", "")):
+    for name, alternative in (("db", "; else give --db"), ("direct", "")):
         value, source = settings.get(name, ("", ""))
-        if _lies_in_folder(source) and is_dsn(value):
+        if _is_untrusted_file(source) and is_dsn(value):
             raise ConfigurationError(
-                f"{name} is a DSN in {source!r}: whoever wrote the file would get your threads and "
-                f"memories. If you trust it, set PERDURE_{name.upper()}, or PERDURE_CONFIG={source}"
-                f"{instead}"
+                f"{name} is a DSN in {source!r}, whose author would receive your threads and "
+                f"memories. If you trust the file, set PERDURE_{name.upper()}, or "
+                f"PERDURE_CONFIG={source}"
+                f"{alternative}"
             )
 
     graphs, source = settings.get("graphs", ("", ""))
-    if _lies_in_folder(source):
+    if _is_untrusted_file(source):
         raise ConfigurationError(
-            f"graphs is {graphs!r} in {source!r}: the code that it names would be run. If you "
-            f"trust it, set PERDURE_GRAPHS, or PERDURE_CONFIG={source}"
+            f"graphs is {graphs!r} in {source!r}, whose author chooses the code that would run. "
+            f"If you trust the file, set PERDURE_GRAPHS, or PERDURE_CONFIG={source}"
         )
 
 
-def _lies_in_folder(source: str) -> bool:
+def _is_untrusted_file(source: str) -> bool:
+    """Return whether a source is a `perdure.toml` that the user has not chosen explicitly."""
     return Path(source).name == "perdure.toml" and not os.environ.get("PERDURE_CONFIG")
 
 
-def _in_environment() -> dict[str, Setting]:
+def _read_environment() -> dict[str, Setting]:
+    """Return the settings in variables `PERDURE_*`, by name."""
     settings: dict[str, Setting] = {}
     for name, kind in NAMES.items():
         variable = f"PERDURE_{name.upper().replace('.', '_')}"
         if name == "user" and variable in os.environ:
             check_user(variable, os.environ[variable])
         if text := os.environ.get(variable):
-            settings[name] = _checked(variable, _parsed(text, kind), kind), variable
+            settings[name] = _check_value(variable, _parse_variable(text, kind), kind), variable
     return settings
 
 
-def _in_file() -> dict[str, Setting]:
-    path = _file()
+def _read_settings_file() -> dict[str, Setting]:
+    """Return the settings in the settings file, by name, or none if there is no file."""
+    path = _find_settings_file()
     if path is None:
         return {}
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as exc:
         raise ConfigurationError(f"the settings file {str(path)!r} cannot be read: {exc}") from exc
-    for table in _TABLES:
+    for table in _SETTING_TABLES:
         if isinstance(values.get(table), dict):
             values |= {f"{table}.{name}": value for name, value in values.pop(table).items()}
     for name, value in values.items():
         where = f"{name} in the settings file {str(path)!r}"
         if name not in NAMES:
             raise ConfigurationError(f"unknown setting {where}; expected {', '.join(NAMES)}")
-        _checked(where, value, NAMES[name])
+        _check_value(where, value, NAMES[name])
         if name == "user":
             check_user(where, value)
     if values.get("db") not in (None, "", ":memory:") and not is_dsn(
         values["db"]
-    ):  # beside the file
+    ):  # relative to the folder of the file
         values["db"] = str(path.parent / os.path.expanduser(values["db"]))
     if values.get("graphs"):
         values["graphs"] = str(path.parent / os.path.expanduser(values["graphs"]))
     return {name: (value, str(path)) for name, value in values.items()}
 
 
-def _file() -> Path | None:
-    """The settings file: the named one, else the nearest `perdure.toml`, else the user's."""
-    if named := os.environ.get("PERDURE_CONFIG"):
-        if not os.path.exists(named):
-            raise ConfigurationError(f"PERDURE_CONFIG names {named!r}, which is not there")
-        return Path(named)
-    folder, home = Path(), _identity("~")
-    while True:  # in relative paths: langgraph's server forbids getcwd in its event loop
+def _find_settings_file() -> Path | None:
+    """Find the settings file.
+
+    Returns:
+        The file in `PERDURE_CONFIG`, otherwise the nearest `perdure.toml` in this folder and those
+        above it, otherwise the file of the user. None if there is none.
+    """
+    if configured_path := os.environ.get("PERDURE_CONFIG"):
+        if not os.path.exists(configured_path):
+            raise ConfigurationError(f"PERDURE_CONFIG is {configured_path!r}, which does not exist")
+        return Path(configured_path)
+    folder, home = Path(), _read_folder_identity("~")
+    while True:  # with relative paths, because langgraph's server forbids getcwd
         if os.path.isfile(path := folder / "perdure.toml"):
             return path
-        last = (home, _identity(folder / ".."))
-        if os.path.exists(folder / ".git") or _identity(folder) in last:
+        top_folders = (home, _read_folder_identity(folder / ".."))
+        if os.path.exists(folder / ".git") or _read_folder_identity(folder) in top_folders:
             break
         folder /= ".."
     path = platformdirs.user_config_path("perdure") / "config.toml"
     return path if os.path.isfile(path) else None
 
 
-def _identity(folder: str | Path) -> tuple[int, int] | None:
+def _read_folder_identity(folder: str | Path) -> tuple[int, int] | None:
+    """Return the device and inode of a folder, or None if it cannot be read."""
     try:
         status = os.stat(os.path.expanduser(folder))
     except OSError:
@@ -385,15 +437,16 @@ def _identity(folder: str | Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _parsed(text: str, kind: str) -> Any:
-    """What the text of a variable means; itself, if it is not of the kind."""
+def _parse_variable(text: str, kind: str) -> Any:
+    """Convert the text of a variable to its kind, or return the text if that fails."""
     try:
-        return _KINDS[kind][1](text)
+        return _VALUE_KINDS[kind][1](text)
     except (KeyError, ValueError):
         return text
 
 
-def _default_db() -> str:
+def _build_default_path() -> str:
+    """Return the default path of the database, and create its folder."""
     folder = platformdirs.user_data_path("perdure")
     if not folder.is_dir():  # langgraph's server forbids mkdir in its event loop
         folder.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ def test_an_option_of_a_dsn_that_is_wrong() -> None:
 def test_a_dsn_of_another_form_is_no_file(db: str) -> None:
     """Of the settings, and of the classes for files; the password is not shown."""
     for use in (settings.is_dsn, SQLiteStore):
-        with pytest.raises(ConfigurationError, match="write it as postgresql://") as refused:
+        with pytest.raises(ConfigurationError, match="expected postgresql://") as refused:
             use(db)
         assert "s3" not in str(refused.value)
 

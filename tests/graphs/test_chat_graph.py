@@ -25,7 +25,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.graphs import QuotingResponder, chat_graph
 from perdure.graphs.chat import graph as module_graph
-from perdure.graphs.configured import TOKENS
+from perdure.graphs.configured import MAX_TOKENS
 from perdure.graphs.responder import NOTICE
 from perdure.memory import (
     Instructions,
@@ -491,7 +491,9 @@ def test_the_configured_graph_keeps_its_window_and_summarises(
     answers = [said for said in asked if said[-1].text.startswith("q")]
     assert out["summary"]["text"] == "They spoke of trains."
     assert len(answers) == 5
-    assert max(count.request + sum(map(count.count_message, said)) for said in answers) <= TOKENS
+    assert (
+        max(count.request + sum(map(count.count_message, said)) for said in answers) <= MAX_TOKENS
+    )
     assert len(history(file_saver)) == 10
     assert len(texts(out)) < 10
 

@@ -353,7 +353,7 @@ def test_it_may_be_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         for number in range(5):
             talk(saver, f"t{number}", 30)
             fact(store, f"m{number}", 30, f"t{number}", 2)
-        monkeypatch.setattr(retention, "_THREADS", 2)
+        monkeypatch.setattr(retention, "_THREADS_PER_BATCH", 2)
         delete, calls = saver.delete_idle, 0
 
         def cut_off(*args: Any, **options: Any) -> Any:

@@ -149,7 +149,7 @@ def test_what_is_wrong_is_named(folder: Path, text: str, said: str) -> None:
         ("RETENTION_IDLE_DAYS", "soon", "PERDURE_RETENTION_IDLE_DAYS is 'soon'; expected a number"),
         ("RETENTION_VERSIONS_LAST", "1.5", "is '1.5'; expected a whole number"),
         ("RETENTION_TURNS", "maybe", "is 'maybe'; expected true or false"),
-        ("CONFIG", "nowhere.toml", "PERDURE_CONFIG names 'nowhere.toml', which is not there"),
+        ("CONFIG", "nowhere.toml", "PERDURE_CONFIG is 'nowhere.toml', which does not exist"),
     ],
 )
 def test_a_wrong_variable_is_named(
@@ -179,7 +179,7 @@ def test_a_file_of_the_folder_gets_no_key(folder: Path, monkeypatch: pytest.Monk
     path = write(folder / "perdure.toml", 'model = "m"\nbase_url = "http://stranger.example"\n')
     assert settings.load().api_key is None
     monkeypatch.setenv("PERDURE_API_KEY", "secret")
-    with pytest.raises(ConfigurationError, match="whoever wrote the file would get the key"):
+    with pytest.raises(ConfigurationError, match="whose author would receive the key"):
         settings.load()
     monkeypatch.setenv("PERDURE_CONFIG", str(path))
     assert settings.load().api_key == "secret"

@@ -374,10 +374,10 @@ class CommandDatabase:
 
     def _build_model_extractor(self) -> Extractor:
         """Build the extractor that asks the configured model for facts."""
-        from perdure.graphs.configured import configured_model
+        from perdure.graphs.configured import build_configured_model
         from perdure.memory.model_extractor import ModelExtractor
 
-        model = configured_model(self.settings)
+        model = build_configured_model(self.settings)
         if model is None:
             raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or remove --facts")
         return ModelExtractor(model)

@@ -141,7 +141,7 @@ class _ChatSession:
         self, database: CommandDatabase, thread: str, user: str, keep_last: int | None
     ) -> None:
         from perdure.graphs import chat_graph
-        from perdure.graphs.configured import configured_model
+        from perdure.graphs.configured import build_configured_model
         from perdure.memory import record_views, remember_turns, trim, use_memories
 
         self.database, self.thread, self.user = database, thread, user
@@ -150,7 +150,7 @@ class _ChatSession:
         memory: list[Any] = [self.window] if self.window else []
         if user:
             memory += [use_memories(database.store), remember_turns(database.store)]
-        model = configured_model(database.settings)
+        model = build_configured_model(database.settings)
         self.graph: Any = chat_graph(model, memory=memory, checkpointer=database.saver)
         configurable = {"thread_id": thread, "user_id": user}
         callbacks = [record_views(database.saver)]

@@ -113,7 +113,7 @@ async def forget_person(call: Call, runs: Runs, person: PermittedPerson) -> peop
 def _without_unreachable(report: people.Report, person: PermittedPerson) -> people.Report:
     """Return the report without namespaces that the caller may not see."""
     seen = {"/".join(namespace) for namespace in person.others}
-    return people.without_namespaces(report, seen)
+    return people.limit_to_namespaces(report, seen)
 
 
 def form_of(report: people.Report) -> JSONObject:

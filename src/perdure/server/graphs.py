@@ -138,7 +138,9 @@ class _BuiltInGraph(NamedTuple):
         """Make it."""
         from perdure.graphs import configured
 
-        make = {"chat": configured.chat_of, "agent": configured.agent_of}[self.name]
+        make = {"chat": configured.build_memory_chat, "agent": configured.build_memory_agent}[
+            self.name
+        ]
         return make(self.settings)
 
 

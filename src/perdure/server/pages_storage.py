@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from perdure import retention
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.graphs.configured import configured_model
+from perdure.graphs.configured import build_configured_model
 from perdure.memory import Extraction, ModelExtractor
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import action
@@ -124,7 +124,7 @@ def _with_queue(call: Call, settings: Settings, thread_id: str | None) -> list[A
     """The jobs; or queue a thread. This process never extracts: a worker does."""
     from perdure.memory import Background  # it takes half a second, and the extra `background`
 
-    model = configured_model(settings) if settings.worker.facts else None
+    model = build_configured_model(settings) if settings.worker.facts else None
     extractor = None if model is None else ModelExtractor(model)
     extraction = Extraction(call.saver, call.store, extractor, namespace=NAMESPACE)
     background = Background(extraction, work=False)
