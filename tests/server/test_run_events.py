@@ -473,7 +473,7 @@ def test_runs_in_the_background_are_limited(
     gate.open.set()
 
     assert (refused.status_code, new.status_code) == (429, 429)
-    assert "3 runs are under way" in refused.text
+    assert "at most 3 runs under way" in refused.text
     assert ann.get("/threads/new").status_code == 404
     until(lambda: {each["status"] for each in ok(ann.get("/threads/t/runs"))} == {"success"})
     ok(ann.post("/threads/t/runs/wait", json=body()))

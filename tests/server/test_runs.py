@@ -635,9 +635,9 @@ def test_the_oldest_runs_are_forgotten(
     assert [run["run_id"] for run in sdk.runs.list("t")] == made[:0:-1]
     second: Any = sdk.runs.join("t", made[1])
     assert second["heard"] == ["1", "2"]
-    with pytest.raises(httpx.HTTPStatusError, match="the last 2 are known"):
+    with pytest.raises(httpx.HTTPStatusError, match="only the last 2 ended"):
         sdk.runs.join("t", made[0])
-    for each, why in ((made[1], "no longer kept"), (made[0], "the last 2 are known")):
+    for each, why in ((made[1], "no longer kept"), (made[0], "only the last 2 ended")):
         with pytest.raises(APIStatusError, match=why):
             list(sdk.runs.join_stream("t", each))
 

@@ -21,7 +21,8 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 from perdure.server.limits import Limits
 
 MAX_ENDED_BYTES: Final = 16_000_000
-"""The most bytes of events in logs without readers and writers, kept for later readers."""
+"""The maximum size in bytes of the events in logs without readers and writers. They are kept for
+later readers."""
 _LOW_SHARE: Final = 7 / 8  # share of a limit to which events are dropped when it is reached
 
 
@@ -29,22 +30,23 @@ class EventHolder(Protocol):
     """An object that keeps events in memory.
 
     Attributes:
-        size: The bytes of its events.
+        size: The size of its events in bytes.
     """
 
     size: int
 
     @property
     def total_when_added(self) -> int:
-        """The value of `EventMemory.added` when the oldest event of this holder was added."""
+        """Return `EventMemory.total_added` at the time when the oldest event was added."""
 
     @property
     def drop_priority(self) -> int:
-        """How little is lost if the oldest event is dropped.
+        """Return how little is lost if the oldest event is dropped.
 
-        Return 2 if nothing is lost, because all readers have received the event or can read it
-        from the database. Return 1 if a reader that is receiving the event may have to connect
-        again. Return 0 if readers may miss the event.
+        Returns:
+            2 if nothing is lost, because all readers have received the event or can read it from
+            the database; 1 if a reader that is receiving the event may have to connect again; 0 if
+            readers may miss the event.
         """
 
     def drop_some(self) -> None:
@@ -55,7 +57,13 @@ class EventHolder(Protocol):
 
 
 class EventAccount:
-    """The events that one user keeps in memory."""
+    """The events that one user keeps in memory.
+
+    Attributes:
+        memory: The memory of the process.
+        size: The size of the events in bytes.
+        holders: The holders that have events.
+    """
 
     def __init__(self, memory: EventMemory) -> None:
         self.memory = memory
@@ -81,7 +89,10 @@ class EventAccount:
             self.holders.discard(holder)
 
     def uncount_later(self, size: int) -> None:
-        """Arrange that the event loop stops counting the events of a holder that was collected."""
+        """Let the event loop stop counting the events of a holder that was garbage-collected.
+
+        The garbage collector may call this in any thread.
+        """
         self.memory.garbage.append((self, size))
 
 
@@ -89,9 +100,10 @@ class EventMemory:
     """The events that a process keeps in memory.
 
     Attributes:
-        size: The bytes of the events.
-        added: The bytes of all events that were ever added, by which the age of events is measured.
-        garbage: Accounts and bytes of holders that were garbage-collected and are still counted.
+        size: The size of the events in bytes.
+        total_added: The bytes of all events that were ever added, by which the age of events is
+            measured.
+        garbage: Accounts and sizes of holders that were garbage-collected and are still counted.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -102,7 +114,7 @@ class EventMemory:
         self._ended: WeakKeyDictionary[EventHolder, None] = WeakKeyDictionary()
 
     def get_account(self, tenant: str | None, user: str) -> EventAccount:
-        """Return the account of a user."""
+        """Return the account of a user. It is created if the user has none."""
         account = self._accounts.get((tenant, user))
         if account is None:
             account = self._accounts[tenant, user] = EventAccount(self)
@@ -111,11 +123,11 @@ class EventMemory:
     def make_room(self, account: EventAccount, size: int) -> None:
         """Drop events until a new event is within both limits, or until no events are left.
 
-        So an event that is larger than a limit is kept alone.
+        An event that is larger than a limit is therefore kept alone.
         """
         while self.garbage:
-            of, collected = self.garbage.popleft()
-            of.size -= collected
+            owner, collected = self.garbage.popleft()
+            owner.size -= collected
             self.size -= collected
         if account.size + size > self._user_bytes:
             self._drop_until_within(
@@ -131,6 +143,14 @@ class EventMemory:
         limit: int,
         size: int,
     ) -> None:
+        """Drop events of the chosen account until a new event fits.
+
+        Args:
+            choose: Returns the account whose events are dropped next, or None if there is none.
+            counted: The account or the memory whose size is limited.
+            limit: The limit in bytes.
+            size: The size of the new event in bytes.
+        """
         while counted.size + size > limit * _LOW_SHARE and (account := choose()):
             holder = max(account.holders, key=self._sort_key, default=None)
             if holder is None:  # all counted events are of collected holders
@@ -138,7 +158,8 @@ class EventMemory:
             holder.drop_some()
 
     def _find_largest_account(self) -> EventAccount | None:
-        account = max(self._accounts.values(), key=lambda each: each.size, default=None)
+        """Return the account with the most bytes, or None if no account has events."""
+        account = max(self._accounts.values(), key=lambda candidate: candidate.size, default=None)
         return account if account is not None and account.size else None
 
     def _sort_key(self, holder: EventHolder) -> tuple[int, int]:
@@ -154,14 +175,14 @@ class EventMemory:
         self._ended[holder] = None
         if self.size <= MAX_ENDED_BYTES:
             return
-        size = sum(each.size for each in self._ended)
-        for each in list(self._ended) if size > MAX_ENDED_BYTES else ():
-            size -= each.size
-            self.mark_in_use(each)
-            each.drop_all()
+        size = sum(log.size for log in self._ended)
+        for log in list(self._ended) if size > MAX_ENDED_BYTES else ():
+            size -= log.size
+            self.mark_in_use(log)
+            log.drop_all()
             if size <= MAX_ENDED_BYTES:
                 return
 
     def mark_in_use(self, holder: EventHolder) -> None:
-        """Take back `end` for a log that has a reader or a writer again."""
+        """Undo `mark_ended` for a log that has a reader or a writer again."""
         self._ended.pop(holder, None)

@@ -1,4 +1,4 @@
-"""A run of a graph on a thread, as a process knows it."""
+"""The state of one run of a graph on a thread, as this process sees it."""
 
 from __future__ import annotations
 
@@ -21,45 +21,53 @@ from perdure.server.run_log import NUMBERS_PER_RUN, Log, LoggedEvent
 from perdure.server.run_request import ClientConfig, RunRequest
 
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
-CANCEL_ACTIONS: Final = {each: each for each in ("interrupt", "rollback")}
-"""How the runs before one are cancelled, by its strategy."""
+CANCEL_ACTIONS: Final = {"interrupt": "interrupt", "rollback": "rollback"}
+"""The multitask strategies that cancel earlier runs, each with the action of the cancellation."""
 
 
 class RunOvertaken(PerdureError):
-    """Another program changed a thread before a run of it could be continued."""
+    """Another program changed the thread before the run could be continued."""
 
 
 @dataclass(eq=False)
 class Run:
-    """A run of a graph on a thread, as this process knows it.
+    """A run of a graph on a thread, as this process sees it.
 
     Attributes:
-        row: The row of the run as it was last stored.
+        row: The row of the run, as this process last read or stored it.
+        tenant: The tenant of the database, or None.
+        user: The user who sent the run.
+        request: The request of the client. Its input is dropped after the graph has ended.
         temporary: Whether the thread is deleted when the run ends.
-        protocol: Whether its events go to readers of the run or to readers of its thread.
-        recorded: Whether its events are stored, so that it can be joined again on any server.
-        login: The user, for the graph.
-        begun: Whether it may have started before, in this process or in another.
-        log: Its events, unless they go to the log of its thread.
+        protocol: `"run"` if the events go to readers of the run, `"thread"` if they go to readers
+            of its thread.
+        recorded: Whether the events are stored, so that a client can join the run on any server.
+        login: The user as the authentication handler returned it, for the graph.
+        may_have_started: Whether the run may have been started before, here or in another process.
+        log: The events of the run, unless they go to the log of its thread.
         feed: The log of the thread, or None if the events go to `log`.
-        stored: The number of the last stored event.
-        output: The values after its last step, with its interrupts. They are kept while the run is
+        last_stored: The number of the last event that is stored in the database.
+        output: The values after the last step, with the interrupts. They are kept while the run is
             executed here, and after that while a request waits for them.
         output_event: The event of `log` whose data is the output, or None if there is none.
-        waits: Whether it waits for an answer.
-        unheard: Whether it failed before its input was stored. The input is kept to be sent again.
+        waits_for_answer: Whether the graph has asked a question that is not answered.
+        cancelled: The action of the cancellation, or None if the run was not cancelled.
+        ownership_lost: Whether the run no longer belongs to this process.
+        events_dropped: Whether the events are no longer kept in memory.
+        changed: Set when the row changes, to wake the task that follows the run.
+        row_read_at: When this process last read the row, by `time.monotonic`.
+        task: The task that follows the run to its end, or None if the run had ended before.
+        failure: The first error of this execution, or None.
+        outcome: How this execution ended; `"pending"` until then.
+        has_unstored_input: Whether the run failed before its input was stored. The input is then
+            kept in the row, so that it can be sent again.
         carried_out: The action of the cancellation that the clean-up of the thread has carried out,
             or None.
         rolled_back: Whether everything that the run has stored was removed.
         former_status: The stored status of the thread before the run changed it. None if the run
             has not changed it.
         removals: The number of erasures from the thread when the run started here, or None.
-        tidied: Whether the thread was cleaned up after the run.
-        cancelled: The action of its cancellation, if it was cancelled.
-        lost: Whether the run no longer belongs to this process.
-        forgotten: Whether its events are no longer kept.
-        told_at: When this process last read the stored row, by `time.monotonic`.
-        task: The task that follows it to its end, or None if it had already ended.
+        thread_is_clean: Whether the thread was cleaned up after the run.
     """
 
     row: RunRow
@@ -92,74 +100,75 @@ class Run:
     removals: int | None = None
     thread_is_clean: bool = False
     _stored_batches: deque[tuple[int, int]] = field(default_factory=deque, init=False)
-    """The stored batches: the number of the last event of each, and its bytes."""
+    """The batches of events that were stored. Each has the number of its last event and its size in
+    bytes."""
     _is_playing: bool = field(default=False, init=False)
     _is_executing: bool = field(default=False, init=False)
     _output_requests: int = field(default=0, init=False)
 
     @property
     def thread_id(self) -> str:
-        """Whose run it is."""
+        """Return the id of the thread."""
         return self.row.live.thread_id
 
     @property
     def thread_key(self) -> int:
-        """The key of its thread."""
+        """Return the database key of the thread."""
         return self.row.live.thread_key
 
     @property
     def run_id(self) -> str:
-        """Its id."""
+        """Return the id of the run."""
         return self.row.live.run_id
 
     @property
     def graph_name(self) -> str:
-        """The name of its graph."""
+        """Return the name of the graph."""
         return self.row.live.graph
 
     @property
     def status(self) -> str:
-        """`RunState`."""
+        """Return the stored status of the run, a `RunState`."""
         return self.row.live.status
 
     @property
     def is_delayed(self) -> bool:
-        """Whether its time has not come."""
+        """Return whether the start time of the run has not come yet."""
         return self.status == "delayed"
 
     @property
     def error(self) -> Mapping[str, str] | None:
-        """Why it failed."""
+        """Return the stored error of a failed run, or None."""
         return self.row.error  # type: ignore[no-any-return]
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of it is done, its thread free for the next."""
+        """Return whether the run has ended and its thread is free for the next run."""
         return self.task is None or self.task.done()
 
     @property
     def is_executing(self) -> bool:
-        """Whether it is under way here."""
+        """Return whether this process is executing the run."""
         return self._is_executing
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it may be under way in another process, or may have been until now."""
+        """Return whether another process may be executing the run, or may have until now."""
         return self.may_have_started and not self._is_executing and not self.has_ended
 
     @property
     def events(self) -> Log:
-        """Where its events go."""
+        """Return the log that receives the events of the run."""
         return self.log if self.feed is None else self.feed
 
     @property
     def number_before_events(self) -> int:
-        """The number before that of its first event."""
+        """Return the number before that of the first event of the run."""
         return 0 if self.feed is None else self.row.live.seq * NUMBERS_PER_RUN
 
     @property
     def seq_range(self) -> tuple[int, int]:
-        """The runs that its events are read with, from a `seq` to one."""
+        """Return the lowest and the highest `seq` of the runs that the log contains."""
         return (self.row.live.seq,) * 2 if self.feed is None else ALL_RUNS
 
     def build_batch(
@@ -169,32 +178,38 @@ class Run:
 
         Args:
             closing: Events that follow those of the log.
-            limit: The most bytes of events in the batch; None means no limit.
+            limit: The maximum size of the batch, in bytes. None means no limit.
         """
         if not self.recorded:
             return None
         log = self.events
-        told = [*log.events_after(self.last_stored, limit), *closing]
-        lost = (
+        events = [*log.events_after(self.last_stored, limit), *closing]
+        last_lost = (
             log.last_lost if log.last_lost > max(self.number_before_events, self.last_stored) else 0
         )
-        if not told:  # events that were dropped before they were stored are missing from now on
-            return EventBatch(lost, lost, [], lost) if lost else None
-        entries = [(event.kind, event.frame) for event in told]
-        outdated = self._find_last_outdated(sum(event.size for event in told))
-        return EventBatch(told[0].number - 1, told[-1].number, entries, max(lost, outdated))
+        if not events:  # events that were dropped before they were stored are missing from now on
+            return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
+        entries = [(event.kind, event.frame) for event in events]
+        outdated_until = self._find_last_outdated(sum(event.size for event in events))
+        return EventBatch(
+            events[0].number - 1, events[-1].number, entries, max(last_lost, outdated_until)
+        )
 
     def _find_last_outdated(self, size: int) -> int:
-        """Return the number up to which stored events are removed if more of a size are stored."""
-        total, number = size + sum(each for _, each in self._stored_batches), 0
-        for until, each in self._stored_batches:
+        """Return the number up to which stored events are deleted when new events are stored.
+
+        Args:
+            size: The size of the new events, in bytes.
+        """
+        total, removable = size + sum(batch_size for _, batch_size in self._stored_batches), 0
+        for last_number, batch_size in self._stored_batches:
             if total <= run_log.RETAINED_BYTES:
                 break
-            total, number = total - each, until
-        return number
+            total, removable = total - batch_size, last_number
+        return removable
 
     def note_stored(self, batch: EventBatch) -> None:
-        """Note that a batch is stored."""
+        """Note that a batch of events is stored."""
         self.last_stored = batch.last_number
         self.events.last_stored = max(self.events.last_stored, batch.last_number)
         self._stored_batches.append(
@@ -204,43 +219,46 @@ class Run:
             self._stored_batches.popleft()
 
     def cancel(self, action: str = "interrupt") -> None:
-        """Stop it; `rollback` also removes what it has stored."""
-        if self.cancelled is None or action == "rollback":  # seen as it begins, if it has not
+        """Stop the run. With `rollback`, also remove everything that the run has stored."""
+        # a run that has not started yet checks `cancelled` when it starts
+        if self.cancelled is None or action == "rollback":
             self.cancelled = action
         self.changed.set()
         self._cancel_task()
 
     def lose_ownership(self) -> None:
-        """Stop it here; who has it now goes on with it."""
+        """Stop executing the run here. The process that owns the run now continues it."""
         self.ownership_lost = True
         self._cancel_task()
 
     def _cancel_task(self) -> None:
+        """Cancel the task while it runs the graph."""
         if self._is_playing and self.task is not None:
             self._is_playing = False
-            if self.task is not asyncio.current_task():  # else it goes on, and looks at it
+            # the task itself continues, and checks the cancellation later
+            if self.task is not asyncio.current_task():
                 self.task.cancel()
 
     def update_row(self, row: RunRow) -> None:
-        """Learn how it is stored."""
-        before, self.row, self.row_read_at = self.row.live, row, time.monotonic()
-        self.may_have_started = self.may_have_started or row.live.owner != before.owner
+        """Replace the row by one that was read from the database, and obey a cancellation in it."""
+        previous, self.row, self.row_read_at = self.row.live, row, time.monotonic()
+        self.may_have_started = self.may_have_started or row.live.owner != previous.owner
         self.changed.set()
         if not self._is_executing:
             return
-        if row.live.status != "running" or row.live.owner != before.owner:
+        if row.live.status != "running" or row.live.owner != previous.owner:
             self.lose_ownership()
         elif row.live.cancel_action:
             self.cancel(row.live.cancel_action)
 
     async def wait_until_ended(self) -> None:
-        """Wait for its end; if the waiting is cancelled, it goes on."""
+        """Wait until the run has ended. Cancelling the wait does not cancel the run."""
         if self.task is not None:
             await asyncio.wait([self.task])
 
     @contextlib.contextmanager
     def mark_executing(self) -> Iterator[None]:
-        """While it lasts, the run is under way here."""
+        """Mark the run as executed by this process until the block ends."""
         self.ownership_lost = self.has_unstored_input = self.thread_is_clean = False
         self.failure, self.outcome, self.carried_out = None, "pending", None
         self.cancelled = self.cancelled or self.row.live.cancel_action
@@ -252,7 +270,7 @@ class Run:
 
     @contextlib.contextmanager
     def mark_playing(self) -> Iterator[None]:
-        """While it lasts, the run can be cancelled; what ends it is its outcome."""
+        """Let the run be cancelled until the block ends, and record how the block ended."""
         self._is_playing = True
         try:
             yield
@@ -261,21 +279,22 @@ class Run:
                 self.task.uncancel()
             self.outcome = "interrupted"
         except Exception as exc:
-            where = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
-            _LOGGER.warning("run %s failed", self.run_id, exc_info=where)  # its text is content
+            # the text of the error may contain content of the user, so only its type is logged
+            location = RuntimeError(type(exc).__name__).with_traceback(exc.__traceback__)
+            _LOGGER.warning("run %s failed", self.run_id, exc_info=location)
             self.set_failure(exc)
         finally:
             self._is_playing = False
 
     def set_failure(self, exc: Exception) -> None:
-        """It ends by an error, the first one if there are several.
+        """End the run with an error. The first error counts if there are several.
 
-        The traceback is dropped, because its frames hold the state of the graph.
+        The traceback is dropped, because its frames keep the state of the graph in memory.
         """
         self.outcome, self.failure = "error", self.failure or _without_frames(exc)
 
     def set_overtaken(self) -> None:
-        """End it as interrupted, because another program has changed the thread meanwhile."""
+        """End the run as interrupted, because another program has changed the thread meanwhile."""
         self.outcome = "interrupted"
         self.failure = RunOvertaken(
             f"thread {self.thread_id!r} was changed by another program after the server of this "
@@ -283,14 +302,14 @@ class Run:
         )
 
     def raise_if_stopped(self) -> None:
-        """Go no further if it was stopped before it played."""
+        """Raise `CancelledError` if the run was cancelled or lost before its graph started."""
         if self.cancelled or self.ownership_lost:
             raise asyncio.CancelledError
 
     def drop_events(self) -> None:
         """Drop the events, and the output unless a request waits for it.
 
-        Present readers of the events keep them.
+        Readers that have started before keep the log.
         """
         self.events_dropped, self.output_event, self.log = True, None, Log()
         self.log.close()
@@ -318,35 +337,35 @@ class Run:
                 self.free_output()
 
     def build_json(self) -> dict[str, Any]:
-        """As langgraph's clients know it."""
+        """Return the run in the form of langgraph's API."""
         return build_run_json(self.row)
 
 
 def _without_frames(exc: Exception) -> Exception:
-    """Remove the tracebacks of an error, and of those that it was raised from."""
-    seen, left = set[int](), list[BaseException | None]([exc])
-    while left:
-        each = left.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            each.__traceback__ = None
-            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+    """Remove the tracebacks of an error, of its causes and of the errors of its groups."""
+    visited, pending = set[int](), list[BaseException | None]([exc])
+    while pending:
+        error = pending.pop()
+        if error is not None and id(error) not in visited:
+            visited.add(id(error))
+            error.__traceback__ = None
+            pending += [error.__cause__, error.__context__, *getattr(error, "exceptions", ())]
     return exc
 
 
 def describe_error(exc: Exception) -> dict[str, str]:
-    """What clients are told of a failure."""
+    """Return the type and the message of an error, as clients receive them."""
     return {"error": type(exc).__name__, "message": str(exc)[:2000]}
 
 
 def restore_request(row: RunRow) -> RunRequest:
-    """What it was asked, if that is kept."""
-    asked = (row.request or {}).get("request", {})
-    return RunRequest.model_validate({**row.details, **asked})
+    """Return the request of a stored run. Its input is missing if the run has ended."""
+    request_fields = (row.request or {}).get("request", {})
+    return RunRequest.model_validate({**row.details, **request_fields})
 
 
 def build_run_json(row: RunRow) -> dict[str, Any]:
-    """A run as langgraph's clients know it."""
+    """Return a stored run in the form of langgraph's API."""
     live = row.live
     return {
         "run_id": live.run_id,
@@ -360,7 +379,13 @@ def build_run_json(row: RunRow) -> dict[str, Any]:
     }
 
 
-def add_interrupts(values: Any, questions: Sequence[Any]) -> Any:
-    """Values with what interrupted their graph; its state may be an object."""
+def add_interrupts(values: Any, interrupts: Sequence[Any]) -> Any:
+    """Return the values of a graph with its pending questions under `__interrupt__`.
+
+    Args:
+        values: The output of the graph: a mapping or an object with attributes.
+        interrupts: The interrupts of the graph. If there are none, the values are returned
+            unchanged.
+    """
     fields = values if isinstance(values, Mapping) else getattr(values, "__dict__", {})
-    return {**fields, "__interrupt__": [*questions]} if questions else values
+    return {**fields, "__interrupt__": [*interrupts]} if interrupts else values

@@ -1,4 +1,4 @@
-"""What runs tell, as it is stored: for readers on other servers, and after a restart."""
+"""Store the events of runs, for readers on other servers and for readers after a restart."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from perdure.server.run import Run
 from perdure.server.run_log import CHUNK_BYTES, NUMBERS_PER_RUN, EventDropped, Log, LoggedEvent
 
 STORE_INTERVAL_S: Final = 0.1
-"""How often what runs have told is stored, in one transaction for all."""
+"""Seconds between two writes of events. One transaction stores the events of all runs."""
 BATCH_BYTES: Final = 4_000_000
-"""The bytes of events that one transaction stores, limited because it copies them all. A larger
-event is stored alone."""
+"""The maximum size in bytes of the events that one transaction stores. The transaction copies all
+its events. A larger event is stored alone."""
 METADATA_EVENT: Final = "metadata"
-"""Begins the events of a run, and those that it tells in another process."""
+"""The kind of the first event of a run, and of the first event after a failover."""
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class StoredEvents:
-    """The events of the runs of a database that can be joined again."""
+    """The stored events of the recorded runs of a database."""
 
     def __init__(self, table: RunTable) -> None:
         self._table = table
@@ -35,61 +35,71 @@ class StoredEvents:
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
-    # -- of runs that are under way here
+    # -- runs of this process
 
     async def start_recording(self, run: Run, live: LiveRun) -> None:
-        """Store what a run tells from now on; if it began before, that goes on with it."""
+        """Store the events of a run from now on.
+
+        If the run was started before, its new events follow the events that are stored already.
+        """
         if not run.recorded:
             return
-        log, first = run.events, run.number_before_events
+        log, number_before = run.events, run.number_before_events
         log.is_recorded = True
-        if (
-            run.may_have_started or log.last // NUMBERS_PER_RUN < first // NUMBERS_PER_RUN - 1
-        ):  # others told what is before
-            before = self.fetch_events if log.has_readers else self.leave_to_database
-            await before(log, run.thread_key, run.seq_range)
-        begun = (
-            (await self._table.reserve_event_numbers(live, first)) if run.may_have_started else None
-        )
-        last, at = begun or (first, first)
-        log.skip_to(at)
+        # earlier runs in other processes may have emitted events that this log lacks
+        is_behind = log.last // NUMBERS_PER_RUN < number_before // NUMBERS_PER_RUN - 1
+        if run.may_have_started or is_behind:
+            synchronize = self.fetch_events if log.has_readers else self.leave_to_database
+            await synchronize(log, run.thread_key, run.seq_range)
+        reserved = None
+        if run.may_have_started:
+            reserved = await self._table.reserve_event_numbers(live, number_before)
+        last, skip_until = reserved or (number_before, number_before)
+        log.skip_to(skip_until)
         run.last_stored = log.last
-        if last > first and run.feed is None:
+        if last > number_before and run.feed is None:
             log.add(METADATA_EVENT, {"run_id": run.run_id, "attempt": live.attempt}, METADATA_EVENT)
         self._recorded[run] = live
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._store_periodically(), context=Context())
 
     async def _store_periodically(self) -> None:
+        """Store new events at regular intervals, until no run is recorded."""
         while self._recorded:
             await asyncio.sleep(STORE_INTERVAL_S)
             async with self._writing:
                 try:
                     while await self._store_some():
                         pass
-                except StorageError as exc:  # they are tried again, with what is told meanwhile
-                    kind = type(exc).__name__  # its text may be content
-                    _LOGGER.warning("events of runs are not stored yet (%s)", kind)
+                except StorageError as exc:  # the next interval tries again, with newer events too
+                    error_type = type(exc).__name__  # its text may be content
+                    _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
 
     async def _store_some(self) -> bool:
-        """Store events in one transaction. Return whether there were more than fit into it."""
-        batches, left = dict[Run, EventBatch](), BATCH_BYTES
+        """Store events in one transaction. Return whether more events than fit were waiting."""
+        batches, remaining_bytes = dict[Run, EventBatch](), BATCH_BYTES
         for run in self._recorded:
-            if left <= 0:
+            if remaining_bytes <= 0:
                 break
-            if batch := run.build_batch(limit=left):
+            if batch := run.build_batch(limit=remaining_bytes):
                 batches[run] = batch
-                left -= sum(len(frame) for _, frame in batch.events)
+                remaining_bytes -= sum(len(frame) for _, frame in batch.events)
         if batches:
             await self._table.add_events([(self._recorded[run], batches[run]) for run in batches])
         for run, batch in batches.items():
             run.note_stored(batch)
-        return left <= 0
+        return remaining_bytes <= 0
 
     async def store_all_but_last(
         self, run: Run, live: LiveRun, closing: Sequence[LoggedEvent] = ()
     ) -> EventBatch | None:
-        """Store all but the last events of a run that ends, and return these for the caller."""
+        """Store all but the last batch of events of a run that ends, and return the last batch.
+
+        Args:
+            run: The run.
+            live: The row by which this process owns the run.
+            closing: Events that are added to the last batch.
+        """
         self._recorded.pop(run, None)
         async with self._writing:
             while (
@@ -100,28 +110,42 @@ class StoredEvents:
             return run.build_batch(closing)
 
     async def hand_over(self, run: Run, live: LiveRun) -> None:
-        """Store the rest of what a run told that goes on elsewhere, unless it does so already."""
+        """Store the remaining events of a run that another process continues.
+
+        Nothing is stored if the other process has stored events of the run already.
+        """
         with suppress(StorageError):
             if batch := await self.store_all_but_last(run, live):
                 await self._table.add_events([(live, batch)])
                 run.note_stored(batch)
 
-    # -- of others
+    # -- runs of other processes
 
     async def fetch_events(self, log: Log, thread: int, seqs: tuple[int, int]) -> None:
-        """Add to a log what was told elsewhere."""
+        """Add the events to a log that other processes have stored.
+
+        Args:
+            log: The log.
+            thread: The key of the thread.
+            seqs: The first and the last `seq` of the runs whose events are read.
+        """
         try:
             while batches := await self._read_batches(thread, seqs, log.last):
                 for batch in batches:
                     log.extend(_to_logged_events(batch, log.last))
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
-        except LookupError:  # its readers are told so
+        except LookupError:  # readers of the log receive the error
             await self.leave_to_database(log, thread, seqs)
 
     async def _read_batches(
         self, thread: int, seqs: tuple[int, int], number: int
     ) -> list[EventBatch]:
+        """Read the stored events after a number.
+
+        Raises:
+            LookupError: The events are no longer stored, or they are damaged.
+        """
         try:
             return await self._table.read_events(thread, seqs, _skip_run_events(number, seqs))
         except CorruptRecord as exc:
@@ -131,18 +155,22 @@ class StoredEvents:
     async def leave_to_database(
         self, log: Log, thread: int, seqs: tuple[int, int]
     ) -> tuple[int, int, RunState] | None:
-        """Keep none in a log, if others told what follows it; see `RunTable.find_newest_event`."""
+        """Empty a log if the database has newer events, so that readers read from the database.
+
+        Returns:
+            The newest stored event; see `RunTable.find_newest_event`.
+        """
         newest = await self._table.find_newest_event(thread, seqs, _skip_run_events(log.last, seqs))
-        if newest is not None and newest[1] > log.last:  # as before
+        if newest is not None and newest[1] > log.last:
             log.clear_until(newest[1])
         return newest
 
     async def load_events(self, run: Run) -> None:
-        """Have the events of a run read from the database that this process does not have."""
+        """Let readers of a run read from the database the events that this process lacks."""
         if run.events_dropped or (run.is_elsewhere and not run.log.has_readers):
             log = Log() if run.events_dropped else run.log
-            found = await self.leave_to_database(log, run.thread_key, run.seq_range)
-            if run.events_dropped and found is not None:
+            newest = await self.leave_to_database(log, run.thread_key, run.seq_range)
+            if run.events_dropped and newest is not None:
                 log.close()
                 run.log, run.events_dropped = log, False
 
@@ -155,47 +183,61 @@ class StoredEvents:
         seqs: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events after a number, or all events, as they come. See `Log.after`.
+        """Yield the events after a number as they come. If the number is None, yield all events.
 
-        Events that the log does not have are read from the database, and an account counts them.
+        Events that the log does not have are read from the database. The account counts their
+        memory. See `Log.read_after`.
+
+        Args:
+            log: The log of the run or of the thread.
+            number: The number of the last event that the reader has received, or None.
+            look: Called now and then. It raises an error if the reader may no longer read.
+            thread: The key of the thread.
+            seqs: The first and the last `seq` of the runs whose events are read.
+            account: The account of the reader.
+
+        Raises:
+            LookupError: Events after the number are no longer kept.
         """
-        begins = number is None
-        at = log.first if number is None else number
+        is_new_reader = number is None
+        position = log.first if number is None else number
         while True:
-            async for place, events in self._read_stored_after(
-                log, at, begins, thread, seqs, account
+            async for reached, events in self._read_stored_after(
+                log, position, is_new_reader, thread, seqs, account
             ):
-                begins, at = False, place
+                is_new_reader, position = False, reached
                 if events:
                     yield events
             try:
                 async for events in log.read_after(
-                    max(at, log.last_dropped) if begins else at, look
+                    max(position, log.last_dropped) if is_new_reader else position, look
                 ):
                     yield events
-                    begins, at = False, events[-1].number
+                    is_new_reader, position = False, events[-1].number
                 return
-            except LookupError:  # the log may have been left to the database meanwhile
-                if not await self._read_batches(thread, seqs, at):
+            except LookupError:  # the events may be in the database by now
+                if not await self._read_batches(thread, seqs, position):
                     raise
 
     async def _read_stored_after(
         self,
         log: Log,
-        at: int,
-        begins: bool,
+        position: int,
+        is_new_reader: bool,
         thread: int,
         seqs: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
-        """Yield stored events that a log does not have, with the number that is reached by them."""
-        while at < log.last_dropped:
-            batches = StoredBatches(await self._read_batches(thread, seqs, at), at, account)
+        """Yield stored events that a log lacks, each list with the number that it reaches."""
+        while position < log.last_dropped:
+            batches = StoredBatches(
+                await self._read_batches(thread, seqs, position), position, account
+            )
             if not batches.read:
                 return
-            for place, events in batches.events_after(at, begins):
-                begins, at = False, place
-                yield at, events
+            for reached, events in batches.events_after(position, is_new_reader):
+                is_new_reader, position = False, reached
+                yield position, events
             batches.drop_all()
 
 
@@ -205,13 +247,13 @@ class StoredBatches:
     Attributes:
         read: For each batch, the number of the event before it, the number of its last event, and
             its events.
-        are_dropped: Whether the events were dropped.
+        are_dropped: Whether the events were dropped from memory.
     """
 
     def __init__(self, batches: Sequence[EventBatch], number: int, account: EventAccount) -> None:
         self.read = [
-            (each.previous_number, each.last_number, _to_logged_events(each, number))
-            for each in batches
+            (batch.previous_number, batch.last_number, _to_logged_events(batch, number))
+            for batch in batches
         ]
         self.size, self._account, self.are_dropped = 0, account, False
         if size := sum(event.size for *_, events in self.read for event in events):
@@ -222,21 +264,28 @@ class StoredBatches:
         if self.size:
             self._account.uncount_later(self.size)
 
-    def events_after(self, at: int, begins: bool) -> Iterator[tuple[int, list[LoggedEvent]]]:
-        """Yield events, with the number that is reached by them, until they are dropped.
+    def events_after(
+        self, position: int, is_new_reader: bool
+    ) -> Iterator[tuple[int, list[LoggedEvent]]]:
+        """Yield lists of events, each with the number that it reaches, until events are dropped.
 
         Raises:
-            EventDropped: Events are missing between the reader's last event and the first one here.
+            EventDropped: Events are missing between the reader's last event and the first event
+                here.
         """
-        for since, until, events in self.read:
-            if since > at and since % NUMBERS_PER_RUN and not begins:
-                raise EventDropped(since)
-            for some in _split_events(events):
-                yield some[-1].number, some
+        for previous_number, last_number, events in self.read:
+            if (
+                previous_number > position
+                and previous_number % NUMBERS_PER_RUN
+                and not is_new_reader
+            ):
+                raise EventDropped(previous_number)
+            for events_part in _split_events(events):
+                yield events_part[-1].number, events_part
                 if self.are_dropped:
                     return
-            at, begins = until, False
-            yield at, []
+            position, is_new_reader = last_number, False
+            yield position, []
 
     def drop_some(self) -> None:
         """Drop all events."""
@@ -251,24 +300,30 @@ class StoredBatches:
 
 
 def _skip_run_events(number: int, seqs: tuple[int, int]) -> int:
-    """Of a thread, only the events that are told to its readers."""
+    """Return a number that skips events of single runs if the events of a whole thread are read.
+
+    Only events with numbers from `NUMBERS_PER_RUN` on are for readers of the thread.
+    """
     return max(number, NUMBERS_PER_RUN - 1) if seqs == ALL_RUNS else number
 
 
 def _split_events(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:
-    """Split events into lists of at most `PART` bytes, but of at least one event."""
-    some, size = list[LoggedEvent](), 0
+    """Split events into lists of at most `CHUNK_BYTES`, but of at least one event."""
+    part, size = list[LoggedEvent](), 0
     for event in events:
-        if some and size + event.size > CHUNK_BYTES:
-            yield some
-            some, size = [], 0
-        some.append(event)
+        if part and size + event.size > CHUNK_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(event)
         size += event.size
-    if some:
-        yield some
+    if part:
+        yield part
 
 
-def _to_logged_events(batch: EventBatch, after: int) -> list[LoggedEvent]:
+def _to_logged_events(batch: EventBatch, number_before: int) -> list[LoggedEvent]:
+    """Return the events of a batch that follow a number."""
     first = batch.last_number - len(batch.events) + 1
-    events = (LoggedEvent(number, *event) for number, event in enumerate(batch.events, first))
-    return [event for event in events if event.number > after]
+    events = (
+        LoggedEvent(event_number, *event) for event_number, event in enumerate(batch.events, first)
+    )
+    return [event for event in events if event.number > number_before]

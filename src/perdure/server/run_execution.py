@@ -1,8 +1,8 @@
-"""One execution of a run: play its graph under the lock of its thread, and store its end.
+"""Execute a run: play its graph under the lock of its thread, and store its end.
 
-The thread is cleaned up, and the end of the run is stored, before the lock is released. So a
-program that waits for the lock never goes on from the state of a run that is then rolled back. A
-cancellation is accepted until the end is stored, and is carried out if it was accepted.
+The thread is cleaned up, and the end of the run is stored, before the lock is released. Otherwise a
+program that waits for the lock could continue from the state of a run that is then rolled back. A
+cancellation is accepted until the end is stored. A cancellation that was accepted is carried out.
 """
 
 from __future__ import annotations
@@ -59,26 +59,26 @@ _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunAbandoned(PerdureError):
-    """Raised for a run if the process that executes it has died several times."""
+    """A run was given up because the processes that executed it have died several times."""
 
 
 class Player(Protocol):
-    """Runs a graph to its end, and makes the events and the output of the run."""
+    """An object that runs a graph to its end, and makes the events and the output of the run."""
 
     async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
-        """Run the graph with an input, or continue it if `given` is None."""
+        """Run the graph with an input, or continue it if `graph_input` is None."""
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
         """Return the last events of the run, which are stored together with its end."""
 
 
 class GraphServer(Protocol):
-    """The server, as far as the execution of a run needs to know it.
+    """The part of the server that the execution of a run needs.
 
     Attributes:
-        graphs: The graphs that it serves.
+        graphs: The graphs that the server serves.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
-        teams: Chooses the teams whose memory runs use; None: the config of a run decides.
+        teams: Chooses the teams whose memory runs use. If it is None, the config of a run decides.
     """
 
     graphs: Graphs
@@ -86,7 +86,7 @@ class GraphServer(Protocol):
     teams: RunTeams | None
 
     def measure_run(self) -> AbstractContextManager[None]:
-        """Measure the run of a graph."""
+        """Measure the run of a graph until the block ends."""
 
     def get_player(self, run: Run) -> Player:
         """Return the object that plays a run."""
@@ -97,10 +97,10 @@ class ServedDatabase(Protocol):
 
     Attributes:
         saver: The checkpointer of the database.
-        parts: The checkpointer and the store of the database.
+        database: The checkpointer and the store of the database.
         table: The rows of runs.
         events: The stored events of runs.
-        known: The runs that are live here or ended lately, by their ids.
+        runs_by_id: The runs that are live here or ended lately.
     """
 
     saver: Checkpointer
@@ -111,17 +111,17 @@ class ServedDatabase(Protocol):
 
     @property
     def server(self) -> GraphServer:
-        """The server of the process."""
+        """Return the server of the process."""
 
     @property
     def threads(self) -> Threads:
-        """The threads of the database."""
+        """Return the threads of the database."""
 
     def check_lock(self) -> bool:
-        """Return whether this process still has its lock. Without it all runs are stopped."""
+        """Return whether this process still has its lock. Without it, stop all runs."""
 
     def wake(self) -> None:
-        """Read the rows of runs now, not only at the next regular time."""
+        """Read the rows of runs now, before the next regular time."""
 
     async def refresh_run(self, run: Run) -> None:
         """Update a run from its row in the database."""
@@ -149,8 +149,8 @@ class RunExecution:
     """One execution of a run in this process.
 
     Args:
-        runs: The runs of its database.
-        run: The run, whose row says that it is running in this process.
+        runs: The runs of the database.
+        run: The run. Its row says that it is running in this process.
     """
 
     def __init__(self, runs: ServedDatabase, run: Run) -> None:
@@ -169,7 +169,8 @@ class RunExecution:
                     run.raise_if_stopped()
                     if live.attempt > MAX_ATTEMPTS:
                         raise RunAbandoned(
-                            f"the server died {MAX_ATTEMPTS} times while it ran this"
+                            f"the server died {MAX_ATTEMPTS} times while it executed this run, so "
+                            "the run is not started again"
                         )
                     # requests hold the lock only for a moment
                     is_first = (
@@ -196,10 +197,10 @@ class RunExecution:
             await self._lock.enter_async_context(lock)
             self._has_lock = True
 
-    # -- its graph
+    # -- the graph of the run
 
     async def _play_counting_writes(self) -> None:
-        """Run the graph, and count its writes."""
+        """Run the graph while its writes to the database are counted."""
         token = RUN_WRITES.set(self._writes)
         try:
             await self._play_graph()
@@ -207,33 +208,34 @@ class RunExecution:
             RUN_WRITES.reset(token)
 
     async def _play_graph(self) -> None:
+        """Run the graph, and record in the thread how it ended."""
         run, saver, threads = self._run, self._saver, self._threads
         read_at = time.monotonic()
-        before = await threads.get_row(run.thread_id)  # it may be deleted by now
-        run.removals = before.removals if before.key == run.thread_key else None
+        thread = await threads.get_row(run.thread_id)  # it may be deleted by now
+        run.removals = thread.removals if thread.key == run.thread_key else None
         if run.feed is None or run.events.removals is None:
             run.events.note_removals(run.removals, read_at)
         progress = await find_progress(saver, run) if run.may_have_started else None
         if progress == "overtaken":
             run.set_overtaken()
             return
-        sender, person = await self._choose_person(before)
-        ids = {"thread_id": run.thread_id, "run_id": run.run_id, **person.configurable()}
-        if (choice := self._runs.server.teams) is not None:
-            teams = choice.choose(run.tenant, sender, person)
-            ids |= {} if teams is None else {TEAMS_KEY: teams}
+        sender, person = await self._choose_person(thread)
+        server_values = {"thread_id": run.thread_id, "run_id": run.run_id, **person.configurable()}
+        if (chooser := self._runs.server.teams) is not None:
+            teams = chooser.choose(run.tenant, sender, person)
+            server_values |= {} if teams is None else {TEAMS_KEY: teams}
         graph_ids = {"graph_id": run.graph_name, "assistant_id": run.row.details["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
         config = run.request.build_config(
-            {**graph_ids, **login, **ids}, is_continued=progress is not None
+            {**graph_ids, **login, **server_values}, is_continued=progress is not None
         )
-        owner = find_owner(before, sender, person)
+        owner = find_owner(thread, sender, person)
         config["metadata"] |= {} if owner is None else {"owner": owner}
         config["metadata"] |= person.metadata(sender)
         config["callbacks"] = [AwaitedViews(saver)]
         context = person.context(run.request.context)
         run.request = run.request.model_copy(update={"context": context})
-        given = None if progress else person.input(run.request.graph_input())
+        graph_input = None if progress else person.input(run.request.graph_input())
         run.waits_for_answer = progress == "asks"
         if progress is None:
             await store_start(saver, run, config)
@@ -247,31 +249,32 @@ class RunExecution:
                     context=run.request.context,
                 )
                 async with opened as graph:
-                    await self._runs.server.get_player(run).play(graph, config, given)
+                    await self._runs.server.get_player(run).play(graph, config, graph_input)
             run.outcome = "interrupted" if run.waits_for_answer else "success"
         if run.ownership_lost or run.cancelled == "rollback" or run.temporary:
             return
-        stands = "idle" if run.outcome == "success" else run.outcome
-        run.former_status = before.last_run_status
-        await threads.set_run_status(run.thread_id, cast(RunStatus, stands), before)
+        thread_status = "idle" if run.outcome == "success" else run.outcome
+        run.former_status = thread.last_run_status
+        await threads.set_run_status(run.thread_id, cast(RunStatus, thread_status), thread)
 
     async def _choose_person(self, thread: ListedThread) -> tuple[Sender, Person]:
-        """Return who sent the run, and the person whose memories it uses, which its row keeps.
+        """Return the sender of the run and the person whose memories the run uses.
 
-        The lock of the thread is held, so its head stays as it is.
+        The row of the run keeps the person. The lock of the thread is held, so its head does not
+        change.
         """
-        run, people = self._run, self._runs.server.owners_are_people
+        run, owners_are_people = self._run, self._runs.server.owners_are_people
         sender = Sender.from_row(run.row.details)
         has_input = run.protocol == "thread" and run.request.input is not None
         if has_input and thread.status.state == "waiting":  # then the input answers the question
             sender = sender._replace(author=None, deed="answered")
-        person = choose_person(thread, sender, owners_are_people=people)
+        person = choose_person(thread, sender, owners_are_people=owners_are_people)
         if run.row.details.get("person") != person.user:
             run.row = run.row._replace(details={**run.row.details, "person": person.user})
             await self._runs.table.set_person(self._live, person.user)
         return sender, person
 
-    # -- its end
+    # -- the end of the run
 
     async def _store_end(self) -> _StoredEnd | None:
         """Clean up the thread and store the end of the run, or return None if the run is lost.
@@ -287,13 +290,13 @@ class RunExecution:
                     run.thread_is_clean = True
                 if (end := await self._try_store_end()) is not None:
                     return end
-                run.thread_is_clean = False  # it was cancelled meanwhile
+                run.thread_is_clean = False  # the run was cancelled meanwhile
             except Exception as exc:
                 self._runs.check_lock()
-                kind = type(exc).__name__  # its text may be content
-                _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, kind)
+                error_type = type(exc).__name__  # its text may be content
+                _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, error_type)
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
-                    run.set_failure(exc)  # its thread is damaged, for example
+                    run.set_failure(exc)  # for example, the thread is damaged
                     run.thread_is_clean = True
                 await asyncio.sleep(RETRY_S)
         return None
@@ -318,22 +321,22 @@ class RunExecution:
             run.has_unstored_input = not await is_input_stored(self._saver, run)
 
     async def _roll_back(self) -> None:
-        """Remove all that the run has stored; the lock of the thread is held."""
+        """Remove everything that the run has stored. The caller holds the lock of the thread."""
         run = self._run
         await self._writes.close(END_TIMEOUT_S)
         await self._saver.adelete_for_runs([run.run_id], thread_id=run.thread_id)
         await restore_start(self._saver, run)
-        if run.former_status is not None:  # it had ended when the rollback was asked for
+        if run.former_status is not None:  # the graph had ended before the rollback was requested
             await self._threads.set_run_status(run.thread_id, run.former_status)
         if run.request.webhook:
             await WebhookTable(self._saver).delete(run.run_id)
         run.rolled_back, run.outcome, run.failure = True, "interrupted", None
 
     async def _mark_interrupted(self) -> None:
-        """End the run as interrupted, also if it was cancelled after its last step."""
+        """End the run as interrupted, even if it was cancelled after its last step."""
         run, is_late = self._run, self._run.outcome != "interrupted"
         run.outcome, run.failure = "interrupted", None
-        if is_late and run.former_status is not None:  # the status of the thread says how it ended
+        if is_late and run.former_status is not None:  # the thread has the status of a success
             await self._threads.set_run_status(run.thread_id, "interrupted")
 
     async def _prepare_webhook(self, url: str) -> None:
@@ -342,43 +345,47 @@ class RunExecution:
         The webhook of a temporary run is stored at once, because its thread is deleted.
         """
         run = self._run
-        ended = run.row._replace(
+        ended_row = run.row._replace(
             live=run.row.live._replace(status=run.outcome), updated_at=time.time()
         )
-        values = run.output
-        if values is None and run.outcome != "error":
+        output = run.output
+        if output is None and run.outcome != "error":
             with contextlib.suppress(PerdureError, LookupError, TypeError, ValueError):
-                values = await self._runs.read_output(run)  # its graph may be another now
-        told = {
-            **build_run_json(ended),
-            "values": values,
+                output = await self._runs.read_output(run)  # the graph may have changed since
+        run_json = {
+            **build_run_json(ended_row),
+            "values": output,
             "error": None if run.failure is None else describe_error(run.failure),
         }
-        about = {"user": run.user, "person": run.row.details.get("person")}
-        content = {"url": url, "run": json.loads(encode_json(told)), **about}
-        bare = {**content, "run": {**content["run"], "values": None, "error": None}}
+        owners = {"user": run.user, "person": run.row.details.get("person")}
+        content = {"url": url, "run": json.loads(encode_json(run_json)), **owners}
+        short_content = {**content, "run": {**content["run"], "values": None, "error": None}}
         table = WebhookTable(self._saver)
         if run.temporary:
-            await table.add(run.row.live, content, bare, keeps_thread=False)
+            await table.add(run.row.live, content, short_content, keeps_thread=False)
         else:
             self._webhook = table.build_insert(
-                *(run.row.live, content, bare), keeps_thread=True, known_cancel=run.carried_out
+                *(run.row.live, content, short_content),
+                keeps_thread=True,
+                known_cancel=run.carried_out,
             )
 
     async def _try_store_end(self) -> _StoredEnd | None:
-        """Store the end of the run. Return None if it was cancelled in another way meanwhile."""
+        """Store the end of the run, or return None if the run was cancelled again meanwhile."""
         run, live, runs = self._run, self._live, self._runs
         if run.cancelled != run.carried_out and not run.temporary:
             return None
         error = None if run.failure is None else describe_error(run.failure)
-        asked = {"request": run.request.to_stored()} if run.has_unstored_input else None
+        stored_request = {"request": run.request.to_stored()} if run.has_unstored_input else None
         closing = runs.server.get_player(run).build_closing_events(error)
-        last = await runs.events.store_all_but_last(run, live, closing)
-        how: Any = "rolled back" if run.rolled_back else run.outcome
-        known: Any = {"known_cancel": run.carried_out, "webhook": self._webhook}
-        claimed = await runs.table.end_run(live, how, error, asked, last, **known)
-        if claimed is not None and last is not None:
-            run.note_stored(last)
+        last_batch = await runs.events.store_all_but_last(run, live, closing)
+        end_state: Any = "rolled back" if run.rolled_back else run.outcome
+        options: Any = {"known_cancel": run.carried_out, "webhook": self._webhook}
+        claimed = await runs.table.end_run(
+            live, end_state, error, stored_request, last_batch, **options
+        )
+        if claimed is not None and last_batch is not None:
+            run.note_stored(last_batch)
         if claimed is None and not run.temporary:
             await runs.refresh_run(run)
             if run.status in LIVE_STATES and run.cancelled != run.carried_out:
@@ -386,21 +393,26 @@ class RunExecution:
         return _StoredEnd(claimed, closing, error)
 
     def _publish_end(self, end: _StoredEnd) -> None:
-        """Tell readers of the end, and begin the next run of the thread if it is known here."""
-        run, live, known = self._run, self._live, self._runs.runs_by_id
+        """Show the end of the run to readers, and start the next run of the thread.
+
+        If another process has the next run, the rows of runs are read again at once.
+        """
+        run, live, runs_by_id = self._run, self._live, self._runs.runs_by_id
         if run.rolled_back:
-            known.pop(run.run_id, None)
+            runs_by_id.pop(run.run_id, None)
         if end.claimed is None and not run.temporary:
-            if run.status == "interrupted" and run.error is None:  # its thread was deleted
+            if run.status == "interrupted" and run.error is None:  # the thread was deleted
                 run.row = run.row._replace(error=end.error)
             return
-        ended = live._replace(status=run.outcome)
+        ended_run = live._replace(status=run.outcome)
         run.row = run.row._replace(
-            live=ended, updated_at=time.time(), error=end.error, request=None
+            live=ended_run, updated_at=time.time(), error=end.error, request=None
         )
         run.events.extend(end.closing)
         claimed = end.claimed or []
-        for each in filter(None, map(known.get, claimed)):
-            each.update_row(each.row._replace(live=each.row.live._replace(status="running")))
-        if not known.keys() >= {*claimed}:
+        for next_run in filter(None, map(runs_by_id.get, claimed)):
+            next_run.update_row(
+                next_run.row._replace(live=next_run.row.live._replace(status="running"))
+            )
+        if not runs_by_id.keys() >= {*claimed}:
             self._runs.wake()

@@ -1,4 +1,4 @@
-"""The events of a run, or of a thread, for any number of readers, while they are sent."""
+"""A log of the events of a run or of a thread, from which any number of readers can read."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from perdure.server.event_memory import EventAccount
 from perdure.server.reply import encode_json
 
 RETAINED_BYTES: Final = 4_000_000
-"""The bytes of events that a log keeps although all readers have received them, or a single larger
-event. `EventMemory` may drop them earlier."""
+"""The size in bytes of the events that a log keeps although all readers have received them. A
+single larger event is kept, too. `EventMemory` may drop events earlier."""
 BACKLOG_BYTES: Final = 32_000_000
-"""The bytes of events that a log keeps for a reader that is behind. If the reader needs older
-events, it receives the error `StreamLost`. `EventMemory` may drop the events earlier."""
+"""The size in bytes of the events that a log keeps for a reader that is behind. A reader that needs
+older events receives the error `StreamLost`. `EventMemory` may drop events earlier."""
 CHUNK_BYTES: Final = 65_536
-"""The most bytes of events that are passed to a connection at once. uvicorn keeps them until the
-client reads, without a limit of its own."""
+"""The maximum size in bytes of the events that are passed to a connection at once. uvicorn keeps
+them until the client reads, without a limit of its own."""
 NUMBERS_PER_RUN: Final = 1 << 32
-"""The numbers of the events of a thread begin with so many times the `seq` of their run."""
+"""The size of the range of event numbers of one run in the log of a thread. The range begins at
+this number times the `seq` of the run."""
 OWN_PAGES_BYTES: Final = 262_144
 """The size in bytes from which an event has memory pages of its own. These pages are returned to
 the system when the event is dropped. Memory in the heap might not be."""
 ACCESS_CHECK_S: Final = 15
-"""How often it is seen whether a reader is still known."""
+"""Seconds between two checks whether a reader may still read."""
 PING_S: Final = 15
-"""How often a comment is sent, so that proxies keep a stream without events open."""
+"""Seconds between two comments that are sent so that proxies keep a stream without events open."""
 SEND_TIMEOUT_S: Final = 30
-"""How long a reader may leave a stream unread, once its buffers are full."""
+"""Seconds for which a reader may leave a stream unread after its buffers are full."""
 _PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )  # private pages take half the time of shared ones
@@ -51,44 +52,45 @@ _NUMBER: Final = attrgetter("number")
 
 
 def build_frame(event: str, data: Any) -> bytes:
-    """An event as it is sent."""
+    """Return an event as bytes in the format of server-sent events."""
     return b"event: %b\ndata: %b\n\n" % (_encode_event_name(event), encode_event_data(data))
 
 
 def _encode_event_name(event: str) -> bytes:
+    """Return the name of an event as one line of bytes."""
     return event.replace("\n", " ").replace("\r", " ").encode()
 
 
 def encode_event_data(value: Any) -> bytes:
-    """A value as JSON, whatever a graph has sent; a note, if it cannot be encoded."""
+    """Encode any value of a graph as JSON. If that fails, return an error object as JSON."""
     try:
         return encode_json(value)
-    except Exception as exc:  # of a cycle, of what is nested too deep, of a `__str__`
-        why = f"a {type(value).__name__} that cannot be sent as JSON ({type(exc).__name__})"
-        return encode_json({"error": "NotSerializable", "message": why})
+    except Exception as exc:  # a cycle, nesting that is too deep, or an error in `__str__`
+        message = f"a {type(value).__name__} cannot be sent as JSON ({type(exc).__name__})"
+        return encode_json({"error": "NotSerializable", "message": message})
 
 
 class EventDropped(LookupError):
-    """An event was dropped before a reader had received it, because there were too many."""
+    """An event was dropped before a reader had received it, because there were too many events."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"the events up to {number} are no longer kept")
 
 
 class StreamCut(Exception):
-    """A reader had received a part of an event when the event was dropped.
+    """An event was dropped after a reader had received a part of it.
 
     The rest cannot be sent, and no other event can follow, so the connection is closed.
     """
 
 
 class EventStream(StreamingResponse):
-    """A reply that is a stream of events, with comments between them."""
+    """A response that streams events, with comments between them that keep the connection open."""
 
     media_type = "text/event-stream"
 
     async def stream_response(self, send: Send) -> None:
-        """Send it; who does not read it is not waited for."""
+        """Send the events. Raise `TimeoutError` if the client does not read them."""
         is_within_event = False  # whether only a part of an event was sent
 
         async def sending(message: Message) -> None:
@@ -121,7 +123,7 @@ class EventStream(StreamingResponse):
 def build_event_stream(
     frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None
 ) -> EventStream:
-    """A reply that is a stream of events, which proxies pass on as they come."""
+    """Return a response that streams events. Its headers keep proxies from buffering it."""
     return EventStream(frames, headers={"X-Accel-Buffering": "no", **(headers or {})})
 
 
@@ -129,63 +131,63 @@ class LoggedEvent:
     """An event whose memory is freed when it is dropped, even if there are references to it.
 
     Attributes:
-        number: Its place in the log, from 1.
-        kind: The kind of the event, for readers that want only some kinds.
-        size: The bytes of its frame.
-        since: The value of `EventMemory.added` when the event was added.
+        number: The number of the event in its log, from 1.
+        kind: The kind of the event, by which readers select events.
+        size: The size of its frame in bytes.
+        total_when_added: The value of `EventMemory.total_added` when the event was added.
     """
 
     __slots__ = ("_content", "kind", "number", "size", "total_when_added")
 
-    def __init__(self, number: int, kind: Any, frame: bytes) -> None:
-        self.number, self.kind, self.size, self.total_when_added = number, kind, len(frame), 0
-        self._content: bytes | mmap.mmap | None = frame
+    def __init__(self, number: int, kind: Any, content: bytes) -> None:
+        self.number, self.kind, self.size, self.total_when_added = number, kind, len(content), 0
+        self._content: bytes | mmap.mmap | None = content
         if self.size >= OWN_PAGES_BYTES:
             self._content = mmap.mmap(-1, self.size, **_PRIVATE_PAGES)
-            self._content.write(frame)
+            self._content.write(content)
 
     @property
     def frame(self) -> bytes:
-        """The event as it is sent.
+        """Return the event in the format of server-sent events.
 
         Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
         Raises:
-            EventDropped: It was dropped.
+            EventDropped: The event was dropped.
         """
         return self.read_range(0, self.size)
 
     @property
     def data(self) -> bytes:
-        """The JSON in its frame.
+        """Return the JSON in the frame.
 
         Raises:
-            EventDropped: It was dropped.
+            EventDropped: The event was dropped.
         """
         return self.read_range(self.find(b"\ndata: ") + 7, self.size - 2)
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Return a range of the bytes of its frame.
+        """Return a range of the bytes of the frame.
 
         Raises:
-            EventDropped: It was dropped.
+            EventDropped: The event was dropped.
         """
         if self._content is None:
             raise EventDropped(self.number)
         return self._content[start:stop]
 
     def find(self, text: bytes) -> int:
-        """Return the index of the first occurrence of a text in its frame, or -1.
+        """Return the index of the first occurrence of a text in the frame, or -1.
 
         Raises:
-            EventDropped: It was dropped.
+            EventDropped: The event was dropped.
         """
         if self._content is None:
             raise EventDropped(self.number)
-        return self._content.find(text, 0)  # without 0, mmap searches after the end
+        return self._content.find(text, 0)  # without 0, an mmap searches from its file position
 
     def drop(self) -> None:
-        """Free its memory."""
+        """Free the memory of the event."""
         if isinstance(self._content, mmap.mmap):
             self._content.close()
         self._content = None
@@ -194,13 +196,13 @@ class LoggedEvent:
 def split_frames(
     events: Iterable[LoggedEvent], rename: Callable[[LoggedEvent], bytes] | None = None
 ) -> Iterator[bytes]:
-    """Yield the frames of events in parts of at most `PART` bytes. Small frames are joined.
+    """Yield the frames of events in parts of at most `CHUNK_BYTES`. Small frames are joined.
 
     No other copy of a frame is kept while it is sent, so that `drop` frees its memory.
 
     Args:
-        events: What is sent.
-        rename: Returns a line that replaces the first line of the frame, the `id`, of an event.
+        events: The events to send.
+        rename: Returns the line that replaces the first line of an event's frame, the `id`.
 
     Raises:
         EventDropped: An event was dropped before a part of it was sent.
@@ -208,29 +210,29 @@ def split_frames(
     """
     joined, size = list[bytes](), 0
     for event in events:
-        head, start = b"", 0
+        prefix, start = b"", 0
         if rename is not None:
-            head, start = rename(event), event.find(b"\n") + 1
-        length = len(head) + event.size - start
+            prefix, start = rename(event), event.find(b"\n") + 1
+        length = len(prefix) + event.size - start
         if joined and size + length > CHUNK_BYTES:
             yield b"".join(joined)
             joined, size = [], 0
         if length <= CHUNK_BYTES:
-            joined.append(head + event.read_range(start, event.size))
+            joined.append(prefix + event.read_range(start, event.size))
             size += length
             continue
         while start < event.size:
-            stop = start + CHUNK_BYTES - len(head)
+            stop = start + CHUNK_BYTES - len(prefix)
             if event.size - stop < 2:  # keep both line feeds at its end in one part
                 stop = event.size
             try:
-                part = head + event.read_range(start, stop)
+                part = prefix + event.read_range(start, stop)
             except EventDropped as exc:
-                if head or start == 0:
+                if prefix or start == 0:
                     raise
                 raise StreamCut(str(exc)) from None
             yield part
-            head, start = b"", stop
+            prefix, start = b"", stop
     if joined:
         yield b"".join(joined)
 
@@ -243,16 +245,16 @@ class Log:
         account: The account that counts the memory of the events, or None.
 
     Attributes:
-        first: The number after which a reader begins that has read nothing.
+        first: The number after which a reader begins that has not received any event.
         last: The number of the newest event.
-        dropped: The number of the newest event that is no longer kept in memory, or 0.
-        stored: The number of the newest event that is stored in the database, or 0.
-        lost: The number of the newest event that was dropped before it was stored, or 0.
+        last_dropped: The number of the newest event that is no longer kept in memory, or 0.
+        last_stored: The number of the newest event that is stored in the database, or 0.
+        last_lost: The number of the newest event that was dropped before it was stored, or 0.
         is_recorded: Whether the events are stored in the database.
         removals: The number of erasures from the thread before the events, or None if unknown.
         removals_read_at: When that number was read, by `time.monotonic`.
-        newest: The newest event, if this process added it; its frame may be dropped.
-        size: The bytes of the events that are kept.
+        newest: The newest event, if this process added it. Its frame may be dropped.
+        size: The size in bytes of the events that are kept.
     """
 
     def __init__(self, thread: int = 0, account: EventAccount | None = None) -> None:
@@ -261,18 +263,14 @@ class Log:
         self.removals_read_at = 0.0
         self.newest: LoggedEvent | None = None
         self._entries: list[LoggedEvent] = []
-        self.first = self.last = self.last_dropped = self.last_stored = self.last_lost = (
-            self.size
-        ) = 0
+        self.first = self.last = self.size = 0
+        self.last_dropped = self.last_stored = self.last_lost = 0
         self._closed = self.is_recorded = False
         self._account = account
         self._writers = 0
-        self._received_numbers: dict[
-            asyncio.Event, int
-        ] = {}  # the last event that a reader has received
-        self._handed_numbers: dict[
-            asyncio.Event, int
-        ] = {}  # the last event that was given to a reader
+        # for each reader, the numbers of the last event that it has received, and that it was given
+        self._received_numbers: dict[asyncio.Event, int] = {}
+        self._handed_numbers: dict[asyncio.Event, int] = {}
 
     def __del__(self) -> None:
         if self.size and self._account is not None:
@@ -280,27 +278,27 @@ class Log:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it keeps no event."""
+        """Return whether the log keeps no events."""
         return not self._entries
 
     @property
     def has_readers(self) -> bool:
-        """Whether anybody reads it."""
+        """Return whether somebody reads the log."""
         return bool(self._received_numbers)
 
     @property
     def is_lost(self) -> bool:
-        """Whether its newest event, and so every event, was dropped before it was stored."""
+        """Return whether the newest event, and so every event, was dropped before it was stored."""
         return 0 < self.last == self.last_lost
 
     @property
     def total_when_added(self) -> int:
-        """See `EventHolder.total_when_added`."""
+        """Return the age of the oldest event; see `EventHolder.total_when_added`."""
         return self._entries[0].total_when_added
 
     @property
     def drop_priority(self) -> int:
-        """See `EventHolder.drop_priority`."""
+        """Return how little is lost by dropping events; see `EventHolder.drop_priority`."""
         oldest = self._entries[0].number
         if self.is_recorded and oldest > self.last_stored:  # even if nobody reads it at present
             return 0
@@ -316,6 +314,7 @@ class Log:
         )
 
     def _last_received(self) -> int:
+        """Return the number of the last event that all readers have received."""
         return min(self._received_numbers.values(), default=self.last)
 
     def set_account(self, account: EventAccount) -> None:
@@ -330,35 +329,35 @@ class Log:
             account.add(self, size)
 
     def note_removals(self, number: int | None, read_at: float) -> None:
-        """Note the number of erasures from the thread, and when it was read."""
+        """Note the number of erasures from the thread, and when that number was read."""
         self.removals, self.removals_read_at = number, read_at
 
     def start_at_end(self) -> None:
-        """Readers that have read none begin with the next event."""
+        """Let readers that have not received any event begin with the next event."""
         self.first = self.last
 
-    def skip_to(self, number: int) -> None:
-        """The next event has the number after this one."""
-        self.last = max(self.last, number)
+    def skip_to(self, last: int) -> None:
+        """Let the next event have the number that follows a number, if that is higher."""
+        self.last = max(self.last, last)
 
     def clear_until(self, number: int) -> None:
-        """Keep none up to an event: they are read from the database."""
+        """Drop all events. Events up to a number are read from the database from now on."""
         lost = self.last_lost
         self._remove_oldest(len(self._entries))
         self.last_lost, self.newest = lost, None
         self.last = self.last_dropped = max(self.last, number)
 
     def make_event(self, number: int, event: str, data: Any, kind: Any = None) -> LoggedEvent:
-        """An event, as it is kept."""
+        """Return an event in the form in which the log keeps it."""
         content = number, _encode_event_name(event), encode_event_data(data)
         return LoggedEvent(number, kind, b"id: %d\nevent: %b\ndata: %b\n\n" % content)
 
     def add(self, event: str, data: Any, kind: Any = None) -> None:
-        """Append an event; readers get it."""
+        """Append an event, and wake the readers."""
         self.extend([self.make_event(self.last + 1, event, data, kind)])
 
     def extend(self, events: Iterable[LoggedEvent]) -> None:
-        """Append events, but for those that are here; readers get them."""
+        """Append those events that are newer than the newest event, and wake the readers."""
         for event in events:
             if event.number > self.last:
                 self._count_event(event)
@@ -379,18 +378,18 @@ class Log:
         return self._entries[start:stop]
 
     def close(self) -> None:
-        """There will be no more; readers come to an end."""
+        """Declare that no more events follow. Readers end after they have received all events."""
         self._closed = True
         self._wake_readers()
         self._end_if_unused()
 
     def add_writer(self) -> None:
-        """Note a writer of events. `end_writing` must be called once for each writer."""
+        """Register a writer of events. `remove_writer` must be called once for each writer."""
         self._writers += 1
         self._resume()
 
     def remove_writer(self) -> None:
-        """See `begin_writing`."""
+        """Unregister a writer; see `add_writer`."""
         self._writers -= 1
         self._end_if_unused()
 
@@ -402,7 +401,7 @@ class Log:
         The events count as received when the reader asks for the next ones.
 
         Raises:
-            LookupError: Events that follow it are no longer kept.
+            LookupError: Events after the number are no longer kept.
         """
         loop, reader = asyncio.get_running_loop(), asyncio.Event()
         timer = loop.call_later(
@@ -418,10 +417,10 @@ class Log:
                     timer = loop.call_later(ACCESS_CHECK_S, reader.set)
                 if number < self.last_dropped:
                     raise EventDropped(self.last_dropped)
-                found = self.events_after(number, CHUNK_BYTES)
-                if found:
-                    number = self._handed_numbers[reader] = found[-1].number
-                    yield found
+                events = self.events_after(number, CHUNK_BYTES)
+                if events:
+                    number = self._handed_numbers[reader] = events[-1].number
+                    yield events
                     self._received_numbers[reader] = number
                 elif self._closed:
                     return
@@ -437,15 +436,15 @@ class Log:
         """Drop the oldest events, about half of all.
 
         If the oldest event is stored, only stored events are dropped. If the events are not
-        recorded, the same holds for events that all readers have received.
+        recorded, the same applies to events that all readers have received.
         """
-        spare = (
+        expendable = (
             self.last_stored if self.is_recorded else max(self._last_received(), self.last_stored)
         )
         count, size = 0, 0
-        has_spare = self._entries[0].number <= spare
+        has_expendable = self._entries[0].number <= expendable
         for entry in self._entries:
-            if count and (size >= self.size // 2 or (entry.number > spare and has_spare)):
+            if count and (size >= self.size // 2 or (entry.number > expendable and has_expendable)):
                 break
             size += entry.size
             count += 1
@@ -456,7 +455,7 @@ class Log:
         self._remove_oldest(len(self._entries))
 
     def _drop_beyond_limits(self) -> None:
-        """Drop the oldest beyond the limit, but not the newest, nor what is about to be read."""
+        """Drop the oldest events beyond the limits of the log, but never the newest event."""
         size = self.size
         if size <= RETAINED_BYTES and size <= BACKLOG_BYTES:
             return
@@ -469,6 +468,7 @@ class Log:
         self._remove_oldest(count)
 
     def _count_event(self, event: LoggedEvent) -> None:
+        """Add the size of an event to the account, and note the age of the event."""
         if self._account is None:
             self.size += event.size
         else:
@@ -476,7 +476,7 @@ class Log:
             event.total_when_added = self._account.memory.total_added
 
     def _remove_oldest(self, count: int) -> None:
-        """Drop the oldest events."""
+        """Drop a number of the oldest events."""
         if not count:
             return
         size = 0
@@ -493,7 +493,7 @@ class Log:
             self._account.remove(self, size)
 
     def _end_if_unused(self) -> None:
-        """Keep the events of a log without readers and writers only as far as there is room."""
+        """Let the memory of the events be freed if the log has no readers and no writers."""
         is_written = self._writers > 0 if self.thread else not self._closed
         if (
             self.size
@@ -504,9 +504,11 @@ class Log:
             self._account.memory.mark_ended(self)
 
     def _resume(self) -> None:
+        """Keep the memory of the events, because the log has a reader or a writer again."""
         if self._account is not None:
             self._account.memory.mark_in_use(self)
 
     def _wake_readers(self) -> None:
+        """Wake all readers that wait for the next event."""
         for reader in self._received_numbers:
             reader.set()

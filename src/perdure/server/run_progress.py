@@ -1,12 +1,12 @@
-"""Find out how far a run came before its server died: whether its input or answer was stored.
+"""Find out how far a run came before its server died.
 
-A checkpoint carries the id of the run that put it, in its metadata. The answer to a question is
-stored before the next checkpoint, as a pending write that does not name the run. So a run with a
-`Command` first stores how many answers and updates the checkpoint has. The next server counts
-again. Values are never compared, because the same answer may be given twice.
+A checkpoint carries the id of the run that put it in its metadata. An answer to a question is
+stored before the next checkpoint, as a pending write that does not name the run. A run with a
+`Command` therefore first stores how many answers and updates the checkpoint has, and the next
+server counts them again. Values are never compared, because the same answer may be given twice.
 
-A run without an input writes to a checkpoint that another run has put. So the run first stores what
-the tasks had written there, and a rollback of the run restores these writes.
+A run without an input writes to a checkpoint that another run has put. It therefore first stores
+the earlier writes of the tasks there, and a rollback of the run restores these writes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from perdure.checkpointers.undo_writes import FormerCheckpoint, FormerWrites, un
 from perdure.server.run import Run
 
 Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
-"""The input was applied, and the run goes on; it asked a question; or the thread went on without
-it."""
+"""How far a run came: its input was applied and the run can continue, it has asked a question, or
+another run of the thread came after it."""
 _START_CHANNEL: Final = "__run_start"  # the channel of the counts; no graph has it
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
 _SPECIAL_CHANNELS: Final = frozenset(
@@ -34,16 +34,22 @@ _SPECIAL_CHANNELS: Final = frozenset(
 
 
 class _Counts(NamedTuple):
-    """The pending writes of a checkpoint: answers that tasks have received, and updates."""
+    """The numbers of pending writes of a checkpoint.
+
+    Attributes:
+        answers: The answers that tasks have received.
+        updates: The updates of a `Command`.
+    """
 
     answers: int
     updates: int
 
     @classmethod
     def from_writes(cls, writes: Iterable[tuple[str, str, Any]]) -> _Counts:
+        """Count the answers and updates among pending writes."""
         answers = updates = 0
-        for task, channel, value in writes:
-            if task == NULL_TASK:
+        for task_id, channel, value in writes:
+            if task_id == NULL_TASK:
                 updates += channel not in _SPECIAL_CHANNELS
             elif channel == RESUME:
                 answers += len(value) if isinstance(value, list) else 1
@@ -57,10 +63,13 @@ async def store_start(saver: Checkpointer, run: Run, config: RunnableConfig) -> 
     """
     if run.request.command is None and run.request.input is not None:
         return
-    given = config["configurable"]
+    configurable = config["configurable"]
     names = ("thread_id", "checkpoint_ns", "checkpoint_id")
-    at = {"checkpoint_ns": "", **{name: given[name] for name in names if given.get(name)}}
-    start = await saver.aget_tuple({"configurable": at})
+    start_at = {
+        "checkpoint_ns": "",
+        **{name: configurable[name] for name in names if configurable.get(name)},
+    }
+    start = await saver.aget_tuple({"configurable": start_at})
     if start is not None:
         counts = _Counts.from_writes(start.pending_writes or ())
         former = await _read_former_writes(saver, start)
@@ -73,51 +82,56 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
 
     The caller holds the lock of the thread, and has removed the checkpoints of the run.
     """
-    at: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-    start = await _find_start(saver, at, run)
+    config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+    start = await _find_start(saver, config, run)
     if start is None:
         return
-    of_run = [each for each in start[0].pending_writes or () if each[0] == run.run_id]
-    stored = [value for _, channel, value in of_run if channel == FORMER_WRITES_CHANNEL]
+    run_writes = [write for write in start[0].pending_writes or () if write[0] == run.run_id]
+    stored = [value for _, channel, value in run_writes if channel == FORMER_WRITES_CHANNEL]
     for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):  # the start comes last
-        place = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
-        now = await saver.aget_tuple({"configurable": {"thread_id": run.thread_id, **place}})
-        if now is None:
+        position = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
+        checkpoint = await saver.aget_tuple(
+            {"configurable": {"thread_id": run.thread_id, **position}}
+        )
+        if checkpoint is None:
             continue
         answers = {
             task: value
-            for task, channel, value in now.pending_writes or ()
+            for task, channel, value in checkpoint.pending_writes or ()
             if channel == RESUME and isinstance(value, list)
         }
         former = {}
         for task, (has_result, count, control) in tasks.items():
-            given = {RESUME: answers.get(task, [])[:count]} if count else {}
-            former[task] = FormerWrites(has_result, {**control, **given})
+            former_answers = {RESUME: answers.get(task, [])[:count]} if count else {}
+            former[task] = FormerWrites(has_result, {**control, **former_answers})
         await undo_writes(
             saver, run.thread_id, run.run_id, FormerCheckpoint(ns, checkpoint_id, former)
         )
 
 
 async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
-    """Return how far a run came, or None if its input is to be given to the graph."""
-    at: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-    head = await saver.aget_tuple(at)
+    """Return how far a run came, or None if its input must be given to the graph."""
+    config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+    head = await saver.aget_tuple(config)
     if head is None:
         return None
     waits = (await saver.astatus(run.thread_id)).state == "waiting"
     if head.metadata.get("run_id") == run.run_id:
         return "asks" if waits else "applied"
-    async for _ in saver.alist(at, filter={"run_id": run.run_id}, limit=1):
+    async for _ in saver.alist(config, filter={"run_id": run.run_id}, limit=1):
         return "overtaken"
     if run.request.command is None:
         return None
-    start = await _find_start(saver, at, run)
+    start = await _find_start(saver, config, run)
     if start is None:
         return None
-    checkpoint, before = start
-    after = _Counts.from_writes(checkpoint.pending_writes or ())
-    is_answered, has_moved = after.answers > before.answers, checkpoint.config != head.config
-    if not is_answered and after.updates == before.updates:
+    checkpoint, counts_before = start
+    counts_after = _Counts.from_writes(checkpoint.pending_writes or ())
+    is_answered, has_moved = (
+        counts_after.answers > counts_before.answers,
+        checkpoint.config != head.config,
+    )
+    if not is_answered and counts_after.updates == counts_before.updates:
         # an answer is for the question that was asked where the run starts
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
@@ -126,11 +140,11 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
 
 
 async def is_input_stored(saver: Checkpointer, run: Run) -> bool:
-    """Return whether the input, or the answer, of a run that failed is stored."""
+    """Return whether the input or the answer of a failed run is stored."""
     if await find_progress(saver, run) is not None:
         return True
-    at: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-    head = await saver.aget_tuple(at) if run.request.command is not None else None
+    config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+    head = await saver.aget_tuple(config) if run.request.command is not None else None
     writes = (head.pending_writes or ()) if head is not None else ()
     return any(task == NULL_TASK and channel == RESUME for task, channel, _ in writes)
 
@@ -147,18 +161,18 @@ async def _find_start(
 
 
 async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> list[list[Any]]:
-    """Return what tasks have written to a checkpoint and to waiting checkpoints of its subgraphs.
+    """Return the writes of tasks to a checkpoint and to waiting checkpoints of its subgraphs.
 
-    Each element has the namespace and the id of a checkpoint, and for each task whether it has a
-    result, the number of its answers, and its questions and errors by their channels. The number of
-    answers is enough, because answers are only appended.
+    Each element has the namespace and the id of a checkpoint, and a dict with an entry for each
+    task: whether the task has a result, the number of its answers, and its questions and errors by
+    channel. The number of answers is enough, because answers are only appended.
     """
     thread_id = start.config["configurable"]["thread_id"]
     former, checkpoints = list[list[Any]](), [start]
     while checkpoints:
         checkpoint = checkpoints.pop()
-        place = checkpoint.config["configurable"]
-        ns, tasks = place.get("checkpoint_ns", ""), dict[str, list[Any]]()
+        configurable = checkpoint.config["configurable"]
+        ns, tasks = configurable.get("checkpoint_ns", ""), dict[str, list[Any]]()
         for task, channel, value in checkpoint.pending_writes or ():
             entry = tasks.setdefault(task, [False, 0, {}])
             if channel not in WRITES_IDX_MAP:
@@ -167,13 +181,17 @@ async def _read_former_writes(saver: Checkpointer, start: CheckpointTuple) -> li
                 entry[1] = len(value)
             else:
                 entry[2][channel] = value
-        former.append([ns, place["checkpoint_id"], tasks])
+        former.append([ns, configurable["checkpoint_id"], tasks])
         status = await saver.astatus(
-            thread_id, checkpoint_ns=ns, checkpoint_id=place["checkpoint_id"]
+            thread_id, checkpoint_ns=ns, checkpoint_id=configurable["checkpoint_id"]
         )
         for waiting in status.tasks:
-            inner = f"{ns}|{waiting.node}:{waiting.id}".removeprefix("|")
-            at: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": inner}}
-            nested = await saver.aget_tuple(at) if waiting.id and waiting.interrupts else None
+            nested_ns = f"{ns}|{waiting.node}:{waiting.id}".removeprefix("|")
+            nested_config: RunnableConfig = {
+                "configurable": {"thread_id": thread_id, "checkpoint_ns": nested_ns}
+            }
+            nested = (
+                await saver.aget_tuple(nested_config) if waiting.id and waiting.interrupts else None
+            )
             checkpoints += [nested] if nested is not None else []
     return former

@@ -1,7 +1,8 @@
-"""The runs of a database that this process has: rows that say what is to be done, tasks that do it.
+"""The runs of a database in this process, and the rows that several servers share.
 
-A thread has one run at a time, whichever server has it. A process lives as long as it holds a lock
-of its own name; what one that is gone has left is taken over and goes on from its last checkpoint.
+A thread has one run at a time, on any server. A process is alive as long as it holds a lock with
+its own name. If that lock is free, another process takes over its runs and continues them from
+their last checkpoints.
 """
 
 from __future__ import annotations
@@ -40,65 +41,66 @@ from perdure.server.run_log import Log
 from perdure.server.threads import Threads
 
 RETAINED_ENDED_RUNS: Final = 50
-"""Of how many runs that have ended the events can be read again in this process."""
+"""The number of ended runs whose events this process keeps for readers."""
 SWEEP_S: Final = 0.5
-"""How often rows are looked at: what is to be taken over, cancelled, or has ended elsewhere."""
+"""Seconds between two reads of the rows of runs. A read finds runs to take over, cancellations, and
+runs that have ended in other processes."""
 FAST_SWEEP_S: Final = 0.1
-"""The same, while somebody here waits for what another process runs."""
+"""The same, in seconds, while a request here waits for a run of another process."""
 CLEANUP_INTERVAL_S: Final = 60
-"""How often what runs told is removed that ended long ago, and threads whose time is over."""
+"""Seconds between two removals of old events and of expired threads."""
 EXPIRED_PER_SWEEP: Final = 20
-"""How many of these threads are deleted at once, so that a sweep does not take long."""
+"""The maximum number of expired threads that one sweep deletes, so that it does not take long."""
 RETRY_PAUSE_S: Final = 0.05
+"""Seconds before an operation is tried again."""
 DUE_PER_SWEEP: Final = 100
-"""How many delayed runs whose time has come are begun before other rows are looked at again."""
-_LIVENESS_LOCK_PREFIX: Final = (
-    "perdure.server/"  # and the name of a process: the lock that it holds
-)
+"""The maximum number of delayed runs that one sweep starts before it looks at other rows."""
+_LIVENESS_LOCK_PREFIX: Final = "perdure.server/"  # followed by the name of the process
 _LOGGER: Final = logging.getLogger("perdure.server.runs")
 
 
 class RunServer(GraphServer, Protocol):
-    """The server, as far as the runs of a database need to know it.
+    """The part of the server that the runs of a database need.
 
     Attributes:
-        is_closed: Whether it ends: what is not done is left to others.
+        is_closed: Whether the server is shutting down. Unfinished runs are left to other servers.
     """
 
     is_closed: bool
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Whether the database of some runs is open."""
+        """Return whether the database of some runs is open."""
 
     def keep_database_open(self, tenant: str | None) -> AbstractContextManager[None]:
-        """While it lasts, the database stays open."""
+        """Keep the database of a tenant open until the block ends."""
 
     async def start_due_work(self, runs: DatabaseRuns) -> None:
-        """Begin what is due: runs on a schedule, and webhooks."""
+        """Start the runs of crons and the webhooks that are due."""
 
     def register_run(self, run: Run) -> None:
-        """A run is followed."""
+        """Note that a task follows a run."""
 
     def unregister_run(self, run: Run) -> None:
-        """A run is followed no longer."""
+        """Note that no task follows a run any more."""
 
     def feeds_with_readers(self, tenant: str | None) -> Mapping[str, Log]:
-        """The events of the threads of which somebody reads them, by their ids."""
+        """Return the event logs of threads that have readers, by the ids of the threads."""
 
     def forget_thread(self, tenant: str | None, thread_id: str) -> None:
-        """Forget the runs and the events of a thread that is no more."""
+        """Forget the runs and the events of a thread that was deleted."""
 
 
 class DatabaseRuns:
-    """The runs of a database, or of a tenant of it, that this process has or was asked for.
+    """The runs of a database, or of one tenant, that this process executes or was asked for.
 
     Attributes:
-        owner: This process, as rows name it; `""`: it has no lock, and takes no runs.
-        known: Those that are under way or wait, and the last that ended, by their ids.
+        owner: The name of this process in the rows. It is `""` while the process has no lock and
+            takes no runs.
+        runs_by_id: The runs that are live, and the last ones that ended.
         erasures: The numbers of erasures from threads whose events are read.
-        ready: Set once it has the lock, or cannot have one.
-        task: Holds the lock, and looks after the rows.
-        others: Does what else is due, or did it last.
+        ready: Set when the process has the lock, or cannot get one.
+        task: The task that holds the lock and sweeps the rows.
+        due_work: The task that starts crons and webhooks, or the last such task.
     """
 
     def __init__(self, server: RunServer, tenant: str | None, database: OpenDatabase) -> None:
@@ -106,7 +108,7 @@ class DatabaseRuns:
         self.saver, self.table = database.saver, RunTable(database.saver)
         self.events, self.erasures = StoredEvents(self.table), ErasureCounts(self.table)
         self.owner, self.runs_by_id = "", dict[str, Run]()
-        self._former_owners = set[str]()  # owners that this process was
+        self._former_owners = set[str]()  # names of this process under locks that it has lost
         self.ready, self._wake = asyncio.Event(), asyncio.Event()
         self._lock: Any = None
         self._ended_runs: deque[Run] = deque()
@@ -117,7 +119,7 @@ class DatabaseRuns:
     # -- liveness
 
     async def _hold_lock_and_sweep(self) -> None:
-        """Hold the lock that says that this process lives, and look after the rows."""
+        """Hold the lock that says that this process is alive, and sweep the rows of runs."""
         while True:
             owner = str(uuid4())
             try:
@@ -138,21 +140,23 @@ class DatabaseRuns:
                 raise
             except Exception as exc:
                 if not self.server.is_open(self.tenant, self):
-                    return  # its database is closed, as nobody used it
-                kind = type(exc).__name__  # its text may be content
-                _LOGGER.warning("the runs of this process are taken up again (%s)", kind)
+                    return  # the database was closed because nobody used it
+                error_type = type(exc).__name__  # its text may be content
+                _LOGGER.warning(
+                    "the runs of this process are stopped and loaded again (%s)", error_type
+                )
                 self._lose_lock()
             await asyncio.sleep(RETRY_PAUSE_S)
 
     def _lose_lock(self) -> None:
-        """Stop all that runs here: others may have taken it."""
+        """Stop all runs of this process, because other processes may have taken them over."""
         self._former_owners |= {self.owner} - {""}
         self.owner = ""
         for run in self.runs_by_id.values():
             run.lose_ownership()
 
     def check_lock(self) -> bool:
-        """Whether this process has its lock still; without it all runs are stopped."""
+        """Return whether this process still has its lock. Without it, stop all runs."""
         try:
             self._lock.check()
         except StorageUnavailable:
@@ -161,60 +165,65 @@ class DatabaseRuns:
         return bool(self.owner)
 
     async def _sweep(self) -> None:
+        """Read the rows of runs; start, take over, cancel and finish runs accordingly."""
         self._start_due_work()
-        asked_at = time.monotonic()
-        live, served = await self.table.list_live_runs(), {*self.server.graphs}
-        due = [run for run in live if run.status == "delayed" and run.graph in served]
-        taken = any([await self._start_delayed_run(run) for run in due[:DUE_PER_SWEEP]])
-        live = [run for run in live if run.status != "delayed"]
-        able = [
-            run for run in live if run.graph in served or run.cancel_action
-        ]  # any server can end it
-        others = [run for run in able if run.owner != self.owner]
-        for owner, runs in groupby(sorted(others, key=attrgetter("owner")), attrgetter("owner")):
-            taken |= await self._take_over_runs(owner, [*runs])
-        heads = {run.thread_key: run for run in reversed(live)}.values()
-        if any((run.status, run.owner) == ("pending", self.owner) for run in heads):
+        read_at = time.monotonic()
+        live_runs, served = await self.table.list_live_runs(), {*self.server.graphs}
+        delayed = [run for run in live_runs if run.status == "delayed" and run.graph in served]
+        has_changed = any([await self._start_delayed_run(run) for run in delayed[:DUE_PER_SWEEP]])
+        live_runs = [run for run in live_runs if run.status != "delayed"]
+        # any server can end a cancelled run, even without its graph
+        executable = [run for run in live_runs if run.graph in served or run.cancel_action]
+        of_others = [run for run in executable if run.owner != self.owner]
+        for owner, runs in groupby(sorted(of_others, key=attrgetter("owner")), attrgetter("owner")):
+            has_changed |= await self._take_over_runs(owner, [*runs])
+        next_runs = {run.thread_key: run for run in reversed(live_runs)}.values()
+        if any((run.status, run.owner) == ("pending", self.owner) for run in next_runs):
             await self.table.claim_runs(self.owner)
-            taken = True
-        if taken:
-            asked_at = time.monotonic()
-            live = await self.table.list_live_runs()
-        for each in live:
-            if each.owner == self.owner and each.run_id not in self.runs_by_id:
-                await self._load_run(each)
-        stored = {each.run_id: each for each in live}
+            has_changed = True
+        if has_changed:
+            read_at = time.monotonic()
+            live_runs = await self.table.list_live_runs()
+        for live_run in live_runs:
+            if live_run.owner == self.owner and live_run.run_id not in self.runs_by_id:
+                await self._load_run(live_run)
+        live_by_id = {live_run.run_id: live_run for live_run in live_runs}
         for run in [*self.runs_by_id.values()]:
             if not run.has_ended:
-                await self.refresh_run(run, stored.get(run.run_id), asked_at)
+                await self.refresh_run(run, live_by_id.get(run.run_id), read_at)
         feeds = self.server.feeds_with_readers(self.tenant)
-        here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
-        for thread_id in feeds.keys() - here:
+        executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
+        for thread_id in feeds.keys() - executing_here:
             await self.events.fetch_events(feeds[thread_id], feeds[thread_id].thread, ALL_RUNS)
         awaited = {
             run.thread_id for run in self.runs_by_id.values() if not run.has_ended
         } | feeds.keys()
-        is_awaited = any(run.owner != self.owner and run.thread_id in awaited for run in live)
-        self._pause_s = FAST_SWEEP_S if is_awaited or len(due) > DUE_PER_SWEEP else SWEEP_S
+        has_waiting_readers = any(
+            run.owner != self.owner and run.thread_id in awaited for run in live_runs
+        )
+        self._pause_s = (
+            FAST_SWEEP_S if has_waiting_readers or len(delayed) > DUE_PER_SWEEP else SWEEP_S
+        )
         if time.monotonic() - self._cleaned_up_at > CLEANUP_INTERVAL_S:
-            more = False
-            with contextlib.suppress(PerdureError):  # what cannot be deleted holds up no run
-                more = await self.threads.delete_expired(EXPIRED_PER_SWEEP) == EXPIRED_PER_SWEEP
+            has_more = False
+            with contextlib.suppress(PerdureError):  # a failed removal must not delay runs
+                has_more = await self.threads.delete_expired(EXPIRED_PER_SWEEP) == EXPIRED_PER_SWEEP
                 await self.table.delete_old_events()
-            self._cleaned_up_at = self._cleaned_up_at if more else time.monotonic()
+            self._cleaned_up_at = self._cleaned_up_at if has_more else time.monotonic()
 
     def _start_due_work(self) -> None:
-        """Do what else is due, which may ask handlers: rows do not wait for that."""
+        """Start crons and webhooks in a task, because handlers of an Auth file may take long."""
         if self.due_work.done():
             if exc := self.due_work.exception():
-                _LOGGER.warning("what is due has not begun (%s)", type(exc).__name__)
+                _LOGGER.warning("crons and webhooks could not be started (%s)", type(exc).__name__)
             self.due_work = asyncio.create_task(self.server.start_due_work(self))
 
     def wake(self) -> None:
-        """Look at the rows at once."""
+        """Start the next sweep at once."""
         self._wake.set()
 
     async def _start_delayed_run(self, live: LiveRun) -> bool:
+        """Start a delayed run whose time has come."""
         try:
             for row in await self.table.list_runs(live.thread_id, live.run_id):
                 strategy = row.details["multitask_strategy"]
@@ -225,16 +234,17 @@ class DatabaseRuns:
         return True
 
     async def _load_run(self, live: LiveRun) -> None:
+        """Load a run that this process owns and has not loaded yet."""
         try:
             await self.get_run(live.thread_id, live.run_id)
-        except (CorruptRecord, ValidationError) as exc:  # the other runs go on
+        except (CorruptRecord, ValidationError) as exc:  # the other runs continue
             _LOGGER.warning("run %s cannot be read (%s)", live.run_id, type(exc).__name__)
-            error = describe_error(exc)  # it ends once it is the next
+            error = describe_error(exc)
             await self.table.end_run(live, "error", error, known_cancel="rollback")
 
     async def _take_over_runs(self, owner: str, runs: Collection[LiveRun]) -> bool:
-        """Take the runs of a process, if it is gone: then its lock is free."""
-        if owner in self._former_owners:  # nobody died
+        """Take over the runs of a process if its lock is free, which means that it has died."""
+        if owner in self._former_owners:  # this process itself, before it lost its lock
             await self.table.release_runs(owner)
             runs, owner = [run._replace(owner="") for run in runs], ""
         if not owner:
@@ -249,28 +259,28 @@ class DatabaseRuns:
             return False
         return True
 
-    # -- what is known of a run
+    # -- single runs
 
     async def refresh_run(
         self, run: Run, stored: LiveRun | None = None, read_at: float | None = None
     ) -> None:
-        """Learn how a run is stored; one that is not has ended with its thread.
+        """Update a run from its row. A run without a row has ended together with its thread.
 
         Args:
-            run: Of this process.
-            stored: As it was read; None: it is read now.
-            read_at: `time.monotonic` before it was read.
+            run: A run that this process has loaded.
+            stored: The live part of the row, or None to read the row now.
+            read_at: `time.monotonic` before the row was read.
         """
         asked_at = read_at or time.monotonic()
         if stored is not None:
             row = run.row._replace(live=stored)
         else:
             rows = await self.table.list_runs(run.thread_id, run.run_id)
-            gone = run.row._replace(live=run.row.live._replace(status="interrupted"))
-            row = rows[0] if rows else gone
+            ended_row = run.row._replace(live=run.row.live._replace(status="interrupted"))
+            row = rows[0] if rows else ended_row
             if not rows and self.runs_by_id.get(run.run_id) is run:
                 del self.runs_by_id[run.run_id]
-        if run.log.has_readers and run.is_elsewhere:  # all that was told before the row was read
+        if run.log.has_readers and run.is_elsewhere:
             await self.events.fetch_events(run.log, run.thread_key, run.seq_range)
         if run.row.live.status not in LIVE_STATES:  # it has ended meanwhile
             return
@@ -280,7 +290,7 @@ class DatabaseRuns:
             run.update_row(row)
 
     async def get_run(self, thread_id: str, run_id: str) -> Run | None:
-        """A run of a thread; None: there is none with this id."""
+        """Return a run of a thread, or None if the thread has no run with this id."""
         run = self.runs_by_id.get(run_id)
         if run is not None and run.thread_id == thread_id:
             await self.refresh_run(run)
@@ -288,11 +298,11 @@ class DatabaseRuns:
         rows = await self.table.list_runs(thread_id, run_id)
         if not rows:
             return None
-        row, request, asked = rows[0], restore_request(rows[0]), rows[0].request or {}
+        row, request, stored = rows[0], restore_request(rows[0]), rows[0].request or {}
         options = {
-            name: asked[name] for name in ("temporary", "protocol", "recorded") if name in asked
+            name: stored[name] for name in ("temporary", "protocol", "recorded") if name in stored
         }
-        login = User(asked["login"]) if asked.get("login") is not None else None
+        login = User(stored["login"]) if stored.get("login") is not None else None
         run = Run(
             row,
             self.tenant,
@@ -308,7 +318,7 @@ class DatabaseRuns:
         return run
 
     def follow_run(self, run: Run, context: Context | None = None) -> Run:
-        """Go with a run to its end, wherever it runs."""
+        """Start the task that follows a run to its end, in whichever process it runs."""
         self.runs_by_id[run.run_id] = run
         run.task = asyncio.create_task(self._follow_to_end(run), context=context)
         self.server.register_run(run)
@@ -317,6 +327,7 @@ class DatabaseRuns:
         return run
 
     async def _follow_to_end(self, run: Run) -> None:
+        """Execute the run when this process owns it, and wait while another process owns it."""
         ended_here = False
         with self.server.keep_database_open(self.tenant):
             try:
@@ -324,56 +335,55 @@ class DatabaseRuns:
                     if (live.status, live.owner) == ("running", self.owner):
                         await RunExecution(self, run).execute()
                         ended_here = run.status not in LIVE_STATES
-                    elif (
-                        run.cancelled and live.cancel_action is None
-                    ):  # its row says it to who has it
+                    elif run.cancelled and live.cancel_action is None:
+                        # the process that owns the run finds the cancellation in its row
                         await self.table.cancel_runs(run.thread_id, run.run_id, run.cancelled)
                         await self.refresh_run(run)
                     else:
                         run.changed.clear()
                         await run.changed.wait()
-            except Exception:  # another sweep finds its row
+            except Exception:  # a later sweep finds the row
                 _LOGGER.exception("the end of run %s could not be stored", run.run_id)
                 self.runs_by_id.pop(run.run_id, None)
             finally:
                 run.log.close()
                 run.free_input()
-                if run.may_have_started and not ended_here:  # another process may have gone further
+                if run.may_have_started and not ended_here:  # another process may have newer output
                     run.output = None
                     run.drop_events()
                 run.free_output()
                 self.server.unregister_run(run)
                 self._ended_runs.append(run)
                 if len(self._ended_runs) > RETAINED_ENDED_RUNS:
-                    old = self._ended_runs.popleft()
-                    old.drop_events()
-                    if self.runs_by_id.get(old.run_id) is old:
-                        del self.runs_by_id[old.run_id]
+                    oldest = self._ended_runs.popleft()
+                    oldest.drop_events()
+                    if self.runs_by_id.get(oldest.run_id) is oldest:
+                        del self.runs_by_id[oldest.run_id]
 
-    # -- what runs need
+    # -- data that runs need
 
     @property
     def threads(self) -> Threads:
-        """All threads of the database."""
+        """Return all threads of the database."""
         return Threads(
             self.saver, {}, forget_thread=lambda each: self.server.forget_thread(self.tenant, each)
         )
 
     async def read_output(self, run: Run) -> Any:
-        """The output of a run that ran elsewhere: that of its last checkpoint."""
-        at: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
-        of = {"run_id": run.run_id}
-        async for found in self.saver.alist(at, filter=of, limit=1):
+        """Return the output of a run, read from its last checkpoint, or None if it has none."""
+        config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
+        run_filter = {"run_id": run.run_id}
+        async for checkpoint in self.saver.alist(config, filter=run_filter, limit=1):
             opened = self.server.graphs.open_graph(
-                run.graph_name, self.saver, self.database.store, at
+                run.graph_name, self.saver, self.database.store, config
             )
             async with opened as graph:
-                state, names = await graph.aget_state(found.config), graph.output_channels
+                state, channels = await graph.aget_state(checkpoint.config), graph.output_channels
             values = state.values
-            shown = (
-                values.get(names)
-                if isinstance(names, str)
-                else {n: values[n] for n in names if n in values}
+            output = (
+                values.get(channels)
+                if isinstance(channels, str)
+                else {n: values[n] for n in channels if n in values}
             )
-            return add_interrupts(shown, state.interrupts)
+            return add_interrupts(output, state.interrupts)
         return None

@@ -1,4 +1,4 @@
-"""The runs of a server, of all its tenants."""
+"""The runs of a server, for all its tenants."""
 
 from __future__ import annotations
 
@@ -37,38 +37,39 @@ from perdure.server.webhooks import Webhooks
 
 Players: TypeAlias = "Mapping[str, Callable[[Run, Runs], Player]]"
 RETAINED_FEEDS: Final = 100
-"""How many threads have events that can be read again, besides those that somebody reads."""
+"""The number of threads whose events are kept in memory although nobody reads them."""
 ERASURE_CHECK_S: Final = 0.5
-"""How often the reader of a stream looks whether messages were erased from the thread."""
+"""Seconds between two checks whether messages were erased from the thread of a stream."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
 class Scheduler(Protocol):
-    """Begins runs on a schedule."""
+    """An object that starts runs on a schedule."""
 
     async def start_due_runs(self, runs: DatabaseRuns) -> None:
-        """Begin those of a tenant that are due."""
+        """Start the runs of a tenant that are due."""
 
 
 class Runs:
     """The runs of a server.
 
     Attributes:
-        schedule: Begins what runs on a schedule; None: nothing does.
-        webhooks: Tells others of runs that have ended.
+        schedule: Starts runs on a schedule, or None if there are no schedules.
+        webhooks: Sends the results of runs that have ended.
         memory: Limits the events that are kept in memory.
+        is_closed: Whether the server is shutting down.
 
     Args:
-        graphs: What they run.
-        limits: How many runs an identity may have under way, and how many bytes of events are kept
-            in memory.
-        databases: Where they are kept.
-        players: Run graphs, by protocol.
-        telemetry: Measures them; None: nothing does.
-        webhooks: Tells others of their ends; None: nobody.
+        graphs: The graphs that the runs execute.
+        limits: How many runs a user may have under way, and how many bytes of events are kept in
+            memory.
+        databases: The databases in which runs are stored.
+        players: The classes that run graphs, by protocol.
+        telemetry: Measures the runs, or None.
+        webhooks: Sends the results of runs, or None if the server sends none.
         owners_are_people: Whether the `owner` of threads is the user of an API key, so that it
             names the person of a thread whose head names none.
-        teams: Chooses the teams whose memory runs use; None: the config of a run decides.
+        teams: Chooses the teams whose memory runs use. If it is None, the config of a run decides.
     """
 
     def __init__(
@@ -98,18 +99,21 @@ class Runs:
         self.webhooks = webhooks or Webhooks()
 
     async def open_tenants(self, tenants: Collection[str | None]) -> None:
-        """Take up what was left of tenants.
+        """Open the databases of tenants, and take over the runs that dead servers have left.
 
         Raises:
-            ConfigurationError: A database of them can have no locks, behind a pooler.
+            ConfigurationError: A database cannot have locks, because it is behind a connection
+                pooler.
         """
         for tenant in tenants:
             try:
                 await (await self._databases.get_or_open(tenant)).saver.setup()
-            except ConfigurationError as exc:  # requests are told why
-                _LOGGER.warning("no run is taken up: %s", exc)
+            except ConfigurationError as exc:  # requests receive the same error
+                _LOGGER.warning("runs of earlier servers are not continued: %s", exc)
             except StorageUnavailable as exc:
-                _LOGGER.warning("runs are taken up once the database is there: %s", exc)
+                _LOGGER.warning(
+                    "runs of earlier servers are continued when the database is available: %s", exc
+                )
                 await self.for_tenant(tenant)
             else:
                 runs = await self.for_tenant(tenant)
@@ -118,7 +122,7 @@ class Runs:
                     runs.task.result()
 
     async def for_tenant(self, tenant: str | None) -> DatabaseRuns:
-        """Those of a tenant; from now on this process takes up what others leave there."""
+        """Return the runs of a tenant. From now on this process takes over runs of the tenant."""
         parts = await self._databases.get_or_open(tenant)
         runs = self._by_tenant.get(tenant)
         if runs is None or runs.database is not parts or runs.task.done():
@@ -126,26 +130,26 @@ class Runs:
         return runs
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
-        """Whether the database of some runs is open."""
+        """Return whether the database of some runs is open."""
         return self._databases.is_open(tenant, runs.database)
 
     async def start_due_work(self, runs: DatabaseRuns) -> None:
-        """Begin what is due: runs on a schedule, and webhooks."""
+        """Start the runs of crons and the webhooks that are due."""
         if self.schedule is not None and not self._is_draining:
             await self.schedule.start_due_runs(runs)
         await self.webhooks.start_due_deliveries(runs)
 
     def register_run(self, run: Run) -> None:
-        """A run is followed."""
+        """Note that a task follows a run, and create its player."""
         run.log.set_account(self.memory.get_account(run.tenant, run.user))
         self._under_way[run] = self._players[run.protocol](run, self)
 
     def get_player(self, run: Run) -> Player:
-        """What plays a run that is followed."""
+        """Return the object that plays a run."""
         return self._under_way[run]
 
     def unregister_run(self, run: Run) -> None:
-        """A run is followed no longer."""
+        """Note that no task follows a run any more."""
         self._under_way.pop(run, None)
 
     def get_feed(self, tenant: str | None, thread_id: str, thread: int, user: str = "") -> Log:
@@ -163,25 +167,30 @@ class Runs:
         return feed
 
     def feeds_with_readers(self, tenant: str | None) -> dict[str, Log]:
-        """Those that somebody reads, by the ids of their threads."""
+        """Return the event logs of threads that have readers, by the ids of the threads."""
         return {
-            id: log for (of, id), log in self._feeds.items() if of == tenant and log.has_readers
+            id: log
+            for (feed_tenant, id), log in self._feeds.items()
+            if feed_tenant == tenant and log.has_readers
         }
 
     async def get_thread_key(self, tenant: str | None, thread_id: str) -> int:
-        """See `RunTable.get_thread_key`."""
+        """Return the key of a thread; see `RunTable.get_thread_key`."""
         return await (await self.for_tenant(tenant)).table.get_thread_key(thread_id)
 
     async def open_feed(self, identity: Identity, thread_id: str, thread: int) -> Log:
-        """The events of a thread; who has read none begins with a run that is under way."""
+        """Return the log of events of a thread, for a new reader.
+
+        A reader that has not received any event begins with the run that is under way.
+        """
         tenant, user = identity.tenant, identity.user
         feed, runs = self.get_feed(tenant, thread_id, thread, user), await self.for_tenant(tenant)
-        here = any(run.feed is feed and run.is_executing for run in self._under_way)
-        if not feed.has_readers and not here:
+        is_executing_here = any(run.feed is feed and run.is_executing for run in self._under_way)
+        if not feed.has_readers and not is_executing_here:
             newest = await runs.events.leave_to_database(feed, feed.thread, ALL_RUNS)
             if newest is not None and newest[1] == feed.last:
-                seq, until, status = newest
-                feed.first = seq * NUMBERS_PER_RUN if status in LIVE_STATES else until
+                seq, last_number, status = newest
+                feed.first = seq * NUMBERS_PER_RUN if status in LIVE_STATES else last_number
         return feed
 
     async def read_events(
@@ -195,13 +204,23 @@ class Runs:
         *,
         is_new: bool = False,
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events of a log; see `StoredEvents.after`.
+        """Yield the events of a log; see `StoredEvents.read_after`.
 
-        It ends if messages are erased from the thread. With `is_new`, the request has just started
-        the run that the log is of, so the number of erasures is known from the start of the run.
+        The events end if messages are erased from the thread.
+
+        Args:
+            identity: The reader.
+            thread: The key of the thread.
+            log: The log of the run or of the thread.
+            number: The number of the last event that the reader has received, or None.
+            look: Called now and then. It raises an error if the reader may no longer read.
+            seqs: The first and the last `seq` of the runs whose events are read.
+            is_new: Whether the request has just started the run of the log. The number of erasures
+                is then known from the start of the run.
 
         Raises:
-            LookupError: See `StoredEvents.after`; or messages were erased since the events.
+            LookupError: See `StoredEvents.read_after`; or messages were erased after the events
+                were emitted.
         """
         runs = await self.for_tenant(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
@@ -226,59 +245,60 @@ class Runs:
             runs: The runs of the database.
             log: The events.
             thread: The key of the thread.
-            since: When the number of erasures may have been read at the earliest.
+            since: The earliest time at which the number of erasures may have been read.
 
         Returns:
             When the number was read, by `time.monotonic`.
 
         Raises:
-            LookupError: Messages were erased since the events, or a run that loaded the messages
-                before is still in progress.
+            LookupError: Messages were erased after the events were emitted, or a run that loaded
+                the messages before is still in progress.
         """
         number, read_at = await runs.erasures.count(thread, since), runs.erasures.read_at
         if number is None or log.removals is None:
             log.note_removals(number, read_at)
-        if number is None or number <= (log.removals or 0):  # the log's may have been read later
+        if number is None or number <= (log.removals or 0):  # the log may have a newer number
             return read_at
-        had_none = log.is_empty  # what was dropped is read from the database, which has no more
+        was_empty = log.is_empty  # the database has no events of before the erasure
         log.clear_until(log.last)
         stale = [
             run
             for run in self._under_way
             if run.events is log and run.removals is not None and run.removals < number
         ]
-        if log.thread and not stale:  # the next runs of the thread tell nothing that was erased
+        if log.thread and not stale:  # the next runs of the thread do not see erased messages
             log.note_removals(number, read_at)
-            if had_none:
+            if was_empty:
                 return read_at
         raise LookupError("messages were erased from the thread")
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
-        """Whether this process has a run of a thread, be it of one that was deleted."""
-        whose = tenant, thread_id
-        return any((run.tenant, run.thread_id) == whose for run in self._under_way)
+        """Return whether this process has a run of a thread with this id, even of a deleted one."""
+        thread_ref = tenant, thread_id
+        return any((run.tenant, run.thread_id) == thread_ref for run in self._under_way)
 
     async def list_runs(self, tenant: str | None, thread_id: str) -> list[RunRow]:
-        """Those of a thread that are known, newest first."""
+        """Return the stored runs of a thread, newest first."""
         return await (await self.for_tenant(tenant)).table.list_runs(thread_id)
 
     async def get(self, tenant: str | None, thread_id: str, run_id: str) -> Run:
-        """A run of a thread.
+        """Return a run of a thread.
 
         Raises:
-            Refused: The thread has none with this id, or it ended long ago.
+            Refused: The thread has no run with this id, or the run ended so long ago that it was
+                deleted.
         """
         run = await (await self.for_tenant(tenant)).get_run(thread_id, run_id)
         if run is None:
-            why = (
-                f"thread {thread_id!r} has no run {run_id!r}; of a thread the last "
-                f"{MAX_ENDED_RUNS} are known"
+            message = (
+                f"thread {thread_id!r} has no run {run_id!r}; only the last {MAX_ENDED_RUNS} ended "
+                "runs of a thread are kept"
             )
-            raise Refused(why, 404)
+            raise Refused(message, 404)
         return run
 
     async def load_events(self, run: Run) -> None:
-        """See `StoredEvents.recall`."""
+        """Make the events of a run available to readers; see `StoredEvents.load_events`."""
         runs = await self.for_tenant(run.tenant)
         await runs.events.load_events(run)
         if run.is_elsewhere:
@@ -292,8 +312,8 @@ class Runs:
         """
         is_in_memory = run.output is not None or run.output_event is not None
         if is_in_memory and not run.temporary:
-            table = (await self.for_tenant(run.tenant)).table
-            removals = (await table.count_removals([run.thread_key])).get(run.thread_key)
+            run_table = (await self.for_tenant(run.tenant)).table
+            removals = (await run_table.count_removals([run.thread_key])).get(run.thread_key)
             if removals not in (None, run.removals):
                 run.output = run.output_event = None
         if run.output_event is not None:
@@ -304,19 +324,40 @@ class Runs:
         return encode_json(run.output)
 
     def check_capacity(self, identity: Identity, count: int = 1) -> None:
-        """Refuse an identity so many more runs, if that are more than may be under way."""
-        whose = identity.tenant, identity.user
-        if sum((run.tenant, run.user) == whose for run in self._under_way) + count > self._at_once:
-            raise TooMany(f"{self._at_once} runs are under way; end some first", again_s=5)
+        """Refuse new runs of a user who has too many runs under way.
+
+        Args:
+            identity: The user.
+            count: The number of new runs.
+
+        Raises:
+            TooMany: The user would have more runs under way than allowed.
+            Refused: The server is shutting down.
+        """
+        user_ref = identity.tenant, identity.user
+        if (
+            sum((run.tenant, run.user) == user_ref for run in self._under_way) + count
+            > self._at_once
+        ):
+            raise TooMany(
+                f"a user may have at most {self._at_once} runs under way; wait until some have "
+                "ended, or cancel them",
+                again_s=5,
+            )
         if self._is_draining:
-            raise Refused("the server ends; ask again, or another one", 503, {"Retry-After": "1"})
+            why = "the server is shutting down; retry, or use another server"
+            raise Refused(why, 503, {"Retry-After": "1"})
 
     def forget_thread(self, tenant: str | None, thread_id: str) -> None:
-        """Forget the runs and the events of a thread that is no more: others may take its id."""
+        """Forget the runs and the events of a deleted thread, since a new thread may get its id."""
         runs = self._by_tenant.get(tenant)
-        known = runs.runs_by_id if runs is not None else {}
-        for run in [each for each in known.values() if each.thread_id == thread_id]:
-            del known[run.run_id]
+        runs_by_id = runs.runs_by_id if runs is not None else {}
+        for run in [
+            run_of_thread
+            for run_of_thread in runs_by_id.values()
+            if run_of_thread.thread_id == thread_id
+        ]:
+            del runs_by_id[run.run_id]
             run.cancel()
             if run.has_ended:
                 run.drop_events()
@@ -337,94 +378,103 @@ class Runs:
         sender: Sender | None = None,
         person: str | None = None,
     ) -> Run:
-        """Begin a run; it is stored when this returns. The call is permitted for the thread.
+        """Store a new run, and start it. The call must be permitted for the thread.
 
-        One that is delayed has no task.
+        A delayed run is only stored, and has no task yet.
 
         Args:
-            call: Who asks.
-            request: What for; its `assistant_id` is the id of the assistant.
-            graph: The name of the assistant's graph, which is served.
-            thread_id: On which thread.
-            protocol: Who is told of its events.
-            temporary: Whether the thread is deleted at its end.
-            recorded: Whether its events are stored, for readers on any server.
-            due: The cron that it is of; see `RunTable.accept_run`.
+            call: The call of the user who starts the run.
+            request: The request. Its `assistant_id` is the id of the assistant.
+            graph: The name of the assistant's graph, which this server serves.
+            thread_id: The thread of the run.
+            protocol: Whether the events go to readers of the run or of the thread; see
+                `Run.protocol`.
+            temporary: Whether the thread is deleted at the end of the run.
+            recorded: Whether the events are stored, for readers on any server.
+            due: The cron that starts the run, or None; see `RunTable.accept_run`.
             sender: The sender of the run, or None for the user of the call.
-            person: The person whose memories it will use, as far as that is known before it starts.
+            person: The person whose memories the run will use, as far as known before the start.
 
         Raises:
             UnknownThread: The thread was deleted.
-            StorageUnavailable: The database cannot tell now who lives.
-            Refused: Another run is under way, and the request is to be rejected; or see `check`.
+            StorageUnavailable: The database connection was lost, and liveness is unknown.
+            Refused: Another run is under way and the strategy is `reject`; or see `check_capacity`.
         """
         identity = call.identity
         self.check_capacity(identity)
         runs = await self.for_tenant(identity.tenant)
         await runs.ready.wait()
         if not runs.owner:
-            raise StorageUnavailable("the database was lost, and is connected again: try again")
+            raise StorageUnavailable(
+                "the connection to the database was lost, and is being restored; try again"
+            )
         strategy, login = request.multitask_strategy, extract_login_fields(identity.raw)
         sender = sender or Sender(identity.user)
-        about = {
+        details = {
             "assistant_id": request.assistant_id,
             "metadata": request.metadata,
             "multitask_strategy": strategy,
             "person": person or sender.acting_for or identity.user,
             **sender.about(),
         }
-        kept = {"temporary": temporary, "protocol": protocol, "login": login}
-        kept |= {"recorded": recorded, "request": request.to_stored()}
+        stored_fields = {"temporary": temporary, "protocol": protocol, "login": login}
+        stored_fields |= {"recorded": recorded, "request": request.to_stored()}
         now = time.time()
         not_before = now + request.after_seconds if request.after_seconds else None
-        owner = "" if not_before else runs.owner  # any process takes one that is due
+        owner = "" if not_before else runs.owner  # any process may start a delayed run
         live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, graph, 1, None)
-        row = RunRow(live, now, now, about, request=kept, not_before=not_before)
-        whose = identity.tenant, identity.user
-        how = temporary, protocol, recorded, identity.raw
-        run = Run(row._replace(request=None), *whose, request, *how)
-        runs.runs_by_id[run.run_id] = run  # a sweep may see the row first
+        row = RunRow(live, now, now, details, request=stored_fields, not_before=not_before)
+        user_ref = identity.tenant, identity.user
+        run_options = temporary, protocol, recorded, identity.raw
+        run = Run(row._replace(request=None), *user_ref, request, *run_options)
+        runs.runs_by_id[run.run_id] = run  # before a sweep reads the row
         try:
-            cancels = None if not_before else CANCEL_ACTIONS.get(strategy)
-            rejects = strategy == "reject"
-            accepted, ids = await runs.table.accept_run(
+            cancel_action = None if not_before else CANCEL_ACTIONS.get(strategy)
+            is_rejecting = strategy == "reject"
+            accepted, live_ids = await runs.table.accept_run(
                 row,
-                reject_if_busy=rejects,
-                cancel_action=cancels,
+                reject_if_busy=is_rejecting,
+                cancel_action=cancel_action,
                 stores_events=recorded,
                 due_cron=due,
             )
             if accepted is None:
-                await self._raise_not_accepted(runs, run, ids)
+                await self._raise_not_accepted(runs, run, live_ids)
         except BaseException:
             runs.runs_by_id.pop(run.run_id, None)
             raise
         run.row = run.row._replace(live=accepted or run.row.live)
         if not_before:
-            del runs.runs_by_id[run.run_id]  # who wants to see it begin asks for it
+            del runs.runs_by_id[run.run_id]  # a request for the run loads it again
             return run
-        runs.follow_run(run, Context() if due else None)  # locks of the schedule are not its own
-        for each in [*runs.runs_by_id.values()] if cancels else ():
-            if each.thread_id == thread_id and each is not run and not each.has_ended:
-                await runs.refresh_run(each)
+        # a run of a cron must not inherit the locks that the schedule holds in its context
+        runs.follow_run(run, Context() if due else None)
+        for other in [*runs.runs_by_id.values()] if cancel_action else ():
+            if other.thread_id == thread_id and other is not run and not other.has_ended:
+                await runs.refresh_run(other)
         return run
 
-    async def _raise_not_accepted(self, runs: DatabaseRuns, run: Run, ids: Collection[str]) -> None:
-        """Say why a run was not accepted, unless it was, and the connection was lost then."""
+    async def _raise_not_accepted(
+        self, runs: DatabaseRuns, run: Run, live_ids: Collection[str]
+    ) -> None:
+        """Raise the error for a run that was not accepted.
+
+        Return if the run was accepted after all, and only the reply of the database was lost.
+        """
         stored = await runs.table.list_runs(run.thread_id, run.run_id)
         if stored:
             run.row = run.row._replace(live=stored[0].live)
             return
-        if not ids:
+        if not live_ids:
             raise UnknownThread(f"there is no thread {run.thread_id!r}")
         raise Refused(
-            f"run {[*ids][-1]!r} is under way on thread {run.thread_id!r}; wait for it, or "
-            "use another multitask_strategy",
+            f"run {[*live_ids][-1]!r} is under way on thread {run.thread_id!r}; wait until it has "
+            "ended, or use another multitask_strategy",
             409,
         )
 
     async def delete_run(self, run: Run) -> None:
-        """Remove a run that has ended."""
+        """Delete a run that has ended."""
         runs = await self.for_tenant(run.tenant)
         await runs.table.delete_ended_run(run.row.live)
         runs.runs_by_id.pop(run.run_id, None)
@@ -432,7 +482,7 @@ class Runs:
     async def cancel_run(
         self, tenant: str | None, live: LiveRun, action: str = "interrupt"
     ) -> bool:
-        """Stop a run, wherever it is. Returns False if it has ended meanwhile."""
+        """Cancel a run in whichever process it runs. Return False if it has ended meanwhile."""
         runs = await self.for_tenant(tenant)
         stopped = await runs.table.cancel_runs(live.thread_id, live.run_id, action)
         if run := runs.runs_by_id.get(live.run_id):
@@ -443,29 +493,39 @@ class Runs:
         """Cancel the runs of a thread, and wait until they have ended.
 
         Raises:
-            Refused: One does not end: a node of it goes on, though it was cancelled.
+            Refused: A run does not end, because one of its nodes continues after the cancellation.
         """
-        runs, until = await self.for_tenant(tenant), time.monotonic() + END_TIMEOUT_S
+        runs, deadline = await self.for_tenant(tenant), time.monotonic() + END_TIMEOUT_S
         await runs.table.cancel_runs(thread_id, "", "interrupt")
-        for run in [each for each in runs.runs_by_id.values() if each.thread_id == thread_id]:
+        for run in [
+            run_of_thread
+            for run_of_thread in runs.runs_by_id.values()
+            if run_of_thread.thread_id == thread_id
+        ]:
             await runs.refresh_run(run)
         while ids := await runs.table.list_live_run_ids(thread_id):
-            if time.monotonic() > until:
-                why = f"run {ids[0]!r} was cancelled and goes on after {END_TIMEOUT_S} s; try later"
+            if time.monotonic() > deadline:
+                why = f"run {ids[0]!r} was cancelled and runs on after {END_TIMEOUT_S} s; try later"
                 raise Refused(why, 409)
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def drain(self, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Accept no more runs, wait a time for those that are under way, and stop them then."""
-        self._is_draining, until = True, time.monotonic() + grace_s
-        while (left_s := until - time.monotonic()) > 0 and not hurry():
+    async def drain(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:
+        """Accept no new runs, wait for those that are under way, and then stop them.
+
+        Args:
+            grace_s: How long to wait, in seconds.
+            is_hurried: Returns whether to stop the runs at once.
+        """
+        self._is_draining, deadline = True, time.monotonic() + grace_s
+        while (remaining_s := deadline - time.monotonic()) > 0 and not is_hurried():
             tasks = [run.task for run in self._under_way if run.task and run.status == "running"]
             if not tasks:
                 break
-            await asyncio.wait(tasks, timeout=min(left_s, 0.2))
-        await self._stop_all()  # before their readers are sent away, who may cancel by that
+            await asyncio.wait(tasks, timeout=min(remaining_s, 0.2))
+        await self._stop_all()  # before readers are disconnected, since that may cancel runs
 
     async def _stop_all(self) -> None:
+        """Stop all runs, so that other servers can continue them, and close the feeds."""
         if self.is_closed:
             return
         self._is_draining = self.is_closed = True
@@ -478,11 +538,12 @@ class Runs:
             feed.close()
 
     async def aclose(self) -> None:
-        """Stop what runs, and leave it to the next process, as a kill would."""
+        """Stop all runs, and leave them to the next process."""
         await self._stop_all()
         await self.webhooks.aclose()
         for runs in self._by_tenant.values():
-            with contextlib.suppress(PerdureError):  # the lock of this process will be free
+            # without the release, other servers take over when the lock of this process is free
+            with contextlib.suppress(PerdureError):
                 if runs.owner and self.is_open(runs.tenant, runs):
                     await runs.table.release_runs(runs.owner)
             for task in (runs.task, runs.due_work):
@@ -491,15 +552,18 @@ class Runs:
 
 
 def extract_login_fields(login: Any) -> Any:
-    """What is kept of a user whom a handler returned, so that a run can go on elsewhere."""
+    """Return the user of an authentication handler as a mapping that can be stored, or None.
+
+    Another process needs it to continue a run of the user.
+    """
     return login if isinstance(login, Mapping) else getattr(login, "__dict__", None)
 
 
 async def get_server_runs(connection: HTTPConnection) -> Runs:
-    """The runs of the process."""
+    """Return the runs of the process."""
     runs: Runs = connection.app.state.runs
     return runs
 
 
 ServerRuns = Annotated[Runs, Depends(get_server_runs)]
-"""An endpoint's argument."""
+"""The runs of the process, as an argument of an endpoint."""

@@ -43,12 +43,12 @@ class WebSocketProtocol(_Protocol):  # type: ignore[misc]
 class WebSocketSender:
     """Sends messages to a websocket one at a time.
 
-    It is the `EventHolder` of the message that is being sent. If the message is dropped, the sender
-    stops waiting for the client, and the connection is closed.
+    The sender is the `EventHolder` of the message that is being sent. If the message is dropped,
+    the sender stops waiting for the client, and the connection is closed.
 
     Attributes:
-        size: The bytes of the message that is being sent, or 0.
-        since: `EventMemory.added` when it began to send the message.
+        size: The size in bytes of the message that is being sent, or 0.
+        total_when_added: `EventMemory.total_added` when the sender began to send the message.
     """
 
     drop_priority = 0
@@ -61,6 +61,9 @@ class WebSocketSender:
 
     async def send(self, read: Callable[[], bytes]) -> None:
         """Send a message. It is read after the messages before it were sent.
+
+        Args:
+            read: Returns the message.
 
         Raises:
             TimeoutError: The client does not read, or there is no memory left for a client that is
