@@ -241,5 +241,5 @@ def test_a_database_without_runs(db: Path) -> None:
     result = attempt("runs"), attempt("crons")
 
     assert [each.exit_code for each in result] == [0, 0]
-    assert [each.stderr for each in result] == ["the server has no run\n", "there is no schedule\n"]
+    assert [each.stderr for each in result] == ["there are no runs\n", "there are no crons\n"]
     assert (read("runs"), read("crons")) == ([], [])

@@ -55,11 +55,11 @@ def test_an_empty_user_of_an_option_is_refused(
 @pytest.mark.parametrize(
     ("command", "otherwise"),
     [
-        (("forget", "--yes"), "give the name of the person"),
+        (("forget", "--yes"), "pass the name of the person"),
         (("export",), "give the name of the person"),
-        (("threads",), "leave it out for all users"),
-        (("runs",), "leave it out for all users"),
-        (("crons",), "leave it out for all users"),
+        (("threads",), "remove --user to list the threads of all users"),
+        (("runs",), "remove --user to list the runs of all users"),
+        (("crons",), "remove --user to list the crons of all users"),
         (("keys", "list", "--keys", "keys.toml"), "remove --user to list the keys of all users"),
         (
             ("keys", "revoke", "--keys", "keys.toml", "--yes"),

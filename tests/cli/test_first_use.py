@@ -49,7 +49,7 @@ def test_what_is_not_listed_is_told() -> None:
     run("memories", "add", "I like figs", "My name is Ann", "I live in Ghent")
     shown = attempt("threads", "--limit", "1").stderr, attempt("threads", "--limit", "2").stderr
 
-    assert shown == ("there are more than 1; --limit N shows them\n", "")
+    assert shown == ("there are more than 1 threads; --limit N lists more\n", "")
     assert (
         attempt("memories", "list", "--limit", "1").stderr
         == "2 more memories; --limit N lists more\n"

@@ -70,11 +70,13 @@ def test_threads_are_found_by_what_was_said(
         "The tents are dry",
         [[14, 17]],
     )
-    assert (none.exit_code, none.stderr) == (1, "nothing was said like 'zebra'\n")
-    assert "give one of them" in error("threads", "red", "--search", "red", into=capsys)
+    assert (none.exit_code, none.stderr) == (1, "no message matches 'zebra'\n")
+    assert "cannot be combined; remove one of them" in error(
+        "threads", "red", "--search", "red", into=capsys
+    )
     assert "text is ' '" in error("threads", "--search", " ", into=capsys)
     monkeypatch.setenv("PERDURE_SEARCH_THREADS", "false")
-    assert "search_threads is false, from PERDURE_SEARCH_THREADS" in error(
+    assert "search_threads = false in PERDURE_SEARCH_THREADS" in error(
         "threads", "--search", "red", into=capsys
     )
 
@@ -393,7 +395,7 @@ def test_fork_copies_a_thread_or_its_beginning(trip: str) -> None:
     assert said("copy")[:4] == said(trip)
     assert len(said("copy")) == 6
     assert said("start") == said(trip)[:2]
-    assert str(taken) == "there is a thread 'copy' already; give another id"
+    assert str(taken) == "the thread 'copy' already exists; pass another id as NEW"
 
 
 def test_rewind_moves_the_head_and_deletes_nothing(trip: str) -> None:
@@ -402,7 +404,7 @@ def test_rewind_moves_the_head_and_deletes_nothing(trip: str) -> None:
     done = run("rewind", trip, "--to", before[3][:18])
     vague, wrong = (attempt("rewind", trip, "--to", name) for name in ("1", "zzz"))
 
-    assert done == f"'trip' goes on from {before[3]}\n"
+    assert done == f"'trip' continues from {before[3]}\n"
     assert said(trip) == talk[:2]
     assert ids(trip) == before
     assert "several ids of checkpoints begin with '1'" in str(vague.exception)
@@ -435,12 +437,12 @@ def test_delete_asks_with_counts_and_takes_memories(db: Path, trip: str) -> None
 
     assert refused.exit_code == 1
     assert (
-        "Delete 1 thread with 4 messages and 3 memories, of 'trip' (I pack a red tent), for good?"
+        "Delete 1 thread with 4 messages and 3 memories permanently: 'trip' (I pack a red tent)?"
         in refused.stderr
     )
     assert [len(each) for each in there] == [1, 3]
     assert done.stdout.endswith(
-        "deleted 1 thread with 4 messages and 3 memories, of 'trip' (I pack a red tent)\n"
+        "deleted 1 thread with 4 messages and 3 memories: 'trip' (I pack a red tent)\n"
         "the deleted bytes have been removed from the file\n"
     )
     assert [item["namespace"][-1] for item in read("store", "search", "/")] == ["other"]
@@ -496,7 +498,7 @@ def test_stats_count_both_halves(db: Path, trip: str) -> None:
             "Invalid value for '--limit': Input should be greater than or equal to 1",
         ),
         ("history t", "several ids of threads begin with 't' (trip, trap)"),
-        ("fork trip trip", "there is a thread 'trip' already"),
+        ("fork trip trip", "the thread 'trip' already exists"),
         ("stats --db no.db", "there is no database 'no.db' yet"),
     ],
 )

@@ -93,7 +93,7 @@ def test_lists_are_cut_at_the_limit(filled: str) -> None:
     result = attempt("threads", "--user", "dora", "--limit", "2")
 
     assert len(rows(result.stdout)) == 3
-    assert "there are more than 2; --limit N shows them" in result.stderr
+    assert "there are more than 2 threads; --limit N lists more" in result.stderr
     assert "more than" not in attempt("threads", "--user", "dora", "--limit", "4").stderr
     assert len(ids("--status", "idle", "--limit", "3")) == 3
 
@@ -101,8 +101,8 @@ def test_lists_are_cut_at_the_limit(filled: str) -> None:
 def test_nothing_is_said_with_its_conditions(filled: str) -> None:
     """The exit code is 1, and the note names what no thread is."""
     for options, said in (
-        (("--user", "org"), "no thread is of 'org'\n"),
-        (("--user", "emil", "--status", "idle"), "no thread is of 'emil' and is idle\n"),
+        (("--user", "org"), "no thread belongs to 'org'\n"),
+        (("--user", "emil", "--status", "idle"), "no thread belongs to 'emil' and is idle\n"),
         (("dog", "--waiting"), "no thread is waiting and has 'dog' in its title or id\n"),
     ):
         result = attempt("threads", *options)
@@ -120,7 +120,7 @@ def test_conditions_that_exclude_each_other(db: Path, capsys: pytest.CaptureFixt
     """They are refused, as is a user without a name."""
     run("chat", "-t", "t", "-m", "hello")
     for options, said in (
-        (("--waiting", "--status", "idle"), "there are --waiting and --status idle"),
+        (("--waiting", "--status", "idle"), "--waiting and --status idle cannot be combined"),
         (("--search", "hello", "--waiting"), "--search finds threads of any status"),
         (("--user", " "), "--user is ' '; expected the name of a user"),
     ):

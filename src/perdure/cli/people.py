@@ -1,4 +1,4 @@
-"""`perdure forget`: everything that belongs to a person is erased."""
+"""The command `perdure forget`, which erases everything that belongs to a person."""
 
 from __future__ import annotations
 
@@ -36,123 +36,149 @@ from perdure.settings import check_user
 if TYPE_CHECKING:
     from perdure.people import Part, Report
 
-_SHOWN: Final = 3  # ids of a part that a table shows
+_MAX_LISTED_IDS: Final = 3  # ids that a row of the table lists
 
 
 @app.command()
 def forget(
     user: Annotated[
-        str, typer.Option("--user", metavar="NAME", help="The person, by the exact name.")
+        str, typer.Option("--user", metavar="NAME", help="The exact name of the person.")
     ],
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     keys: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Count the API keys of the person in it.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Also count the person's API keys in this file."),
     ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Count the audit records of the person in it."),
+        typer.Option(metavar="FILE", help="Also count the person's audit records in this file."),
     ] = None,
     hand_over: Annotated[
         bool,
         typer.Option(
             "--hand-over",
-            help="Keep what the person wrote for teams, without the name.",
+            help="Keep items that the person wrote for teams, unnamed.",
         ),
     ] = False,
     owners: OwnersOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Erase everything that belongs to a person, for good.
+    """Erase everything that belongs to a person, permanently.
 
-    Runs and crons are cancelled first. It shows what is to go and asks for the name. It may be
-    repeated if it is cut off. Exit code 1 if there is nobody of this name.
+    The command shows what is to be erased, and asks you to type the name. It first cancels the
+    person's runs and crons. If it is interrupted, repeat it. Exit code 1 if nothing belongs to a
+    person of this name.
     """
     from perdure import people
     from perdure.people import Part
 
-    user = check_user("--user", user, "give the name of the person")
-    by_owner = None if owners is None else owners == "people"
-    beside = [
-        Part("API keys", (), sum(key.get("user") == user for key in _read_keys(keys))),
-        Part("audit records", (), sum(user in _users_of(row) for row in _read_audit(audit))),
-    ]
+    user = check_user("--user", user, "pass the name of the person")
+    owners_are_people = None if owners is None else owners == "people"
+    key_count = sum(key.get("user") == user for key in _read_keys(keys))
+    record_count = sum(user in _record_users(record) for record in _read_audit(audit))
+    in_files = [Part("API keys", (), key_count), Part("audit records", (), record_count)]
     with open_database(db) as database:
         try:
-            with show_status("looking …"):
-                how: dict[str, Any] = {"hand_over": hand_over, "owners_are_people": by_owner}
-                report = people.plan(user, database.saver, database.store, **how)
+            with show_status("looking for data of the person …"):
+                options: dict[str, Any] = {
+                    "hand_over": hand_over,
+                    "owners_are_people": owners_are_people,
+                }
+                report = people.plan(user, database.saver, database.store, **options)
             if not (dry_run or yes):
-                for action, what, count, ids in _rows(report, beside):
+                for action, what, count, ids in _build_rows(report, in_files):
                     print_note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
             print_owner_warning(user, report.by_owner)
             if not dry_run:
                 if not yes:
-                    _ask_name(user)
+                    _confirm_name(user)
                 with show_status("erasing …"):
-                    # what belongs to others was looked for once, which takes long
-                    done = people.forget(
-                        user, database.saver, database.store, **how, looks_elsewhere=False
+                    # the slow search for data of others that name the person is not repeated
+                    erased = people.forget(
+                        user, database.saver, database.store, **options, looks_elsewhere=False
                     )
-                    report = replace(done, kept=report.kept)
+                    report = replace(erased, kept=report.kept)
         except UnknownPerson as exc:
             print_note(f"perdure: {exc}")
             raise typer.Exit(1) from exc
-    kept = [*report.kept, *(part for part in beside if part.count)]
+    kept = [*report.kept, *(part for part in in_files if part.count)]
     if json:
-        print_json({**asdict(report), "erased": _plain(report.erased), "kept": _plain(kept)})
+        print_json(
+            {
+                **asdict(report),
+                "erased": _build_parts_json(report.erased),
+                "kept": _build_parts_json(kept),
+            }
+        )
         return
     if dry_run or yes:
-        print_table(("", "what", "count", "which"), _rows(report, beside))
+        print_table(("", "what", "count", "ids"), _build_rows(report, in_files))
     print_text(f"{'would forget' if dry_run else 'forgot'} {user!r}")
     if not dry_run:
         print_scrub_result(report.scrubbed)
 
 
-def _ask_name(user: str) -> None:
-    """Ask for the name of the person, and end with exit code 1 if another text is typed."""
+def _confirm_name(user: str) -> None:
+    """Ask the user to type the name of the person, and exit with code 1 if another text comes."""
     typed = typer.prompt(
-        "Type the name of the person to erase all of it", err=True, default="", show_default=False
+        "Type the name of the person to erase all of this",
+        err=True,
+        default="",
+        show_default=False,
     )
     if typed != user:
-        print_note(f"perdure: {typed!r} was typed, not {user!r}: nothing was erased")
+        print_note(f"perdure: you typed {typed!r} instead of {user!r}, so nothing was erased")
         raise typer.Exit(1)
 
 
-def _rows(report: Report, beside: list[Part]) -> list[tuple[str, str, int, str]]:
-    """Return the rows that say what is erased and what is kept."""
-    rows = [("erase", *_row(part)) for part in report.erased]
-    return rows + [("keep", *_row(part)) for part in (*report.kept, *beside) if part.count]
+def _build_rows(report: Report, in_files: list[Part]) -> list[tuple[str, str, int, str]]:
+    """Return the table rows of what is erased and what is kept.
+
+    Args:
+        report: The report of the erasure.
+        in_files: Counts of API keys and audit records, which are in files and are kept.
+
+    Returns:
+        Rows of an action (`erase` or `keep`), a noun, a count and the first ids.
+    """
+    rows = [("erase", *_build_part_cells(part)) for part in report.erased]
+    kept = [part for part in (*report.kept, *in_files) if part.count]
+    return rows + [("keep", *_build_part_cells(part)) for part in kept]
 
 
-def _row(part: Part) -> tuple[str, int, str]:
-    more = ", …" if len(part.ids) > _SHOWN else ""
-    return part.what, part.count, ", ".join(part.ids[:_SHOWN]) + more
+def _build_part_cells(part: Part) -> tuple[str, int, str]:
+    """Return the noun, the count and the first ids of a part of the report."""
+    more = ", …" if len(part.ids) > _MAX_LISTED_IDS else ""
+    return part.what, part.count, ", ".join(part.ids[:_MAX_LISTED_IDS]) + more
 
 
-def _plain(parts: Any) -> list[dict[str, Any]]:
+def _build_parts_json(parts: Any) -> list[dict[str, Any]]:
+    """Return parts of the report as JSON objects, with all ids."""
     return [{"what": part.what, "count": part.count, "ids": [*part.ids]} for part in parts]
 
 
 def _read_keys(path: Path | None) -> list[dict[str, Any]]:
-    """Return the entries of a keys file."""
+    """Return the entries of a keys file, or none if `path` is None."""
     if path is None:
         return []
     try:
         keys = tomllib.loads(path.read_text(encoding="utf-8")).get("keys", [])
     except (OSError, ValueError) as exc:
-        raise ConfigurationError(f"--keys {str(path)!r} cannot be read: {exc}") from exc
+        raise ConfigurationError(
+            f"--keys {str(path)!r} cannot be read: {exc}; pass the keys file of the server"
+        ) from exc
     return [key for key in keys if isinstance(key, dict)]
 
 
-def _users_of(record: dict[str, Any]) -> tuple[Any, Any]:
-    """Return who sent the request of an audit record, and for whom."""
+def _record_users(record: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the sender of the request of an audit record, and the user it was sent for."""
     return record.get("user"), record.get("acting_for")
 
 
 def _read_audit(path: Path | None) -> Iterator[dict[str, Any]]:
-    """Yield the records of an audit log."""
+    """Yield the records of an audit log, or nothing if `path` is None."""
     if path is None:
         return
     try:
@@ -162,4 +188,6 @@ def _read_audit(path: Path | None) -> Iterator[dict[str, Any]]:
                 if isinstance(record, dict):
                     yield record
     except (OSError, ValueError) as exc:
-        raise ConfigurationError(f"--audit {str(path)!r} cannot be read: {exc}") from exc
+        raise ConfigurationError(
+            f"--audit {str(path)!r} cannot be read: {exc}; pass the audit log of the server"
+        ) from exc

@@ -1,4 +1,7 @@
-"""`perdure runs` and `crons`: the runs and the schedules of `perdure serve`, in any database."""
+"""The commands `perdure runs` and `perdure crons`, which list runs and crons of a server.
+
+They read the database, so the server does not have to run.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +30,29 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers.records import CronRow, RunRow
 
-_LONGEST: Final = 60  # characters of an error
+_MAX_ERROR: Final = 60  # characters of an error that are printed
 RunStatus = Literal["pending", "running", "success", "error", "interrupted"]
-OfThread = Annotated[
+ThreadOption = Annotated[
     str | None,
     typer.Option(
-        "--thread", metavar="ID", help="Only of this thread.", autocompletion=complete_thread_id
+        "--thread",
+        metavar="ID",
+        help="List only those of this thread.",
+        autocompletion=complete_thread_id,
     ),
 ]
-OfUser = Annotated[
-    str | None, typer.Option("--user", metavar="NAME", help="Only of this user's threads.")
+ThreadUserOption = Annotated[
+    str | None,
+    typer.Option("--user", metavar="NAME", help="List only those of this user's threads."),
 ]
 
 
 @app.command()
 def runs(
-    thread: OfThread = None,
-    user: OfUser = None,
+    thread: ThreadOption = None,
+    user: ThreadUserOption = None,
     status: Annotated[
-        RunStatus | None, typer.Option(metavar="STATUS", help="Only runs that are so.")
+        RunStatus | None, typer.Option(metavar="STATUS", help="List only runs with this status.")
     ] = None,
     limit: LimitOption = THREADS_LIMIT,
     ids: IdsOption = False,
@@ -54,15 +61,15 @@ def runs(
 ) -> None:
     """List runs of the server, newest first.
 
-    The server keeps those under way and the last 100 of each thread. Exit code 1 if an option
-    leaves none.
+    The server keeps active runs and the last 100 runs of each thread. Exit code 1 if no run
+    matches the options.
     """
     if user is not None:
-        check_user("--user", user, "leave it out for all users")
+        check_user("--user", user, "remove --user to list the runs of all users")
     with open_database(db, allow_read_only=True) as database:
-        named = None if thread is None else resolve_thread_id(database, thread)
-        rows = asyncio.run(_find_runs(database, named, user, status, limit + 1))
-        found = [_describe_run(row) for row in rows[:limit]]
+        thread_id = None if thread is None else resolve_thread_id(database, thread)
+        rows = asyncio.run(_find_runs(database, thread_id, user, status, limit + 1))
+        listed_runs = [_build_run_json(row) for row in rows[:limit]]
         cells = [
             (
                 run["run_id"],
@@ -71,35 +78,36 @@ def runs(
                 run["status"],
                 format_age(run["created_at"]),
                 run["caller"],
-                format_line(_describe_error(run["error"]), _LONGEST),
+                format_line(_describe_error(run["error"]), _MAX_ERROR),
             )
-            for run in found
+            for run in listed_runs
         ]
     columns = ("id", "thread", "graph", "status", "created", "caller", "error")
-    nothing = "the server has no run"
-    print_rows(found, json, columns, cells, ids=("id", "thread"), empty_note=nothing)
-    _end(len(rows) > limit, limit, is_empty=not found and (thread, user, status) != (None,) * 3)
+    empty_note = "there are no runs"
+    print_rows(listed_runs, json, columns, cells, ids=("id", "thread"), empty_note=empty_note)
+    has_conditions = (thread, user, status) != (None, None, None)
+    _finish_list(len(rows) > limit, limit, "runs", no_match=has_conditions and not rows)
 
 
 @app.command()
 def crons(
-    thread: OfThread = None,
-    user: OfUser = None,
+    thread: ThreadOption = None,
+    user: ThreadUserOption = None,
     limit: LimitOption = THREADS_LIMIT,
     ids: IdsOption = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the schedules of the server, the one due next first.
+    """List the crons of the server, ordered by the time of their next run.
 
-    Exit code 1 if an option leaves none.
+    Exit code 1 if no cron matches the options.
     """
     if user is not None:
-        check_user("--user", user, "leave it out for all users")
+        check_user("--user", user, "remove --user to list the crons of all users")
     with open_database(db, allow_read_only=True) as database:
-        named = None if thread is None else resolve_thread_id(database, thread)
-        rows = asyncio.run(_find_crons(database, named, user))
-        found = [_describe_cron(*row) for row in rows]
+        thread_id = None if thread is None else resolve_thread_id(database, thread)
+        rows = asyncio.run(_find_crons(database, thread_id, user))
+        listed_crons = [_build_cron_json(*row) for row in rows[:limit]]
         cells = [
             (
                 cron["cron_id"],
@@ -112,19 +120,20 @@ def crons(
                 "off" if not cron["enabled"] else format_time(cron["next_at"]) or "never",
                 cron["caller"],
             )
-            for cron in found[:limit]
+            for cron in listed_crons
         ]
     columns = ("id", "thread", "graph", "schedule", "timezone", "next", "caller")
-    print_rows(
-        found[:limit], json, columns, cells, ids=("id", "thread"), empty_note="there is no schedule"
-    )
-    _end(len(found) > limit, limit, is_empty=not found and (thread, user) != (None, None))
+    empty_note = "there are no crons"
+    print_rows(listed_crons, json, columns, cells, ids=("id", "thread"), empty_note=empty_note)
+    has_conditions = (thread, user) != (None, None)
+    _finish_list(len(rows) > limit, limit, "crons", no_match=has_conditions and not rows)
 
 
-def _end(has_more: bool, limit: int, *, is_empty: bool) -> None:
+def _finish_list(has_more: bool, limit: int, noun: str, *, no_match: bool) -> None:
+    """Print a note if the list is incomplete, and exit with code 1 if nothing matched."""
     if has_more:
-        print_note(f"there are more than {limit}; --limit N shows them")
-    if is_empty:
+        print_note(f"there are more than {limit} {noun}; --limit N lists more")
+    if no_match:
         raise typer.Exit(1)
 
 
@@ -134,65 +143,74 @@ def _end(has_more: bool, limit: int, *, is_empty: bool) -> None:
 async def _find_runs(
     database: CommandDatabase, thread: str | None, user: str | None, status: str | None, limit: int
 ) -> list[RunRow]:
-    """Return runs, newest first, of one thread or all, and of one person or all."""
+    """Return runs, newest first.
+
+    Args:
+        database: The database of the command.
+        thread: The thread of the runs, or None for all threads.
+        user: The person of the runs, or None for all persons.
+        status: The status of the runs, or None for any status.
+        limit: The maximum number of runs.
+    """
     from perdure.checkpointers.runs import RunTable
     from perdure.checkpointers.thread_list import ThreadQuery
 
-    found: list[RunRow] = []
-    table, offset = RunTable(database.saver), 0
+    matches: list[RunRow] = []
+    run_table, offset = RunTable(database.saver), 0
     query = ThreadQuery(ids=None if thread is None else [thread])
-    known: dict[str, str] = {}
-    while len(found) < limit:
-        page = await table.search_runs(query, status, limit, offset)
+    persons: dict[str, str] = {}  # by thread
+    while len(matches) < limit:
+        page = await run_table.search_runs(query, status, limit, offset)
         for row, _ in page:
-            of = row.live.thread_id
-            if user is not None and of not in known:
-                known[of] = await _find_person(database, of)
-            if user is None or user == (row.details.get("person") or known[of]):
-                found.append(row)
+            thread_id = row.live.thread_id
+            if user is not None and thread_id not in persons:
+                persons[thread_id] = await _find_person(database, thread_id)
+            if user is None or user == (row.details.get("person") or persons[thread_id]):
+                matches.append(row)
         offset += limit
         if len(page) < limit:
             break
-    return found[:limit]
+    return matches[:limit]
 
 
-async def _find_person(database: CommandDatabase, thread: str) -> str:
-    """Return whose a thread is, or "" if it is nobody's."""
+async def _find_person(database: CommandDatabase, thread_id: str) -> str:
+    """Return the person of a thread, or "" if the thread belongs to nobody."""
     from perdure.checkpointers.thread_list import ThreadList
     from perdure.cli.threads import read_person
 
-    listed = await ThreadList(database.saver).aget(thread)
-    return "" if listed is None else read_person(listed.head_metadata or {}, listed.metadata)
+    thread = await ThreadList(database.saver).aget(thread_id)
+    return "" if thread is None else read_person(thread.head_metadata or {}, thread.metadata)
 
 
-def _describe_run(row: RunRow) -> dict[str, Any]:
-    """Return what programs are told of a run, without what it was asked."""
-    live, about = row.live, row.details
+def _build_run_json(row: RunRow) -> dict[str, Any]:
+    """Return what `--json` prints of a run. The input of the run is left out."""
+    live, details = row.live, row.details
     is_delayed = live.status == "delayed"
     return {
         "run_id": live.run_id,
         "thread_id": live.thread_id,
         "graph": live.graph,
-        "assistant_id": about.get("assistant_id"),
+        "assistant_id": details.get("assistant_id"),
         "status": "pending" if is_delayed else live.status,
-        "caller": about.get("user"),
-        "person": about.get("person"),
-        "created_at": _moment(row.created_at),
-        "updated_at": _moment(row.updated_at),
-        "begins_at": _moment(row.not_before) if is_delayed else None,
+        "caller": details.get("user"),
+        "person": details.get("person"),
+        "created_at": _as_datetime(row.created_at),
+        "updated_at": _as_datetime(row.updated_at),
+        "begins_at": _as_datetime(row.not_before) if is_delayed else None,
         "error": row.error,
     }
 
 
 def _describe_error(error: Any) -> str:
-    """Return an error in a line, or "" if there is none."""
+    """Return the type and the message of a run's error, or "" if the run has no error."""
     if isinstance(error, Mapping):
         return f"{error.get('error')}: {error.get('message')}"
     return "" if error is None else str(error)
 
 
-def _moment(at: float | None) -> datetime | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC)
+def _as_datetime(seconds: float | None) -> datetime | None:
+    """Return a time in seconds since the epoch as a datetime in UTC; None stays None."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 # -- crons
@@ -201,25 +219,30 @@ def _moment(at: float | None) -> datetime | None:
 async def _find_crons(
     database: CommandDatabase, thread: str | None, user: str | None
 ) -> list[tuple[CronRow, str]]:
-    """Return crons with their persons, those that are due next first.
+    """Return crons with their persons, ordered by the time of their next run.
 
-    They are those of one thread or all, and of one person or all. A cron that makes a new thread
-    each time is its author's, or that of the person for whom the author acted.
+    The person is the person of the cron's thread. For a cron that creates a thread for each run,
+    the person is the author of the cron, or the user for whom the author acted.
+
+    Args:
+        database: The database of the command.
+        thread: The thread of the crons, or None for all crons.
+        user: The person of the crons, or None for all persons.
     """
     from perdure.checkpointers.crons import CronTable
 
-    found: list[tuple[CronRow, str]] = []
+    matches: list[tuple[CronRow, str]] = []
     for cron in await CronTable(database.saver).list_crons():
         person: str = cron.content.get("acting_for") or cron.content["user"]
         if cron.thread_id is not None:
             person = await _find_person(database, cron.thread_id) or person
         if thread in (None, cron.thread_id) and user in (None, person):
-            found.append((cron, person))
-    return sorted(found, key=lambda pair: (pair[0].next_at is None, pair[0].next_at or 0))
+            matches.append((cron, person))
+    return sorted(matches, key=lambda pair: (pair[0].next_at is None, pair[0].next_at or 0))
 
 
-def _describe_cron(cron: CronRow, person: str) -> dict[str, Any]:
-    """Return what programs are told of a cron, without what its runs are asked."""
+def _build_cron_json(cron: CronRow, person: str) -> dict[str, Any]:
+    """Return what `--json` prints of a cron. The input of its runs is left out."""
     content, payload = cron.content, cron.content["payload"]
     return {
         "cron_id": cron.cron_id,
@@ -232,8 +255,8 @@ def _describe_cron(cron: CronRow, person: str) -> dict[str, Any]:
         "enabled": payload.get("enabled", True),
         "caller": content["user"],
         "person": person,
-        "next_at": _moment(cron.next_at),
-        "created_at": _moment(cron.created_at),
-        "updated_at": _moment(cron.updated_at),
+        "next_at": _as_datetime(cron.next_at),
+        "created_at": _as_datetime(cron.created_at),
+        "updated_at": _as_datetime(cron.updated_at),
         "metadata": content["metadata"],
     }

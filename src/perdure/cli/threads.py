@@ -1,4 +1,4 @@
-"""`perdure threads`, `fork`, `rewind`, `delete`: threads are listed, copied, set back, deleted."""
+"""The commands `perdure threads`, `fork`, `rewind` and `delete`, which work on whole threads."""
 
 from __future__ import annotations
 
@@ -45,60 +45,65 @@ from perdure.settings import THREADS_LIMIT, check_user
 if TYPE_CHECKING:
     from perdure.checkpointers import ThreadHead
 
-_LONGEST: Final = 60  # characters of a title
-State = Literal["idle", "waiting", "unfinished"]
-"""Where a thread stands; see `ThreadStatus.state`."""
+_MAX_TITLE: Final = 60  # characters of a title that are printed
+Status = Literal["idle", "waiting", "unfinished"]
+"""The status of a thread; see `ThreadStatus.state`."""
 
 
 @app.command()
 def threads(
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[TEXT]", help="Only threads with this in the title or id."),
+        typer.Argument(metavar="[TEXT]", help="List only threads with this in the title or id."),
     ] = None,
     search: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Those in which these words were said.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Find threads whose messages match these words."),
     ] = None,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="Only threads of this user.")
+        str | None, typer.Option("--user", metavar="NAME", help="List only threads of this user.")
     ] = None,
     waiting: Annotated[
-        bool, typer.Option("--waiting", help="Only threads that wait for an answer.")
+        bool, typer.Option("--waiting", help="List only threads that wait for an answer.")
     ] = False,
     status: Annotated[
-        State | None,
-        typer.Option(metavar="STATUS", help="Only idle, waiting or unfinished threads."),
+        Status | None,
+        typer.Option(metavar="STATUS", help="List only idle, waiting or unfinished threads."),
     ] = None,
     limit: LimitOption = THREADS_LIMIT,
     ids: IdsOption = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List threads, the last written first, or by what was said in them.
+    """List threads, the last changed first, or search their messages.
 
-    One without a title has the first words of what a human said in its place. The last activity of
-    an imported thread is that of its conversation. Exit code 1 if TEXT, --user, --waiting or
-    --status leave none.
+    If a thread has no title, the first words of its first human message are shown. The last
+    activity of an imported thread is the time of its last message. Exit code 1 if no thread
+    matches TEXT, --user, --waiting or --status.
     """
     if user is not None:
-        check_user("--user", user, "leave it out for all users")
+        check_user("--user", user, "remove --user to list the threads of all users")
     if waiting and status is not None:
-        raise ConfigurationError(f"there are --waiting and --status {status}; give one of them")
+        raise ConfigurationError(
+            f"--waiting and --status {status} cannot be combined; remove one of them"
+        )
     status = "waiting" if waiting else status
     if search is not None:
         if status is not None:
-            raise ConfigurationError("--search finds threads of any status: leave --status out")
-        _said(search, text, user, limit, ids, db, json)
+            raise ConfigurationError(
+                "--search finds threads of any status; remove --status or --waiting"
+            )
+        _print_search_results(search, text, user, limit, ids, db, json)
         return
     with open_database(db, allow_read_only=True) as database:
         heads = _find_heads(database, (text or "").casefold(), user, status, limit + 1)
-        pairs = [pair for head in heads[:limit] for pair in _described(database, head)]
+        pairs = [pair for head in heads[:limit] for pair in _iter_thread_json(database, head)]
         cells: dict[str, list[Any]] = {
             "id": [
                 shorten_thread_id(database, head.thread_id, is_whole=ids or json)
                 for head, _ in pairs
             ],
-            "title": [format_line(head.title, _LONGEST) for head, _ in pairs],
+            "title": [format_line(head.title, _MAX_TITLE) for head, _ in pairs],
             "messages": [row["messages"] for _, row in pairs],
             "last activity": [format_age(row["active_at"]) for _, row in pairs],
             "status": [row["status"] for _, row in pairs],
@@ -107,27 +112,27 @@ def threads(
         usual = {"status": {"idle"}, "user": {"", database.user}}
     columns = [name for name in cells if name not in usual or {*cells[name]} - usual[name]]
     rows = list(zip(*(cells[name] for name in columns), strict=True))
-    nothing = _describe_nothing(text, user, status)
-    print_rows([row for _, row in pairs], json, columns, rows, ids=("id",), empty_note=nothing)
+    empty_note = _describe_conditions(text, user, status)
+    print_rows([row for _, row in pairs], json, columns, rows, ids=("id",), empty_note=empty_note)
     if len(heads) > limit:
-        print_note(f"there are more than {limit}; --limit N shows them")
-    if nothing and not pairs:
+        print_note(f"there are more than {limit} threads; --limit N lists more")
+    if empty_note and not pairs:
         raise typer.Exit(1)
 
 
-def _describe_nothing(text: str | None, user: str | None, status: str | None) -> str:
-    """Say that no thread meets the conditions of a list, or nothing if there are none."""
+def _describe_conditions(text: str | None, user: str | None, status: str | None) -> str:
+    """Return a note that no thread meets the conditions, or "" if there are no conditions."""
     conditions = [
-        "" if user is None else f"is of {user!r}",
+        "" if user is None else f"belongs to {user!r}",
         "" if status is None else f"is {status}",
         "" if text is None else f"has {text!r} in its title or id",
     ]
-    named = " and ".join(filter(None, conditions))
-    return f"no thread {named}" if named else ""
+    phrase = " and ".join(filter(None, conditions))
+    return f"no thread {phrase}" if phrase else ""
 
 
-def _said(
-    search: str,
+def _print_search_results(
+    query: str,
     text: str | None,
     user: str | None,
     limit: int,
@@ -135,38 +140,46 @@ def _said(
     db: str | None,
     json: bool,
 ) -> None:
-    """Show the threads in which words were said, the best answers first."""
+    """Print the threads whose messages match the query, best first.
+
+    Raises:
+        ConfigurationError: The command has the argument `text` too, or the search is turned off.
+        typer.Exit: No message matches.
+    """
     from perdure.memory import search_threads
 
     if text is not None:
-        raise ConfigurationError(f"there are {text!r} and --search; give one of them")
+        raise ConfigurationError(
+            f"the argument {text!r} and --search cannot be combined; remove one of them"
+        )
     with open_database(db, allow_read_only=True) as database:
         if not database.settings.search_threads:
             source = database.settings.sources["search_threads"]
             raise ConfigurationError(
-                f"search_threads is false, from {source}: what was said is not searched"
+                f"the search of messages is turned off by search_threads = false in {source}; "
+                "set search_threads to true"
             )
-        with progress_bar("reading threads", "thread") as progress:
+        with progress_bar("reading threads", "thread") as update_progress:
             hits = search_threads(
                 database.saver,
                 database.store,
-                search,
+                query,
                 user=user,
                 limit=limit,
-                progress=lambda done, total: progress(done / total, done),
+                progress=lambda count, total: update_progress(count / total, count),
             )
-        shown = [shorten_thread_id(database, hit.thread_id, is_whole=ids) for hit in hits]
+        thread_ids = [shorten_thread_id(database, hit.thread_id, is_whole=ids) for hit in hits]
     if json:
         print_json([asdict(hit) for hit in hits])
-    for hit, thread in () if json else zip(hits, shown, strict=True):
-        print_text(f"{thread}  {format_date(hit.at)}  {format_line(hit.title, _LONGEST)}", "bold")
+    for hit, thread_id in () if json else zip(hits, thread_ids, strict=True):
+        title = format_line(hit.title, _MAX_TITLE)
+        print_text(f"{thread_id}  {format_date(hit.at)}  {title}", "bold")
         print_text(f"  {hit.role}: {hit.marked}")
     if hits.unread:
-        print_note(
-            f"{format_count(hits.unread, 'thread')} cannot be read, as the database is read-only"
-        )
+        count = format_count(hits.unread, "thread")
+        print_note(f"not searched, because the database is read-only: {count}")
     if not hits:
-        print_note(f"nothing was said like {search!r}")
+        print_note(f"no message matches {query!r}")
         raise typer.Exit(1)
 
 
@@ -176,59 +189,72 @@ def _find_heads(
     """Return the heads of the newest threads that meet all conditions.
 
     Args:
-        database: The database.
-        text: A text in the title or the id, in lower case; `""` means any.
-        user: The person of the threads, or None for all.
-        status: Where the threads stand, or None for anywhere.
-        limit: The most heads.
+        database: The database of the command.
+        text: A lower-case text that the title or the id contains; "" means any title and id.
+        user: The person of the threads, or None for all persons.
+        status: The status of the threads, or None for any status.
+        limit: The maximum number of heads.
     """
     if not text and user is None and status is None:
         return database.saver.heads(limit=limit)
     from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
 
-    def match(thread: ListedThread) -> str | None:
+    def match_thread(thread: ListedThread) -> str | None:
         client = thread.client
-        began = thread.head_metadata is not None or client is None or not client.is_reserved
-        is_theirs = user is None or user == read_person(thread.head_metadata or {}, thread.metadata)
-        is_match = began and text in f"{thread.thread_id}\0{thread.title}".casefold()
-        return thread.thread_id if is_match and is_theirs else None
+        is_created = thread.head_metadata is not None or client is None or not client.is_reserved
+        has_person = user is None or user == read_person(
+            thread.head_metadata or {}, thread.metadata
+        )
+        has_text = text in f"{thread.thread_id}\0{thread.title}".casefold()
+        return thread.thread_id if is_created and has_text and has_person else None
 
+    # "interrupted" also matches threads that only may wait; the status is checked below
     query = ThreadQuery(
         text=text,
         metadata=None if user is None or user.isdecimal() else {"owner": user},
-        status="interrupted" if status == "waiting" else None,  # those that may wait
+        status="interrupted" if status == "waiting" else None,
     )
-    found: list[ThreadHead] = []
+    matches: list[ThreadHead] = []
     threads, offset = ThreadList(database.saver), 0
-    while len(found) < limit:
-        ids = threads.search(query, match, limit, offset)
-        heads = [head for head in map(database.saver.head, ids) if head is not None]  # else deleted
-        found += [head for head in heads if status in (None, head.status.state)]
+    while len(matches) < limit:
+        ids = threads.search(query, match_thread, limit, offset)
+        # the head is None if the thread was deleted in the meantime
+        heads = [head for head in map(database.saver.head, ids) if head is not None]
+        matches += [head for head in heads if status in (None, head.status.state)]
         offset += limit
         if len(ids) < limit:
             break
-    return found[:limit]
+    return matches[:limit]
 
 
 def read_person(head_metadata: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    """Return whose a thread is: the `user_id` of its head, else its `owner`; `""` is nobody's."""
+    """Return the person of a thread, or "" if the thread belongs to nobody.
+
+    Args:
+        head_metadata: The metadata of the head, whose `user_id` is the person.
+        metadata: The metadata of the thread, whose `owner` is the person if there is no `user_id`.
+    """
     person = head_metadata.get("user_id") or metadata.get("owner") or ""
-    return str(person)  # a service may have numbers
+    return str(person)  # other services may store numbers
 
 
-def _described(
+def _iter_thread_json(
     database: CommandDatabase, head: ThreadHead
 ) -> Iterator[tuple[ThreadHead, dict[str, Any]]]:
-    """What programs are told of a thread, unless another process deletes it."""
+    """Yield the head and what `--json` prints of its thread.
+
+    Nothing is yielded if another process has deleted the thread.
+    """
     from perdure.checkpointers.titles import about
 
     with suppress(UnknownThread):
         info = asdict(database.saver.thread(head.thread_id))
+        title = about(database.saver, head.thread_id, head.metadata).get("title")
         yield (
             head,
             {
                 **info,
-                "title": about(database.saver, head.thread_id, head.metadata).get("title"),
+                "title": title,
                 "user": head.owner,
                 "person": read_person(head.metadata, head.metadata) or None,
                 "status": head.status.state,
@@ -238,7 +264,7 @@ def _described(
         )
 
 
-# -- other ways on
+# -- branches
 
 
 @app.command()
@@ -246,39 +272,40 @@ def fork(
     thread: ThreadArgument,
     new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the copy.")],
     at: Annotated[
-        str | None, typer.Option(metavar="ID", help="Copy only what led to this checkpoint.")
+        str | None, typer.Option(metavar="ID", help="Copy the thread only up to this checkpoint.")
     ] = None,
     db: DbOption = None,
 ) -> None:
-    """Copy a thread, all of it or up to a checkpoint."""
+    """Copy a thread, completely or up to a checkpoint."""
     with open_database(db) as database:
         source = resolve_thread_id(database, thread)
-        if not new or any(info.thread_id == new for info in database.saver.threads(prefix=new)):
-            wrong = f"there is a thread {new!r} already" if new else "the id of the copy is empty"
-            raise ConfigurationError(f"{wrong}; give another id")
-        chosen = None if at is None else resolve_checkpoint_id(database, source, at)
-        database.saver.copy_thread(source, new, checkpoint_id=chosen)
+        if not new:
+            raise ConfigurationError("the id of the copy is empty; pass an id as NEW")
+        if any(info.thread_id == new for info in database.saver.threads(prefix=new)):
+            raise ConfigurationError(f"the thread {new!r} already exists; pass another id as NEW")
+        checkpoint = None if at is None else resolve_checkpoint_id(database, source, at)
+        database.saver.copy_thread(source, new, checkpoint_id=checkpoint)
     print_text(f"{source!r} is copied to {new!r}")
 
 
 @app.command()
 def rewind(
     thread: ThreadArgument,
-    to: Annotated[str, typer.Option(metavar="ID", help="The checkpoint to go on from.")],
+    to: Annotated[str, typer.Option(metavar="ID", help="The checkpoint to continue from.")],
     db: DbOption = None,
 ) -> None:
-    """Let a thread go on from an older checkpoint.
+    """Continue a thread from an older checkpoint.
 
-    Nothing is deleted: what came later stays as a branch.
+    Nothing is deleted. Later checkpoints are kept as a branch.
     """
     with open_database(db) as database:
         source = resolve_thread_id(database, thread)
-        chosen = resolve_checkpoint_id(database, source, to)
-        database.saver.rewind(source, chosen)
-    print_text(f"{source!r} goes on from {chosen}")
+        checkpoint = resolve_checkpoint_id(database, source, to)
+        database.saver.rewind(source, checkpoint)
+    print_text(f"{source!r} continues from {checkpoint}")
 
 
-# -- the end
+# -- removal
 
 
 @app.command()
@@ -287,57 +314,57 @@ def delete(
         list[str],
         typer.Argument(
             metavar="ID...",
-            help="Threads, or the beginnings of their ids.",
+            help="Ids of threads, or prefixes of them.",
             autocompletion=complete_thread_id,
         ),
     ],
     keep_memories: Annotated[
-        bool, typer.Option("--keep-memories", help="Do not erase memories of them.")
+        bool, typer.Option("--keep-memories", help="Keep the memories that come from the threads.")
     ] = False,
     yes: YesOption = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete threads and their memories for good.
+    """Delete threads and their memories permanently.
 
-    A conversation comes back when its export is imported again.
+    If you import the export of a deleted conversation again, the conversation is restored.
     """
     from perdure.memory.thread_memories import forget_thread_memories
 
     with open_database(db) as database:
-        ids = list(dict.fromkeys(resolve_thread_id(database, each) for each in thread))
-        messages = sum(_messages(database, each) for each in ids)
-        memories = (
-            0 if keep_memories else forget_thread_memories(database.store, ids, dry_run=True).items
-        )
-        of_them = f" and {format_count(memories, 'memory', 'memories')}" if memories else ""
-        what = (
-            f"{format_count(len(ids), 'thread')} with {format_count(messages, 'message')}{of_them}"
-        )
-        names = ", ".join(_named(database, each) for each in ids[:3]) + (
-            ", …" if len(ids) > 3 else ""
-        )
-        require_confirmation(f"Delete {what}, of {names}, for good?", yes)
+        ids = list(dict.fromkeys(resolve_thread_id(database, typed) for typed in thread))
+        message_count = sum(_count_messages(database, thread_id) for thread_id in ids)
+        memory_count = 0
+        if not keep_memories:
+            memory_count = forget_thread_memories(database.store, ids, dry_run=True).items
+        counts = f"{format_count(len(ids), 'thread')} with {format_count(message_count, 'message')}"
+        if memory_count:
+            counts += f" and {format_count(memory_count, 'memory', 'memories')}"
+        names = ", ".join(_format_name(database, thread_id) for thread_id in ids[:3])
+        names += ", …" if len(ids) > 3 else ""
+        require_confirmation(f"Delete {counts} permanently: {names}?", yes)
         with show_status("deleting …"):
-            # the memories first: of a thread that is gone none would be found after a crash
+            # erase the memories first: after a crash, those of a deleted thread could not be found
             clean = keep_memories or forget_thread_memories(database.store, ids).clean
-            *others, last = ids  # the last one scrubs the file of all of them
+            *others, last = ids  # the erasure of the last thread scrubs the file for all threads
             database.saver.prune(others, strategy="delete")
             clean = database.saver.erase(last).scrubbed and clean
-    done = {"threads": ids, "messages": messages, "memories": memories, "clean": clean}
-    print_result(done, json, f"deleted {what}, of {names}")
+    result = {"threads": ids, "messages": message_count, "memories": memory_count, "clean": clean}
+    print_result(result, json, f"deleted {counts}: {names}")
     if not json:
         print_scrub_result(clean)
-        print_note("what other threads quote of it stays there")
+        print_note("quotations in other threads are kept")
 
 
-def _messages(database: CommandDatabase, thread: str) -> int:
-    with suppress(PerdureError):  # it goes all the same
-        return len(database.saver.history(thread))
-    return database.saver.thread(thread).items
+def _count_messages(database: CommandDatabase, thread_id: str) -> int:
+    """Return the number of messages in the history, or of all items if it cannot be read."""
+    with suppress(PerdureError):  # an unreadable thread can be deleted too
+        return len(database.saver.history(thread_id))
+    return database.saver.thread(thread_id).items
 
 
-def _named(database: CommandDatabase, thread: str) -> str:
-    head = database.saver.head(thread)
-    title = format_line(head.title, _LONGEST) if head is not None else ""
-    return f"{thread!r} ({title})" if title else repr(thread)
+def _format_name(database: CommandDatabase, thread_id: str) -> str:
+    """Return the id of a thread with its title, if it has a title."""
+    head = database.saver.head(thread_id)
+    title = format_line(head.title, _MAX_TITLE) if head is not None else ""
+    return f"{thread_id!r} ({title})" if title else repr(thread_id)
