@@ -22,8 +22,8 @@ from perdure.stores.values import encode_value
 class _AuthoredRows:
     """Versions by the author, and versions by others that contain an earlier text of the author."""
 
-    own: list[Row] = field(default_factory=list)
-    quoting: list[Row] = field(default_factory=list)
+    by_author: list[Row] = field(default_factory=list)
+    by_others: list[Row] = field(default_factory=list)
 
 
 def forget_author(
@@ -48,11 +48,11 @@ def _find_authored(parts: StoreParts, path: bytes, author: str) -> Flow[_Authore
     found_rows = _AuthoredRows()
     for row in (yield parts.sql("all_versions", *prefix_range(path))):
         if parts.records.decode_provenance(row[9], *row[1:4]).get(AUTHOR) == author:
-            found_rows.own.append(row)
+            found_rows.by_author.append(row)
         elif any(
             _is_by(entry, author) for entry in _earlier_texts(parts.records.decode_row_value(row))
         ):
-            found_rows.quoting.append(row)
+            found_rows.by_others.append(row)
     return found_rows
 
 
@@ -73,19 +73,19 @@ def _erase_author(
     """Remove the versions of an author, or the author's name from them, in one transaction."""
     sql = parts.sql
     found_rows = yield from _find_authored(parts, path, author)
-    changed = [*found_rows.own, *found_rows.quoting]
-    if not changed:
+    changed_rows = [*found_rows.by_author, *found_rows.by_others]
+    if not changed_rows:
         return found_rows
-    paths = [(path_of_row,) for path_of_row in {row[1] for row in changed}]
+    paths = [(path_of_row,) for path_of_row in {row[1] for row in changed_rows}]
     for statement in ("drop_search_index", "count_namespace_change"):
         yield Statement(sql[statement], paths, execute_many=True)
-    rewritten = changed if hand_over else found_rows.quoting
-    for row in rewritten:
+    rows_to_rewrite = changed_rows if hand_over else found_rows.by_others
+    for row in rows_to_rewrite:
         yield from _rewrite_version(parts, row, author, hand_over=hand_over)
     if not hand_over:
-        present = [(row[0],) for row in found_rows.own if row[6] is None]
+        present = [(row[0],) for row in found_rows.by_author if row[6] is None]
         yield Statement(sql["shrink_namespace"], present, execute_many=True)
-        ids = [(row[0],) for row in found_rows.own]
+        ids = [(row[0],) for row in found_rows.by_author]
         for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
             yield sql.build_batch(statement, ids)
     yield sql("drop_empty_namespaces", *prefix_range(path))
@@ -131,7 +131,7 @@ def _build_receipt(
     parts: StoreParts, found_rows: _AuthoredRows, *, hand_over: bool, clean: bool
 ) -> Receipt:
     """Build the receipt for the erased or handed-over versions."""
-    rows = [] if hand_over else found_rows.own
+    rows = [] if hand_over else found_rows.by_author
     closed_count = sum(row[6] is not None for row in rows)
     keys = sorted({(row[1], row[2]) for row in rows})
     texts = [parts.records.decode_row_text(row).encode() for row in rows]
@@ -145,5 +145,5 @@ def _build_receipt(
         at=from_microseconds(parts.now()),
         clean=clean,
         size_bytes=sum(map(len, texts)),
-        handed_over=len(found_rows.own) if hand_over else 0,
+        handed_over=len(found_rows.by_author) if hand_over else 0,
     )

@@ -312,14 +312,14 @@ class CheckedEmbedder:
             return self._request_vectors(function, texts)
         with self._convert_errors():
             return wait_for_outcome(
-                self._submit_call(function, texts, awaited=False), self._timeout_s
+                self._submit_call(function, texts, is_async=False), self._timeout_s
             )
 
     async def _acall_model(self, function: _EmbedFunction, texts: list[str]) -> Floats:
         """Return the vectors of one batch, awaiting an async model or a thread."""
         with self._convert_errors():
             if function.acall is None:
-                future = self._submit_call(function, texts, awaited=True)
+                future = self._submit_call(function, texts, is_async=True)
                 return await await_outcome(future, self._timeout_s)
             argument = texts[0] if function.takes_one_text else texts
             answer = await await_outcome(function.acall(argument), self._timeout_s)
@@ -327,10 +327,10 @@ class CheckedEmbedder:
                 return await asyncio.to_thread(self._check_answer, function, texts, answer)
             return self._check_answer(function, texts, answer)
 
-    def _submit_call(self, function: _EmbedFunction, texts: list[str], *, awaited: bool) -> Any:
+    def _submit_call(self, function: _EmbedFunction, texts: list[str], *, is_async: bool) -> Any:
         """Start a call of the model in a daemon thread, and return its future."""
-        work = partial(contextvars.copy_context().run, self._request_vectors, function, texts)
-        return self._threads.submit(work, is_async=awaited)
+        call = partial(contextvars.copy_context().run, self._request_vectors, function, texts)
+        return self._threads.submit(call, is_async=is_async)
 
     def _request_vectors(self, function: _EmbedFunction, texts: list[str]) -> Floats:
         """Call the model in the current thread, and return the checked vectors."""

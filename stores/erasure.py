@@ -113,10 +113,11 @@ def forget(
     if not has_no_criterion:
         found_rows = parts.database.write(lambda: _erase_rows(parts, criteria), deletes_rows=True)
         messages_after = {
-            t: ids - (messages_before.get(t) or set()) for t, ids in found_rows.messages.items()
+            thread_id: ids - (messages_before.get(thread_id) or set())
+            for thread_id, ids in found_rows.messages.items()
         }
         reports += _erase_messages(
-            checkpointer, {t: ids for t, ids in messages_after.items() if ids}
+            checkpointer, {thread_id: ids for thread_id, ids in messages_after.items() if ids}
         )
         # this process drops words and vectors now, other processes at their next search
         parts.database.read(parts.indexes.purge_erased)
@@ -139,7 +140,10 @@ def _erase_messages(
     """Erase messages from each thread, in the order of the thread ids, and return the reports."""
     if checkpointer is None:
         return []
-    return [(thread, checkpointer.erase(thread, ids)) for thread, ids in sorted(messages.items())]
+    return [
+        (thread_id, checkpointer.erase(thread_id, ids))
+        for thread_id, ids in sorted(messages.items())
+    ]
 
 
 def _build_receipt(
@@ -206,8 +210,10 @@ def _erase_rows(parts: StoreParts, criteria: _Criteria) -> Flow[_RowsToErase]:
     yield Statement(sql["shrink_namespace"], present, execute_many=True)
     for statement in ("drop_item", "drop_version", "drop_index_row", "drop_pending"):
         yield sql.build_batch(statement, ids)
-    emptied = yield sql("drop_empty_namespaces", *prefix_range(criteria.selection.prefix))
-    if ids or emptied:
+    emptied_namespaces = yield sql(
+        "drop_empty_namespaces", *prefix_range(criteria.selection.prefix)
+    )
+    if ids or emptied_namespaces:
         yield sql("drop_orphaned_search_indexes")
         yield from parts.writer.clear_errors()
         yield sql("increment_setting", "erasures")

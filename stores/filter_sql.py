@@ -57,22 +57,22 @@ _UNKNOWN = Condition("TRUE")  # for a part of a filter that SQL cannot decide
 
 
 def build_condition(
-    filter: Filter, location: JSONLocation, indexed: Collection[str] = ()
+    filter: Filter, location: JSONLocation, indexed_paths: Collection[str] = ()
 ) -> Condition:
     """Build a condition that holds for every row that a filter matches, and for few others.
 
     Args:
         filter: The parsed filter, which caches the condition.
         location: The column with the documents.
-        indexed: The paths that have an index.
+        indexed_paths: The paths that have an index.
     """
-    cache_key = location, tuple(indexed)
+    cache_key = location, tuple(indexed_paths)
     if cache_key not in filter.conditions:
         condition = _build_node_condition(
-            filter.node, location, set(map(check_index_path, indexed))
+            filter.node, location, set(map(check_index_path, indexed_paths))
         )
         condition = condition if condition is _UNKNOWN else location.condition_on_row(condition)
-        index_paths = tuple(path for path in indexable_paths(filter) if path in indexed)
+        index_paths = tuple(path for path in indexable_paths(filter) if path in indexed_paths)
         filter.conditions[cache_key] = condition._replace(paths=index_paths)
     cached: Condition = filter.conditions[cache_key]
     return cached
@@ -126,20 +126,24 @@ def _iter_conjuncts(node: Node) -> Iterator[Node]:
 
 
 def _build_node_condition(
-    node: Node, location: JSONLocation, indexed: Collection[str] = ()
+    node: Node, location: JSONLocation, indexed_paths: Collection[str] = ()
 ) -> Condition:
     """Build the condition for a node of a filter."""
     match node:
         case Comparison(name, operand):
             return _build_comparison(name, operand, location)
         case FieldCondition(key, condition):
-            return _build_node_condition(condition, location.child_location(key, key in indexed))
+            return _build_node_condition(
+                condition, location.child_location(key, key in indexed_paths)
+            )
         case AllOf(parts):
             return _join_with_and(
-                [_build_node_condition(part, location, indexed) for part in parts]
+                [_build_node_condition(part, location, indexed_paths) for part in parts]
             )
         case AnyOf(parts):
-            return join_with_or([_build_node_condition(part, location, indexed) for part in parts])
+            return join_with_or(
+                [_build_node_condition(part, location, indexed_paths) for part in parts]
+            )
         case _:
             return _UNKNOWN
 
@@ -276,12 +280,12 @@ class JSONLocation(NamedTuple):
             )
         return self._extract_condition("BETWEEN ? AND ?", low, high)
 
-    def _extract_condition(self, asked: str, *params: str | float | None) -> Condition:
+    def _extract_condition(self, comparison: str, *params: str | float | None) -> Condition:
         """Return the condition that applies the SQL comparison `asked` to the extracted value."""
         # SQLite extracts `true` as 1, and an array as its JSON text
         if self.expression:
-            return Condition(f"{self.expression} {asked}", params)
-        text = f"json_extract({self.column}, ?) {asked}"
+            return Condition(f"{self.expression} {comparison}", params)
+        text = f"json_extract({self.column}, ?) {comparison}"
         return join_with_or([Condition(text, (path, *params)) for path in self.paths])
 
 

@@ -414,16 +414,16 @@ def _compile_steps(steps: tuple[Step, ...], test: _Predicate) -> _Predicate:
         steps = steps[:index]
 
         def test(value: Any) -> bool:
-            found = value if isinstance(value, list) and value else (_MISSING,)
-            return any(map(test_element, found))
+            elements = value if isinstance(value, list) and value else (_MISSING,)
+            return any(map(test_element, elements))
 
     def test_steps(value: Any) -> bool:
         for step in steps:
             if isinstance(step, str):
                 value = value.get(step, _MISSING) if isinstance(value, dict) else _MISSING
             elif isinstance(step, int):
-                inside = isinstance(value, list) and -len(value) <= step < len(value)
-                value = value[step] if inside else _MISSING
+                is_in_range = isinstance(value, list) and -len(value) <= step < len(value)
+                value = value[step] if is_in_range else _MISSING
         return test(value)
 
     return test_steps

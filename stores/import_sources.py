@@ -192,10 +192,10 @@ def _build_not_langgraph_error(file: SQLiteDatabase) -> NotADatabase:
     return NotADatabase(f"{file.path!r} has no table of langgraph's SqliteStore")
 
 
-def _iter_page_items(path: str, page: Callable[..., list[Row]]) -> Lines:
+def _iter_page_items(path: str, read_page: Callable[..., list[Row]]) -> Lines:
     """Yield the items of a table that is read in pages."""
     last_key: Row = ("", "")
-    while rows := page(*last_key, PAGE):
+    while rows := read_page(*last_key, PAGE):
         last_key = rows[-1][:2]
         yield from (_build_row_line(path, row) for row in rows)
 

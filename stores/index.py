@@ -209,14 +209,14 @@ class NamespaceIndex:
     def _compact_if_needed(self) -> None:
         """Discard the cached view, and compact the index if much of it is unsorted or removed."""
         self._view = None
-        words, vectors = len(self._recent[0]), len(self._recent_owners)
+        recent_words, vectors = len(self._recent[0]), len(self._recent_owners)
         sorted_words = len(self.postings.rows)
         sorted_vectors = 0 if self.vectors is None else len(self.vectors.owner)
-        dead = len(self.rows) - np.count_nonzero(self.rows["alive"])
+        removed_rows = len(self.rows) - np.count_nonzero(self.rows["alive"])
         if (
-            words > max(_MIN_RECENT, sorted_words // _RECENT_DIVISOR)
+            recent_words > max(_MIN_RECENT, sorted_words // _RECENT_DIVISOR)
             or vectors > max(_MIN_RECENT // 64, sorted_vectors // _RECENT_DIVISOR)
-            or dead > max(64, len(self.rows) // 2)
+            or removed_rows > max(64, len(self.rows) // 2)
         ):
             self.compact()
 
@@ -372,8 +372,8 @@ class NamespaceIndex:
         positions = build_positions(first, len(self.rows))
         vectors: Floats | None = None
         for matrix, owner in parts:
-            firsts = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
-            chosen = firsts[positions[owner[firsts]] >= 0]
+            first_vectors = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
+            chosen = first_vectors[positions[owner[first_vectors]] >= 0]
             float_rows = matrix.take_rows(chosen).to_float32()
             vectors = (
                 np.zeros((size, float_rows.shape[1]), np.float32) if vectors is None else vectors
@@ -398,12 +398,14 @@ class NamespaceIndex:
         """Return the words of the rows that have a position, and the position for each word."""
         starts, rows, _ = self.postings
         posting_positions = positions[rows]
-        hits = np.flatnonzero(posting_positions >= 0)
+        posting_hits = np.flatnonzero(posting_positions >= 0)
         words, recent_rows, _ = self._recent
         is_present = positions[recent_rows] >= 0
         return (
-            np.concatenate([np.searchsorted(starts, hits, side="right") - 1, words[is_present]]),
-            np.concatenate([posting_positions[hits], positions[recent_rows[is_present]]]),
+            np.concatenate(
+                [np.searchsorted(starts, posting_hits, side="right") - 1, words[is_present]]
+            ),
+            np.concatenate([posting_positions[posting_hits], positions[recent_rows[is_present]]]),
         )
 
 
@@ -534,10 +536,10 @@ class IndexView:
                 scores = matrix.estimate_scores(query, 0, count, rescored_share(count))
             else:
                 scores = matrix.score_rows(query, 0, count)
-            firsts = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
-            if len(firsts) < count:
-                scores = np.maximum.reduceat(scores, firsts)
-            cosines[owner[firsts]] = scores
+            first_vectors = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
+            if len(first_vectors) < count:
+                scores = np.maximum.reduceat(scores, first_vectors)
+            cosines[owner[first_vectors]] = scores
         return cosines if self._is_whole else cosines[self.order]
 
     def select_ids(self, ids: Ints) -> IndexView:
@@ -649,9 +651,9 @@ def _unpack(
     if header["version"] != _FORMAT_VERSION or header["made"] != list(form):
         return None
     arrays = []
-    for kind, shape in [(ROW_DTYPE, (header["rows"],)), *header["arrays"]]:
+    for dtype, shape in [(ROW_DTYPE, (header["rows"],)), *header["arrays"]]:
         count = int(np.prod(shape))
-        arrays.append(np.frombuffer(body, kind, count, begin).reshape(shape))
+        arrays.append(np.frombuffer(body, dtype, count, begin).reshape(shape))
         size = arrays[-1].nbytes
         begin += size + -size % _ALIGNMENT
     rows, starts, posting_rows, counts, *vector_arrays = arrays

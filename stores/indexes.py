@@ -163,7 +163,7 @@ class _State(NamedTuple):
 class _NamespaceRow(NamedTuple):
     """The row of a namespace in the database."""
 
-    ns: int
+    namespace_id: int
     path: bytes
     changes: int
     items: int
@@ -196,8 +196,8 @@ class Indexes:
     budget: int  # maximum bytes of all indexes; the last searched index always stays
     approximate_above: int
     # writes a flow in the background; None if nothing is written
-    post: Callable[[Callable[[], Flow[object]]], None] | None
-    erased: Callable[[], None]  # called when something was erased, also by another process
+    write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
+    on_erasure: Callable[[], None]  # called when something was erased, also by another process
     warned_lacking: bool = False  # whether the warning about missing vectors was logged
     _lock: threading.Lock = field(
         default_factory=threading.Lock
@@ -309,9 +309,9 @@ class Indexes:
         with self._lock:
             if erasures < self._erasures:
                 raise SnapshotOutdated
-            outdated = erasures > self._erasures
-        if outdated:
-            self.erased()
+            is_outdated = erasures > self._erasures
+        if is_outdated:
+            self.on_erasure()
             rows = yield self.sql("namespaces_under", *prefix_range(b""))
             existing = {(row[1], False): _NamespaceRow(*row) for row in rows}
             with self._lock:
@@ -411,10 +411,10 @@ class Indexes:
                     NamespaceIndex(state.model, self.approximate_above),
                     state.number,
                 )
-            new = np.setdiff1d(closed, cached.index.rows["id"])
-            for begin in range(0, len(new), _PAGE_ROWS):
+            new_ids = np.setdiff1d(closed, cached.index.rows["id"])
+            for begin in range(0, len(new_ids), _PAGE_ROWS):
                 entries = yield from self._load_versions(
-                    new[begin : begin + _PAGE_ROWS].tolist(), state
+                    new_ids[begin : begin + _PAGE_ROWS].tolist(), state
                 )
                 cached.index.add_items(entries)
             view = cached.index.get_view(0)
@@ -458,10 +458,10 @@ class Indexes:
     ) -> Flow[None]:
         """Read the changes of a namespace since the index was last updated."""
         newest, items, embedded, _ = cached.coverage
-        added, complete = 0, False
-        while not complete:
+        added, is_complete = 0, False
+        while not is_complete:
             rows = yield self.sql(
-                "search_data_since", state.number, namespace.ns, newest, _PAGE_ROWS
+                "search_data_since", state.number, namespace.namespace_id, newest, _PAGE_ROWS
             )
             # rows of items that are not searched have only an id
             entries = self._build_entries([row for row in rows if row[8] is not None], state.model)
@@ -469,14 +469,16 @@ class Indexes:
             cached.unsaved += len(entries)
             added += len(rows)
             newest = rows[-1][0] if rows else newest
-            complete = len(rows) < _PAGE_ROWS
+            is_complete = len(rows) < _PAGE_ROWS
         if missing_count := items + added - namespace.items:
             yield from self._remove_missing(missing_count, index, cached.coverage, namespace, state)
         if state.model is not None and embedded != state.embedded:
             cached.unsaved += yield from self._load_late_vectors(index, state.number)
         cached.coverage = Coverage(newest, namespace.items, state.embedded, state.closed)
         cached.changes = namespace.changes
-        if self.post is not None and _is_worth_saving(cached.unsaved, namespace.items):
+        if self.write_in_background is not None and _is_worth_saving(
+            cached.unsaved, namespace.items
+        ):
             self._save_index(cached, index, namespace, state)
 
     def _remove_missing(
@@ -492,12 +494,12 @@ class Indexes:
         The closed versions are read if they are few, otherwise the ids of all present items.
         """
         if state.closed - coverage.closed <= max(_PAGE_ROWS, namespace.items):
-            rows = yield self.sql("closed_since", coverage.closed, namespace.ns)
+            rows = yield self.sql("closed_since", coverage.closed, namespace.namespace_id)
             closed = np.array([number for (number,) in rows], np.int64)
             if np.count_nonzero(closed <= coverage.newest) == missing_count:
                 index.remove_items(closed)
                 return
-        rows = yield self.sql("present_ids", namespace.ns)
+        rows = yield self.sql("present_ids", namespace.namespace_id)
         present = np.array([number for (number,) in rows], np.int64)
         index.remove_items(np.setdiff1d(index.rows["id"], present))
 
@@ -505,7 +507,7 @@ class Indexes:
         self, cached: _CachedIndex, namespace: _NamespaceRow, state: _State
     ) -> Flow[NamespaceIndex]:
         """Load the index from the file, or return an empty one if none can be used."""
-        for (body,) in (yield self.sql("get_search_index", namespace.ns)):
+        for (body,) in (yield self.sql("get_search_index", namespace.namespace_id)):
             form = self.preparer.describe_index_form(state.model)
             source = self.records.seal, namespace.path, body
             decoded = decode_index(*source, state.model, self.approximate_above, form)
@@ -553,13 +555,13 @@ class Indexes:
         entries = []
         for row, value in zip(rows, values, strict=True):
             number, path, key, version, _, since, _, expires, _, stored, vectors, fields = row
-            words, asks = self.preparer.analyse_words(value, fields)
+            words, ends_with_question = self.preparer.analyse_words(value, fields)
             provenance = self.records.decode_provenance(stored, path, key, version)
             position, sent_at = provenance.get("position"), provenance.get("at")
             entry = IndexedItem(
                 number,
                 words,
-                asks,
+                ends_with_question,
                 (
                     next(derived_vectors)
                     if vectors is None
@@ -582,16 +584,18 @@ class Indexes:
         self, cached: _CachedIndex, index: NamespaceIndex, namespace: _NamespaceRow, state: _State
     ) -> None:
         """Write the index to the file, unless something is erased before that."""
-        assert self.post is not None
+        assert self.write_in_background is not None
         form, coverage = self.preparer.describe_index_form(state.model), cached.coverage
         body = encode_index(self.records.seal, namespace.path, index, coverage, form)
         cached.unsaved = 0
         if body is None:
             return
         covered_rows = (coverage.newest, coverage.closed, body)
-        condition = (namespace.ns, namespace.path, state.erasures)
+        condition = (namespace.namespace_id, namespace.path, state.erasures)
 
-        self.post(lambda: fetch_rows(self.sql["save_search_index"], *covered_rows, *condition))
+        self.write_in_background(
+            lambda: fetch_rows(self.sql["save_search_index"], *covered_rows, *condition)
+        )
 
 
 def _is_worth_saving(unsaved: int, items: int) -> bool:
@@ -629,16 +633,16 @@ def _find_corrections(
         lambda _, view: [view.vocabulary.similar_words(word) for word in words]
     )
     corrections = {
-        word: find_nearest_words(word, chain.from_iterable(some), _MAX_CORRECTIONS)
-        for word, some in zip(words, zip(*similar_words, strict=True), strict=True)
+        word: find_nearest_words(word, chain.from_iterable(candidates), _MAX_CORRECTIONS)
+        for word, candidates in zip(words, zip(*similar_words, strict=True), strict=True)
     }
-    others = {other for some in corrections.values() for other in some}
+    others = {other for candidates in corrections.values() for other in candidates}
     terms = _merge_terms(
         (yield from read_views(lambda _, view: (len(view.order), _find_words(view, others))))
     )
     return {
-        word: next((terms[other] for other in some if other in terms), NO_HITS)
-        for word, some in corrections.items()
+        word: next((terms[other] for other in candidates if other in terms), NO_HITS)
+        for word, candidates in corrections.items()
     }
 
 
@@ -657,8 +661,11 @@ def _merge_terms(parts: Sequence[tuple[int, dict[str, WordHits]]]) -> dict[str, 
             hits[word].append((rows + first, counts))
         first += size
     return {
-        word: (np.concatenate([rows for rows, _ in some]), np.concatenate([c for _, c in some]))
-        for word, some in hits.items()
+        word: (
+            np.concatenate([rows for rows, _ in parts_of_word]),
+            np.concatenate([c for _, c in parts_of_word]),
+        )
+        for word, parts_of_word in hits.items()
     }
 
 

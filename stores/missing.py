@@ -41,18 +41,18 @@ class MissingEmbeddings:
         """
         model = self._embeddings.model
         if model is not None and self._embeddings.embed_quickly is not None:
-            return model if any(put.text is not None and put.searched for put in puts) else None
-        if model is None or not any(put.pieces for put in puts):
+            return model if any(put.text is not None and put.is_searched for put in puts) else None
+        if model is None or not any(put.chunks for put in puts):
             return None
         try:
-            bodies, model = await self._embed_groups([put.pieces for put in puts])
+            encoded, model = await self._embed_groups([put.chunks for put in puts])
         except EmbeddingFailed as exc:
             for put in puts:
-                put.embedding_error = str(exc) if put.pieces else None
+                put.embedding_error = str(exc) if put.chunks else None
             self._may_retry = True
             return None
-        for put, body in zip(puts, bodies, strict=True):
-            put.vectors = body
+        for put, vectors in zip(puts, encoded, strict=True):
+            put.vectors = vectors
         return model
 
     async def retry_some(self, puts: int) -> None:
@@ -129,8 +129,10 @@ class MissingEmbeddings:
         while groups:
             group = groups.pop()
             try:
-                bodies, model = await self._embed_groups([self._split_row(row) for row in group])
-                vectors_of_rows = [(row[0], body) for row, body in zip(group, bodies, strict=True)]
+                encoded, model = await self._embed_groups([self._split_row(row) for row in group])
+                vectors_of_rows = [
+                    (row[0], vectors) for row, vectors in zip(group, encoded, strict=True)
+                ]
                 await self._runner.write(
                     partial(self._parts.writer.store_vectors, vectors_of_rows, model)
                 )
@@ -191,8 +193,8 @@ class MissingEmbeddings:
                 partial(self._parts.writer.register_model, model, replace=True)
             )
             return await self._drop_old_vectors(number, progress)
-        probe = await self._embed_texts(["perdure"])
-        model = model.with_dims(probe.shape[1])
+        sample = await self._embed_texts(["perdure"])
+        model = model.with_dims(sample.shape[1])
         number = await self._runner.write(
             partial(self._parts.writer.register_model, model, replace=True)
         )

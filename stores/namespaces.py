@@ -155,7 +155,9 @@ def _matches_condition(condition: MatchCondition, namespace: Sequence[str]) -> b
     if condition.match_type == "suffix":
         pattern, namespace = pattern[::-1], namespace[::-1]
     pairs = zip(pattern, namespace, strict=False)
-    return len(pattern) <= len(namespace) and all(want in ("*", label) for want, label in pairs)
+    return len(pattern) <= len(namespace) and all(
+        label_pattern in ("*", label) for label_pattern, label in pairs
+    )
 
 
 def check_condition(condition: MatchCondition) -> None:

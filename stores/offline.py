@@ -118,11 +118,13 @@ class WordPieceTokenizer:
         A word is known if it, or its stem, consists of long pieces.
         """
         words = [word for word in split_words(text) if len(word) > 1]
-        unknown = [word for word in words if not self._has_long_pieces(word)]
-        missed = sum(
-            len(word) for word in unknown if not any(map(self._has_long_pieces, tokenize(word)))
+        unknown_words = [word for word in words if not self._has_long_pieces(word)]
+        unknown_letters = sum(
+            len(word)
+            for word in unknown_words
+            if not any(map(self._has_long_pieces, tokenize(word)))
         )
-        return 1 - missed / sum(map(len, words)) if words else 1.0
+        return 1 - unknown_letters / sum(map(len, words)) if words else 1.0
 
     def _has_long_pieces(self, word: str) -> bool:
         """Return whether the pieces of a word are long enough to carry its meaning."""

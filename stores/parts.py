@@ -284,8 +284,8 @@ class StoreParts:
             preparer,
             options.index_bytes,
             options.approximate_above,
-            post=None if options.read_only else database.write_later,
-            erased=clear_caches,
+            write_in_background=None if options.read_only else database.write_later,
+            on_erasure=clear_caches,
         )
         runner = OperationRunner(database, writer)
         ttl: Any = options.ttl
@@ -340,8 +340,8 @@ class StoreParts:
             preparer,
             self.indexes.budget,
             self.indexes.approximate_above,
-            post=None if database.read_only else database.write_later,
-            erased=lambda: None,  # no other cache contains parts of a text
+            write_in_background=None if database.read_only else database.write_later,
+            on_erasure=lambda: None,  # no other cache contains parts of a text
         )
         runner = OperationRunner(database, writer)
         return type(self)(database, sql, reader, writer, preparer, indexes, runner, None, self.now)
@@ -521,9 +521,9 @@ class OperationRunner:
             raise
         return await arun(operation, self.call_reader if computes_in_thread else None)
 
-    def call_in_thread(self, make: Callable[[], T]) -> Effect[T]:
+    def call_in_thread(self, call: Callable[[], T]) -> Effect[T]:
         """Return the effect of a call that reads or computes for long."""
-        return Effect(make, lambda: self.call_reader(make))
+        return Effect(call, lambda: self.call_reader(call))
 
     def read(self, make_flow: Callable[[], Flow[T]]) -> Effect[T]:
         """Return the effect of reading a flow on one snapshot."""

@@ -85,9 +85,9 @@ class JSONBLocation(JSONLocation):
     def range_condition(self, low: str | float | None, high: str | float | None) -> Condition:
         """Return the condition that the value is between two bounds. One bound may be None."""
         if isinstance(low, str) or isinstance(high, str):
-            sign, bound = (">=", low) if high is None else ("<=", high)
+            sign, operand = (">=", low) if high is None else ("<=", high)
             return self._build_path_condition(
-                f'({_DOCUMENT_COLUMN} #>> ?::text[]) COLLATE "C" {sign} ?::text', bound
+                f'({_DOCUMENT_COLUMN} #>> ?::text[]) COLLATE "C" {sign} ?::text', operand
             )
         if high is None:  # in jsonb's order of types, null comes before all numbers
             return self._build_path_condition(f"{_VALUE_AT_PATH} >= ?::jsonb", json.dumps(low))

@@ -55,9 +55,9 @@ class Put:
     ttl: int | None = None  # microseconds from the last put or read; None means forever
     if_version: int | None = None  # required present version; 0 means that the key must not exist
     provenance: Mapping[str, Any] | None = None
-    searched: bool = True  # whether searches with a query find the item
-    stored: bool = False  # whether the vectors of its text are stored
-    pieces: Sequence[str] = ()  # the chunks of text to embed
+    is_searched: bool = True  # whether searches with a query find the item
+    stores_vectors: bool = False  # whether the vectors of its text are stored
+    chunks: Sequence[str] = ()  # the chunks of text to embed
     vectors: bytes | None = None  # encoded vectors; None if there are none yet
     embedding_error: str | None = None  # why the vectors could not be computed
     fields: list[str] | None = None  # paths that are searched, if not those of the store
@@ -71,7 +71,7 @@ class Put:
     @property
     def has_index_row(self) -> bool:
         """Whether the version has a row in `store_index`."""
-        return self.searched and (self.stored or self.fields is not None)
+        return self.is_searched and (self.stores_vectors or self.fields is not None)
 
 
 @dataclass(slots=True)
@@ -128,14 +128,14 @@ class PutPreparer:
         )
         if index is not None:
             put.fields = _check_fields(index) or None
-            put.searched = put.fields is not None
+            put.is_searched = put.fields is not None
         return self.complete_put(put)
 
     def complete_put(self, put: Put) -> Put:
         """Add the limits and the chunks to embed to a put whose value is encoded."""
-        put.limits, put.stored = self.limits, self.embeddings.stores_vectors
-        if put.searched and put.stored:
-            put.pieces = self.embeddings.split_texts(
+        put.limits, put.stores_vectors = self.limits, self.embeddings.stores_vectors
+        if put.is_searched and put.stores_vectors:
+            put.chunks = self.embeddings.split_texts(
                 extract_texts(decode_value(put.text or ""), put.fields or self.fields)
             )
         return put
@@ -254,16 +254,18 @@ class WriteTotals:
 
     model: int | None = None  # number of the model of the vectors
     # puts with a row in `store_index`, and the id of each row
-    indexed: list[tuple[Put, int]] = field(default_factory=list)
-    items: Counter[int] = field(default_factory=Counter)  # growth of each namespace in items
-    bytes: Counter[int] = field(default_factory=Counter)
+    index_rows: list[tuple[Put, int]] = field(default_factory=list)
+    items_by_namespace: Counter[int] = field(
+        default_factory=Counter
+    )  # growth of each namespace in items
+    bytes_by_namespace: Counter[int] = field(default_factory=Counter)
     item_growth: int = 0  # growth in items that limits count
     byte_growth: int = 0
 
     def add_growth(self, namespace_id: int, items: int, size: int) -> None:
         """Count items and bytes that were added to a namespace, or removed if they are negative."""
-        self.items[namespace_id] += items
-        self.bytes[namespace_id] += size
+        self.items_by_namespace[namespace_id] += items
+        self.bytes_by_namespace[namespace_id] += size
         self.item_growth += items
         self.byte_growth += size
 
@@ -293,19 +295,19 @@ class ItemWriter:
             keys = [(put.path, put.key) for put in puts]
             yield LastRequest([self.sql("delete_items", *map(list, zip(*keys, strict=True)), now)])
             return
-        changes = WriteTotals()
-        statements = yield from self._plan_puts(puts, now, changes, model)
-        yield from self.finish_writes(puts, changes, now, statements)
+        totals = WriteTotals()
+        statements = yield from self._plan_puts(puts, now, totals, model)
+        yield from self.finish_writes(puts, totals, now, statements)
 
     def finish_writes(
         self,
         puts: Sequence[Put],
-        changes: WriteTotals,
+        totals: WriteTotals,
         now: int,
         statements: Sequence[Statement] = (),
     ) -> Flow[None]:
         """Write the sums over all puts, and check that the limits are observed."""
-        statements_at_end = [*statements, *self._build_shared_statements(changes)]
+        statements_at_end = [*statements, *self._build_shared_statements(totals)]
         # a scope above its limit may still delete items and make them smaller
         limits = dict.fromkeys(limit for put in puts for limit in put.limits)
         if not limits:
@@ -316,32 +318,32 @@ class ItemWriter:
         for limit in limits:
             grown_limit = Limit(
                 limit.prefix,
-                limit.items if changes.item_growth > 0 else None,
-                limit.bytes if changes.byte_growth > 0 else None,
+                limit.items if totals.item_growth > 0 else None,
+                limit.bytes if totals.byte_growth > 0 else None,
             )
             yield from self._check_limit(grown_limit, now)
 
-    def _build_shared_statements(self, changes: WriteTotals) -> list[Statement]:
+    def _build_shared_statements(self, totals: WriteTotals) -> list[Statement]:
         """Build the statements that all puts share, for index rows, errors and namespace sizes."""
         statements, rows = [], []
-        for put, row in changes.indexed:
+        for put, row in totals.index_rows:
             vectors = self.records.encode_vectors(put.vectors, row)
             fields = None if put.fields is None else json.dumps(put.fields)
-            rows.append((row, vectors, None if vectors is None else changes.model, fields))
+            rows.append((row, vectors, None if vectors is None else totals.model, fields))
             if put.embedding_error is not None:
                 statements.append(self._build_pending(row, put.embedding_error))
         if rows:
             statements.append(self.sql.build_batch("add_index_row", rows))
-        if changes.items:
+        if totals.items_by_namespace:
             growth = [
-                (items, changes.bytes[namespace_id], namespace_id)
-                for namespace_id, items in changes.items.items()
+                (items, totals.bytes_by_namespace[namespace_id], namespace_id)
+                for namespace_id, items in totals.items_by_namespace.items()
             ]
             statements.append(self.sql.build_batch("grow_namespace", growth))
         return statements
 
     def _plan_puts(
-        self, puts: Sequence[Put], now: int, changes: WriteTotals, model: Model | None
+        self, puts: Sequence[Put], now: int, totals: WriteTotals, model: Model | None
     ) -> Flow[list[Statement]]:
         """Read what the puts replace, and return the statements that write them."""
         count = sum(put.text is not None for put in puts)
@@ -351,7 +353,7 @@ class ItemWriter:
             *([] if model is None else [self.sql("get_setting", "model")]),
         ]
         if model is not None:
-            changes.model = yield from self._register_in(model, located.pop())
+            totals.model = yield from self._register_in(model, located.pop())
         closings: list[tuple[int, int]] = []
         additions: list[NewVersion] = []
         for put, present in zip(puts, chain.from_iterable(located), strict=True):
@@ -375,10 +377,10 @@ class ItemWriter:
                     now if is_alive else expires, valid_from + 1
                 )  # the clock may have stepped back
                 closings.append((end, row))
-                changes.add_growth(namespace_id, -1, -size)
+                totals.add_growth(namespace_id, -1, -size)
                 if not is_alive:  # limits do not count expired items
-                    changes.item_growth += 1
-                    changes.byte_growth += size
+                    totals.item_growth += 1
+                    totals.byte_growth += size
                 since = max(now, end)
             elif last_closed_at is not None:
                 since = max(now, last_closed_at)
@@ -389,7 +391,7 @@ class ItemWriter:
                 if is_alive:
                     times = VersionTimes(created, since, expires, first_id)
                 additions.append(NewVersion(put, namespace_id, number, times))
-        rows = yield from self.build_additions(additions, [row for (row,) in ids], changes)
+        rows = yield from self.build_additions(additions, [row for (row,) in ids], totals)
         return [*self.build_closings(closings), *rows]
 
     def read_present(self, put: Put) -> Flow[Row]:
@@ -411,14 +413,14 @@ class ItemWriter:
         ]
 
     def build_additions(
-        self, additions: Sequence[NewVersion], ids: Sequence[int], changes: WriteTotals
+        self, additions: Sequence[NewVersion], ids: Sequence[int], totals: WriteTotals
     ) -> Flow[list[Statement]]:
         """Build the statements that add versions of keys without a present version.
 
         Args:
             additions: The versions.
             ids: The id of each version.
-            changes: The sums, which are updated.
+            totals: The sums, which are updated.
         """
         new_paths = dict.fromkeys(
             put.path for put, namespace_id, *_ in additions if namespace_id is None
@@ -434,11 +436,21 @@ class ItemWriter:
             namespace_id = namespace_ids[put.path] if namespace_id is None else namespace_id
             size, *encoded = self._encode_version(put, version)
             rows.append(
-                (row, namespace_id, put.key, version, *times, put.ttl, size, put.searched, *encoded)
+                (
+                    row,
+                    namespace_id,
+                    put.key,
+                    version,
+                    *times,
+                    put.ttl,
+                    size,
+                    put.is_searched,
+                    *encoded,
+                )
             )
             if put.has_index_row:
-                changes.indexed.append((put, row))
-            changes.add_growth(namespace_id, 1, size)
+                totals.index_rows.append((put, row))
+            totals.add_growth(namespace_id, 1, size)
         return [self.sql.build_batch("add_item", rows)] if rows else []
 
     def new_ids(self, count: int) -> Statement:

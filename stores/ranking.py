@@ -310,15 +310,15 @@ def _score_threads_by_vectors(
         arrangement.run_of_row,
         vector_scores.copy(),
     )
-    worth = np.zeros(len(starts), np.float32)
+    thread_values = np.zeros(len(starts), np.float32)
     for _ in range(_NEAREST_PER_THREAD):
         highest = np.maximum.reduceat(remaining, starts)
-        worth += highest
+        thread_values += highest
         best_rows = np.flatnonzero((remaining == highest[run_of_row]) & (remaining > 0))
         remaining[best_rows[np.diff(run_of_row[best_rows], prepend=-1) > 0]] = (
             0  # the first such row of each thread
         )
-    shares = _divide_by_best(worth * arrangement.is_thread) * np.float32(
+    shares = _divide_by_best(thread_values * arrangement.is_thread) * np.float32(
         _THREAD_VECTOR_WEIGHT * gain * weights.vector
     )
     return np.asarray(shares[run_of_row] * arrangement.thread_share, np.float32)
@@ -333,14 +333,14 @@ def scale_above_mean(cosines: Floats) -> Scores:
     the same for every embedder and scope. If all cosines are about equal, they are returned
     unscaled.
     """
-    valid = np.isfinite(cosines)
-    if not valid.any():
+    has_vector = np.isfinite(cosines)
+    if not has_vector.any():
         return np.zeros(len(cosines), np.float32)
-    finite = np.where(valid, cosines, 0).astype(np.float32)
-    mean = finite.sum(dtype=np.float64) / np.count_nonzero(valid)
-    distance = float(finite.max(where=valid, initial=-1)) - mean
+    finite = np.where(has_vector, cosines, 0).astype(np.float32)
+    mean = finite.sum(dtype=np.float64) / np.count_nonzero(has_vector)
+    distance = float(finite.max(where=has_vector, initial=-1)) - mean
     scaled = finite if distance < 1e-6 else (finite - np.float32(mean)) / np.float32(distance)
-    return np.where(valid, np.clip(scaled, 0, 1), np.float32(0))
+    return np.where(has_vector, np.clip(scaled, 0, 1), np.float32(0))
 
 
 def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) -> Scores:
@@ -350,10 +350,10 @@ def _compute_nearness(cosines: Floats | None, n: int, calibration: Calibration) 
     """
     if cosines is None:
         return np.zeros(n, np.float32)
-    valid = np.isfinite(cosines)
-    finite = np.where(valid, np.minimum(cosines, 1), 0).astype(np.float32)
+    has_vector = np.isfinite(cosines)
+    finite = np.where(has_vector, np.minimum(cosines, 1), 0).astype(np.float32)
     total = float(finite.sum(dtype=np.float64)) + _PRIOR_ROWS * calibration.origin
-    mean = max(total / (np.count_nonzero(valid) + _PRIOR_ROWS), 0.0)
+    mean = max(total / (np.count_nonzero(has_vector) + _PRIOR_ROWS), 0.0)
     if mean >= 1:
         return np.zeros(n, np.float32)
     scale = np.float32(calibration.trust / (1 - mean))
@@ -499,13 +499,17 @@ def _score_words(
     evidence = {id(term): nats for term, nats in zip(terms, evidence_of_terms, strict=True)}
     for block, counts in iter_count_blocks(terms, n, weights):
         factors_of_terms = [(word_weight(term, n), evidence[id(term)]) for term in block]
-        worths, nats = factors = np.ascontiguousarray(np.array(factors_of_terms, np.float32).T)
+        weights_of_terms, nats = factors = np.ascontiguousarray(
+            np.array(factors_of_terms, np.float32).T
+        )
         saturated = counts / (counts + penalty)
-        own_scores += worths @ saturated
+        own_scores += weights_of_terms @ saturated
         if arrangement is not None:
             saturated = _lend_to_neighbours(saturated, arrangement, weights)
-            sums = np.add.reduceat(counts, arrangement.run_starts, axis=1)
-            thread_scores += worths @ (sums / (sums + thread_penalty) * arrangement.is_thread)
+            counts_in_threads = np.add.reduceat(counts, arrangement.run_starts, axis=1)
+            thread_scores += weights_of_terms @ (
+                counts_in_threads / (counts_in_threads + thread_penalty) * arrangement.is_thread
+            )
         score_sums += factors @ saturated
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
             if (
@@ -564,11 +568,11 @@ def build_arrangement(
         said_at: The time of each row's message, NaN if unknown; float[n].
     """
     n, has_thread = len(thread), thread >= 0
-    begins = np.ones(n, bool)
-    begins[1:] = thread[1:] != thread[:-1]
-    starts = np.flatnonzero(begins)
-    words = np.maximum(np.asarray(lengths, np.float32), 1)
-    loan_share = np.minimum(1, np.float32(MAX_WORDS_FULL_LOAN) / words)
+    is_run_start = np.ones(n, bool)
+    is_run_start[1:] = thread[1:] != thread[:-1]
+    starts = np.flatnonzero(is_run_start)
+    lengths_or_one = np.maximum(np.asarray(lengths, np.float32), 1)
+    loan_share = np.minimum(1, np.float32(MAX_WORDS_FULL_LOAN) / lengths_or_one)
     steps = range(1, min(len(DEFAULT.neighbours), n - 1) + 1)
     is_same_thread = [(thread[k:] == thread[:-k]) & has_thread[k:] for k in steps]
     known_times = said_at[np.isfinite(said_at)]
@@ -578,12 +582,14 @@ def build_arrangement(
     ).astype(np.float32)
     return Arrangement(
         starts,
-        np.cumsum(begins) - 1,
+        np.cumsum(is_run_start) - 1,
         has_thread[starts],
         tuple(is_same * loan_share[k:] for k, is_same in enumerate(is_same_thread, 1)),
         tuple(is_same * loan_share[:-k] for k, is_same in enumerate(is_same_thread, 1)),
         np.where(
-            has_thread, np.minimum(1, np.float32(MAX_WORDS_FULL_THREAD) / words), np.float32(0)
+            has_thread,
+            np.minimum(1, np.float32(MAX_WORDS_FULL_THREAD) / lengths_or_one),
+            np.float32(0),
         ),
         ends_with_question & (lengths <= MAX_WORDS_QUESTION),
         np.where(np.isfinite(said_at), fading, np.float32(0)),

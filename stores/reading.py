@@ -258,13 +258,13 @@ class ItemReader:
         )
         has_no_filter = selection.filter is None and selection.provenance is None
         skipped = offset if has_no_filter else 0
-        needed = offset + limit - skipped
-        limit_rows = needed
+        needed_count = offset + limit - skipped
+        limit_rows = needed_count
         while True:
             rows = yield Statement(sql, (*bounds, limit_rows, skipped, *params))
             matching = (self.match_row(row, selection) for row in rows)
-            chosen = list(islice((hit for hit in matching if hit is not None), needed))
-            if len(chosen) == needed or len(rows) < limit_rows:
+            chosen = list(islice((match for match in matching if match is not None), needed_count))
+            if len(chosen) == needed_count or len(rows) < limit_rows:
                 return chosen[offset - skipped :]
             limit_rows *= 8
 

@@ -408,8 +408,8 @@ class Searcher:
                 vector = embedder.embed_query(text)
                 return vector if query.mode == "semantic" or vector.any() else None
             if selection.as_of is None:  # avoid a call that may cost money
-                sql, under = self._parts.sql["namespaces_under"], prefix_range(selection.prefix)
-                if not await runner.read(lambda: fetch_rows(sql, *under)):
+                sql, bounds = self._parts.sql["namespaces_under"], prefix_range(selection.prefix)
+                if not await runner.read(lambda: fetch_rows(sql, *bounds)):
                     return None
             return await Effect(
                 lambda: embedder.embed_query(text), lambda: embedder.aembed_query(text)
@@ -444,12 +444,12 @@ def _find_subject_words(pool: CandidatePool) -> set[str]:
     Models that extract memories write "Ann likes figs" and "The user likes figs" about the same
     person. The rows of a conversation with an assistant are about nobody.
     """
-    row_count, user = len(pool), pool.terms.get(USER_WORD)
+    row_count, user_hits = len(pool), pool.terms.get(USER_WORD)
     actor = pool.candidates.rows["actor"]
     speakers = {pool.actors[code].casefold() for code in np.unique(actor[actor >= 0]).tolist()}
     if not speakers.isdisjoint(_ROLE_NAMES - {"user", "human"}):
         return set()
-    user_rows = np.empty(0, np.int64) if user is None else user[0]
+    user_rows = np.empty(0, np.int64) if user_hits is None else user_hits[0]
     if is_in_nearly_all(len(user_rows), row_count):
         return {USER_WORD}
     subjects = set[str]()

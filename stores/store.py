@@ -133,12 +133,12 @@ class Store(BaseStore):
                 "ListNamespacesOp"
             )
         # an operation also has true by default, so the configuration may turn it off
-        refresh = None if op.refresh_ttl else False
+        refresh_ttl = None if op.refresh_ttl else False
         if isinstance(op, GetOp):
-            return self.get(op.namespace, op.key, refresh_ttl=refresh)
+            return self.get(op.namespace, op.key, refresh_ttl=refresh_ttl)
         selection = self._parts.build_selection(op.namespace_prefix, op.filter)
         query = query or build_query(op.query)
-        return self._searcher.search(selection, query, op.limit, op.offset, refresh)
+        return self._searcher.search(selection, query, op.limit, op.offset, refresh_ttl)
 
     # -- writing
 

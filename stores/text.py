@@ -201,7 +201,10 @@ def detect_language(text: str) -> str:
     ['german', 'english', 'other']
     """
     words = split_words(text)
-    if not text.isascii() and sum(len(w) if w.isascii() else -len(w) for w in words) < 0:
+    if (
+        not text.isascii()
+        and sum(len(word) if word.isascii() else -len(word) for word in words) < 0
+    ):
         return NON_LATIN
     if foreign_stop_words().isdisjoint(words):
         return ENGLISH
@@ -243,7 +246,10 @@ def _load_stop_words() -> dict[str, tuple[frozenset[str], frozenset[str]]]:
     """
     lines = (files("perdure.stores") / "weights" / STOP_WORD_FILE).read_text("utf-8").splitlines()
     parts = [[part.split() for part in line.split("|")] for line in lines]
-    return {name: (frozenset(some), frozenset(some + rest)) for (name,), some, rest in parts}
+    return {
+        name: (frozenset(foreign_words), frozenset(foreign_words + other_words))
+        for (name,), foreign_words, other_words in parts
+    }
 
 
 STOP_WORDS: Final = stop_words(ENGLISH)
@@ -494,17 +500,17 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
     """
-    size, first, last = len(word), word[:1], word[-2:]
-    max_edits = 2 if size >= _MIN_TWO_EDIT_LENGTH else 1
+    length, first, last = len(word), word[:1], word[-2:]
+    max_edits = 2 if length >= _MIN_TWO_EDIT_LENGTH else 1
     others = [
         other
         for other in dict.fromkeys(vocabulary)
         if (other[:1] == first or other[-2:] == last)
-        and -max_edits <= len(other) - size <= max_edits
+        and -max_edits <= len(other) - length <= max_edits
     ]
     candidates, is_english = [], message_frequency(word) > 0
     for other, edits in zip(others, edit_distances(word, others).tolist(), strict=True):
-        shorter, longer = sorted((len(other), size))
+        shorter, longer = sorted((len(other), length))
         is_close = (
             0 < edits <= (2 if shorter >= _MIN_TWO_EDIT_LENGTH else 1)
             and 1 - edits / longer >= _MIN_EDIT_SIMILARITY

@@ -152,7 +152,7 @@ class Transfer:
             records.decode_row_text(row),
             ttl=ttl if until is None else None,
             provenance=records.decode_provenance(provenance, path, key, version) or None,
-            searched=bool(searched),
+            is_searched=bool(searched),
             fields=None if fields is None else json.loads(fields),
         )
         return ItemVersion(put, version, created, since, until, None if until else expires)
@@ -178,8 +178,8 @@ class Transfer:
             }
             if put.ttl is not None:
                 line["ttl"] = put.ttl / _MINUTE
-            if not put.searched or put.fields is not None:
-                line["index"] = put.searched and put.fields
+            if not put.is_searched or put.fields is not None:
+                line["index"] = put.is_searched and put.fields
             if put.provenance:
                 line["provenance"] = put.provenance
             yield line
@@ -325,7 +325,7 @@ def _write_versions(
     If `state.differing` is None, an error is raised instead.
     """
     report, imported_tombstones = TransferReport(), set[_RowKey]()
-    changes = WriteTotals(None if model is None else (yield from writer.register_model(model)))
+    totals = WriteTotals(None if model is None else (yield from writer.register_model(model)))
     refused = yield from _find_refused(writer, items, now, state)
     for item in items:
         row_key = item.row_key
@@ -367,16 +367,16 @@ def _write_versions(
             if present and present[6:8] == (None, None) and item.until is not None:
                 # an item that may expire keeps its time to live of this store
                 yield _close_version(
-                    writer, (yield from writer.read_present(item.put)), item.until, changes
+                    writer, (yield from writer.read_present(item.put)), item.until, totals
                 )
             report += TransferReport(skipped=1)
         else:
-            yield from _add_version(writer, item, now, changes)
+            yield from _add_version(writer, item, now, totals)
             closed = item.until is not None
             report += TransferReport(items=int(not closed), versions=int(closed))
             if is_tombstone:
                 imported_tombstones.add(row_key)
-    yield from writer.finish_writes([item.put for item in items], changes, now)
+    yield from writer.finish_writes([item.put for item in items], totals, now)
     refused_names = ((decode_path(path), key) for path, key in sorted(refused - state.refused))
     return _BatchResult(
         report + TransferReport(refused=tuple(refused_names)), refused, imported_tombstones
@@ -415,7 +415,7 @@ def _read_content(writer: ItemWriter, row: Row) -> ItemContent:
 
 
 def _add_version(
-    writer: ItemWriter, item: ItemVersion, now: int, changes: WriteTotals
+    writer: ItemWriter, item: ItemVersion, now: int, totals: WriteTotals
 ) -> Flow[None]:
     """Add a version of an item, and close the present version before it."""
     present = yield from writer.read_present(item.put)
@@ -423,7 +423,7 @@ def _add_version(
     since = now if item.since is None else item.since
     if row is not None:
         since = max(since, valid_from + 1)
-        yield _close_version(writer, present, since, changes)
+        yield _close_version(writer, present, since, totals)
     version_number = item.version or (version or last_closed or 0) + 1
     created_at = item.created if item.created is not None else created if row is not None else since
     put = item.put if item.until is None else replace(item.put, embedding_error=None)
@@ -434,19 +434,19 @@ def _add_version(
     [(new_id,)] = yield writer.new_ids(1)
     yield (
         yield from writer.build_additions(
-            [NewVersion(put, namespace_id, version_number, times)], [new_id], changes
+            [NewVersion(put, namespace_id, version_number, times)], [new_id], totals
         )
     )
     if item.until is not None:
-        yield _close_version(writer, (yield from writer.read_present(put)), item.until, changes)
+        yield _close_version(writer, (yield from writer.read_present(put)), item.until, totals)
 
 
 def _close_version(
-    writer: ItemWriter, present: Row, until: int, changes: WriteTotals
+    writer: ItemWriter, present: Row, until: int, totals: WriteTotals
 ) -> list[Statement]:
     """Build the statements that close a key's present version; see `ItemWriter.read_present`."""
     namespace_id, row, _, _, valid_from, _, size, *_ = present
-    changes.add_growth(namespace_id, -1, -size)
+    totals.add_growth(namespace_id, -1, -size)
     return writer.build_closings([(max(until, valid_from + 1), row)])
 
 

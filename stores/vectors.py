@@ -108,9 +108,9 @@ def check_vectors(answer: Any, count: int, dims: int | None, model: str) -> Floa
         EmbeddingFailed: The answer does not have this form. The message says what it is.
     """
     items = answer if isinstance(answer, list | tuple) else ()
-    lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
-    if len(lengths) == count and len(set(lengths)) > 1:
-        problem = f"vectors of {min(lengths)} to {max(lengths)} dimensions"
+    vector_lengths = [len(row) for row in items if isinstance(row, list | tuple | np.ndarray)]
+    if len(vector_lengths) == count and len(set(vector_lengths)) > 1:
+        problem = f"vectors of {min(vector_lengths)} to {max(vector_lengths)} dimensions"
         raise _build_answer_error(model, problem, "all of the same number of dimensions")
     try:
         rows = np.asarray(answer)

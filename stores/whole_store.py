@@ -129,8 +129,8 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The interval is not a positive number.
         """
-        configured = (self.ttl_config or {}).get("sweep_interval_minutes")
-        minutes: Any = sweep_interval_minutes or configured or 5
+        configured_minutes = (self.ttl_config or {}).get("sweep_interval_minutes")
+        minutes: Any = sweep_interval_minutes or configured_minutes or 5
         check_number("the sweep interval", minutes, "minutes, more than zero", minimum=1e-9)
         sweeper = self._sweeper
         if sweeper is None or sweeper.stopped.is_set() or not sweeper.is_alive():

@@ -573,7 +573,7 @@ def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store.put(A, "secret", {"text": "zorbaxing"})
         indexes = store._parts.indexes
         late: list[Any] = []
-        post = indexes.post
+        post = indexes.write_in_background
         assert post is not None
         monkeypatch.setattr(indexes, "post", late.append)
         store.search(A, query="tea")
