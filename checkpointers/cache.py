@@ -189,7 +189,7 @@ class Snapshot:
         transcript: The log key and the ranges of everything that was stored on the way to this
             checkpoint, each item once, by channel.
         step: The superstep from the metadata, once it was read; see `UNREAD_STEP`.
-        labels: The labels from the metadata, once they were read; see `labels.labels_in`.
+        labels: The labels from the metadata, once they were read; see `labels.select_labels`.
         has_stopped_task: Whether it is known that one of its tasks was interrupted or has failed.
         run_started_at: The time at which the run that put it started, in seconds since 1970. None
             if no run has put it in this database. See `run_starts`.
@@ -367,10 +367,10 @@ class KeyBlock:
         self._left: list[int] = []
         self._lock = threading.Lock()
 
-    def take_keys(self, many: int) -> list[int] | None:
+    def take_keys(self, count: int) -> list[int] | None:
         """Take keys from the block, highest first; return None if fewer than `count` are left."""
         with self._lock:
-            start = len(self._left) - many
+            start = len(self._left) - count
             if start < 0:
                 return None
             keys = self._left[start:]
@@ -408,14 +408,16 @@ class Cache:
         self.get_thread = self._threads.get
         """The cached thread, if any; it may be stale."""
 
-    def get_or_add_thread(self, thread_id: str, key: int, generation: int, removals: int) -> Thread:
+    def get_or_add_thread(
+        self, thread_id: str, key: int, generation: int, newest_removal: int
+    ) -> Thread:
         """Return the cached thread, or an empty one if the cached data is from an earlier state."""
         with self._lock:
             thread = self._threads.get(thread_id)
             if thread is None or thread.key != key or thread.generation < generation:
-                thread = self._threads[thread_id] = Thread(key, generation, removals)
+                thread = self._threads[thread_id] = Thread(key, generation, newest_removal)
             elif thread.generation > generation:
-                return Thread(key, generation, removals)  # a reader on an older snapshot
+                return Thread(key, generation, newest_removal)  # a reader on an older snapshot
             self._mark_used(thread_id)
             return thread
 

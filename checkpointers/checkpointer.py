@@ -42,7 +42,7 @@ from perdure.checkpointers.reports import (
     ThreadStatus,
     ThreadUsage,
 )
-from perdure.checkpointers.run_starts import find_brought_after
+from perdure.checkpointers.run_starts import find_added_after
 from perdure.checkpointers.saver import CheckpointSaver
 from perdure.checkpointers.thread_copy import DatabaseMerge, copy_thread
 from perdure.checkpointers.threads import ThreadReader, build_not_found_error
@@ -485,7 +485,7 @@ class Checkpointer(CheckpointSaver):
         thread_id, ids = check_thread_id(thread_id), check_texts("message_ids", message_ids)
         after = check_datetime("moment", moment).timestamp()
         arguments = thread_id, channel, ids, after, config
-        return self._read(lambda: find_brought_after(self._reader, self._run_starts, *arguments))
+        return self._read(lambda: find_added_after(self._reader, self._run_starts, *arguments))
 
     asaid_after = make_async_twin(said_after)
 
@@ -648,6 +648,7 @@ class Checkpointer(CheckpointSaver):
         names: Mapping[str, str] | None,
         max_value_bytes: int,
     ) -> Importer | DatabaseMerge:
+        """Check the arguments of `import_from`, and build the object that runs the import."""
         for new_id in (names or {}).values():
             check_thread_id(new_id)
         if isinstance(source, Checkpointer):

@@ -34,7 +34,7 @@ from perdure.checkpointers.messages import (
     pack_messages,
     unpack_messages,
 )
-from perdure.checkpointers.objects import kind_of, read_attributes, read_private_attributes
+from perdure.checkpointers.objects import plain_class_kind, read_attributes, read_private_attributes
 from perdure.checkpointers.stored_types import NO_TYPES, StoredTypes
 from perdure.checkpointers.values import (
     PACK,
@@ -128,6 +128,7 @@ class Codec:
     def _encode_or_explain(
         self, value: Any, path: Callable[[], str], *, exact: bool = False
     ) -> bytes:
+        """Encode a value, or raise an error that names the part which cannot be stored."""
         try:
             return self._encode_unchecked(value, path, exact=exact)
         except Exception as exc:
@@ -142,6 +143,7 @@ class Codec:
     def _encode_unchecked(
         self, value: Any, path: Callable[[], str] | None = None, *, exact: bool = False
     ) -> bytes:
+        """Encode a value; errors of the serializer or the converter are passed on."""
         if self._allowlist is None or isinstance(value, _SERIALIZER_TYPES):
             name, data = self.serde.dumps_typed(value)
             return _add_form_tag(name, bytes(data))
@@ -227,6 +229,7 @@ class Codec:
     def _encode_one_for_comparison(
         self, value: Any, path: Callable[[int], str], index: int
     ) -> bytes:
+        """Return the encoding by which one value is compared; see `encode_for_comparison`."""
         if self.packs_messages and (packed := _encode_all_plain([value])) is not None:
             return packed[0]
         if type(value) is bytearray:  # inside a list, the serializer converts them to bytes
@@ -360,7 +363,7 @@ def _named_parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Send):
         return [(".arg", value.arg)]
     cls: Any = type(value)
-    if kind_of(cls) not in (None, "enum"):
+    if plain_class_kind(cls) not in (None, "enum"):
         parts = read_attributes(value)
         if isinstance(value, BaseModel):
             parts |= read_private_attributes(value)

@@ -28,8 +28,8 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     Ranges,
+    find_value_reference,
     iter_positions,
-    value_reference,
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, CheckpointPut, build_title
 from perdure.checkpointers.reader import CheckpointReader
@@ -38,14 +38,14 @@ from perdure.checkpointers.values import DeltaSnapshot
 from perdure.storage.flow import Flow, Row
 
 
-def delta_writes_from_cache(
+def find_cached_delta_writes(
     reader: CheckpointReader, put: CheckpointPut, thread: Thread, head: Head, parent: Snapshot
 ) -> DeltaWrites | None:
     """Return the delta writes of a put from cached data, or None if the database must be read."""
     rows = head.write_rows.copy() if head.write_rows is not None else None
     if rows is None and put.delta_channels:
         return None
-    flow = read_deltas(reader, put, thread, head, parent, [*(rows or {}).values()])
+    flow = read_delta_writes(reader, put, thread, head, parent, [*(rows or {}).values()])
     try:
         flow.send(None)
     except StopIteration as done:
@@ -54,7 +54,7 @@ def delta_writes_from_cache(
     return None
 
 
-def read_deltas(
+def read_delta_writes(
     reader: CheckpointReader,
     put: CheckpointPut,
     thread: Thread,
@@ -81,7 +81,7 @@ def read_deltas(
     changed = [
         channel
         for channel in put.delta_channels
-        if parent.channel_versions.get(channel) != put.version_of(channel)
+        if parent.channel_versions.get(channel) != put.channel_version(channel)
         and not (is_fork and channel in put.checkpoint["channel_values"])
     ]
     values = yield from _load_written_values(reader, put, thread, rows, changed, delta_writes)
@@ -185,7 +185,7 @@ def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str
     """
     if channel not in parent.references:
         return None if channel in parent.channel_versions else []
-    ref = value_reference(parent.references[channel])
+    ref = find_value_reference(parent.references[channel])
     if isinstance(ref, bytes):
         value = reader.codec.decode(ref)
         value = value.value if type(value) is DeltaSnapshot else value
@@ -236,7 +236,7 @@ def _find_repeated_items(
         *(yield from reader.read_origins(put.address.thread_id, thread, key, transcript))
     }
     new_items: list[tuple[Any, bytes]] = []
-    for value, encoded in put.encoded_elements_of(channel):
+    for value, encoded in put.iter_encoded_elements(channel):
         if log.find_position(encoded) not in transcript_positions:
             stored = reader.codec.encode_for_storage(value, encoded, partial("{}".format, channel))
             if log.find_position(stored) not in transcript_positions:

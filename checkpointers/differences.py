@@ -11,11 +11,11 @@ from perdure.checkpointers.manifest import (
     DICT,
     LIST,
     Ranges,
+    find_value_reference,
     iter_positions,
     join_ranges,
     merge_ranges,
     subtract_ranges,
-    value_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.reports import ChannelDifference, StateDifference
@@ -114,7 +114,7 @@ class Differences:
                 if difference.added_count or difference.removed_count:
                     channels[channel] = difference
                 continue
-            old_ref, new_ref = value_reference(old_ref), value_reference(new_ref)
+            old_ref, new_ref = find_value_reference(old_ref), find_value_reference(new_ref)
             if old_ref == new_ref:
                 continue
             log = next((ref[1] for ref in (new_ref, old_ref) if isinstance(ref, list)), None)
@@ -204,7 +204,7 @@ class Differences:
 
 def _has_unknown_value(ref: Any) -> bool:
     """Return whether a reference belongs to a `DeltaChannel` with an unknown value."""
-    return ref is not None and value_reference(ref) is None
+    return ref is not None and find_value_reference(ref) is None
 
 
 def _nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:

@@ -36,11 +36,11 @@ from perdure.checkpointers.manifest import (
     Ranges,
     count_positions,
     drop_repeats,
+    find_value_reference,
     flatten_ranges,
     iter_log_references,
     iter_positions,
     unflatten_ranges,
-    value_reference,
 )
 from perdure.checkpointers.put import MAX_TITLE_CHARS
 from perdure.checkpointers.reader import ITEMS_PAGE_SIZE, CheckpointReader
@@ -633,7 +633,7 @@ class _Eraser:
             numbers: The stored ranges of the transcript.
         """
         ranges = unflatten_ranges(numbers)
-        ref, are_pairs = value_reference(value_ref), False
+        ref, are_pairs = find_value_reference(value_ref), False
         if ref is not value_ref:
             self.deltas.add(log)
             are_pairs = value_ref[1] == DICT

@@ -15,7 +15,7 @@ START_SOURCES: Final = {"input", "update", "fork"}
 """The sources in the metadata of a put that starts a run."""
 
 
-def run_start(
+def find_run_start(
     put: CheckpointPut, head: Head, parent: Snapshot | None, steps: tuple[int | None, ...], seq: int
 ) -> int:
     """Return the sequence number of the put that started the run to which a put belongs.
@@ -43,7 +43,7 @@ def run_start(
     return seq if is_new_run else parent.run_start
 
 
-def head_after(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
+def choose_head(put: CheckpointPut, head: Head, snapshot: Snapshot, seq: int) -> tuple[Head, bool]:
     """Return the head after a put, and whether the put reveals that two runs overlap.
 
     Runs overlap if the put becomes a branch, or if an input replaces a head that its own run has

@@ -35,7 +35,7 @@ _LONGEST_LABEL: Final = 4096  # characters; longer values are no labels. As for 
 _UNNAMED: Final = object()
 
 
-def labels_in(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def select_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a checkpoint's metadata that concern the next checkpoint."""
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
@@ -54,7 +54,7 @@ def describe_deeds(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
     return [*dict.fromkeys(descriptions)]
 
 
-def find_updated(parent_id: str | None, metadata: Mapping[str, Any]) -> str | None:
+def find_updated_checkpoint_id(parent_id: str | None, metadata: Mapping[str, Any]) -> str | None:
     """Return the id of the checkpoint that an update changes, read from the row of the update.
 
     Args:
@@ -66,8 +66,8 @@ def find_updated(parent_id: str | None, metadata: Mapping[str, Any]) -> str | No
     """
     if metadata.get("source") != "update":
         return None
-    updated = metadata.get(UPDATED)
-    return updated if isinstance(updated, str) else parent_id
+    updated_id = metadata.get(UPDATED)
+    return updated_id if isinstance(updated_id, str) else parent_id
 
 
 def context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
@@ -96,7 +96,7 @@ def inherit_labels(
         config: The config of the put.
     """
     own = {name: metadata[name] for name in inherited if name in metadata}
-    labels = {**inherited, **own, **labels_in(metadata)}
+    labels = {**inherited, **own, **select_labels(metadata)}
     if MERGED not in metadata:
         labels.pop(MERGED, None)
     parent_user = {name: inherited[name] for name in USER_LABELS if name in inherited}

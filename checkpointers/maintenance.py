@@ -18,17 +18,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.cache import Snapshot
-from perdure.checkpointers.labels import UPDATED, find_updated
+from perdure.checkpointers.labels import UPDATED, find_updated_checkpoint_id
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import (
     ALIASES,
     Ranges,
+    find_value_reference,
     flatten_ranges,
     iter_log_references,
     merge_ranges,
     subtract_ranges,
     unflatten_ranges,
-    value_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import (
@@ -412,7 +412,9 @@ class Maintenance:
         """Store in a head which checkpoint it has updated, if updates in between are deleted."""
         for head in candidates:
             updated = _find_updated(candidates, head) if head.is_head else None
-            if updated is None or updated == find_updated(head.parent_id, head.metadata):
+            if updated is None or updated == find_updated_checkpoint_id(
+                head.parent_id, head.metadata
+            ):
                 continue
             if head.checkpoint_id in kept_ids and head.parent_id not in kept_ids:
                 (row,) = yield self.sql("checkpoint_row", head.key)
@@ -519,7 +521,8 @@ def _find_unknown_transcripts(snapshot: Snapshot) -> dict[str, Any]:
     return {
         channel: stored_transcript
         for channel, stored_transcript in snapshot.transcript.items()
-        if channel in snapshot.references and value_reference(snapshot.references[channel]) is None
+        if channel in snapshot.references
+        and find_value_reference(snapshot.references[channel]) is None
     }
 
 
@@ -583,7 +586,8 @@ def _find_updated(candidates: list[RetentionCandidate], head: RetentionCandidate
     updated, checkpoint = None, by_id.get(head.checkpoint_id)
     while (
         checkpoint is not None
-        and (previous := find_updated(checkpoint.parent_id, checkpoint.metadata)) is not None
+        and (previous := find_updated_checkpoint_id(checkpoint.parent_id, checkpoint.metadata))
+        is not None
     ):
         updated, checkpoint = previous, by_id.get(previous)
     return updated

@@ -35,13 +35,13 @@ ALIASES: Final = 1 << 31  # the first position of aliases in a log
 MIN_RANGE_LIMIT: Final = 8  # ranges that a value of any size may have
 
 
-def max_ranges(n: int) -> int:
+def max_ranges(item_count: int) -> int:
     """Return the maximum number of ranges of a value with n items: 8 + 2 log2(n).
 
     >>> limit(1), limit(40), limit(1000)
     (8, 18, 27)
     """
-    return MIN_RANGE_LIMIT + int(2 * log2(n)) if n > 1 else MIN_RANGE_LIMIT
+    return MIN_RANGE_LIMIT + int(2 * log2(item_count)) if item_count > 1 else MIN_RANGE_LIMIT
 
 
 def group_ranges(ranges: Ranges) -> list[Ranges]:
@@ -175,7 +175,7 @@ def unflatten_ranges(numbers: Sequence[int]) -> Ranges:
     return [(start, start + length) for start, length in zip(iterator, iterator, strict=True)]
 
 
-def value_reference(ref: Any) -> Any:
+def find_value_reference(ref: Any) -> Any:
     """Return the reference to the value of a channel, or None if the value is unknown.
 
     For a snapshot of a `DeltaChannel`, return the reference to the list or dict inside.
@@ -187,7 +187,7 @@ def value_reference(ref: Any) -> Any:
 
 def iter_log_references(ref: Any) -> Iterator[tuple[int, Any]]:
     """Yield the log key and the flattened ranges of each log range in a reference."""
-    ref = value_reference(ref)
+    ref = find_value_reference(ref)
     if ref is None or isinstance(ref, bytes):
         return
     kind = ref[0]

@@ -20,7 +20,7 @@ from uuid import uuid4
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.cache import Head, Snapshot, Thread
-from perdure.checkpointers.labels import MERGED, find_updated
+from perdure.checkpointers.labels import MERGED, find_updated_checkpoint_id
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
 from perdure.checkpointers.merge import (
     Merge,
@@ -40,7 +40,7 @@ from perdure.checkpointers.records import (
     pack_id,
     transcript_to_store,
 )
-from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_by_update
+from perdure.checkpointers.status import ASIDE_SUFFIX, NULL_TASK, is_update_path
 from perdure.storage.flow import Flow, Row
 
 _MAX_STEPS: Final = 64  # maximum checkpoints that are read from the head back to a put's parent
@@ -139,7 +139,7 @@ class MergePlanner:
         """
         unread = {channel for channel in merged if not _has_read(put, channel, current)}
         if any(channel in put.new_versions for channel in unread):
-            if self._reader.step_of(current) == _ANCHOR_STEP:
+            if self._reader.read_step(current) == _ANCHOR_STEP:
                 return None  # the put of the run becomes the head, as it would without an anchor
             return Merge(current, {}, keeps_head=(yield from self._last_update(current, unread)))
         return self._take_over(put, current, unread) if unread else None
@@ -165,7 +165,7 @@ class MergePlanner:
             return None
         if written.intersection(put.delta_channels, current.stored_channels()):
             return None  # langgraph reads no writes older than a stored value of the head
-        codec, step = self._reader.codec, self._reader.step_of(current)
+        codec, step = self._reader.codec, self._reader.read_step(current)
         fields = {**codec.decode(current.encoded_fields[0]), "ts": put.checkpoint["ts"]}
         put.encoded_fields[0] = codec.encode(fields, lambda: "checkpoint")
         if step is not None:
@@ -323,7 +323,9 @@ class MergePlanner:
             if snapshot is None or metadata.get("source") not in sources:
                 return False
             parent_id = snapshot.parent_id
-            updated_id = find_updated(parent_id, metadata) if "update" in sources else None
+            updated_id = (
+                find_updated_checkpoint_id(parent_id, metadata) if "update" in sources else None
+            )
             if ancestor.checkpoint_id in (parent_id or "", updated_id):
                 return True
             snapshot = (yield from self._read_snapshot(parent_id)) if parent_id else None
@@ -350,7 +352,7 @@ class MergePlanner:
 
     def _unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
         """Return the channels that a checkpoint has taken over and that no put has read."""
-        names = self._reader.labels_of(snapshot).get(MERGED) if snapshot.encoded_fields else None
+        names = self._reader.read_labels(snapshot).get(MERGED) if snapshot.encoded_fields else None
         return (
             [c for c in names if c in snapshot.channel_versions] if isinstance(names, list) else []
         )
@@ -456,7 +458,7 @@ def fold_update(
         Whether the head has changed.
     """
     address, (namespace, pinned, key) = request.address, row
-    if request.is_deliberate or request.task_id == NULL_TASK or is_by_update(request.task_path):
+    if request.is_deliberate or request.task_id == NULL_TASK or is_update_path(request.task_path):
         return False  # the writes are those of a person and not of a run that continues
     rows = yield reader.sql("checkpoint_row", key)
     snapshot = reader.decrypt_row(*address[:2], rows[0]) if rows else None
@@ -489,7 +491,7 @@ def set_writes_apart(
         The id and the path under which the present writes are to be stored.
     """
     new_task_id, (path, body) = str(uuid4()), stored_row
-    if is_by_update(request.task_path):
+    if is_update_path(request.task_path):
         return new_task_id, request.task_path + ASIDE_SUFFIX
     uid = pack_id(request.address.checkpoint_id)
     row = uid, pack_id(request.task_id), path, body

@@ -32,7 +32,7 @@ class AttributeMismatch(ValueError):
 
 
 @functools.lru_cache(maxsize=1024)
-def kind_of(cls: type) -> Kind | None:
+def plain_class_kind(cls: type) -> Kind | None:
     """Return the kind of a plain data class, or None for any other class."""
     bases = cls.__mro__
     if enum.Enum in bases:
@@ -49,7 +49,7 @@ def kind_of(cls: type) -> Kind | None:
     return None
 
 
-def name_of(cls: type) -> tuple[str, str]:
+def class_name(cls: type) -> tuple[str, str]:
     """Return the module and the name by which `find_class` finds a class."""
     name = cls.__qualname__
     if (
@@ -120,7 +120,7 @@ def read_attributes(value: Any) -> dict[str, Any]:
     classes.
     """
     cls: Any = type(value)
-    kind = kind_of(cls)
+    kind = plain_class_kind(cls)
     if kind == "namedtuple":
         return dict(zip(cls._fields, value, strict=True))
     if kind == "enum":
@@ -194,7 +194,7 @@ def rebuild_object(
     Raises:
         AttributeMismatch: The class does not have these attributes.
     """
-    kind = kind_of(cls)
+    kind = plain_class_kind(cls)
     if kind == "enum":
         return _find_enum_member(cls, payload)
     if type(payload) is not dict or not all(type(name) is str for name in payload):
@@ -325,7 +325,7 @@ def _rebuild_dumped(annotation: Any, value: Any) -> Any:
 
 def _rebuild_dumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
     """Rebuild a dumped model, dataclass or dict; return the dict itself if nothing changes."""
-    kind = kind_of(annotation) if isinstance(annotation, type) else None
+    kind = plain_class_kind(annotation) if isinstance(annotation, type) else None
     if kind == "model" and value.keys() == annotation.__pydantic_fields__.keys():
         return rebuild_object(annotation, value, dumped=True)
     if kind == "dataclass":

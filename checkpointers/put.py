@@ -50,9 +50,7 @@ from perdure.errors import UnknownCheckpoint, Unstorable
 START: Final = "__start__"
 """langgraph's input channel, whose value is a dict of updates for other channels."""
 MAX_INLINE_BYTES: Final = 128  # maximum encoded size of a value in a checkpoint row
-_MIN_ELEMENTS_FOR_LOG: Final = (
-    8  # elements of an update from which on it is worth a look at the log
-)
+_MIN_ELEMENTS_FOR_LOG: Final = 8  # elements; shorter updates are not compared with the log
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
 MAX_TITLE_CHARS: Final = 80  # characters; longer titles are cut
@@ -219,9 +217,8 @@ class CheckpointPut:
         other_fields = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         self.encoded_fields = [
             codec.encode(other_fields, lambda: "checkpoint"),
-            codec.encode(
-                self.metadata, lambda: "metadata", exact=True
-            ),  # user ids in it must not be changed
+            # exact, because a user id in the metadata must not be changed
+            codec.encode(self.metadata, lambda: "metadata", exact=True),
         ]
 
     def _set_item_times(self, items: list[bytes], times: Any) -> None:
@@ -253,21 +250,23 @@ class CheckpointPut:
 
     def _encode_channel(self, codec: Codec, channel: str) -> EncodedValue:
         """Encode the value of a channel, unless it is encoded already, and return the encoding."""
-        held = self._encoded.get(channel)
-        if held is None:
+        encoded_value = self._encoded.get(channel)
+        if encoded_value is None:
             path = f"channel_values[{channel!r}]"
-            held = self._encoded[channel] = encode_value(codec, self._values[channel], path)
-            if held.is_snapshot and held.kind != ITEM:
+            encoded_value = self._encoded[channel] = encode_value(
+                codec, self._values[channel], path
+            )
+            if encoded_value.is_snapshot and encoded_value.kind != ITEM:
                 self.snapshot_channels = [*self.snapshot_channels, channel]
             elif type(self._values[channel]) is DeltaSnapshot:
                 self.delta_channels = [*self.delta_channels, channel]
-        return held
+        return encoded_value
 
-    def version_of(self, channel: str) -> Any:
+    def channel_version(self, channel: str) -> Any:
         """Return the version of a channel."""
         return self._versions[channel]
 
-    def encoded_elements_of(self, channel: str) -> Iterable[tuple[Any, bytes]]:
+    def iter_encoded_elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
         """Return the elements of a channel's list or dict, each with its encoding."""
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
@@ -535,12 +534,14 @@ def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
         Unstorable: The value cannot be stored.
     """
     if type(value) is Continuation:
-        return EncodedValue(LIST, *_elements(codec, value.items, path), b"", continues_parent=True)
+        return EncodedValue(
+            LIST, *_encode_elements(codec, value.items, path), b"", continues_parent=True
+        )
     inner_value = value.value if type(value) is DeltaSnapshot else value
     if _is_splittable(inner_value):
         kind = DICT if type(inner_value) is dict else LIST
         return EncodedValue(
-            kind, *_elements(codec, inner_value, path), b"", inner_value is not value
+            kind, *_encode_elements(codec, inner_value, path), b"", inner_value is not value
         )
     encoded = codec.encode(value, lambda: path)
     is_inline = len(encoded) <= MAX_INLINE_BYTES and not isinstance(value, BaseMessage)
@@ -614,7 +615,7 @@ def encode_inline(
             )
         return [MAP, references]
     kind = DICT_HERE if type(value) is dict else LIST_HERE
-    elements, comparison_forms = _elements(codec, value, path)
+    elements, comparison_forms = _encode_elements(codec, value, path)
     if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
         log = thread.logs_by_channel.get(channel)
         if log is not None and log.items:  # a reference must not point to uncommitted items
@@ -644,7 +645,7 @@ def decode_inline(codec: Codec, ref: Any) -> Any:
     return dict(parts) if kind == DICT_HERE else parts
 
 
-def _elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[bytes]]:
+def _encode_elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[bytes]]:
     """Return the elements of a list, or the pairs of a dict, and the encoding of each."""
     elements = [[*pair] for pair in value.items()] if type(value) is dict else [*value]
     try:

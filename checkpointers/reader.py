@@ -22,7 +22,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.labels import labels_in
+from perdure.checkpointers.labels import select_labels
 from perdure.checkpointers.manifest import (
     ALIASES,
     DELTA,
@@ -248,6 +248,7 @@ class CheckpointReader:
     def _read_tuple_of(
         self, address: Address, checkpoint: StoredCheckpoint | None
     ) -> Flow[CheckpointTuple | None]:
+        """Read the pending writes and the values of a checkpoint, if there is one."""
         if checkpoint is None:
             return None
         return (
@@ -266,16 +267,18 @@ class CheckpointReader:
             address: The address.
             epoch: The present epoch of the database.
         """
-        stored = self._cached_head(address)
-        if stored is None:
+        stored_checkpoint = self._cached_head(address)
+        if stored_checkpoint is None:
             return None
-        head = stored.thread.heads.get(address.checkpoint_ns)
-        if head is None or head.snapshot is not stored.snapshot or head.epoch != epoch:
+        head = stored_checkpoint.thread.heads.get(address.checkpoint_ns)
+        if head is None or head.snapshot is not stored_checkpoint.snapshot or head.epoch != epoch:
             return None
         if head.write_rows is None:
             return None
         flow = self._build_tuple(
-            address, stored, [(None, None, *row) for row in head.write_rows.copy().values()]
+            address,
+            stored_checkpoint,
+            [(None, None, *row) for row in head.write_rows.copy().values()],
         )
         try:
             flow.send(None)
@@ -330,13 +333,16 @@ class CheckpointReader:
         )
 
     def _build_tuple(
-        self, address: Address, stored: StoredCheckpoint, rows: Sequence[Row]
+        self, address: Address, stored_checkpoint: StoredCheckpoint, rows: Sequence[Row]
     ) -> Flow[CheckpointTuple]:
-        snapshot, values = stored.snapshot, {}
+        """Read the values of a checkpoint, and build langgraph's tuple from them."""
+        snapshot, values = stored_checkpoint.snapshot, {}
         for channel, ref in snapshot.references.items():
             if ref[0] != DELTA:
-                values[channel] = yield from self.read_value(address.thread_id, stored.thread, ref)
-        writes = yield from self.read_writes(address, stored, rows)
+                values[channel] = yield from self.read_value(
+                    address.thread_id, stored_checkpoint.thread, ref
+                )
+        writes = yield from self.read_writes(address, stored_checkpoint, rows)
         checkpoint = {
             **self.codec.decode(snapshot.encoded_fields[0]),
             "id": snapshot.checkpoint_id,
@@ -345,7 +351,7 @@ class CheckpointReader:
             "versions_seen": {node: dict(seen) for node, seen in snapshot.versions_seen.items()},
         }
         return CheckpointTuple(
-            address.config(snapshot.checkpoint_id, stored.thread.newest_removal),
+            address.config(snapshot.checkpoint_id, stored_checkpoint.thread.newest_removal),
             checkpoint,  # type: ignore[arg-type]
             cast(CheckpointMetadata, self.decode_metadata(snapshot)),
             address.config(snapshot.parent_id) if snapshot.parent_id else None,
@@ -484,17 +490,17 @@ class CheckpointReader:
         except (TypeError, ValueError, OverflowError):
             return put_at
 
-    def step_of(self, snapshot: Snapshot) -> int | None:
+    def read_step(self, snapshot: Snapshot) -> int | None:
         """Return the superstep in a checkpoint's metadata, or None."""
         if snapshot.step == UNREAD_STEP:
             step = self.decode_metadata(snapshot).get("step")
             snapshot.step = step if type(step) is int else None
         return snapshot.step
 
-    def labels_of(self, snapshot: Snapshot) -> dict[str, Any]:
+    def read_labels(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the metadata values that the children of a checkpoint inherit."""
         if snapshot.labels is None:
-            snapshot.labels = labels_in(self.decode_metadata(snapshot))
+            snapshot.labels = select_labels(self.decode_metadata(snapshot))
         return snapshot.labels
 
     def resolve_ranges(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:

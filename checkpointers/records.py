@@ -326,11 +326,11 @@ def encrypt_list_entry(
     Returns:
         The entry and the search keys. The keys are None if the head must be read to match a search.
     """
-    parts = [*(title or (None, None)), listed and listed[1]]
+    entry = [*(title or (None, None)), listed and listed[1]]
     search_keys = None
     if title is not None and listed is not None:
         search_keys = build_search_keys(seal, thread_id, title.text, listed[0])
-    return seal.seal(pack(parts), ("title", thread_id)), search_keys
+    return seal.seal(pack(entry), ("title", thread_id)), search_keys
 
 
 def decrypt_list_entry(
@@ -514,21 +514,21 @@ def encrypt_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes |
 
 
 def encrypt_events(
-    seal: Seal, run: LiveRun, since: int, events: Sequence[tuple[Any, bytes]]
+    seal: Seal, run: LiveRun, after_event: int, events: Sequence[tuple[Any, bytes]]
 ) -> bytes:
-    """Return the encrypted batch of events that a run emitted after the event `since`."""
-    return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, since))
+    """Return the encrypted batch of events that a run emitted after the event `after_event`."""
+    return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, after_event))
 
 
 def decrypt_events(
-    seal: Seal, thread_id: str, run_id: str, since: int, body: bytes | None
+    seal: Seal, thread_id: str, run_id: str, after_event: int, body: bytes | None
 ) -> list[tuple[Any, bytes]]:
     """Return a batch of events from its stored form.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
     """
-    associated_data = "events", thread_id, run_id, since
+    associated_data = "events", thread_id, run_id, after_event
     return (
         []
         if body is None
@@ -585,6 +585,7 @@ def encrypt_cron(seal: Seal, cron: CronRow) -> bytes:
 
 
 def _decrypt_and_unpack(seal: Seal, body: bytes, associated_data: AssociatedData) -> Any:
+    """Decrypt the body of a row, and decode it from msgpack."""
     try:
         return unpack(seal.unseal(body, associated_data))
     except ValueError as exc:

@@ -106,7 +106,7 @@ class RunStarts:
             put.run_started_at = None if run.has_writes else run.started_at
 
 
-def find_brought_after(
+def find_added_after(
     reader: CheckpointReader,
     runs: RunStarts,
     thread_id: str,
@@ -129,11 +129,11 @@ def find_brought_after(
     """
     period, address = (after, time.time()), Address(thread_id, "", None)
     if config is None:
-        stored = yield from reader.find_checkpoint(address)
-        brought_by_id = yield from _find_brought_messages(
-            reader, thread_id, stored, channel, message_ids, period
+        stored_checkpoint = yield from reader.find_checkpoint(address)
+        brought_by_id = yield from _find_added_messages(
+            reader, thread_id, stored_checkpoint, channel, message_ids, period
         )
-        return [brought_by_id.get(each, False) for each in message_ids]
+        return [brought_by_id.get(message_id, False) for message_id in message_ids]
     run = runs.find_run(config, thread_id)
     namespace = str(config.get("configurable", {}).get("checkpoint_ns") or "")
     if run is None or _BETWEEN_GRAPHS in namespace:
@@ -141,19 +141,19 @@ def find_brought_after(
     if run.checkpoint_id is None:
         return [_is_within(run.started_at, period)] * len(message_ids)
     address = address._replace(checkpoint_id=run.checkpoint_id)
-    stored = yield from reader.find_checkpoint(address)
-    if stored is None:  # the checkpoint was pruned in the meantime
+    stored_checkpoint = yield from reader.find_checkpoint(address)
+    if stored_checkpoint is None:  # the checkpoint was pruned in the meantime
         return [False] * len(message_ids)
-    brought_by_id = yield from _find_brought_messages(
-        reader, thread_id, stored, channel, message_ids, period
+    brought_by_id = yield from _find_added_messages(
+        reader, thread_id, stored_checkpoint, channel, message_ids, period
     )
     started_at = run.started_at
     if not run.has_input:  # the run may continue an earlier run that was stopped
         status = yield from reader.find_status(address)
         if status is None or status.tasks:
-            started_at = stored.snapshot.run_started_at or 0.0
+            started_at = stored_checkpoint.snapshot.run_started_at or 0.0
     is_new = _is_within(started_at, period) and not run.has_writes
-    return [brought_by_id.get(each, is_new) for each in message_ids]
+    return [brought_by_id.get(message_id, is_new) for message_id in message_ids]
 
 
 def _is_within(started_at: float | None, period: tuple[float, float]) -> bool:
@@ -161,10 +161,10 @@ def _is_within(started_at: float | None, period: tuple[float, float]) -> bool:
     return started_at is not None and period[0] < started_at <= period[1]
 
 
-def _find_brought_messages(
+def _find_added_messages(
     reader: CheckpointReader,
     thread_id: str,
-    stored: StoredCheckpoint | None,
+    stored_checkpoint: StoredCheckpoint | None,
     channel: str,
     message_ids: Sequence[str],
     period: tuple[float, float],
@@ -175,56 +175,56 @@ def _find_brought_messages(
     them. A version was added by the run of the first checkpoint that contains it. If this
     checkpoint has a parent, the parent must be stored too. Otherwise the result is False.
     """
-    if stored is None or channel not in stored.snapshot.transcript:
+    if stored_checkpoint is None or channel not in stored_checkpoint.snapshot.transcript:
         return {}
-    key, _ = stored.snapshot.transcript[channel]
+    key, _ = stored_checkpoint.snapshot.transcript[channel]
     transcript_positions = yield from _read_origins(
-        reader, thread_id, stored, stored.snapshot, channel
+        reader, thread_id, stored_checkpoint, stored_checkpoint.snapshot, channel
     )
     ranges = join_ranges((position, position + 1) for position in sorted(transcript_positions))
-    log = yield from reader.load_items(thread_id, stored.thread, key, ranges)
+    log = yield from reader.load_items(thread_id, stored_checkpoint.thread, key, ranges)
     wanted_ids, id_by_position = {*message_ids}, dict[int, str]()
     values = reader.codec.decode_all(log.items_in(ranges))
     for position, message in zip(iter_positions(ranges), values, strict=True):
         if (message_id := getattr(message, "id", None)) in wanted_ids:
             id_by_position[position] = message_id
-    brought = yield from _find_brought_positions(
-        reader, thread_id, stored, channel, {*id_by_position}, period
+    added_positions = yield from _find_added_positions(
+        reader, thread_id, stored_checkpoint, channel, {*id_by_position}, period
     )
     results = dict[str, bool]()
     for position, message_id in id_by_position.items():
-        results[message_id] = results.get(message_id, True) and position in brought
+        results[message_id] = results.get(message_id, True) and position in added_positions
     return results
 
 
-def _find_brought_positions(
+def _find_added_positions(
     reader: CheckpointReader,
     thread_id: str,
-    stored: StoredCheckpoint,
+    stored_checkpoint: StoredCheckpoint,
     channel: str,
     item_positions: set[int],
     period: tuple[float, float],
 ) -> Flow[set[int]]:
     """Return the positions of a checkpoint's items that were added by runs of a period."""
-    brought, remaining = set[int](), item_positions
-    checkpoint: Snapshot | None = stored.snapshot
+    added, remaining = set[int](), item_positions
+    checkpoint: Snapshot | None = stored_checkpoint.snapshot
     while remaining and checkpoint is not None and _is_within(checkpoint.run_started_at, period):
         parent: Snapshot | None = None
         if checkpoint.parent_id is not None:
-            parts = thread_id, "", stored.namespace_key, checkpoint.parent_id
-            parent = yield from reader.read_snapshot(*parts)
+            arguments = thread_id, "", stored_checkpoint.namespace_key, checkpoint.parent_id
+            parent = yield from reader.read_snapshot(*arguments)
             if parent is None:  # the parent was pruned
-                return brought
+                return added
         in_parent = set[int]()
         if parent is not None:
             in_parent = remaining & (
-                yield from _read_origins(reader, thread_id, stored, parent, channel)
+                yield from _read_origins(reader, thread_id, stored_checkpoint, parent, channel)
             )
         # An input is not yet in the channel, so new items at an input come from an earlier run.
         if reader.decode_metadata(checkpoint).get("source") != "input":
-            brought |= remaining - in_parent
+            added |= remaining - in_parent
         checkpoint, remaining = parent, in_parent
-    return brought
+    return added
 
 
 def _read_origins(

@@ -52,7 +52,7 @@ from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.labels import LABELS, context_labels
 from perdure.checkpointers.listing import Listing
-from perdure.checkpointers.objects import name_of
+from perdure.checkpointers.objects import class_name
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.removal_records import RemovalRecords
@@ -197,7 +197,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         return checkpoint
 
     def _note_loaded_removal(self, config: RunnableConfig, checkpoint: CheckpointTuple) -> None:
-        """Remember the removal number of a loaded checkpoint for its run; see `RemovalRecords`."""
+        """Record the number of the newest removal for the run that has loaded a checkpoint."""
         configurable: Any = checkpoint.config["configurable"]
         self._removals.note_load(config, configurable["thread_id"], configurable[REMOVALS_KEY])
 
@@ -425,6 +425,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             self.database.write(*database_write)
 
     async def _awrite(self, put: CheckpointPut | TaskWrites, item_count: int) -> None:
+        """Store a request without blocking the event loop; large requests use another thread."""
         run_writes = RUN_WRITES.get()
         with _NO_RUN if run_writes is None else run_writes.count_write():
             if item_count <= OFF_LOOP_ITEMS:
@@ -455,8 +456,8 @@ def choose_serializer(
     """Return the serializer, the encryption and the stored types for the options of `open`."""
     seal, stored_types = build_seal(key), StoredTypes(types, aliases)
     if serde is None:
-        names = [name_of(t) if isinstance(t, type) else t for t in allow]
-        names += [*map(name_of, stored_types.classes), *([] if strict else [Allowlist.LOADED])]
+        names = [class_name(t) if isinstance(t, type) else t for t in allow]
+        names += [*map(class_name, stored_types.classes), *([] if strict else [Allowlist.LOADED])]
         serde = JsonPlusSerializer(allowed_msgpack_modules=names or None)
     plain_serde = serde.serde if isinstance(serde, EncryptedSerializer) else serde
     if stored_types.is_used and type(plain_serde) is not JsonPlusSerializer:

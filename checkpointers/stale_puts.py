@@ -195,6 +195,7 @@ class StalePut:
         )
 
     def _remove_erased(self, channel: str, value: Any, *, inputs: bool) -> Any:
+        """Return the value of a channel without erased messages, or `GONE` if nothing is left."""
         if channel == TASKS and isinstance(value, list) and {*map(type, value)} == {Send}:
             remaining, is_changed = remove_quoting_tasks(self._remover, value)
             return remaining if is_changed else value
@@ -272,7 +273,7 @@ def _iter_elements(value: Any) -> Iterable[Any]:
 def _check_not_deleted(
     reader: CheckpointReader,
     request: CheckpointPut | TaskWrites,
-    gone: frozenset[bytes],
+    deleted_hashes: frozenset[bytes],
     is_run: bool,
 ) -> Flow[None]:
     """Raise ThreadDeleted if a request continues a checkpoint that was deleted with its thread.
@@ -282,18 +283,20 @@ def _check_not_deleted(
     writes of its tasks. A request of such a run is refused too, because the run loaded the thread
     before the deletion.
     """
-    thread_id, ns, uid = request.address
-    named = {ns: uid} if uid is not None else {}
-    if not named and ns:
+    thread_id, checkpoint_ns, uid = request.address
+    ids_by_namespace = {checkpoint_ns: uid} if uid is not None else {}
+    if not ids_by_namespace and checkpoint_ns:
         configurable = (request.config or {}).get("configurable", {})
-        named = dict(configurable.get("checkpoint_map") or {})
+        ids_by_namespace = dict(configurable.get("checkpoint_map") or {})
     is_gone = is_there = False
-    for name, checkpoint_id in named.items():
-        rows = yield reader.sql("checkpoint_with_keys", pack_id(checkpoint_id), thread_id, name)
+    for namespace, checkpoint_id in ids_by_namespace.items():
+        rows = yield reader.sql(
+            "checkpoint_with_keys", pack_id(checkpoint_id), thread_id, namespace
+        )
         is_there = is_there or bool(rows)
         hashed = reader.removals.hash_text("checkpoint", checkpoint_id)
-        is_gone = is_gone or (not rows and hashed in gone)
-    if is_gone or (named and is_run and not is_there):
+        is_gone = is_gone or (not rows and hashed in deleted_hashes)
+    if is_gone or (ids_by_namespace and is_run and not is_there):
         raise ThreadDeleted(
             f"thread {thread_id!r} was deleted after this run had loaded its state, so the run can "
             "store nothing any more. Start a new run to begin a new conversation under this id"

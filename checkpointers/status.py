@@ -15,7 +15,7 @@ from perdure.checkpointers.put import START
 from perdure.checkpointers.reports import ThreadStatus, ThreadTask
 
 SENDS: Final = "__pregel_tasks"
-"""langgraph's channel of the `Send`s that run in the next superstep."""
+"""langgraph's channel that contains the `Send`s for the next superstep."""
 CANCELLED: Final = "__erased__"
 """The node of a `Send` that replaces an erased one. It keeps the index, and never runs."""
 _BRANCH: Final = "branch:to:"  # prefix of a channel; the node that the channel triggers follows
@@ -109,7 +109,7 @@ def _group_by_task(writes: Sequence[TaskWrite]) -> dict[str, list[TaskWrite]]:
     """Group the writes by the task of the superstep that has written them."""
     by_task: dict[str, list[TaskWrite]] = {}
     for write in writes:
-        if write.task_id != NULL_TASK and not _is_inner(write.task_path):
+        if write.task_id != NULL_TASK and not _is_nested_path(write.task_path):
             by_task.setdefault(write.task_id, []).append(write)
     return by_task
 
@@ -118,12 +118,12 @@ def _has_path(writes: list[TaskWrite]) -> bool:
     return writes[0].task_path.startswith((_PULL, _PUSH))
 
 
-def is_by_update(path: str) -> bool:
+def is_update_path(path: str) -> bool:
     """Return whether writes with this path come from `update_state` and not from a run."""
     return path.startswith(_UPDATE)
 
 
-def _is_inner(path: str) -> bool:
+def _is_nested_path(path: str) -> bool:
     """Return whether a path is not that of a task of the superstep.
 
     It may belong to a call by another task, to an error handler, or to an update.
@@ -171,6 +171,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _build_task(path: str, node: str, task_id: str | None, writes: list[TaskWrite]) -> ThreadTask:
+    """Build the task of a path from its pending writes."""
     interrupts: list[Any] = []
     for write in writes:
         if write.channel == INTERRUPT:

@@ -16,7 +16,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.known_types import KNOWN, Name
-from perdure.checkpointers.objects import find_class, kind_of, name_of
+from perdure.checkpointers.objects import class_name, find_class, plain_class_kind
 from perdure.errors import ConfigurationError, SerializationError
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class StoredType(Generic[T]):
                     f"{option} of the stored type {self.cls.__qualname__} is {function!r:.80}; "
                     "expected a function with one argument, the value"
                 )
-        name = parse_name("name", self.name) if self.name else name_of(self.cls)
+        name = parse_name("name", self.name) if self.name else class_name(self.cls)
         object.__setattr__(self, "stored_name", name)
         _refuse_supported_class(self.cls)
 
@@ -145,21 +145,21 @@ class StoredTypes:
         self._by_name: dict[Name, StoredType[Any]] = {}
         if not isinstance(types, list | tuple):
             raise ConfigurationError(f"types is {types!r:.80}; expected a list of StoredType")
-        for each in types:
-            if not isinstance(each, StoredType):
+        for stored_type in types:
+            if not isinstance(stored_type, StoredType):
                 raise ConfigurationError(
-                    f"types contains {each!r:.80}; expected StoredType(cls, dump, load)"
+                    f"types contains {stored_type!r:.80}; expected StoredType(cls, dump, load)"
                 )
-            if each.cls in self.by_class or each.stored_name in self._by_name:
+            if stored_type.cls in self.by_class or stored_type.stored_name in self._by_name:
                 raise ConfigurationError(
-                    f"types registers {_format_name(each.stored_name)} twice, for "
-                    f"{each.cls.__qualname__}; register each class once, under a unique name"
+                    f"types registers {_format_name(stored_type.stored_name)} twice, for "
+                    f"{stored_type.cls.__qualname__}; register each class once, under a unique name"
                 )
-            self.by_class[each.cls] = self._by_name[each.stored_name] = each
+            self.by_class[stored_type.cls] = self._by_name[stored_type.stored_name] = stored_type
         self._targets = _resolve_aliases(aliases, self._stored_name)
         self.former: dict[Name, list[Name]] = {}
         for old, target in self._targets.items():
-            if target not in self.by_class and kind_of(target) is None:
+            if target not in self.by_class and plain_class_kind(target) is None:
                 raise ConfigurationError(
                     f"aliases maps {_format_name(old)} to {target.__qualname__}, which is not a "
                     "pydantic model, dataclass, enum or named tuple; register it with types=[...]"
@@ -174,7 +174,7 @@ class StoredTypes:
     def _stored_name(self, cls: type) -> Name:
         """Return the name under which new values of a class are stored."""
         registered = self.by_class.get(cls)
-        return name_of(cls) if registered is None else registered.stored_name
+        return class_name(cls) if registered is None else registered.stored_name
 
     @property
     def classes(self) -> list[type]:
@@ -204,7 +204,7 @@ class StoredTypes:
             generic, bracket, parameters = qualified_name.partition("[")
             target = self._targets.get((module, generic))
             if target is not None:
-                new_module, new_name = name_of(target)
+                new_module, new_name = class_name(target)
                 parametrised = find_class(
                     new_module, f"{new_name}{bracket}{parameters}", load=False
                 )
@@ -352,9 +352,9 @@ def _refuse_supported_class(cls: Any) -> None:
     if (
         cls in _BUILTIN
         or cls is type(None)
-        or name_of(cls) in KNOWN
+        or class_name(cls) in KNOWN
         or issubclass(cls, BaseMessage)
-        or kind_of(cls) is not None
+        or plain_class_kind(cls) is not None
     ):
         raise ConfigurationError(
             f"perdure stores values of {cls.__qualname__} by itself; remove the type from types="
@@ -374,7 +374,7 @@ def _format_name(name: Name) -> str:
 
 
 def _format_target(target: type | Name) -> str:
-    return _format_name(name_of(target) if isinstance(target, type) else target)
+    return _format_name(class_name(target) if isinstance(target, type) else target)
 
 
 def _format_error(exc: Exception) -> str:

@@ -33,9 +33,9 @@ from perdure.checkpointers.manifest import (
     LIST_HERE,
     MAP,
     SNAPSHOT,
+    find_value_reference,
     iter_positions,
     join_ranges,
-    value_reference,
 )
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.record_checks import MALFORMED, check_records
@@ -116,7 +116,7 @@ def read_transcript_tree(
             lineages.insert(0 if is_head else len(lineages), lineage)
     ranges = join_ranges((position, position + 1) for position in sorted({*chain(*lineages)}))
     ref = head.snapshot.references.get(channel)
-    is_known = ref is None or value_reference(ref) is not None
+    is_known = ref is None or find_value_reference(ref) is not None
     if not ranges:
         return TranscriptTree(
             {}, {}, lineages, is_known, channel in head.snapshot.channel_versions and ref is None

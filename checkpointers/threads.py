@@ -28,9 +28,9 @@ from perdure.checkpointers.manifest import (
     ITEM,
     SNAPSHOT,
     count_positions,
+    find_value_reference,
     iter_positions,
     join_ranges,
-    value_reference,
 )
 from perdure.checkpointers.put import TITLE_CANDIDATES, build_title
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint, damaged_index_error
@@ -167,7 +167,7 @@ class ThreadReader:
         """
         if ref is not None and ref[0] == DELTA and isinstance(ref[1], int):
             return ref[1] == DICT, False
-        is_delta, ref = isinstance(ref, list) and ref[0] == SNAPSHOT, value_reference(ref)
+        is_delta, ref = isinstance(ref, list) and ref[0] == SNAPSHOT, find_value_reference(ref)
         if not isinstance(ref, bytes):
             return ref is not None and ref[0] == DICT, not is_delta or ref[0] != ITEM
         value = self.reader.codec.decode(ref)  # an empty value is stored as bytes
@@ -219,7 +219,7 @@ class ThreadReader:
         values: dict[str, Any] = {}
         for channel, ref in checkpoint.snapshot.references.items():
             if isinstance(ref, list) and ref[0] in (SNAPSHOT, DELTA):
-                inner, values[channel] = value_reference(ref), None
+                inner, values[channel] = find_value_reference(ref), None
                 if inner is not None:
                     value = self.reader.read_value(address.thread_id, checkpoint.thread, inner)
                     values[channel] = yield from value

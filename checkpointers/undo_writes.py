@@ -15,7 +15,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.put import encode_inline
 from perdure.checkpointers.reader import CheckpointReader
 from perdure.checkpointers.records import decrypt_writes, encrypt_writes, pack_id, unpack_id
-from perdure.checkpointers.status import is_by_update
+from perdure.checkpointers.status import is_update_path
 from perdure.storage.flow import Flow
 
 
@@ -70,9 +70,12 @@ async def undo_writes(
 def _restore_writes(
     reader: CheckpointReader, thread_id: str, run_id: str, former: FormerCheckpoint
 ) -> Flow[None]:
+    """Rewrite or delete the rows of pending writes that differ from the former state."""
     checkpoint_ns, checkpoint_id, tasks = former
-    for thread, *_ in (yield reader.sql("find_thread", thread_id)):
-        namespaces = {name: key for key, name, _ in (yield reader.sql("thread_namespaces", thread))}
+    for thread_key, *_ in (yield reader.sql("find_thread", thread_id)):
+        namespaces = {
+            name: key for key, name, _ in (yield reader.sql("thread_namespaces", thread_key))
+        }
         rows = (
             (yield reader.sql("namespace_writes", namespaces[checkpoint_ns]))
             if checkpoint_ns in namespaces
@@ -81,7 +84,7 @@ def _restore_writes(
         for row in rows:
             task_id, task_path = unpack_id(row[1]) or "", row[2]
             if unpack_id(row[0]) != checkpoint_id or (
-                is_by_update(task_path) and task_id != run_id
+                is_update_path(task_path) and task_id != run_id
             ):
                 continue
             row_key = namespaces[checkpoint_ns], pack_id(checkpoint_id), pack_id(task_id)
@@ -99,4 +102,4 @@ def _restore_writes(
                 reader.seal, associated_data, sorted(restored, key=lambda write: write[0])
             )
             yield reader.sql("put_writes", *row_key, task_path, body)
-        yield reader.sql("mark_head_changed", thread)
+        yield reader.sql("mark_head_changed", thread_key)

@@ -29,10 +29,10 @@ from pydantic import BaseModel
 
 from perdure.checkpointers.known_types import KNOWN, Name
 from perdure.checkpointers.objects import (
+    class_name,
     explain_missing_class,
     find_class,
-    kind_of,
-    name_of,
+    plain_class_kind,
     read_attributes,
     read_private_attributes,
     rebuild_object,
@@ -146,12 +146,14 @@ class Allowlist:
     def __init__(self, serde: JsonPlusSerializer, types: StoredTypes = NO_TYPES) -> None:
         self.types = types
 
-        def has(name: Name) -> bool:
+        def allows_name(name: Name) -> bool:
             return serde.with_msgpack_allowlist([name]) is serde  # adding it changes nothing
 
-        everything = has(("", ""))
-        self.is_strict = not everything and not has(self.LOADED)
-        self.has_name = functools.lru_cache(maxsize=1024)(lambda name: not everything and has(name))
+        everything = allows_name(("", ""))
+        self.is_strict = not everything and not allows_name(self.LOADED)
+        self.has_name = functools.lru_cache(maxsize=1024)(
+            lambda name: not everything and allows_name(name)
+        )
 
     def check_allowed(self, name: Name) -> None:
         """Raise `TypeNotAllowed` if the strict rule applies and does not name a plain data class.
@@ -257,6 +259,7 @@ class Converter:
         return ormsgpack.unpackb(data, ext_hook=hook, option=_UNPACK)
 
     def _call_one_level_deeper(self, step: Callable[..., Any], *args: Any) -> Any:
+        """Call a function for a nested object, with a limit on the number of levels."""
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
@@ -271,6 +274,7 @@ class Converter:
     # -- to msgpack
 
     def _encode_extension(self, value: Any) -> Any:
+        """Encode a value that msgpack does not support as an extension."""
         cls: type = type(value)
         name = (cls.__module__, cls.__qualname__)
         if cls is tuple:
@@ -289,7 +293,7 @@ class Converter:
             raise TypeError(
                 "an exception would be read back as text; store str(error) or its attributes"
             )
-        if kind_of(cls) is not None:
+        if plain_class_kind(cls) is not None:
             return self._encode_object(value)
         return self._encode_other(value, name)
 
@@ -298,6 +302,7 @@ class Converter:
         return ormsgpack.Ext(code, self._pack_value(self._convert_exactly(parts), _EXACT))
 
     def _convert_exactly(self, value: Any) -> Any:
+        """Replace values that msgpack would change with extensions that keep their exact type."""
         if type(value) is list or type(value) is tuple:
             return type(value)(map(self._convert_exactly, value))
         if type(value) is bytearray:
@@ -334,7 +339,7 @@ class Converter:
             payload |= {
                 n: v for n, v in value.__dict__.items() if self._contains_extension_value(v)
             }
-        elif kind_of(cls) is not None:
+        elif plain_class_kind(cls) is not None:
             payload = read_attributes(value)
         elif name[0] == "pydantic.networks":
             code, payload = _SINGLE, str(value)
@@ -352,8 +357,9 @@ class Converter:
         return ormsgpack.Ext(_POSITIONAL, self._pack_value([*name, [items, value.maxlen]]))
 
     def _encode_object(self, value: Any) -> ormsgpack.Ext:
+        """Encode an instance of a plain data class by its attributes."""
         cls: Any = type(value)
-        name, kind, fields = name_of(cls), kind_of(cls), read_attributes(value)
+        name, kind, fields = class_name(cls), plain_class_kind(cls), read_attributes(value)
         self._allowlist.check_allowed(name)
         name = rename_class(name, self._former) if self._former else name
         if kind == "enum":
@@ -426,6 +432,7 @@ class Converter:
     # -- from msgpack
 
     def _decode_extension(self, code: int, data: bytes) -> Any:
+        """Decode the content of a msgpack extension."""
         if code == _TUPLE:
             return tuple(self._unpack_value(data))
         if code == _PAIRS:
@@ -468,9 +475,9 @@ class Converter:
             is_named = self._allowlist.has_name(name)
             cls = find_class(*name, load=is_named)
         else:
-            self._allowlist.check_allowed(name_of(cls))
-            is_named = self._allowlist.has_name(name_of(cls))
-        kind = kind_of(cls) if cls is not None else None
+            self._allowlist.check_allowed(class_name(cls))
+            is_named = self._allowlist.has_name(class_name(cls))
+        kind = plain_class_kind(cls) if cls is not None else None
         reason = explain_missing_class(*name)
         try:
             if kind is not None:
@@ -485,7 +492,7 @@ class Converter:
         except Exception as exc:
             reason = f"the object cannot be rebuilt ({exc})"
         _note_detached(name, reason)
-        return _build_detached(origin, payload, whole=type(payload) is dict and kind != "enum")
+        return _build_detached(origin, payload, is_payload=type(payload) is dict and kind != "enum")
 
     def _load_registered(self, name: Name, payload: Any) -> Any:
         """Load a value of a registered type, or return its payload if it cannot be loaded."""
@@ -502,14 +509,14 @@ class Converter:
                 reason = f"the value cannot be loaded: {exc}"
         remedy = "open the checkpointer with types=[StoredType(cls, dump, load)] for it"
         _note_detached(name, reason, remedy)
-        return _build_detached((_REGISTERED, name, []), payload, whole=type(payload) is dict)
+        return _build_detached((_REGISTERED, name, []), payload, is_payload=type(payload) is dict)
 
 
 def _build_detached(
-    origin: tuple[int, Name, list[Any]], payload: Any, *, whole: bool
+    origin: tuple[int, Name, list[Any]], payload: Any, *, is_payload: bool
 ) -> DetachedFields:
-    detached = DetachedFields(payload if whole else {"value": payload})
-    detached.origin, detached.is_payload = origin, whole
+    detached = DetachedFields(payload if is_payload else {"value": payload})
+    detached.origin, detached.is_payload = origin, is_payload
     return detached
 
 
@@ -540,7 +547,7 @@ def _call_class(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
     if code == _SINGLE:
         return cls(payload)
     if code == _POSITIONAL:
-        if len(payload) == 3 and name_of(cls) == _SEND:
+        if len(payload) == 3 and class_name(cls) == _SEND:
             return cls(*payload[:2], timeout=payload[2])
         if issubclass(cls, deque):
             with suppress(TypeError):  # a subclass may fix the limit and accept only the items

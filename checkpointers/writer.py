@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 from perdure.checkpointers.additions import Additions, Commit, cache_pending_writes
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Head, Snapshot, Thread, keep_recent
-from perdure.checkpointers.delta_writes import delta_writes_from_cache, read_deltas
-from perdure.checkpointers.heads import head_after, run_start
+from perdure.checkpointers.delta_writes import find_cached_delta_writes, read_delta_writes
+from perdure.checkpointers.heads import choose_head, find_run_start
 from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, inherit_labels
 from perdure.checkpointers.merge_planner import MergePlanner, fold_update, set_writes_apart
 from perdure.checkpointers.put import CheckpointPut, Node, SplitValue, TaskWrites, choose_title
@@ -40,7 +40,7 @@ from perdure.checkpointers.records import (
     transcript_to_store,
     used_log_ranges,
 )
-from perdure.checkpointers.status import NULL_TASK, is_by_update
+from perdure.checkpointers.status import NULL_TASK, is_update_path
 from perdure.storage.database import Watch
 from perdure.storage.flow import Flow, GuardedRequest, GuardFailed, Row, Statement
 
@@ -107,6 +107,7 @@ class CheckpointWriter:
             request.encode_rest(self.codec)
 
         def store_request() -> Flow[Commit]:
+            """Execute the planned statements, or read the thread and plan the request again."""
             if commit is not None:
                 try:
                     commit.set_write_rows((yield GuardedRequest(commit.statements)))
@@ -178,7 +179,7 @@ class CheckpointWriter:
             ):
                 return None
             if parent is not None and (request.delta_channels or request.snapshot_channels):
-                request.replayed = delta_writes_from_cache(
+                request.replayed = find_cached_delta_writes(
                     self.reader, request, thread, head, parent
                 )
                 if request.replayed is None:
@@ -260,9 +261,9 @@ class CheckpointWriter:
         additions.fill_snapshot(snapshot, nodes, parent, put.merge)
         if replaced is None:
             snapshot.key = row_key(head.namespace_key, thread.last_seq)
-            steps = None if parent is None else self.reader.step_of(parent), snapshot.step
-            snapshot.run_start = run_start(put, head, parent, steps, thread.last_seq)
-            new_head, reveals_overlap = head_after(put, head, snapshot, thread.last_seq)
+            steps = None if parent is None else self.reader.read_step(parent), snapshot.step
+            snapshot.run_start = find_run_start(put, head, parent, steps, thread.last_seq)
+            new_head, reveals_overlap = choose_head(put, head, snapshot, thread.last_seq)
             row = self._build_row(put.address, snapshot, now)
             statements.append(self.sql("add_checkpoint", row[0], head.namespace_key, *row[1:]))
             if new_head.explicit_head != head.explicit_head:
@@ -376,7 +377,7 @@ class CheckpointWriter:
         if put.merge is not None:
             parent = put.merge.head
         if parent is not None and put.config is not None:
-            inherited = self.reader.labels_of(parent)
+            inherited = self.reader.read_labels(parent)
         for name in inherited:
             needs_encoding = needs_encoding or name not in metadata or name not in USER_LABELS
         if needs_encoding and put.config is not None:
@@ -523,7 +524,9 @@ class CheckpointWriter:
                 if put.delta_channels
                 else []
             )
-            put.replayed = yield from read_deltas(self.reader, put, thread, head, parent, rows)
+            put.replayed = yield from read_delta_writes(
+                self.reader, put, thread, head, parent, rows
+            )
         if existing_key is not None:
             rows = yield self.sql("checkpoint_row", existing_key)
             replaced = yield from self._resolve_first_row(put.address, thread, rows)
@@ -543,9 +546,11 @@ class CheckpointWriter:
             commit.replaces_checkpoint |= yield from planner.finish(put.merge, commit.head)
         return commit
 
-    def _read_stale_put(self, request: CheckpointPut | TaskWrites, removals: int) -> Flow[Any]:
+    def _read_stale_put(
+        self, request: CheckpointPut | TaskWrites, newest_removal: int
+    ) -> Flow[Any]:
         """Return the `StalePut` of a request if its state is older than a removal, else None."""
-        if not removals or not self.removals.is_stale(request, removals):
+        if not newest_removal or not self.removals.is_stale(request, newest_removal):
             return None
         from perdure.checkpointers.stale_puts import StalePut  # langgraph.types is slow to import
 
@@ -625,6 +630,7 @@ class CheckpointWriter:
     def _resolve_first_row(
         self, address: Address, thread: Thread, rows: list[Row]
     ) -> Flow[Snapshot | None]:
+        """Return the snapshot of the first row, with its ranges, or None if there is no row."""
         if not rows:
             return None
         snapshot = self.reader.decrypt_row(*address[:2], rows[0])
@@ -747,7 +753,7 @@ class CheckpointWriter:
         earlier_rows = yield self.sql(
             "find_writes", namespace_key, pack_id(checkpoint_id), pack_id(task_id)
         )
-        if earlier_rows and is_by_update(earlier_rows[0][0]) != is_by_update(task_path):
+        if earlier_rows and is_update_path(earlier_rows[0][0]) != is_update_path(task_path):
             task_id, task_path = yield from set_writes_apart(
                 self.reader, request, namespace_key, earlier_rows[0]
             )
