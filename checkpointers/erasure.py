@@ -315,7 +315,7 @@ class _Eraser:
     def _may_contain_erased(self, stored: bytes) -> bool:
         """Return whether encoded bytes may contain something to erase.
 
-        The check avoids decoding values that cannot contain any of it.
+        The check avoids decoding values that cannot contain an erased message.
         """
         if not self.codec.packs_messages or any(needle in stored for needle in self._needles):
             return True
@@ -744,6 +744,6 @@ def _pair_as_dict(value: Any) -> dict[Any, Any] | None:
 
 
 def _name_task(ns: str, node: str, task_id: str = "") -> str:
-    """Return the name of a task in the form of langgraph, with its namespace."""
+    """Return the name of a task with its namespace, in langgraph's form."""
     name = f"{node}:{task_id}" if task_id else node
     return f"{ns}|{name}" if ns else name

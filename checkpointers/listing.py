@@ -215,8 +215,8 @@ class Listing:
     ) -> Iterator[tuple[int, Address, Row]]:
         """Yield the matching rows of a namespace whose sequence number is less than `stop`.
 
-        The head comes first, under the sequence number of the newest row. The other rows follow,
-        newest first.
+        The head comes first and is sorted by the sequence number of the newest row. The other rows
+        follow, newest first.
 
         Yields:
             The sequence number to sort by, the address of the namespace, and the row.

@@ -303,7 +303,7 @@ class Maintenance:
         spares_runs: bool = False,
         dry_run: bool = False,
     ) -> Flow[PruneReport]:
-        """Delete a batch of the checkpoints that a rule does not keep, and unreferenced items.
+        """Delete a batch of checkpoints that a rule does not keep, and unreferenced items.
 
         Args:
             thread_id: The thread.
@@ -504,7 +504,7 @@ class Maintenance:
     def _add_alias_origins(
         self, thread_id: str, name: str, log: int, live_ranges: Ranges
     ) -> Flow[None]:
-        """Add the items that live aliases of a log repeat to its live ranges."""
+        """Add the positions of the items that live aliases repeat to the live ranges of a log."""
         origin_ranges: Ranges = []
         for start, stop in merge_ranges(live_ranges):
             if stop > ALIASES:

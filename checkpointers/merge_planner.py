@@ -1,6 +1,6 @@
 """Merge an update of the state with the run during which it was made.
 
-LangGraph's `update_state` reads a checkpoint and puts a new one upon it. If a run continues from
+LangGraph's `update_state` reads a checkpoint and puts a child of it. If a run continues from
 the same checkpoint, the two would become branches. They are merged instead, if no channel was
 written by both. The second put takes over the channels that the first one has written. Channels
 that route the run, its tasks, and `versions_seen` are always those of the run.
@@ -390,7 +390,7 @@ def _infer_pruned(put: CheckpointPut, current: Snapshot, checkpoint_id: str) -> 
     If the put has not written a channel, the channel has the version that the run has read. If the
     put has written it, the new version is higher than all versions that the run has read. So if the
     version in the head is lower than all new versions, it is still that of the pruned checkpoint.
-    If not, the channel was written after that checkpoint, and its version there is unknown.
+    Otherwise the channel was written after that checkpoint, and its version there is unknown.
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(

@@ -144,7 +144,10 @@ class Remover:
                 texts |= new_texts
 
     def build_needles(self) -> list[bytes]:
-        """Return byte strings. Each encoded value that may have to change contains at least one."""
+        """Return byte strings that are searched for in encoded values.
+
+        A value that contains none of them cannot contain anything to erase.
+        """
         texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
         for message in self.removed_messages.values():
             texts |= {call["name"] or "" for call in _list_calls(message)}
@@ -155,7 +158,7 @@ class Remover:
     def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
         """Exclude texts and tool calls that also occur in messages that are kept.
 
-        Such a text is not a quotation of the erased messages only.
+        Such a text does not show that an erased message was quoted.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
@@ -234,7 +237,8 @@ class Remover:
     def _is_quotation(self, text: str, context: ValueContext) -> bool:
         """Return whether a text is a quotation of the messages.
 
-        In the description of a task, a text that contains a text of the messages is one, too.
+        In the description of a task, a text that contains a text of an erased message is also a
+        quotation.
         """
         if len(text) < _MIN_QUOTATION_CHARS or context.in_kept_message:
             return False
@@ -274,7 +278,7 @@ class Remover:
     def _find_changed_fields(self, value: Any, context: ValueContext) -> dict[Any, Any]:
         """Return the new values of the fields that change, by name.
 
-        For a removed field, the value is `REMOVED`. The result of an erased tool call keeps its
+        The value of a removed field is `REMOVED`. The result of an erased tool call keeps its
         message, but loses its quotations.
         """
         is_dict, is_message = isinstance(value, dict), _parse_message_like(value)[1] is not None
@@ -341,8 +345,8 @@ def _parse_message_like(value: Any) -> tuple[str | None, Any]:
     """Parse a value that may be a message.
 
     Returns:
-        The id of the message, or None if it has none. And the value from which langchain can build
-        the message, or None if the value is not a message.
+        The id of the message, or None if the message has no id. The second element is the value
+        from which langchain can build the message, or None if the value is not a message.
     """
     if isinstance(value, BaseMessage):
         return value.id, value
@@ -417,7 +421,7 @@ def _keep_long(texts: set[str]) -> set[str]:
 
 
 def _iter_strings(value: Any) -> Iterator[str]:
-    """Yield all texts in a value of dicts and lists."""
+    """Yield all strings in nested dicts and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -16,16 +16,16 @@ class HistoryItem:
     """An item that was stored on the way to a checkpoint.
 
     Attributes:
-        value: The message, the element of a list or `(key, value)` of a dict.
+        value: The message, the element of a list, or the `(key, value)` pair of a dict.
         seen: Whether the item is still part of the channel's value at that checkpoint. None means
             that this is unknown, because the channel is a `DeltaChannel` of langgraph that does not
             hold messages and has no snapshot at that checkpoint.
         position: The position of the item in the channel's log. Later items have higher positions,
             and a position is never reused.
         branch: Whether the item is only on a branch that does not lead to the head.
-        stored_at: The time (UTC) of the checkpoint that first stored the item. It is the `ts` of
-            that checkpoint, or the time of the put if that is earlier. Copies, merges, imports of
-            langgraph's databases, prunes and erasures of other messages do not change it.
+        stored_at: The time (UTC) of the checkpoint that first stored the item. The time is the `ts`
+            of that checkpoint, or the time of the put if that is earlier. Copies, merges, imports
+            of langgraph's databases, prunes and erasures of other messages do not change it.
     """
 
     value: Any
@@ -229,7 +229,9 @@ class ThreadUsage:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """The number of objects that a prune, a retention rule or a deletion removed, or would remove.
+    """The number of objects that a prune, a retention rule or a deletion has removed.
+
+    In a dry run, the number of objects that would be removed.
 
     Attributes:
         items: The number of log items (messages and other elements).
@@ -321,7 +323,7 @@ class ImportReport:
 
     Attributes:
         threads: The number of threads that were read.
-        unchanged: The number of these threads of which everything was here already.
+        unchanged: The number of these threads that were here already with all their content.
         checkpoints: The number of checkpoints that were added.
         writes: The number of pending writes that were added.
         skipped: The number of checkpoints that were here already, with equal values.

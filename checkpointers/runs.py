@@ -95,8 +95,8 @@ class RunTable(ServerTable):
                 process has already advanced the cron, the run is rejected.
 
         Returns:
-            The run as it was stored, or None if it was rejected. And the ids of the live runs of
-            the thread.
+            The run as it was stored, or None if it was rejected. The second element contains the
+            ids of the live runs of the thread.
         """
         live = run.live
         about, _, request = encrypt_run(self._seal, live, run[3:6])
@@ -244,8 +244,8 @@ class RunTable(ServerTable):
     async def cancel_runs(self, thread_id: str, run_id: str, action: str) -> list[str]:
         """Cancel one run of a thread, or all of them if `run_id` is `""`.
 
-        A running run is stopped by its process. A pending or delayed run ends at once, or is
-        deleted if the action is `rollback`.
+        The process that executes a running run stops it. A pending or delayed run ends at once, or
+        is deleted if the action is `rollback`.
 
         Returns:
             The ids of the cancelled runs. Runs that had ended before are left out.
@@ -387,7 +387,7 @@ class RunTable(ServerTable):
         return [run_id for (run_id,) in await self._read_rows("live_runs_of_thread", thread_id)]
 
     async def list_runs_after(self, thread_id: str, seq: int) -> list[tuple[int, str, RunState]]:
-        """Return the number, the id and the state of each run of a thread after a run, in order."""
+        """Return the number, id and state of each run that follows run number `seq`, in order."""
         return [
             (row[0], row[1], row[2]) for row in await self._read_rows("runs_since", seq, thread_id)
         ]

@@ -4,9 +4,10 @@ Items, checkpoints and pending writes are copied as stored bytes, which are decr
 of the source and encrypted with the key of the target. Only metadata is decoded, because the index
 of metadata is built from it.
 
-In a merge, a thread that exists in both databases is handled as follows. It is skipped if both are
-equal or if only the target's thread has continued. It is replaced if only the source's thread has
-continued. It is refused if both have continued. Each thread is written in one transaction.
+In a merge, a thread that exists in both databases is handled as follows. The thread is skipped if
+both are equal or if only the target's thread has continued. It is replaced if only the source's
+thread has continued. It is refused if both have continued. Each thread is written in one
+transaction.
 """
 
 from __future__ import annotations

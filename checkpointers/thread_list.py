@@ -284,7 +284,7 @@ class ThreadList:
                 yield [tag.to_bytes(8, "big", signed=True) for tag in alternatives]
 
     def _decrypt_rows(self, rows: Sequence[Row]) -> Flow[list[ListedThread]]:
-        """Decrypt rows of threads, and read the heads of those whose rows lack something."""
+        """Decrypt rows of threads, and read the heads of threads whose rows are incomplete."""
         list_entries = {row[0]: decrypt_list_entry(self._seal, row[1], row[5]) for row in rows}
         incomplete_rows = [
             row[:6] for row in rows if row[6] or (row[7] and None in list_entries[row[0]])
@@ -301,7 +301,7 @@ class ThreadList:
         """Build a thread from its row.
 
         Args:
-            row: The row of the statement `listed`.
+            row: The row of the statement `listed_threads`.
             title: The title in the row, or None.
             encoded_metadata: The encoded metadata of the head in the row, or None.
             head: The head, if it was read. Its values take precedence over those of the row.
