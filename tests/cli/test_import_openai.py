@@ -50,7 +50,7 @@ def test_examples_of_every_kind_are_imported_whole(tmp_path: Path) -> None:
     assert (report["conversations"], report["messages"]) == (4, 8)
     assert report["left_out"] == {"tools": 2, "parallel_tool_calls": 1, "reference_answer": 1}
     assert [each["reason"] for each in report["skipped"]] == [
-        "an example of preference without 'input.messages'",
+        "a preference example without 'input.messages'",
         "the prompt or its completion is not text",
     ]
     assert threads() == [
