@@ -92,7 +92,7 @@ def found(text: str) -> list[str]:
 def former_import(file: Path, reader: Any = import_chatgpt.build_chatgpt_conversation) -> None:
     """Import a file as the version before did, which left out documents and reports."""
     shorter = reader(json.loads(file.read_text())[0])
-    for key, text in shorter.former.items():
+    for key, text in shorter.former_texts.items():
         parent, message, at = shorter.nodes[key]
         if text:
             about = {**message.response_metadata}
@@ -105,7 +105,7 @@ def former_import(file: Path, reader: Any = import_chatgpt.build_chatgpt_convers
             for other, node in shorter.nodes.items():
                 if node.parent == key:
                     shorter.nodes[other] = node._replace(parent=parent)
-    shorter.former = {}
+    shorter.former_texts = {}
     with open_database("x.db", None, create=True) as database:
         ImportWriter(
             database, ConversationsReport(), with_memories=True, later=False

@@ -91,11 +91,11 @@ def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
         ("'mapping' is missing or not an object", None),
         ("'parts' is not a list", "broken-10"),
         ("is its own ancestor, so it was imported as a first message", "loop"),
+        ("its parent is missing, so it was imported as a first message", "lost"),
         ("no content", "broken-7"),
         ("no content", "broken-8"),
         ("no conversation", None),
         ("no conversation", None),
-        ("its parent is missing, so it was imported as a first message", "lost"),
         ("the message is not an object", "odd"),
         ("unknown content 'hologram'", "broken-9"),
         ("unknown role 'None'", "broken-6"),
@@ -319,7 +319,7 @@ def test_files_of_perdure_are_merged(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert said("second") == said("trip", "other.db")
     for wrong in (["other.db", "--as", "trip"], ["other.db", "--as", "no=x"]):
         assert re.search("expected ID=NEW|no thread 'no'", error("import", *wrong, into=capsys))
-    assert "files of perdure" in error(
+    assert "databases of perdure" in error(
         "import", str(langgraphs(tmp_path)), "--as", "a=b", into=capsys
     )
 
@@ -528,9 +528,9 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         left.pop()
         return store(*given)
 
-    monkeypatch.setattr(ThreadImport, "run", cut_off)
+    monkeypatch.setattr(ThreadImport, "store_new_messages", cut_off)
     result = attempt("import", file)
-    monkeypatch.setattr(ThreadImport, "run", store)
+    monkeypatch.setattr(ThreadImport, "store_new_messages", store)
 
     assert result.exit_code == 130
     assert (
