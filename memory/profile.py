@@ -1,4 +1,4 @@
-"""Profiles: a document about a user, under a schema, changed field by field."""
+"""Profiles: a document about a user that has a schema and is changed field by field."""
 
 from __future__ import annotations
 
@@ -39,14 +39,19 @@ from perdure.stores.values import decode_value, encode_value, to_prompt_json
 
 M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
-MAX_BYTES: Final = 100_000  # of the JSON of a profile
-MAX_OPERATIONS: Final = 100  # of a patch
+MAX_BYTES: Final = 100_000  # maximum bytes of a profile's JSON
+MAX_OPERATIONS: Final = 100  # maximum operations of a patch
 _QUOTABLE_ERRORS: Final = (jsonpatch.InvalidJsonPatch, jsonpatch.JsonPatchConflict)
-_MAX_PATH_PARTS: Final = 200  # parts of a path; a schema allows fewer
+_MAX_PATH_PARTS: Final = 200  # maximum parts of a JSON pointer
 
 
 def check_operations(patch: Any) -> list[Document]:
-    """A copy of the operations of a patch, checked."""
+    """Check the operations of a patch, and return a copy of them.
+
+    Raises:
+        InvalidPatch: The patch is not a JSON Patch (RFC 6902), is too long, or has the path of the
+            whole document.
+    """
     if not isinstance(patch, list | tuple) or len(patch) > MAX_OPERATIONS:
         raise InvalidPatch(
             f"the patch is a {type(patch).__name__}; expected a list of at most {MAX_OPERATIONS} "
@@ -58,32 +63,40 @@ def check_operations(patch: Any) -> list[Document]:
             jsonpatch.JsonPatch([operation])
             paths = [JsonPointer(operation[name]) for name in ("path", "from") if name in operation]
             if max(len(path.parts) for path in paths) > _MAX_PATH_PARTS:
-                raise InvalidPatch(f"its path has more than {_MAX_PATH_PARTS} parts")
+                raise InvalidPatch(f"the path has more than {_MAX_PATH_PARTS} parts")
         except (InvalidPatch, JsonPatchException, JsonPointerException, TypeError) as exc:
-            raise InvalidPatch(f"operation {number} is none of a JSON Patch: {exc}") from exc
+            raise InvalidPatch(f"operation {number} is not a JSON Patch operation: {exc}") from exc
         if not paths[0].parts and operation["op"] != "test":
-            raise InvalidPatch(f"operation {number} has the path of all; name what changes in it")
+            raise InvalidPatch(
+                f"operation {number} has the path of the whole document; name the fields to change"
+            )
     return operations
 
 
 def apply_patch(
     document: Document, operations: Sequence[Document], *, by_model: bool = False
 ) -> Document:
-    """The document after a patch; the given one stays as it is.
+    """Return the document after a patch. The given document is not changed.
 
-    With `by_model`, an object that lacks fields of the one that it replaces is refused: a model
-    seldom means to remove them.
+    Args:
+        document: The document.
+        operations: The operations of the patch, from `check_operations`.
+        by_model: Whether a model made the patch. An object that lacks fields of the object that it
+            replaces is then refused, because a model seldom means to remove them.
+
+    Raises:
+        InvalidPatch: The patch does not fit the document, or the result is too large.
     """
     patched: Document = copy_json(document, "the profile")
     for number, operation in enumerate(operations, 1):
         unpatched = patched
         try:
-            # checked after each: several copies may double the size each time
+            # the size is checked after each operation, because each copy may double it
             patched = copy_json(jsonpatch.JsonPatch([operation]).apply(unpatched), "the profile")
             if by_model and operation["op"] != "remove":
                 _refuse_lost_fields(unpatched, patched, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
-            # the library's other messages quote the document
+            # other errors of the library quote the document, which may contain secrets
             quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE_ERRORS))
             fault = str(exc) if quotable else "it does not fit the document"
             description = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
@@ -92,6 +105,13 @@ def apply_patch(
 
 
 def _refuse_lost_fields(before: Document, after: Document, moved: str | None) -> None:
+    """Refuse an operation after which fields with values are missing.
+
+    Args:
+        before: The document before the operation.
+        after: The document after it.
+        moved: The path from which the operation moves a value, or None.
+    """
     lost_paths = (
         path for path, part in iter_missing_values(before, after) if part not in (None, "", [], {})
     )
@@ -103,7 +123,15 @@ def _refuse_lost_fields(before: Document, after: Document, moved: str | None) ->
 
 
 def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The paths and values that a new document lacks; lists are compared if they are as long."""
+    """Yield the paths and values that a new document lacks.
+
+    The elements of lists are compared if both lists have the same length.
+
+    Args:
+        previous: The previous document.
+        new: The new document.
+        path: The path of both documents within larger ones.
+    """
     if isinstance(previous, dict) and isinstance(new, dict):
         for name, part in previous.items():
             part_path = f"{path}/{escape_pointer_part(name)}"
@@ -118,7 +146,13 @@ def iter_missing_values(previous: Any, new: Any, path: str = "") -> Iterator[tup
 
 
 def is_unchanged_since(operations: Sequence[Document], seen: Document, now: Document) -> bool:
-    """Whether all fields that a patch concerns are as they were when it was made."""
+    """Return whether all fields that a patch concerns have the same values in two documents.
+
+    Args:
+        operations: The operations of the patch.
+        seen: The document for which the patch was made.
+        now: The present document.
+    """
     paths = [
         operation[member]
         for operation in operations
@@ -134,16 +168,21 @@ def is_unchanged_since(operations: Sequence[Document], seen: Document, now: Docu
 
 
 def is_same_json(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; true is not 1."""
+    """Return whether two JSON values are equal. Other than in Python, true is not equal to 1."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def copy_json(value: Any, description: str) -> Any:
-    """A copy of a JSON value."""
+    """Return a copy of a JSON value.
+
+    Raises:
+        InvalidPatch: The value is not JSON, or it is too large. `description` names it in the
+            message.
+    """
     try:
         text = encode_value({"document": value})
     except InvalidValue as exc:
-        raise InvalidPatch(f"{description} is no JSON that a store takes: {exc}") from exc
+        raise InvalidPatch(f"{description} is not JSON that a store accepts: {exc}") from exc
     size = len(text.encode()) - len('{"document":}')
     if size > MAX_BYTES:
         raise InvalidPatch(f"{description} takes {size:,} bytes; at most {MAX_BYTES:,} are allowed")
@@ -151,19 +190,27 @@ def copy_json(value: Any, description: str) -> Any:
 
 
 def escape_pointer_part(name: str) -> str:
-    """A name as it is written in a JSON pointer."""
+    """Escape a name for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 class Leaf(NamedTuple):
-    """A value of a document that contains no other, with the names and indices that lead to it."""
+    """A value of a document that contains no other values.
+
+    Attributes:
+        path: The names and indices that lead to the value.
+        value: The value.
+    """
 
     path: tuple[str | int, ...]
     value: Any
 
     @property
     def label(self) -> str:
-        """The names before the value: `4711` is no secret by itself, and `pin: 4711` is one."""
+        """The names that lead to the value, as a label for detectors.
+
+        For example, `4711` by itself is not a secret, and `pin: 4711` is.
+        """
         names = (part for part in self.path if isinstance(part, str))
         return f"{' '.join(names).replace('_', ' ')}: "
 
@@ -176,7 +223,7 @@ class Leaf(NamedTuple):
 
 
 def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
-    """The leaves of a document, empty lists and objects among them."""
+    """Yield the leaves of a document, including empty lists and objects."""
     if isinstance(value, dict | list) and value:
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from iter_leaves(part, (*path, name))
@@ -185,7 +232,7 @@ def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
 
 
 def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
-    """A copy of a document with other values in some leaves."""
+    """Return a copy of a document with other values in some of its leaves."""
     changed: Document = copy_json(document, "the profile")
     for leaf, value in zip(leaves, values, strict=True):
         container: Any = changed
@@ -197,7 +244,7 @@ def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[
 
 
 def render_search_text(document: Document) -> str:
-    """A document as text for search, a line a field: `likes: tea, figs`."""
+    """Render a document as text for search, with a line for each field, like `likes: tea, figs`."""
     lines: dict[str, list[str]] = {}
     for leaf in iter_leaves(document):
         if leaf.text:
@@ -206,19 +253,25 @@ def render_search_text(document: Document) -> str:
 
 
 def dump_profile(profile: BaseModel) -> Document:
-    """The document of a profile."""
+    """Return the document of a profile."""
     return profile.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
 
 
 def validate_profile(schema: type[M], document: Document) -> M:
-    """The profile of a document: strictly, no text for a number and no unknown field."""
+    """Return the profile that a document contains.
+
+    Validation is strict: text is not accepted as a number, and unknown fields are not accepted.
+
+    Raises:
+        InvalidPatch: The document does not fit the schema.
+    """
     try:
         profile = schema.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as exc:
         faults = [
             _describe_fault(fault) for fault in exc.errors(include_url=False, include_context=False)
         ]
-    except Exception as exc:  # whatever a validator of the user's raises
+    except Exception as exc:  # a custom validator may raise any error
         fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
         raise InvalidPatch(fault) from exc
     else:
@@ -226,10 +279,11 @@ def validate_profile(schema: type[M], document: Document) -> M:
         faults = [f"{path!r:.200} is an unknown field" for path, _ in unknown_fields]
         if not faults:
             return profile
-    raise InvalidPatch(f"not as {schema.__name__} asks for: {'; '.join(faults)[:800]}")
+    raise InvalidPatch(f"the document does not fit {schema.__name__}: {'; '.join(faults)[:800]}")
 
 
 def _describe_fault(fault: Any) -> str:
+    """Describe a validation error, with the path and the value."""
     path = "".join(f"/{escape_pointer_part(str(part))}" for part in fault["loc"]) or "the profile"
     received = (
         "" if fault["type"] == "missing" else f" (it is {to_prompt_json(fault['input'])[:80]})"
@@ -244,41 +298,61 @@ _DOCUMENT: Final = "document"
 
 @dataclass(frozen=True, slots=True)
 class ProfileState(Generic[M]):
-    """A profile as it is stored."""
+    """A profile as the store has it.
+
+    Attributes:
+        owner: The `Profile` that read it.
+        name: The key of its item.
+        item: The stored item, or None.
+        document: The stored document, or the defaults of the schema.
+        profile: The profile, or None if the document does not fit the schema.
+        fault: Why the document does not fit the schema, or "".
+    """
 
     owner: Profile[M]
-    name: str  # the key of its item
+    name: str
     item: Memory | None
-    document: Document  # the stored one, else the defaults
-    profile: M | None  # None: the schema does not accept it
-    fault: str = ""  # why not
+    document: Document
+    profile: M | None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileVersion:
-    """A version of a profile, and the change (patch, set) that made it."""
+    """A version of a profile.
+
+    Attributes:
+        document: The document.
+        version: The number of the version, or None if the store keeps no versions.
+        change: The method that made it, `"patch"` or `"set"`.
+        valid_from: Since when the profile had this document.
+        valid_to: Until when, or None for the present version.
+        provenance: Where the change comes from.
+    """
 
     document: Document = field(repr=False)
-    version: int | None  # None: the store keeps no versions
+    version: int | None
     change: str
     valid_from: datetime | None
-    valid_to: datetime | None  # None: it is the present one
+    valid_to: datetime | None
     provenance: Provenance | None
 
 
 class Profile(Generic[M]):
-    """A profile in a store, of each user if the namespace says so.
+    """A profile in a store. Each user has a profile if the namespace contains the user.
 
-    The schema and the gate check each change; one that they refuse, or that cannot be applied, is
-    an `InvalidPatch`, and nothing is written. Of two changes at the same time both hold, except in
-    a store without versions.
+    The schema and the gate check each change. A change that is refused, or that cannot be applied,
+    raises `InvalidPatch`, and nothing is written. If two changes are made at the same time, both
+    take effect, except in a store without versions.
 
     Args:
-        store: None: within a graph, the graph's store.
-        namespace: Labels; see `Template`.
-        key: The item's key, a template as well.
-        gate: Judges each value that a change sets; None: `Gate()`. E-mail addresses and telephone
-            numbers are kept if they are written by hand or in a user's message.
+        schema: A pydantic model.
+        store: The store, or None for, within a graph, the graph's store.
+        namespace: Labels of the namespace; see `Template`.
+        key: The key of the item, which is a template as well.
+        gate: Judges each value that a change sets. None means `Gate()`. E-mail addresses and
+            telephone numbers are kept if an application sets them, or if a user's message contains
+            them.
     """
 
     def __init__(
@@ -305,9 +379,13 @@ class Profile(Generic[M]):
     async def _get(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
     ) -> M:
-        """The profile now, or at a moment; the defaults if nothing is stored.
+        """Return the profile, now or at a time in the past, or the defaults if nothing is stored.
 
-        In a run that has no memory it is the defaults.
+        In a run that has no memory, the defaults are returned.
+
+        Raises:
+            ConfigurationError: The stored document does not fit the schema, or there is no profile
+                yet and the schema has required fields.
         """
         if self.namespace.lacks_memory(config):
             return self.schema()
@@ -315,14 +393,14 @@ class Profile(Generic[M]):
         state = await self.read_state(handle, as_of)
         if state.profile is None:
             raise ConfigurationError(
-                f"the profile {handle.key!r} in {handle.namespace!r} is not there yet, or does "
-                f"not fit the schema: {state.fault}; history() shows what is stored, patch() or "
-                "set() repairs it"
+                f"the profile {handle.key!r} in {handle.namespace!r} does not exist yet, or does "
+                f"not fit the schema: {state.fault}; history() returns the stored versions, and "
+                "patch() or set() corrects the profile"
             )
         return state.profile
 
     async def _history(self, config: RunnableConfig | None = None) -> list[ProfileVersion]:
-        """All versions, oldest first."""
+        """Return all versions of the profile, oldest first."""
         handle = self.get_handle(config)
         versions = []
         for version in await handle.list_versions():
@@ -335,14 +413,22 @@ class Profile(Generic[M]):
         return versions
 
     async def _patch(self, operations: Any, config: RunnableConfig | None = None) -> M:
-        """Apply a JSON Patch (RFC 6902), and return the profile."""
+        """Apply a JSON Patch (RFC 6902), and return the profile.
+
+        Raises:
+            InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
+        """
         change = partial(apply_patch, operations=check_operations(operations))
         return await self._write_change("patch", change, config)
 
     async def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
     ) -> M:
-        """Write a whole profile, or its document, and return it."""
+        """Write a whole profile, or its document, and return the profile.
+
+        Raises:
+            InvalidPatch: The schema or the gate refuses the document.
+        """
         fields = dump_profile(document) if isinstance(document, self.schema) else document
         if not isinstance(fields, Mapping):
             raise InvalidPatch(
@@ -353,10 +439,13 @@ class Profile(Generic[M]):
         return await self._write_change("set", lambda _: whole, config)
 
     async def _forget(self, config: RunnableConfig | None = None) -> Receipt | None:
-        """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
+        """Erase the profile with its past versions, and return the receipt.
+
+        If the store keeps no versions, the item is deleted and None is returned.
+        """
         handle = self.get_handle(config)
         for version in await handle.list_versions():
-            _copy_document(version)  # another item is not erased
+            _copy_document(version)  # raises an error if the item is not a profile
         if handle.adapter.versioned:
             receipt: Receipt = await handle.adapter.call("forget", handle.namespace, key=handle.key)
             return receipt
@@ -370,7 +459,7 @@ class Profile(Generic[M]):
     forget, aforget = blocking(_forget), awaiting(_forget)
 
     def get_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
-        """The place of the profile of a run; a change there is a user's, by hand."""
+        """Return a handle of the profile of a run. Its changes are made directly for the user."""
         namespace, [key] = fill_namespace(self.namespace, config), self.key.fill(config)
         user = Provenance(*read_run_source(config), actor="user", trust="user")
         return ItemHandle(self.adapter or get_adapter(None, self.namespace), namespace, key, user)
@@ -378,7 +467,7 @@ class Profile(Generic[M]):
     async def read_state(
         self, handle: ItemHandle, as_of: datetime | None = None
     ) -> ProfileState[M]:
-        """Read the profile; what is stored may not fit the schema."""
+        """Read the profile, even if the stored document does not fit the schema."""
         item = await handle.read(as_of)
         document = _copy_document(item) if item else dump_profile(self.schema.model_construct())
         try:
@@ -391,20 +480,27 @@ class Profile(Generic[M]):
     async def plan_patch(
         self, handle: ItemHandle, operations: Sequence[Document], seen: Document
     ) -> Sequence[PutItem]:
-        """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
+        """Plan a patch that a model made for the document `seen`, and return the puts.
+
+        Raises:
+            InvalidPatch: The patch is not valid, or the schema or the gate refuses it.
+            VersionConflict: A field that the patch concerns differs from `seen`.
+        """
         valid_operations = check_operations(operations)
         state = await self.read_state(handle)
         if not is_unchanged_since(valid_operations, seen, state.document):
             raise VersionConflict(
-                f"the profile {handle.key!r} was changed where this patch changes it; make it anew"
+                f"the profile {handle.key!r} was changed where this patch changes it; make a new "
+                "patch of the present profile"
             )
         apply = partial(apply_patch, operations=valid_operations, by_model=True)
         puts, _ = await self._plan_change(handle, state, "patch", apply)
         return puts
 
     async def _write_change(self, name: str, change: Change, config: RunnableConfig | None) -> M:
+        """Plan and write a change, and return the profile that was written."""
         handle = self.get_handle(config)
-        profile: M  # as it is once the plan is written
+        profile: M  # set by the plan
 
         async def plan() -> ChangePlan:
             nonlocal profile
@@ -418,12 +514,12 @@ class Profile(Generic[M]):
     async def _plan_change(
         self, handle: ItemHandle, state: ProfileState[M], name: str, change: Change
     ) -> tuple[Sequence[PutItem], M]:
-        """The puts of a change, and the profile once they are written."""
+        """Plan a change, and return the puts, and the profile once they are written."""
         try:
             new = change(state.document)
-        except InvalidPatch as exc:  # it quotes names that the gate has not seen
+        except InvalidPatch as exc:  # the message may quote names that the gate has not judged
             raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
-        # values that are there already are not judged again, also if they moved within a list
+        # stored values are not judged again, even if they move within a list
         stored = {(leaf.label, repr(leaf.value)) for leaf in iter_leaves(state.document)}
         leaves = [leaf for leaf in iter_leaves(new) if (leaf.label, repr(leaf.value)) not in stored]
         values = await _screen_values(self.gate, leaves, handle)
@@ -442,16 +538,22 @@ class Profile(Generic[M]):
 
 
 def _copy_document(item: Memory) -> Document:
+    """Return a copy of the document in a stored item.
+
+    Raises:
+        ConfigurationError: The item is not a profile.
+    """
     if item.kind != _KIND or _DOCUMENT not in item.value:
         raise ConfigurationError(
-            f"the item {item.key!r} in {item.namespace!r} is no profile: it has {list(item.value)};"
-            " name another key or namespace for the profile"
+            f"the item {item.key!r} in {item.namespace!r} is not a profile, but has the fields "
+            f"{list(item.value)}; choose another key or namespace for the profile"
         )
     # langgraph's in-memory store returns the stored object itself
     return deepcopy(item.value[_DOCUMENT])
 
 
 async def _screen_values(gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle) -> list[Any]:
+    """Have the gate judge leaves, and return the values to store for them."""
     candidates = [_build_candidate(leaf, handle) for leaf in leaves]
     verdicts = [gate.sensitive.judge(candidate) for candidate in candidates]
     filled_indices = [i for i, leaf in enumerate(leaves) if leaf.text]
@@ -464,16 +566,21 @@ async def _screen_values(gate: Gate, leaves: Sequence[Leaf], handle: ItemHandle)
 
 
 def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
+    """Return the value to store for a leaf.
+
+    Raises:
+        InvalidPatch: The gate refuses the value, or would store another text than the value's.
+    """
     if verdict.action == "keep":
         if verdict.text is None:
             return leaf.value
         if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label):
             return verdict.text.removeprefix(leaf.label)
     path = ""
-    if verdict.check != "detectors":  # one that raised would do so again
+    if verdict.check != "detectors":  # a detector that raised would raise again
         redacted = gate.sensitive.redact
-        names = [redacted(str(part)) for part in leaf.path]  # a name may be the secret
-        label = f"{' '.join(names).replace('_', ' ')}: "  # or be one by the name before it
+        names = [redacted(str(part)) for part in leaf.path]  # a name can be a secret
+        label = f"{' '.join(names).replace('_', ' ')}: "  # also together with the name before it
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
         f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
@@ -482,7 +589,8 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
 
 
 def _build_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
-    # an address or number is kept if it is written by hand, or in a user's message
+    """Build the candidate with which the gate judges a leaf."""
+    # contacts are kept if an application sets them, or if a user's message contains them
     text, explicit = leaf.label + leaf.text, handle.user_texts is None
     if handle.user_texts is not None:
         messages = [_normalize_letters(message) for message in handle.user_texts]
@@ -492,4 +600,5 @@ def _build_candidate(leaf: Leaf, handle: ItemHandle) -> Candidate:
 
 
 def _normalize_letters(text: str) -> str:
+    """Return only the letters and digits of a text, without case."""
     return "".join(filter(str.isalnum, text.casefold()))

@@ -1,4 +1,4 @@
-"""Recall: the memories that answer a query, best first, each once, within a budget of tokens."""
+"""Recall: find the memories that answer a query, best first, each once, within a token budget."""
 
 from __future__ import annotations
 
@@ -36,63 +36,76 @@ from perdure.stores.base import Namespace
 from perdure.stores.normal_form import normalize_text
 from perdure.stores.store import Store
 
-NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
+NAMESPACE: Final = ("memories", "{user_id}")  # the default namespace of memories
 Labels = Sequence[str] | Sequence[Sequence[str]]
-"""The labels of a namespace, or a list of the labels of several; see `Template`."""
-_MAX_REJECTED_FACTOR: Final = (
-    3  # times the memories that are wanted, more are read in the first search
+"""The labels of a namespace, or a list of the labels of several namespaces; see `Template`."""
+_MAX_REJECTED_FACTOR: Final = 3
+"""Limit of the additional memories that the first search reads in place of those that will be
+rejected, as a multiple of the wanted memories."""
+_MIN_SPARE: Final = 5  # minimum memories read beyond the limit, because some repeat others
+_DEPTH_FACTOR: Final = 4  # factor by which a search reads more memories if too few remain
+_MAX_COMPARED: Final = 100  # first memories with which others are compared to find duplicates
+_FUSION_CONSTANT: Final = (
+    60  # of reciprocal rank fusion; a larger value flattens the ranks' weights
 )
-_MIN_SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
-_DEPTH_FACTOR: Final = 4  # times as many memories are looked at if too many are left out
-_MAX_COMPARED: Final = 100  # memories, the first, of which others may be near duplicates
-_FUSION_CONSTANT: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
-_MAX_EXPLAINED_CHARS: Final = 120  # characters of a memory in an explanation
-_MIN_EXPLAINED_PART: Final = 0.005  # the least part of a score that is told
-_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+_MAX_EXPLAINED_CHARS: Final = 120  # maximum characters of a memory in an explanation
+_MIN_EXPLAINED_PART: Final = 0.005  # smallest part of a score that an explanation has
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)  # the date of a memory without one
 
 
 @dataclass(frozen=True, slots=True)
 class RecallResult:
-    """The memories that were recalled. As text it is a section of quoted data for a model.
+    """The memories that were recalled. As text, it is a section of quoted data for a model.
 
-    `explain()` is for a person: why these, and what was below the floor.
+    Attributes:
+        memories: The memories, best first. `Memory.parts` are the parts of their scores.
+        tokens: The number of tokens of the text.
+        left_out: The number of further memories that did not fit into the budget.
+        lines: The memories as lines of the text, with speaker, date and thread.
+        min_score: The minimum score, or 0 for any score.
+        below_min_score: With `explain=True`, the best memories below the minimum score.
     """
 
-    memories: list[Memory]  # best first; `memory.parts` are the parts of a score
-    tokens: int = 0  # of the text
-    left_out: int = 0  # how many more were found that did not fit into the budget
-    lines: tuple[str, ...] = field(default=(), repr=False)  # with speaker, date and thread
-    min_score: float = 0.0  # the lowest score of an answer; 0: any
-    below_min_score: list[Memory] = field(
-        default_factory=list
-    )  # with `explain`: the best under the floor
+    memories: list[Memory]
+    tokens: int = 0
+    left_out: int = 0
+    lines: tuple[str, ...] = field(default=(), repr=False)
+    min_score: float = 0.0
+    below_min_score: list[Memory] = field(default_factory=list)
 
     def __str__(self) -> str:
         return render_section("memories", self.lines) if self.lines else ""
 
     def explain(self) -> str:
-        """What was recalled and, of a recall with `explain=True`, what was below the floor.
+        """Explain the result to a person: the recalled memories, and those below the minimum score.
 
-        Each memory has a line with its score, key and text, and one with the parts of the score.
+        Memories below the minimum score are only known after a recall with `explain=True`. Each
+        memory has a line with its score, key and text, and a line with the parts of its score.
         """
-        floor = f"the floor is {self.min_score:.2f}" if self.min_score else "there is no floor"
-        lines = [f"recalled, best first ({floor}):", *map(_explain_memory, self.memories)]
+        limit = f"minimum score {self.min_score:.2f}" if self.min_score else "no minimum score"
+        lines = [f"recalled, best first ({limit}):", *map(_explain_memory, self.memories)]
         if not self.memories:
-            lines = [f"nothing was recalled ({floor})"]
+            lines = [f"nothing was recalled ({limit})"]
         if self.left_out:
-            lines.append(f"{self.left_out} more did not fit into the budget of tokens")
+            lines.append(f"{self.left_out} more memories did not fit into the token budget")
         if self.below_min_score:
-            lines += ["below the floor, best first:", *map(_explain_memory, self.below_min_score)]
+            lines += [
+                "below the minimum score, best first:",
+                *map(_explain_memory, self.below_min_score),
+            ]
         return "\n".join(lines)
 
     def describe_nearest(self) -> str:
-        """That memories are below the floor, in words; "" if there are none."""
+        """Describe how many memories are below the minimum score; "" if there are none."""
         number = len(self.below_min_score)
         which = "memory is" if number == 1 else f"{number} memories are"
-        return f"the nearest {which} below the floor {self.min_score:.2f}" if number else ""
+        if not number:
+            return ""
+        return f"the nearest {which} below the minimum score {self.min_score:.2f}"
 
 
 def _explain_memory(memory: Memory) -> str:
+    """Render a memory with its score and the parts of the score, for a person."""
     score = "   -" if memory.score is None else f"{memory.score:.2f}"
     parts = sorted((memory.parts or {}).items(), key=lambda part: -abs(part[1]))
     why = ", ".join(
@@ -104,10 +117,11 @@ def _explain_memory(memory: Memory) -> str:
 
 
 def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None) -> Labels:
-    """Return the labels that one of two options names.
+    """Return the labels from the option `namespace` or from `namespaces`.
 
     Raises:
-        ConfigurationError: Both are given, or `namespaces` has no list of labels.
+        ConfigurationError: Both options are given, or `namespaces` is not a list of lists of
+            labels.
     """
     if namespaces is None:
         return namespace
@@ -123,7 +137,7 @@ def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None)
 
 
 def list_namespace_labels(namespace: Labels) -> Sequence[Any]:
-    """Return the labels of each namespace."""
+    """Return a list of the labels of each namespace."""
     is_list_of_lists = isinstance(namespace, list | tuple) and not any(
         isinstance(labels, str) for labels in namespace
     )
@@ -131,7 +145,7 @@ def list_namespace_labels(namespace: Labels) -> Sequence[Any]:
 
 
 class MemorySearch:
-    """A search for memories; see `recall` for its options."""
+    """A search for memories with fixed options; see `recall` for the options."""
 
     def __init__(
         self,
@@ -161,9 +175,9 @@ class MemorySearch:
         self._counter = token_counter(None)
 
     def fill_namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """The namespaces of a run, without those under another of them.
+        """Return the namespaces of a run, without those that are within another one of them.
 
-        In a run that has no memory, those of its user and teams are left out.
+        In a run that has no memory, the namespaces of its user and teams are left out.
         """
         templates = [template for template in self._templates if not template.lacks_memory(config)]
         namespaces = dict.fromkeys(
@@ -188,10 +202,19 @@ class MemorySearch:
         expected_rejections: int = 0,
         explain: bool = False,
     ) -> RecallResult:
-        """The memories that answer a query and are accepted, in `max_tokens` or its own budget.
+        """Find the memories that answer a query.
 
-        About `rejected` memories will not be accepted, so more are read at once. With `explain`
-        the result has those that were found below the min_score, too.
+        Args:
+            query: The query.
+            store: The store, or None for that of the running graph.
+            config: The config of the run.
+            as_of: A time in the past, in a perdure store.
+            during: The period that the query is about.
+            accepts: Returns whether a memory may be in the result.
+            max_tokens: The maximum number of tokens, or None for that of this search.
+            expected_rejections: About how many memories will not be accepted, so that more are read
+                at once.
+            explain: Whether the result also has memories below the minimum score.
         """
         check_instance("query", query, str, "text")
         adapter, prefixes = get_adapter(store, *self._templates), self.fill_namespaces(config)
@@ -267,11 +290,15 @@ class MemorySearch:
         min_score: float,
         limit: int,
     ) -> list[tuple[int, Memory]]:
-        """Memories of one namespace with their ranks, more than the limit: some repeat others."""
+        """Return memories of one namespace with their ranks, and some more than the limit.
+
+        More memories are returned because some may repeat others. Accepted memories above the
+        minimum score come first, then those below it.
+        """
         max_results = limit + max(limit // 2, _MIN_SPARE)
         depth = max_results + min(expected_rejections, _MAX_REJECTED_FACTOR * max_results)
         query = options["query"]
-        # what is not among so many is hardly an answer; but of a rare kind it may be
+        # results beyond these are hardly answers, except if the wanted kinds are rare
         min_answers = limit if self._kinds is not None else limit // 2
         while True:
             memories = await adapter.search(prefix, limit=depth, **options)
@@ -291,7 +318,8 @@ class MemorySearch:
                 below = [pair for pair in candidates if is_below_min_score(pair[1], min_score)]
                 return [*ordered, *below][:max_results]
             depth *= _DEPTH_FACTOR
-            # perdure's filters are exact, but read every value; those of other stores know no $in
+            # a filter by kind reads every value, so only deeper searches use it; other stores
+            # do not support $in
             if adapter.versioned and self._kinds is not None:
                 options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
@@ -299,7 +327,7 @@ class MemorySearch:
 def _rank_remaining(
     memories: Sequence[Memory], rankings: Sequence[Sequence[tuple[int, Memory]]]
 ) -> list[tuple[int, Memory]]:
-    """Return the memories that are in no ranking, with ranks behind those of all rankings."""
+    """Return the memories that are in no ranking, with ranks after those of all rankings."""
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
     last = max((rank for ranking in rankings for rank, _ in ranking), default=0)
     rest = [memory for memory in memories if (memory.namespace, memory.key) not in ranked]
@@ -321,33 +349,35 @@ async def _recall(
     explain: bool = False,
     namespaces: Sequence[Sequence[str]] | None = None,
 ) -> RecallResult:
-    """The memories that answer a query. `use_memories` does the same for a model's node.
+    """Return the memories that answer a query. `use_memories` does the same in a model's node.
 
-    In one namespace the order is that of the store's search, but a memory that was extracted or
-    written by a tool counts as at half its rank, and comes before the turns that it was made from.
-    The results of several are merged by rank. What says the same comes once. A turn that only asks
-    what the query asks ranks behind a statement that answers it. A turn with exactly the text of
-    the query is left out. A memory that was superseded is left out if the one that superseded it is
-    recalled, else it is shown with the date until which it held.
+    In one namespace, the order is that of the store's search, with one change: a memory that was
+    extracted or written by a tool counts as having half its rank, and comes before the turns from
+    which it was made. Results from several namespaces are merged by rank. If several memories state
+    the same, only one is returned. A turn that only asks the question of the query ranks behind a
+    statement that answers it. A turn with exactly the text of the query is left out. A superseded
+    memory is left out if its successor is recalled; otherwise it is shown with the date until which
+    it was true.
 
     Args:
-        query: In the user's words.
-        store: Any langgraph store; None: that of the graph.
-        config: Of the run: it fills in the namespace; None: within a node, that of its run.
-        namespace: Where to look; a list of namespaces for several. See `Template`.
+        query: The query, in the words of the user.
+        store: Any langgraph store, or None for that of the graph.
+        config: The config of the run, which fills in the namespace. None means, within a node, that
+            of its run.
+        namespace: The namespace to search, or a list of several. See `Template`.
         kinds: Only memories of these kinds.
-        limit: How many memories at most.
-        max_tokens: The tokens that they may take as the model is shown them; None: any number.
-        min_score: The lowest score of an answer, 0 for any; None: `perdure.settings.MIN_SCORE`, and
-            for a store that is not perdure's, whose scores mean something else, any.
-        as_of: Recall what was remembered at that moment; only of a perdure store.
-        during: The period, start and end, that the query is about, such as last week. Memories from
-            it rank higher; others can still be recalled. This has no effect in other stores than
-            those of perdure.
-        explain: Whether the result has the memories that were found below the floor, in `below`,
-            `limit` of them at most.
-        namespaces: Several namespaces, in place of `namespace`. `("teams", "{team}")` stands for
-            those of all teams of the run; without a team it is left out.
+        limit: The maximum number of memories.
+        max_tokens: The maximum number of tokens of the memories as the model is shown them, or None
+            for any number.
+        min_score: The minimum score, or 0 for any score. None means `perdure.settings.MIN_SCORE`
+            for perdure's stores and any score for others, whose scores have another meaning.
+        as_of: A time in the past whose memories are recalled. Only perdure's stores support it.
+        during: The start and end of the period that the query is about, such as last week. Memories
+            from it rank higher, and others can still be recalled. Only perdure's stores use it.
+        explain: Whether the result has the memories below the minimum score in `below_min_score`,
+            at most `limit` of them.
+        namespaces: Several namespaces, instead of `namespace`. `("teams", "{team}")` stands for the
+            namespaces of all teams of the run, and for none in a run without a team.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens, min_score, namespaces=namespaces)
     return await search.find_memories(
@@ -359,13 +389,18 @@ recall, arecall = blocking(_recall), awaiting(_recall)
 
 
 def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
-    """Rankings as one, best first, ties newest first, without repetitions.
+    """Merge rankings into one list, best first, without repetitions. Ties are ordered newest first.
 
-    By reciprocal rank fusion, whatever a store's scores mean: Cormack, Clarke and Buettcher (SIGIR
-    2009).
+    The method is reciprocal rank fusion, which does not depend on the meaning of a store's scores.
+
+    Args:
+        rankings: For each search, memories with their ranks.
+        limit: The maximum number of memories.
+
+    Source: Cormack, Clarke and Buettcher (SIGIR 2009).
     """
-    entries: list[tuple[Memory, dict[int, int]]] = []  # with the rank in each search
-    numbers: dict[str, int] = {}  # of the places, by text
+    entries: list[tuple[Memory, dict[int, int]]] = []  # memories with their rank in each search
+    numbers: dict[str, int] = {}  # indices of the entries, by text
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
             text = normalize_text(memory.text)
@@ -393,7 +428,7 @@ def merge_rankings(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int)
 
 
 def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
-    """The same with what is no turn at half its rank, and before the turns it was made from."""
+    """Reorder memories: count other kinds than turns at half their rank, and before their turns."""
     turns = {
         message: rank
         for rank, memory in reversed([*enumerate(memories, 1)])
@@ -414,13 +449,13 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
 
 
 def _list_source_messages(memory: Memory) -> list[tuple[str | None, str]]:
-    """The messages that a memory was made from."""
+    """Return the thread and message ids from which a memory was made."""
     source = memory.provenance
     return [(source.thread_id, id) for id in source.message_ids] if source else []
 
 
 def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
-    """Without turns that rank after a memory that was extracted from them alone."""
+    """Remove turns that rank after a memory which was extracted from these turns alone."""
     remaining: list[Memory] = []
     extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
     for memory in memories:
@@ -436,7 +471,7 @@ def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
 
 
 def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
-    """Without past memories whose successor is among the first."""
+    """Remove superseded memories whose successor is among the first `limit` memories."""
     superseded_ids = {
         id
         for memory in memories[:limit]
@@ -456,20 +491,28 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
 
 
 def _get_date(memory: Memory) -> datetime:
+    """Return the time of a memory for sorting."""
     return (memory.provenance and memory.provenance.at) or memory.valid_from or _EARLIEST
 
 
 Expected = str | Sequence[str]
-"""The key of a memory, or a text that one contains; or a list of these."""
+"""The key of a memory, a text that a memory contains, or a list of keys and texts."""
 
 
 class CheckedQuestion(NamedTuple):
-    """A question and what it is to recall."""
+    """A question of a check, with the ranks of the memories that it should recall.
+
+    Attributes:
+        question: The question.
+        expected: The keys or texts of the expected memories.
+        ranks: The rank of each expected memory, from 1, or None if it was not recalled.
+        recall: The share of the expected memories that was recalled.
+    """
 
     question: str
     expected: Sequence[str]
-    ranks: list[int | None]  # of each that is expected, from 1; None: not recalled
-    recall: float  # the share of them that was recalled
+    ranks: list[int | None]
+    recall: float
 
     def __str__(self) -> str:
         ranks = ", ".join(str(rank or "-") for rank in self.ranks)
@@ -477,13 +520,21 @@ class CheckedQuestion(NamedTuple):
 
 
 class RecallReport(NamedTuple):
-    """The questions of a check with their ranks. As text it has a line for each."""
+    """The questions of a check with their ranks. As text, it has a line for each question.
+
+    Attributes:
+        questions: The questions.
+        limit: The number of memories that count as recalled.
+        recall: The mean of the questions' recall.
+        mrr: The mean reciprocal rank of the first expected memory.
+        missed: The questions that did not recall all expected memories.
+    """
 
     questions: list[CheckedQuestion]
     limit: int
-    recall: float  # the mean of the questions'
-    mrr: float  # the mean reciprocal rank of the first expected memory
-    missed: list[CheckedQuestion]  # those that did not recall all that they should
+    recall: float
+    mrr: float
+    missed: list[CheckedQuestion]
 
     def __str__(self) -> str:
         total, right = len(self.questions), len(self.questions) - len(self.missed)
@@ -501,12 +552,21 @@ def check_recall(
     limit: int = SEARCH_LIMIT,
     min_score: float | None = None,
 ) -> RecallReport:
-    """Ask questions, and report at which rank each recalls the expected memories.
+    """Ask questions, and report at which rank each question recalls the expected memories.
 
-    Each comes with the key of the memory that it is to recall, or a text that this contains,
-    whatever its capitals and spaces; or with a list, of which all are asked for. At most `limit`
-    memories count as recalled; the other options are those of `recall`. No time to live is
-    refreshed.
+    No time to live is refreshed.
+
+    Args:
+        questions: The questions, each with the key of the memory that it should recall, a text that
+            this memory contains, or a list of both. Case and spaces of a text are ignored.
+        store: See `recall`.
+        config: See `recall`.
+        namespace: See `recall`.
+        limit: The number of memories that count as recalled.
+        min_score: See `recall`.
+
+    Raises:
+        ConfigurationError: The questions are not pairs, or there are none.
     """
     search = MemorySearch(namespace, None, limit, None, min_score)
     adapter, checked_questions = get_adapter(store), []
@@ -516,7 +576,7 @@ def check_recall(
     )
 
     def is_key(text: str) -> bool:
-        with suppress(InvalidNamespace):  # what cannot be a key
+        with suppress(InvalidNamespace):  # a text that cannot be a key
             return any(run(adapter.get(place, text)) for place in search.fill_namespaces(config))
         return False
 
@@ -550,6 +610,7 @@ def check_recall(
 
 
 def _check_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
+    """Check the questions, and return them with lists of the expected keys or texts."""
     expectation = "expected pairs like ('Who lives in Ghent?', 'Ann'), at least one"
     pairs: list[tuple[str, Sequence[str]]] = []
     for pair in questions.items() if isinstance(questions, Mapping) else questions:
@@ -558,7 +619,7 @@ def _check_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
         if not expected_texts or not all(
             isinstance(e, str) and e.strip() for e in (question, *expected_texts)
         ):
-            raise ConfigurationError(f"question number {len(pairs)} is {pair!r:.80}; {expectation}")
+            raise ConfigurationError(f"questions[{len(pairs)}] is {pair!r:.80}; {expectation}")
         pairs.append((question, expected_texts))
     if not pairs:
         raise ConfigurationError(f"there are no questions; {expectation}")
@@ -566,4 +627,5 @@ def _check_questions(questions: Any) -> list[tuple[str, Sequence[str]]]:
 
 
 def _contains_text(memory: Memory, text: str) -> bool:
+    """Return whether a memory contains a text. Case and spaces are ignored."""
     return " ".join(text.casefold().split()) in " ".join(memory.text.casefold().split())

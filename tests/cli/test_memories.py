@@ -130,11 +130,14 @@ def test_a_search_says_what_was_below_the_floor() -> None:
     why = attempt("memories", "search", "quantum chromodynamics", "--explain")
     whole = attempt("memories", "search", "quantum chromodynamics", "--explain", "--json")
 
-    assert f"the nearest 4 memories are below the floor {floor}, and --min-score 0 shows all" in (
-        nothing.stderr
+    assert (
+        f"the nearest 4 memories are below the minimum score {floor}, and --min-score 0 shows all"
+        in (nothing.stderr)
     )
     assert why.exit_code == 1
-    assert why.stdout.startswith(f"nothing was recalled (the floor is {floor})\nbelow the floor")
+    assert why.stdout.startswith(
+        f"nothing was recalled (minimum score {floor})\nbelow the minimum score"
+    )
     assert why.stdout.count("red bicycles") == 6
     assert [len(json.loads(whole.stdout)[name]) for name in ("memories", "below")] == [0, 6]
     assert run("memories", "search", "bicycles", "--explain").startswith("recalled, best first")

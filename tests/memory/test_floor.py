@@ -242,16 +242,17 @@ def test_an_explanation_tells_scores_and_parts(store: Any) -> None:
     lines = found.explain().splitlines()
     home = found.memories[0]
 
-    assert lines[0] == f"recalled, best first (the floor is {MIN_SCORE:.2f}):"
+    assert lines[0] == f"recalled, best first (minimum score {MIN_SCORE:.2f}):"
     assert lines[1] == f"  {home.score:.2f}  home: Ann lives in Ghent"
     assert all(name in lines[2] for name, part in (home.parts or {}).items() if part > 0.01)
-    assert f"{found.left_out} more did not fit into the budget of tokens" in lines or not (
+    assert f"{found.left_out} more memories did not fit into the token budget" in lines or not (
         found.left_out
     )
-    assert nothing.explain().startswith(f"nothing was recalled (the floor is {MIN_SCORE:.2f})\n")
-    assert nothing.explain().splitlines()[1] == "below the floor, best first:"
+    assert nothing.explain().startswith(f"nothing was recalled (minimum score {MIN_SCORE:.2f})\n")
+    assert nothing.explain().splitlines()[1] == "below the minimum score, best first:"
     assert (
-        nothing.describe_nearest() == f"the nearest 2 memories are below the floor {MIN_SCORE:.2f}"
+        nothing.describe_nearest()
+        == f"the nearest 2 memories are below the minimum score {MIN_SCORE:.2f}"
     )
     assert (
         recalled(NOTHING, store, explain=True, limit=1)

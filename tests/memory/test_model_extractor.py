@@ -653,7 +653,7 @@ def test_profiles_in_one_namespace_are_patched_together(
     assert work.get(user()) == Work(title="baker")
     assert person.get(user()) == Person(likes=["tea"])
     assert (report.updated, report.usage.calls) == (2, 2)
-    assert "names the profile 'home', which is not there" in at.shown()[1]
+    assert "names the profile 'home', which does not exist" in at.shown()[1]
 
 
 def test_wishes_become_instructions(store: SQLiteStore, scripted: Scripted) -> None:

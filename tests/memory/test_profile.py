@@ -585,7 +585,7 @@ def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
         lambda config: written(profile, {"name": "Ann"}, config),
     ]
     for do in doing:
-        with pytest.raises(ConfigurationError, match="is no profile"):
+        with pytest.raises(ConfigurationError, match="is not a profile"):
             do(ANN)
     assert store.get(NAMESPACE, "profile").value["text"] == "A fact"  # type: ignore[union-attr]
 

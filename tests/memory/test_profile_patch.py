@@ -121,10 +121,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "text": ("[]", "a str; expected a list"),
     "none": (None, "a NoneType; expected a list"),
     "too many": ([op("remove", "/name")] * 101, "at most 100 operations"),
-    "no object": ([1], "operation 1 is none of a JSON Patch: Operation must be an object"),
+    "no object": ([1], "operation 1 is not a JSON Patch operation: Operation must be an object"),
     "no op": (
         [{"path": "/a"}],
-        "operation 1 is none of a JSON Patch: Operation does not contain 'op'",
+        "operation 1 is not a JSON Patch operation: Operation does not contain 'op'",
     ),
     "an unknown op": ([op("upsert", "/a")], "Unknown operation 'upsert'"),
     "an op that is no text": ([{"op": ["add"], "path": "/a"}], "op must be a string"),
@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a value that is no JSON": (
         [op("add", "/a", value={1, 2})],
-        "the patch is no JSON that a store takes: $.document[0].value is",
+        "the patch is not JSON that a store accepts: $.document[0].value is",
     ),
     "not a number": ([op("add", "/a", value=float("nan"))], "no JSON"),
     "a lone surrogate": ([op("add", "/a", value="\ud800")], "no JSON"),

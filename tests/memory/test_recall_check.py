@@ -91,12 +91,12 @@ def test_any_store_will_do() -> None:
 WRONG: list[tuple[Any, str]] = [
     ([], "no questions"),
     ({}, "no questions"),
-    (["Where?"], "question number 0 is 'Where\\?'"),
-    ([("Where?",)], "question number 0"),
-    ([(7, "home")], "question number 0"),
-    ([("Where?", "home"), ("Who?", "")], r"question number 1 is \('Who\?', ''\)"),
-    ([("Who?", [])], "question number 0 is"),
-    ([("Who?", 7)], "question number 0 is"),
+    (["Where?"], "questions\\[0\\] is 'Where\\?'"),
+    ([("Where?",)], r"questions\[0\]"),
+    ([(7, "home")], r"questions\[0\]"),
+    ([("Where?", "home"), ("Who?", "")], r"questions\[1\] is \('Who\?', ''\)"),
+    ([("Who?", [])], r"questions\[0\] is"),
+    ([("Who?", 7)], r"questions\[0\] is"),
 ]
 
 

@@ -509,7 +509,10 @@ def test_a_profile_that_fits_its_schema_no_more_can_be_mended(store: SQLiteStore
         assert len(profile.history(ANN)) == 1
         node.learn(TALK, ANN)
         assert profile.get(ANN) == Newer(name="Ann", age="forty")
-        assert "<fault_of_the_profile>\nnot as Newer asks for: '/age'" in server.shown()[1][1]
+        assert (
+            "<fault_of_the_profile>\nthe document does not fit Newer: '/age'"
+            in server.shown()[1][1]
+        )
 
 
 # -- sections

@@ -155,7 +155,7 @@ async def everything(client: Client) -> None:
     nothing: dict[str, Any] = {"query": "quantum chromodynamics"}
     quiet = told(await client.call_tool("recall", nothing))
     assert quiet.startswith("Nothing is known of that; the nearest ")
-    assert "below the floor" in quiet
+    assert "below the minimum score" in quiet
     assert "ann drinks" in told(await client.call_tool("recall", nothing | {"min_score": 0}))
     wrong = await client.call_tool("recall", {"query": "tea", "limit": 100_000})
     assert wrong.is_error
