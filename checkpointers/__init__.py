@@ -21,7 +21,7 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
 from perdure.checkpointers.stored_types import StoredType
-from perdure.checkpointers.titles import aabout, about, atitle, title
+from perdure.checkpointers.titles import aread_import_metadata, atitle, read_import_metadata, title
 from perdure.settings import is_dsn
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ __all__ = [
     "ThreadStatus",
     "ThreadTask",
     "ThreadUsage",
-    "aabout",
-    "about",
+    "aread_import_metadata",
     "atitle",
     "open_checkpointer",
+    "read_import_metadata",
     "title",
 ]
 if find_spec("psycopg") is None:  # `import *` must not fail without the extra

@@ -11,45 +11,46 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.reports import ThreadHead
 from perdure.errors import UnknownThread
 
-ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
+IMPORTED_KEYS: Final = ("title", "model", "gizmo_id", "create_time", "update_time")
 """The names of the metadata that an import stores in each checkpoint of a conversation."""
 TITLED: Final = "titled"  # metadata key that is True in imported checkpoints, to find them by index
 
 
-def about(
-    saver: Checkpointer, thread_id: str, newest: Mapping[str, Any] | None = None
+def read_import_metadata(
+    saver: Checkpointer, thread_id: str, head_metadata: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the title, the model and the times that an import stored in a thread.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
-        newest: The metadata of the thread's head, if it was read already.
+        head_metadata: The metadata of the thread's head, if it was read already.
 
     Returns:
-        The values by the names in `ABOUT`. Names without a value are left out.
+        The values by the names in `IMPORTED_KEYS`. Names without a value are left out.
 
     Raises:
         UnknownThread: The thread does not exist.
     """
-    if newest is None:
-        newest = existing_head(saver, thread_id).metadata
-    if "title" not in newest:  # another program may have continued the thread without the title
+    if head_metadata is None:
+        head_metadata = read_existing_head(saver, thread_id).metadata
+    if "title" not in head_metadata:
+        # another program may have continued the thread and left the title out
         root: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         for tagged in saver.list(root, filter={TITLED: True}, limit=1):
-            newest = {**tagged.metadata}
-    values = {name: newest[name] for name in ABOUT if name in newest}
+            head_metadata = {**tagged.metadata}
+    values = {name: head_metadata[name] for name in IMPORTED_KEYS if name in head_metadata}
     return {**values, "title": str(values["title"])} if "title" in values else values
 
 
-async def aabout(
-    saver: Checkpointer, thread_id: str, newest: Mapping[str, Any] | None = None
+async def aread_import_metadata(
+    saver: Checkpointer, thread_id: str, head_metadata: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the result of `about` without blocking the event loop."""
-    return await asyncio.to_thread(about, saver, thread_id, newest)
+    """Return the result of `read_import_metadata` without blocking the event loop."""
+    return await asyncio.to_thread(read_import_metadata, saver, thread_id, head_metadata)
 
 
-def existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
+def read_existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
     """Return the head of a thread.
 
     Raises:
@@ -61,25 +62,28 @@ def existing_head(saver: Checkpointer, thread_id: str) -> ThreadHead:
     return head
 
 
-def title(saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None) -> str:
+def title(
+    saver: Checkpointer, thread_id: str, import_metadata: Mapping[str, Any] | None = None
+) -> str:
     """Return the title of a thread for people.
 
     Args:
         saver: The checkpointer.
         thread_id: The thread.
-        known: The result of `about`, if it was called already.
+        import_metadata: The result of `read_import_metadata`, if it was called already.
 
     Returns:
         The title that an import stored, else the start of the first human message, else `""`.
     """
     with suppress(UnknownThread):  # another process may delete the thread
-        known = about(saver, thread_id) if known is None else known
-        return str(known.get("title") or existing_head(saver, thread_id).title)
+        if import_metadata is None:
+            import_metadata = read_import_metadata(saver, thread_id)
+        return str(import_metadata.get("title") or read_existing_head(saver, thread_id).title)
     return ""
 
 
 async def atitle(
-    saver: Checkpointer, thread_id: str, known: Mapping[str, Any] | None = None
+    saver: Checkpointer, thread_id: str, import_metadata: Mapping[str, Any] | None = None
 ) -> str:
     """Return the result of `title` without blocking the event loop."""
-    return await asyncio.to_thread(title, saver, thread_id, known)
+    return await asyncio.to_thread(title, saver, thread_id, import_metadata)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.person_rows import PersonRows
 from perdure.checkpointers.records import CronRow, RunRow
-from perdure.checkpointers.titles import about, existing_head
+from perdure.checkpointers.titles import read_existing_head, read_import_metadata
 from perdure.errors import InvalidMessages, PerdureError, UnknownThread
 from perdure.memory.person_namespaces import PersonNamespaces
 from perdure.memory.records import AUTHOR, PREVIOUS, RESERVED_LABEL
@@ -118,8 +118,8 @@ def _iter_thread_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str
     except UnknownThread:
         return
     except (InvalidMessages, PerdureError) as exc:
-        newest = existing_head(saver, thread_id).metadata
-        description = about(saver, thread_id, newest)
+        newest = read_existing_head(saver, thread_id).metadata
+        description = read_import_metadata(saver, thread_id, newest)
         yield {"thread_id": thread_id, **description, "messages": [], "problem": str(exc)}
 
 

@@ -22,7 +22,7 @@ from langgraph.types import Command
 
 import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.cli.output import print_stream
 from perdure.errors import ConfigurationError, ModelFailed, StorageUnavailable
 from perdure.graphs import chat_graph
@@ -348,7 +348,7 @@ def left(db: Path) -> list[Any]:
     with SQLiteCheckpointer.open(db) as saver:
         return [
             *saver.checkpoints("t"),
-            existing_head(saver, "t"),
+            read_existing_head(saver, "t"),
             *texts(),
             *texts("--user", "zoe"),
         ]
@@ -390,14 +390,14 @@ def test_a_thread_keeps_its_owner(db: Path) -> None:
     say("t", "hello", "--user", "ann")
     say("t", "no note of this", "--user", "ann", "--no-memory")
     with SQLiteCheckpointer.open(db) as saver:
-        unnoted = existing_head(saver, "t")
+        unnoted = read_existing_head(saver, "t")
         config: Any = {"configurable": {"thread_id": "t", "user_id": "an admin"}}
         config["metadata"] = {"owner": "ann"}
         chat_graph(checkpointer=saver).invoke({"messages": []}, config)
     why = refused("--user", "an admin")
     say("t", "hello again", "--user", "ann")
     with SQLiteCheckpointer.open(db) as saver:
-        after = existing_head(saver, "t")
+        after = read_existing_head(saver, "t")
 
     assert (unnoted.owner, unnoted.metadata["user_id"]) == ("ann", "")
     assert "belongs to 'ann'" in why
@@ -408,7 +408,7 @@ def test_a_thread_of_nobody_is_taken(db: Path) -> None:
     say("t", "hello", "--no-memory")
     say("t", "hello", "--user", "ann")
     with SQLiteCheckpointer.open(db) as saver:
-        assert existing_head(saver, "t").owner == "ann"
+        assert read_existing_head(saver, "t").owner == "ann"
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_a_question_of_another_graph_is_shown(
         if graph_id:
             config["metadata"] = {"graph_id": graph_id}
         joining(saver).invoke({"log": []}, config)
-        asked = existing_head(saver, "t").status.interrupts[0].id
+        asked = read_existing_head(saver, "t").status.interrupts[0].id
         joining(saver).invoke(Command(resume={asked: "yes"}), config)
     before = left(db)
     why = refused()

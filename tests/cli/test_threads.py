@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ThreadList
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.cli.history import render_item_lines
 from perdure.graphs import chat_graph
 from perdure.memory import Keep
@@ -360,7 +360,7 @@ def test_a_tree_is_whole_however_deep(db: Path, terminal: Any) -> None:
     say("deep", "hello")
     with SQLiteCheckpointer.open(db) as saver:
         for _ in range(22):
-            at = str(existing_head(saver, "deep").checkpoint_id)
+            at = str(read_existing_head(saver, "deep").checkpoint_id)
             for _ in range(2):
                 saver.rewind("deep", at)
                 put("deep", [HumanMessage("again")])

@@ -16,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.runtime import Runtime
 
 from perdure.checkpointers import PruneReport, Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import (
     ConfigurationError,
     ForbiddenType,
@@ -91,7 +91,7 @@ def test_labels_are_passed_on(saver: SQLiteCheckpointer) -> None:
     assert len(listed(saver, at(), filter={"user_id": "ann"})) == 2
     context.context["user_id"] = "x" * 4_097  # longer than a label of a namespace
     put(saver, {"n": 5}, run)
-    assert "user_id" not in existing_head(saver, "t").metadata
+    assert "user_id" not in read_existing_head(saver, "t").metadata
 
 
 def test_delete_for_runs(saver: SQLiteCheckpointer) -> None:

@@ -18,7 +18,7 @@ from langgraph.types import Command, Overwrite, Send, interrupt
 from typing_extensions import TypedDict
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import UnknownThread
 from perdure.storage.flow import fetch_rows
 from tests.backends import Place
@@ -81,7 +81,7 @@ def test_every_message_once_in_order(
     expected = ["one", "To one", "two", "To two", "three", "To three"]
     assert expected == texts_in(graph) == texts_of(items)
     assert all(item.seen for item in items)
-    assert existing_head(saver, "t").title == "one"
+    assert read_existing_head(saver, "t").title == "one"
     [info] = saver.threads()
     assert 6 == info.messages == saver.checkpoints("t")[0].counts["messages"]
     assert info.items >= 6
@@ -308,11 +308,11 @@ def test_erasure_reaches_log_and_transcript(
     for uid, text in (("a", SECRET), ("b", "stays")):
         graph.invoke({"messages": [HumanMessage(text, id=uid)]}, at())
     graph.update_state(at(), {"messages": [RemoveMessage(id="a")]}, as_node="node")
-    assert existing_head(saver, "t").title == SECRET
+    assert read_existing_head(saver, "t").title == SECRET
     erase(saver, "t", ["a"])
 
     assert ["so", "stays", "so"] == texts_of(saver.history("t")) == texts_in(graph)
-    assert existing_head(saver, "t").title == "stays"
+    assert read_existing_head(saver, "t").title == "stays"
     assert SECRET not in everything(saver)
     assert SECRET.encode() not in raw(saver)
     graph.invoke({"messages": [HumanMessage("more", id="c")]}, at())

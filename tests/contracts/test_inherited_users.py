@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.thread_list import ThreadList, ThreadQuery
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from tests.contracts.puts import at, put
 
 ANN: Any = {"configurable": {"thread_id": "t", "user_id": "ann", "owner": "ann"}}
@@ -48,7 +48,7 @@ def answering(saver: Any, **options: Any) -> Any:
 
 def users(saver: SQLiteCheckpointer, thread_id: str = "t") -> set[Any]:
     """The users of a thread by each way to ask; one if all agree, None and `""` being nobody."""
-    head = existing_head(saver, thread_id)
+    head = read_existing_head(saver, thread_id)
     (listed,) = ThreadList(saver).search(ThreadQuery(ids=[thread_id]), lambda each: each, 1)
     found: set[Any] = {head.owner, head.metadata.get("user_id"), listed.metadata.get("owner")}
     for user in ("ann", "bob"):
@@ -102,7 +102,7 @@ def test_a_thread_keeps_its_user(saver: SQLiteCheckpointer, way: str) -> None:
     WAYS["update"](graph)
 
     assert once == users(saver) == {"ann"}
-    assert existing_head(saver, "t").metadata["owner"] == "ann"
+    assert read_existing_head(saver, "t").metadata["owner"] == "ann"
 
 
 def test_rewinding_and_copying_keep_the_user(saver: SQLiteCheckpointer) -> None:
@@ -212,7 +212,7 @@ def test_another_user_takes_over(saver: SQLiteCheckpointer, where: str) -> None:
     named: Any = {"configurable": {"thread_id": "t", where: "bob"}}
     graph.invoke(MORE, named if where != "context" else at(), context={"user_id": "bob"})
     graph.update_state(at(), MORE)
-    head = existing_head(saver, "t")
+    head = read_existing_head(saver, "t")
 
     assert head.owner == "bob"
     assert saver.heads(filter={"user_id": "ann"}) == []
@@ -224,7 +224,10 @@ def test_the_same_user_keeps_the_owner(saver: SQLiteCheckpointer) -> None:
     for owner in ({"owner": "ann"}, {}):
         graph.invoke(SAY, {"configurable": {"thread_id": "t", "user_id": "bob", **owner}})
 
-    assert existing_head(saver, "t").metadata.items() >= {"user_id": "bob", "owner": "ann"}.items()
+    assert (
+        read_existing_head(saver, "t").metadata.items()
+        >= {"user_id": "bob", "owner": "ann"}.items()
+    )
 
 
 def test_an_imported_checkpoint_has_the_metadata_of_its_source(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
-from perdure.checkpointers import SQLiteCheckpointer, about, title
+from perdure.checkpointers import SQLiteCheckpointer, read_import_metadata, title
 from perdure.errors import ConfigurationError, UnknownThread
 from tests.contracts.puts import at, listed, put, uid_of, values_at
 
@@ -375,9 +375,9 @@ def test_what_is_known_of_a_conversation(saver: SQLiteCheckpointer) -> None:
     put(saver, {"messages": asked}, metadata={}, thread="plain")
     put(saver, {"notes": ["x"]}, metadata={}, thread="silent")
 
-    assert about(saver, "imported") == {"title": "5", "model": "m"}
-    assert about(saver, "plain") == {}
-    assert about(saver, "plain", {"title": "given"}) == {"title": "given"}
+    assert read_import_metadata(saver, "imported") == {"title": "5", "model": "m"}
+    assert read_import_metadata(saver, "plain") == {}
+    assert read_import_metadata(saver, "plain", {"title": "given"}) == {"title": "given"}
     assert [title(saver, each) for each in ("imported", "plain", "silent", "no")] == [
         "5",
         "What is a pond?",
@@ -385,7 +385,7 @@ def test_what_is_known_of_a_conversation(saver: SQLiteCheckpointer) -> None:
         "",
     ]
     with pytest.raises(UnknownThread):
-        about(saver, "no")
+        read_import_metadata(saver, "no")
 
 
 def test_the_beginning_of_an_id_is_of_no_other(saver: SQLiteCheckpointer) -> None:

@@ -16,7 +16,7 @@ from langgraph.types import Command
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.checkpointers.thread_copy import DatabaseMerge
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import ConfigurationError, ImportFailed
 from tests import backends
 from tests.contracts.puts import at, put
@@ -68,7 +68,7 @@ def shape(saver: SQLiteCheckpointer) -> list[Any]:
             for t in threads
         ],
         sorted(str(t.config) for t in saver.list(None, filter={"user": "u1"})),
-        {t.thread_id: existing_head(saver, t.thread_id).title for t in threads},
+        {t.thread_id: read_existing_head(saver, t.thread_id).title for t in threads},
     ]
 
 

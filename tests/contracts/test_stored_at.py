@@ -12,7 +12,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import UnknownCheckpoint, UnknownThread
 from tests.backends import Place
 from tests.contracts.puts import at
@@ -52,7 +52,7 @@ def times(saver: SQLiteCheckpointer, thread: str = "t") -> list[datetime]:
 def test_the_time_of_the_checkpoint_that_brought_it(saver: SQLiteCheckpointer) -> None:
     """`stored_at` is the checkpoint's `ts` in UTC, also on later pages and after edits."""
     messages, expected = talk(saver)
-    head = existing_head(saver, "t").checkpoint_id
+    head = read_existing_head(saver, "t").checkpoint_id
     edited = [messages[0], AIMessage("edited", id="a0"), *messages[3:]]
     put_at(saver, 3, edited, at(uid=head))
 
@@ -84,7 +84,7 @@ def test_copies_prunes_and_retention_leave_it(saver: SQLiteCheckpointer) -> None
     saver.copy_thread("t", "whole")
     saver.prune(["t"])
     saver.retain(Retention(last=1, history=False), thread_ids=["whole"])
-    end = existing_head(saver, "t").checkpoint_id
+    end = read_existing_head(saver, "t").checkpoint_id
     saver.copy_thread("t", "part", checkpoint_id=end)
 
     for thread in ("t", "whole", "part"):

@@ -12,7 +12,7 @@ from langgraph.types import Interrupt
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.records import ClientMetadata
 from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQuery
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.storage.encryption import LangGraphSeal
 from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
@@ -36,7 +36,7 @@ def told(saver: SQLiteCheckpointer, thread_id: str = "t") -> Any:
     """What a list tells of a thread's metadata; it is what the head has."""
     thread = ThreadList(saver).get(thread_id)
     assert thread is not None
-    head = existing_head(saver, thread_id)
+    head = read_existing_head(saver, thread_id)
     assert thread.title == head.title
     assert thread.head_metadata is None or thread.head_metadata.items() <= head.metadata.items()
     return thread.head_metadata

@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.storage.flow import fetch_rows
 from tests.backends import KEY, Place
 from tests.contracts.puts import at, put
@@ -25,7 +25,7 @@ def said(*messages: Any) -> dict[str, Any]:
 
 def called(saver: SQLiteCheckpointer, thread: str = "t") -> str:
     """What it is called, by all that tell."""
-    title = existing_head(saver, thread).title
+    title = read_existing_head(saver, thread).title
     assert [head.title for head in saver.heads() if head.thread_id == thread] == [title]
     return title
 

@@ -19,7 +19,7 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 from perdure import SQLiteCheckpointer, SQLiteStore
-from perdure.checkpointers.titles import existing_head
+from perdure.checkpointers.titles import read_existing_head
 from perdure.errors import InvalidConfig
 from perdure.graphs import memory_agent
 from perdure.memory import (
@@ -87,7 +87,7 @@ class File:
 
     def named(self, thread_id: str = "t") -> Any:
         """The user whom the metadata of a thread's head names."""
-        return existing_head(self.saver, thread_id).metadata.get("user_id")
+        return read_existing_head(self.saver, thread_id).metadata.get("user_id")
 
     def due(self) -> dict[str, Any]:
         """The namespaces of threads that a worker would extract."""
@@ -173,7 +173,7 @@ def test_in_an_agent_with_a_middleware_and_tools(file: File, context: Any, how: 
     kinds = {item.value["kind"] for item in file.store.search(("memories", "ann", "red"))}
 
     assert (kinds, file.users()) == ({"fact", "turn"}, {"ann"})
-    assert {"user_id": "ann", "team": "red"}.items() <= existing_head(
+    assert {"user_id": "ann", "team": "red"}.items() <= read_existing_head(
         file.saver, "t"
     ).metadata.items()
 
@@ -212,7 +212,7 @@ def test_a_name_with_nul_in_the_context_is_not_another_users(file: File) -> None
             TEA, BOB, context={"user_id": "a\0nn"}, durability="exit"
         )
 
-    assert existing_head(file.saver, "t").metadata.get("user_id") != "ann"
+    assert read_existing_head(file.saver, "t").metadata.get("user_id") != "ann"
 
 
 def test_a_config_that_a_node_gives_is_no_runs(file: File) -> None:

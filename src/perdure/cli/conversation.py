@@ -93,7 +93,7 @@ class Conversation:
 
     Attributes:
         id: The id of the conversation, from which the thread id is made.
-        metadata: The fields of `ABOUT`. Times are in seconds since 1970 (UTC).
+        metadata: The fields of `IMPORTED_KEYS`. Times are in seconds since 1970 (UTC).
         nodes: The messages by id. Parents come before their children, and the main branch last.
         leaf: The id of the message at the end of the main branch.
         left_out: The number of skipped messages and parts by kind, such as thinking.
@@ -225,7 +225,7 @@ def build_conversation(
     Args:
         name: The id of the conversation. If it is not a text, an id is derived.
         export: The JSON object of the conversation.
-        field_names: For each field of `ABOUT`, the name of the field in the export.
+        field_names: For each field of `IMPORTED_KEYS`, the name of the field in the export.
         id_sources: Values from which an id is derived.
     """
     metadata: dict[str, Any] = {}

@@ -75,7 +75,7 @@ def history(
     the state that the model sees is unknown.
     """
     from perdure.checkpointers.labels import describe_deeds
-    from perdure.checkpointers.titles import about
+    from perdure.checkpointers.titles import read_import_metadata
 
     with open_database(db, allow_read_only=True) as database:
         head = find_thread_head(database, thread)
@@ -84,7 +84,7 @@ def history(
             None if checkpoint is None else resolve_checkpoint_id(database, thread_id, checkpoint)
         )
         items = database.saver.history(thread_id, channel=channel, checkpoint_id=checkpoint_id)
-        title = about(database.saver, thread_id, head.metadata).get("title")
+        title = read_import_metadata(database.saver, thread_id, head.metadata).get("title")
         newest = database.saver.checkpoints(
             thread_id, checkpoint_ns="", limit=_LABELLED_CHECKPOINTS
         )
@@ -266,7 +266,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show the checkpoints of a thread as a tree."""
-    from perdure.checkpointers.titles import about
+    from perdure.checkpointers.titles import read_import_metadata
     from perdure.memory import VIEWS_NAMESPACE
 
     with open_database(db, allow_read_only=True) as database:
@@ -277,7 +277,7 @@ def show(
             for info in database.saver.checkpoints(thread_id)
             if info.checkpoint_ns != VIEWS_NAMESPACE
         ]
-        title = about(database.saver, thread_id, head.metadata).get("title", "")
+        title = read_import_metadata(database.saver, thread_id, head.metadata).get("title", "")
     if json:
         print_json(checkpoints)
         return

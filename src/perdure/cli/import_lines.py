@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perdure.checkpointers.labels import USER_LABELS
-from perdure.checkpointers.titles import ABOUT
+from perdure.checkpointers.titles import IMPORTED_KEYS
 from perdure.cli.conversation import (
     Conversation,
     MalformedPart,
@@ -31,12 +31,12 @@ _ALTERNATIVE_NAMES: Final = {
     "create_time": ("created_at", "timestamp"),
     "update_time": ("updated_at",),
 }
-"""Other names of the fields in `ABOUT`."""
+"""Other names of the fields in `IMPORTED_KEYS`."""
 
 
 _IMPORTED_FIELDS: Final = frozenset(
     (
-        *("messages", "branches", *ABOUT, *USER_LABELS, "values", "metadata"),
+        *("messages", "branches", *IMPORTED_KEYS, *USER_LABELS, "values", "metadata"),
         *(name for names in _ALTERNATIVE_NAMES.values() for name in names),
         *("next", "tasks", "interrupts", "parent_checkpoint", "status", "config", "checkpoint"),
     )
@@ -168,7 +168,9 @@ def _build_empty_conversation(name: object, line: Mapping[str, Any]) -> Conversa
     for key in ("title", *USER_LABELS):
         value = line.get(key, get_by_path(line, dict, "metadata").get(key))
         metadata[key] = str(value) if key in USER_LABELS and type(value) is int else value
-    return build_conversation(str(name), metadata, {key: key for key in (*ABOUT, *USER_LABELS)})
+    return build_conversation(
+        str(name), metadata, {key: key for key in (*IMPORTED_KEYS, *USER_LABELS)}
+    )
 
 
 def _add_messages(

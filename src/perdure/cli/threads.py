@@ -245,11 +245,11 @@ def _iter_thread_json(
 
     Nothing is yielded if another process has deleted the thread.
     """
-    from perdure.checkpointers.titles import about
+    from perdure.checkpointers.titles import read_import_metadata
 
     with suppress(UnknownThread):
         info = asdict(database.saver.thread(head.thread_id))
-        title = about(database.saver, head.thread_id, head.metadata).get("title")
+        title = read_import_metadata(database.saver, head.thread_id, head.metadata).get("title")
         yield (
             head,
             {
