@@ -1,4 +1,4 @@
-"""A chat that resumes by `thread_id`, and an agent that remembers by tools as well."""
+"""A chat graph whose threads resume, and an agent that can also use memory tools."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.tools import manage_memory, search_memory
 
 Part = MessagesNode | Learner
-_NAMES: Final = {
+_NODE_NAMES: Final = {
     "RememberTurns": "remember",
     "UpdateInstructions": "reflect",
     "UpdateProfile": "update_profile",
@@ -49,70 +49,77 @@ def chat_graph(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Compile a chat graph with the node `respond`, followed by nodes that update the memory.
 
-    `chat_graph("openai:gpt-5-mini", memory=[use_memories(), summarize("openai:gpt-5-mini"),
-    trim(max_tokens=4_000), remember_turns()], checkpointer=saver, store=store)`
+    Example: `chat_graph("openai:gpt-5-mini", memory=[use_memories(), trim(max_tokens=4_000),
+    remember_turns()], checkpointer=saver, store=store)`
 
-    A stream of messages has the answers only: no instructions, summaries, memories or removals.
+    A stream of messages contains only the answers, and no instructions, summaries, memories or
+    removals.
 
     Args:
-        model: A chat model or its name; None: a responder that quotes what it is shown.
+        model: A chat model or its name. None means a responder that quotes earlier messages.
         tools: The tools that the model may call.
-        memory: The parts that select what the model is shown, in order, with the part that cuts
-            last. Learners, such as `remember_turns()`, run after the answer. Then `summarize(…)`
-            changes the state. If a summary is due within a turn, the learners and `summarize(…)`
-            also run between two calls of the model.
+        memory: The parts that select the messages for the model, in the order of their application.
+            The part that trims comes last. Learners, such as `remember_turns()`, run after the
+            answer. Then `summarize(…)` changes the state. If a summary is due within a turn, the
+            learners and `summarize(…)` also run between two calls of the model.
         checkpointer: The checkpointer that stores the thread.
         store: The store that keeps memories and instructions.
     """
     for part in check_instance("memory", memory, (list, tuple), "a list of parts"):
         expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
         check_instance("a part of the memory", part, (MessagesNode, Learner), expected)
-    shown = [part for part in memory if isinstance(part, MessagesNode)]
-    shows = view(*shown).with_tools(tools) if shown else None
+    selecting_parts = [part for part in memory if isinstance(part, MessagesNode)]
+    select_messages = view(*selecting_parts).with_tools(tools) if selecting_parts else None
     learners: list[Part] = [part for part in memory if isinstance(part, Learner)]
-    summaries = [part for part in (shows.parts if shows else ()) if isinstance(part, Summarize)]
-    after = _named([*learners, *summaries])
-    chosen: Runnable[Any, Any] = QuotingResponder()
+    summaries = [
+        part
+        for part in (select_messages.parts if select_messages else ())
+        if isinstance(part, Summarize)
+    ]
+    nodes = _name_parts([*learners, *summaries])
+    chat_model_runnable: Runnable[Any, Any] = QuotingResponder()
     if model is not None:
-        resolved = load_chat_model(model)
-        chosen = bind_tools(resolved, tools) if tools else resolved
-    steps = list(after)
+        resolved_model = load_chat_model(model)
+        chat_model_runnable = bind_tools(resolved_model, tools) if tools else resolved_model
+    steps = list(nodes)
 
     async def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
         messages: list[Any] = state["messages"]
-        if shows is not None:
+        if select_messages is not None:
             messages = await Effect(
-                lambda: shows(state, config), lambda: shows.acall(state, config)
+                lambda: select_messages(state, config), lambda: select_messages.acall(state, config)
             )
-        answer = await call_method(chosen, "invoke", list(messages), config)
-        now = {**state, "messages": [*state["messages"], answer]}
-        calls = isinstance(answer, AIMessage) and answer.tool_calls
-        if calls and tools:
+        answer = await call_method(chat_model_runnable, "invoke", list(messages), config)
+        updated_state = {**state, "messages": [*state["messages"], answer]}
+        has_tool_calls = isinstance(answer, AIMessage) and answer.tool_calls
+        if has_tool_calls and tools:
             goto = "tools"
         else:
-            goto = _choose_next_step(steps, after, now)
+            goto = _choose_next_step(steps, nodes, updated_state)
             for summary in summaries:
-                summary.schedule(now)
+                summary.schedule(updated_state)
         return Command(update={"messages": [answer]}, goto=goto)
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summaries else ChatState)
-    responds = RunnableLambda(blocking(respond), awaiting(respond))
-    builder.add_node("respond", responds, destinations=(*(["tools"] if tools else ()), *steps, END))
+    respond_node = RunnableLambda(blocking(respond), awaiting(respond))
+    builder.add_node(
+        "respond", respond_node, destinations=(*(["tools"] if tools else ()), *steps, END)
+    )
     builder.add_edge(START, "respond")
     if tools:
         builder.add_node("tools", ToolNode(list(tools)))
         if summaries:
-            after_tools = partial(_choose_step_after_tools, steps, after)
+            after_tools = partial(_choose_step_after_tools, steps, nodes)
             builder.add_conditional_edges("tools", after_tools, [*steps, "respond"])
         else:
             builder.add_edge("tools", "respond")
     may_return = bool(tools and summaries)
-    ends = ["respond", END] if may_return else [END]
-    for number, (name, part) in enumerate(after.items(), 1):
-        builder.add_node(name, _quiet(part))
-        rest = steps[number:]
-        choose_step = partial(_choose_next_step, rest, after, may_return=may_return)
-        builder.add_conditional_edges(name, choose_step, [*rest, *ends])
+    end_nodes = ["respond", END] if may_return else [END]
+    for number, (name, part) in enumerate(nodes.items(), 1):
+        builder.add_node(name, _hide_removals_from_stream(part))
+        later_steps = steps[number:]
+        choose_step = partial(_choose_next_step, later_steps, nodes, may_return=may_return)
+        builder.add_conditional_edges(name, choose_step, [*later_steps, *end_nodes])
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
 
@@ -126,37 +133,50 @@ def memory_agent(
     checkpointer: BaseCheckpointSaver[Any] | None = None,
     store: BaseStore | None = None,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """Compile a chat with the tools `manage_memory` and `search_memory`.
+    """Compile a chat graph with the tools `manage_memory` and `search_memory`.
 
-    It recalls by itself what answers the user's message, and remembers the turns of a run at its
-    end. The run says whose memories: `context={"user_id": …}`, or `user_id` in its `configurable`.
-    `use_memories(…)` among the parts of `memory` replaces the agent's own; `namespace` says where
-    memories are kept, see `Template`. The other options are those of `chat_graph`.
+    The agent recalls memories that answer the user's message, and remembers the turns of a run at
+    its end. The user is passed with each run as `context={"user_id": …}` or as `user_id` in
+    `configurable`.
+
+    Args:
+        model: See `chat_graph`.
+        tools: Further tools that the model may call.
+        memory: See `chat_graph`. A part `use_memories(…)` replaces that of the agent.
+        namespace: The namespace template of the memories; see `Template`.
+        gate: The admission check for new memories.
+        checkpointer: See `chat_graph`.
+        store: See `chat_graph`.
     """
-    # they replace the system message, so they come first
-    first: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]
-    rest = [part for part in memory if not isinstance(part, UseInstructions)]
-    if not any(isinstance(part, UseMemories) for part in rest):
-        first.append(use_memories(namespace=namespace))
+    # instructions replace the system message, so they come first
+    first_parts: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]
+    other_parts = [part for part in memory if not isinstance(part, UseInstructions)]
+    if not any(isinstance(part, UseMemories) for part in other_parts):
+        first_parts.append(use_memories(namespace=namespace))
     return chat_graph(
         model,
         [manage_memory(namespace, gate=gate), search_memory(namespace), *tools],
-        memory=[*first, *rest, remember_turns(namespace=namespace, gate=gate)],
+        memory=[*first_parts, *other_parts, remember_turns(namespace=namespace, gate=gate)],
         checkpointer=checkpointer,
         store=store,
     )
 
 
-def _named(parts: Sequence[Part]) -> dict[str, Part]:
-    named: dict[str, Part] = {}
+def _name_parts(parts: Sequence[Part]) -> dict[str, Part]:
+    """Return the parts by the names of their nodes."""
+    parts_by_name: dict[str, Part] = {}
     for part in parts:
-        name = _NAMES.get(type(part).__name__, type(part).__name__.lower())
-        named[f"{name}-{len(named) + 1}" if name in named else name] = part
-    return named
+        name = _NODE_NAMES.get(type(part).__name__, type(part).__name__.lower())
+        parts_by_name[f"{name}-{len(parts_by_name) + 1}" if name in parts_by_name else name] = part
+    return parts_by_name
 
 
-def _quiet(part: Part) -> Runnable[Any, Any]:
-    """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
+def _hide_removals_from_stream(part: Part) -> Runnable[Any, Any]:
+    """Wrap a part so that its messages and removals do not appear in a stream of messages.
+
+    The update of the wrapped node consists of pairs. With `stream_mode="messages"`, langgraph
+    streams only messages in an update that is a dict.
+    """
 
     async def updating(state: Any, config: RunnableConfig) -> Command[Any]:
         update = await call_method(part, "invoke", state, config)
@@ -166,7 +186,7 @@ def _quiet(part: Part) -> Runnable[Any, Any]:
 
 
 def _choose_next_step(
-    steps: Sequence[str], after: dict[str, Part], state: Any, *, may_return: bool = False
+    steps: Sequence[str], nodes: dict[str, Part], state: Any, *, may_return: bool = False
 ) -> str:
     """Return the name of the next node.
 
@@ -175,16 +195,20 @@ def _choose_next_step(
     the next node is END. With `may_return`, the next node is `respond` if no step is left and the
     model has not answered the last tool results.
     """
-    due = (n for n in steps if not isinstance(p := after[n], Summarize) or p.is_due(state))
+    due_steps = (
+        step
+        for step in steps
+        if not isinstance(part := nodes[step], Summarize) or part.is_due(state)
+    )
     is_unanswered = may_return and isinstance(next(reversed(state["messages"]), None), ToolMessage)
-    return next(due, "respond" if is_unanswered else END)
+    return next(due_steps, "respond" if is_unanswered else END)
 
 
-def _choose_step_after_tools(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:
+def _choose_step_after_tools(steps: Sequence[str], nodes: dict[str, Part], state: Any) -> str:
     """Return the name of the node after the tools, which is `respond` if no summary is due."""
-    summaries = (part for part in after.values() if isinstance(part, Summarize))
+    summaries = (part for part in nodes.values() if isinstance(part, Summarize))
     is_due = any(summary.is_due(state) for summary in summaries)
-    return _choose_next_step(steps, after, state) if is_due else "respond"
+    return _choose_next_step(steps, nodes, state) if is_due else "respond"
 
 
-graph = chat_graph()  # for loaders that read `langgraph.json`; they bring their own checkpointer
+graph = chat_graph()  # for servers that read `langgraph.json` and pass their own checkpointer

@@ -1,4 +1,4 @@
-"""The graphs of `langgraph.json`: settings `PERDURE_*` name the model, database and local user."""
+"""The graphs of `langgraph.json`, with the model, database and user of perdure's settings."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from perdure.stores import open_store
 from perdure.stores.whole_store import WholeStore
 
 MAX_TOKENS = 8_000
-"""What the model is shown of a thread at most; older messages are summarised from 6,000 on."""
+"""The maximum number of tokens of a thread in a request. From 6,000 on, older messages are
+summarised."""
 
 
 def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """A chat that recalls and remembers, with a window and, where there is a model, a summary."""
+    """Build a chat that recalls and remembers, trims, and summarises if there is a model."""
     return build_memory_chat(_load_settings(), _choose_namespace(config))
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The memory agent, with a window."""
+    """Build the memory agent, which trims the messages of its requests."""
     return build_memory_agent(_load_settings(), _choose_namespace(config))
 
 
 def build_memory_chat(
-    chosen: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
+    chosen_settings: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """`memory_chat` with the model of these settings."""
-    model = build_configured_model(chosen)
+    """Build `memory_chat` with the model of these settings."""
+    model = build_configured_model(chosen_settings)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
         options: Any = {
@@ -55,50 +56,53 @@ def build_memory_chat(
 
 
 def build_memory_agent(
-    chosen: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
+    chosen_settings: settings.Settings, namespace: tuple[str, ...] = NAMESPACE
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """`agent` with the model of these settings."""
-    model, window = build_configured_model(chosen), trim(max_tokens=MAX_TOKENS)
+    """Build `agent` with the model of these settings."""
+    model, window = build_configured_model(chosen_settings), trim(max_tokens=MAX_TOKENS)
     return memory_agent(model, memory=[window], namespace=namespace)
 
 
 @asynccontextmanager
 async def checkpointer() -> AsyncIterator[Checkpointer]:
-    """The checkpointer of the settings' database, for a server's lifetime."""
-    chosen = await asyncio.to_thread(settings.load)
-    async with open_checkpointer(chosen.db, key=chosen.key) as saver:
+    """Open the checkpointer of the configured database, and close it at the end."""
+    chosen_settings = await asyncio.to_thread(settings.load)
+    async with open_checkpointer(chosen_settings.db, key=chosen_settings.key) as saver:
         yield saver
 
 
 @asynccontextmanager
 async def store() -> AsyncIterator[WholeStore]:
-    """The store of the settings' database."""
-    chosen = await asyncio.to_thread(settings.load)
-    async with open_store(chosen.db, key=chosen.key) as opened:
-        yield opened
+    """Open the store of the configured database, and close it at the end."""
+    chosen_settings = await asyncio.to_thread(settings.load)
+    async with open_store(chosen_settings.db, key=chosen_settings.key) as opened_store:
+        yield opened_store
 
 
-def build_configured_model(chosen: settings.Settings) -> BaseChatModel | None:
-    """The chat model that the settings name; None if they name none."""
-    if chosen.model is None:
+def build_configured_model(chosen_settings: settings.Settings) -> BaseChatModel | None:
+    """Build the chat model that the settings name, or return None if they name none."""
+    if chosen_settings.model is None:
         return None
-    from langchain_openai import ChatOpenAI  # its import takes seconds
+    from langchain_openai import ChatOpenAI  # the import takes seconds
 
     return ChatOpenAI(
-        model=chosen.model.removeprefix("openai:"),  # a name that `load_chat_model` accepts
-        base_url=chosen.base_url,
-        api_key=chosen.api_key or "none",  # type: ignore[arg-type]
+        model=chosen_settings.model.removeprefix(
+            "openai:"
+        ),  # a name that `load_chat_model` accepts
+        base_url=chosen_settings.base_url,
+        api_key=chosen_settings.api_key or "none",  # type: ignore[arg-type]
     )
 
 
 def _load_settings() -> settings.Settings:
-    return settings.load(db=":memory:")  # with a name, no folder is looked for; none is opened
+    """Load the settings without looking for the folder of the default database."""
+    return settings.load(db=":memory:")  # no database is opened here
 
 
 def _choose_namespace(config: RunnableConfig) -> tuple[str, ...]:
-    """Of the config's user, else of the local one."""
+    """Return the namespace template of the memories, for the user of the run or of the settings."""
     configurable = config.get("configurable", {})
-    # langgraph's server says "" for nobody; perdure's says so of runs without memory
+    # langgraph's server passes "" if there is no user; perdure's server marks runs without memory
     if configurable.get("user_id") or configurable.get(WITHOUT_MEMORY_KEY):
         return NAMESPACE
     return (NAMESPACE[0], _load_settings().user)

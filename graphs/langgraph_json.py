@@ -171,14 +171,19 @@ class LanggraphFile:
         """Import the graphs, by name. A graph may also be a function that returns one.
 
         Raises:
-            ConfigurationError: A graph cannot be imported, or is none.
+            ConfigurationError: A graph cannot be imported, or an object is not a graph.
         """
         self._set_environment()
         graphs = dict[str, Any]()
         for name, graph in self._sections.graphs.items():
-            place, what = graph if isinstance(graph, str) else graph.path, f"the graph {name!r}"
-            graphs[name] = import_object(place, self.path.parent, f"{what} of {str(self.path)!r}")
-            check_graph(f"{what}, {place!r} of {str(self.path)!r},", graphs[name])
+            location, description = (
+                graph if isinstance(graph, str) else graph.path,
+                f"the graph {name!r}",
+            )
+            graphs[name] = import_object(
+                location, self.path.parent, f"{description} of {str(self.path)!r}"
+            )
+            check_graph(f"{description}, {location!r} of {str(self.path)!r},", graphs[name])
         return graphs
 
     def import_saver_options(self) -> dict[str, Any]:
@@ -230,58 +235,58 @@ class LanggraphFile:
         Raises:
             ConfigurationError: The application cannot be imported.
         """
-        place = self._sections.http.app if self._sections.http else None
-        if place is None:
+        location = self._sections.http.app if self._sections.http else None
+        if location is None:
             return None
         self._set_environment()
-        return import_object(place, self.path.parent, "http.app")
+        return import_object(location, self.path.parent, "http.app")
 
     def _set_environment(self) -> None:
         """Set the variables of `env`, and add the folder and local dependencies to `sys.path`."""
         folder = self.path.parent
         for dependency in [".", *self._sections.dependencies]:
-            place = str((folder / dependency).resolve())
-            if dependency.startswith(".") and place not in sys.path:  # else a package
-                sys.path.insert(0, place)
+            folder_path = str((folder / dependency).resolve())
+            if dependency.startswith(".") and folder_path not in sys.path:  # else a package
+                sys.path.insert(0, folder_path)
         os.environ.update(_read_variables(self._sections.env, folder))
 
 
-def import_object(place: str, folder: Path, what: str) -> Any:
-    """Import the object that `"./file.py:name"` or `"package.module:name"` names.
+def import_object(location: str, folder: Path, description: str) -> Any:
+    """Import the object at a location like `"./file.py:name"` or `"package.module:name"`.
 
     Args:
-        place: The name of the object.
+        location: The location of the object.
         folder: The folder to which the path of a file is relative.
-        what: What the object is, for the error: `"the graph 'chat'"`.
+        description: A description of the object for the error, such as `"the graph 'chat'"`.
 
     Raises:
-        ConfigurationError: The module cannot be imported, or has no such name.
+        ConfigurationError: The module cannot be imported, or has no such object.
     """
-    module_name, _, attribute = place.rpartition(":")
+    module_name, _, attribute = location.rpartition(":")
     file = (folder / module_name).resolve() if module_name.endswith(".py") else None
     try:
         if not (module_name and attribute):
-            why = "it names no object of a module"
+            reason = "it does not name an object of a module"
         elif file is not None and not file.is_file():
-            why = f"there is no file {str(file)!r}"
+            reason = f"there is no file {str(file)!r}"
         else:
             module = importlib.import_module(module_name) if file is None else _import_file(file)
             if hasattr(module, attribute):
                 return getattr(module, attribute)
-            why = f"{module_name!r} has no {attribute!r}"
+            reason = f"{module_name!r} has no {attribute!r}"
     except Exception as exc:
-        raise _build_import_error(what, place, f"{type(exc).__name__}: {exc}") from exc
-    raise _build_import_error(what, place, why)
+        raise _build_import_error(description, location, f"{type(exc).__name__}: {exc}") from exc
+    raise _build_import_error(description, location, reason)
 
 
-def _build_import_error(what: str, place: str, why: str) -> ConfigurationError:
+def _build_import_error(description: str, location: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{what} is {place!r}, which cannot be imported: {why}; expected './file.py:name' or "
-        "'package.module:name'"
+        f"{description} is {location!r}, which cannot be imported: {reason}; expected "
+        "'./file.py:name' or 'package.module:name'"
     )
 
 
-def check_graph(what: str, graph: Any) -> None:
+def check_graph(description: str, graph: Any) -> None:
     """Check that an object is a graph, compiled or not, or may return one when it is called.
 
     Raises:
@@ -293,17 +298,17 @@ def check_graph(what: str, graph: Any) -> None:
     is_graph = isinstance(graph, StateGraph | Pregel) or hasattr(graph, "__aenter__")
     if not is_graph and (isinstance(graph, type) or not callable(graph)):
         raise ConfigurationError(
-            f"{what} is {graph!r:.80}; expected a StateGraph, a compiled graph, or a function "
-            "that returns one"
+            f"{description} is {graph!r:.80}; expected a StateGraph, a compiled graph, or a "
+            "function that returns one of them"
         )
 
 
 def _import_file(file: Path) -> ModuleType:
     """Import a file as a module, under a longer name if another module has the same name."""
     name = file.stem
-    while (known := sys.modules.get(name)) is not None:
-        if getattr(known, "__file__", None) == str(file):
-            return known
+    while (imported_module := sys.modules.get(name)) is not None:
+        if getattr(imported_module, "__file__", None) == str(file):
+            return imported_module
         name = f"{name}_graph"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -325,9 +330,9 @@ def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
     """
     if cors is None:
         return ()
-    wide = next((origin for origin in cors.allow_origins if "*" in origin), None)
+    wildcard_origin = next((origin for origin in cors.allow_origins if "*" in origin), None)
     for name, value in (
-        ("allow_origins", wide),
+        ("allow_origins", wildcard_origin),
         ("allow_origin_regex", cors.allow_origin_regex),
         ("allow_credentials", cors.allow_credentials or None),
     ):
@@ -338,13 +343,13 @@ def _check_origins(cors: _Cors | None, path: str | Path) -> tuple[str, ...]:
     return tuple(cors.allow_origins)
 
 
-def _read_variables(given: Mapping[str, Any] | str, folder: Path) -> dict[str, str]:
-    """Return environment variables from an object, or from the file that is named."""
-    if isinstance(given, Mapping):
-        return {name: str(value) for name, value in given.items()}
+def _read_variables(variables: Mapping[str, Any] | str, folder: Path) -> dict[str, str]:
+    """Return the environment variables of `env`, which is an object or the name of a file."""
+    if isinstance(variables, Mapping):
+        return {name: str(value) for name, value in variables.items()}
     try:
-        lines = (folder / given).read_text().splitlines()
+        lines = (folder / variables).read_text().splitlines()
     except OSError as exc:
-        raise ConfigurationError(f'"env" is {given!r}, which cannot be read ({exc})') from exc
+        raise ConfigurationError(f'"env" is {variables!r}, which cannot be read ({exc})') from exc
     pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

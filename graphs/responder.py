@@ -1,4 +1,4 @@
-"""A chat model for when none is configured: it quotes the messages that it is shown."""
+"""A chat model that works offline and answers by quoting earlier messages and memories."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from perdure.memory.thread_messages import REMEMBER
 from perdure.stores.text import STOP_WORDS
 
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
-_WORD: Final = re.compile(r"\w+")
-_SECTION: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
-_QUOTES = 2
+_WORD_PATTERN: Final = re.compile(r"\w+")
+_MEMORIES_PATTERN: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
+_MAX_QUOTES = 2  # quotes from the thread, and from memories
 
 
 class QuotingResponder(BaseChatModel):
@@ -28,56 +28,64 @@ class QuotingResponder(BaseChatModel):
         return "perdure-quoting-responder"
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        # what is quoted is known already
-        message = AIMessage(_answer(messages) + NOTICE, response_metadata={REMEMBER: False})
+        # a quote must not be remembered again
+        message = AIMessage(_build_answer(messages) + NOTICE, response_metadata={REMEMBER: False})
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def _answer(messages: list[BaseMessage]) -> str:
+def _build_answer(messages: list[BaseMessage]) -> str:
+    """Build the answer from quotes that share words with the newest human message."""
     question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
     if question is None:
         return "I was shown no question. "
     thread = [m for m in messages if m is not question and not isinstance(m, SystemMessage)]
-    words, lines = _words(question.text), []
-    if here := _from_thread(words, thread):
-        lines += ["From this thread I remember:", *here]
-    if earlier := _from_memory(words, messages):
-        lines += ["From earlier I remember:", *earlier]
+    words, lines = _extract_words(question.text), []
+    if thread_quotes := _quote_thread(words, thread):
+        lines += ["From this thread I remember:", *thread_quotes]
+    if memory_quotes := _quote_memories(words, messages):
+        lines += ["From earlier I remember:", *memory_quotes]
     if lines:
         return "\n".join([*lines, ""])
     if not thread:
         return "This thread shows me no earlier message. "
-    shown = f"This thread shows me {len(thread)} earlier message{'s' * (len(thread) != 1)}"
-    return f"{shown}, and none of them speaks of that. "
+    summary = f"This thread shows me {len(thread)} earlier message{'s' * (len(thread) != 1)}"
+    return f"{summary}, and none of them speaks of that. "
 
 
-def _from_thread(words: set[str], thread: list[BaseMessage]) -> list[str]:
-    shared = [len(words & _words(m.text)) * (NOTICE not in m.text) for m in thread]
-    best = sorted(zip(shared, range(len(thread)), strict=True))[-_QUOTES:]
-    quoted = [thread[i] for i in sorted(i for score, i in best if score)]
-    speakers = ["you" if isinstance(m, HumanMessage) else "I" for m in quoted]
-    return [f"- {who} said: “{_short(m.text)}”" for who, m in zip(speakers, quoted, strict=True)]
+def _quote_thread(words: set[str], thread: list[BaseMessage]) -> list[str]:
+    """Return lines that quote the messages of the thread with the most shared words."""
+    shared_counts = [len(words & _extract_words(m.text)) * (NOTICE not in m.text) for m in thread]
+    best_matches = sorted(zip(shared_counts, range(len(thread)), strict=True))[-_MAX_QUOTES:]
+    quoted_messages = [thread[i] for i in sorted(i for score, i in best_matches if score)]
+    speakers = ["you" if isinstance(m, HumanMessage) else "I" for m in quoted_messages]
+    return [
+        f"- {speaker} said: “{_shorten(m.text)}”"
+        for speaker, m in zip(speakers, quoted_messages, strict=True)
+    ]
 
 
-def _from_memory(words: set[str], messages: list[BaseMessage]) -> list[str]:
+def _quote_memories(words: set[str], messages: list[BaseMessage]) -> list[str]:
+    """Return lines that quote memories in the system messages with shared words."""
     quotes = []
-    shown = "\n".join(message.text for message in messages if isinstance(message, SystemMessage))
-    for line in "\n".join(_SECTION.findall(shown)).splitlines():
+    system_text = "\n".join(
+        message.text for message in messages if isinstance(message, SystemMessage)
+    )
+    for line in "\n".join(_MEMORIES_PATTERN.findall(system_text)).splitlines():
         memory: Any = None
-        with suppress(ValueError):  # the heading of the section
+        with suppress(ValueError):  # the line is the heading of the section
             memory = json.loads(line)
         text = str(memory.get("memory", "")) if isinstance(memory, dict) else ""
-        if words & _words(text):
+        if words & _extract_words(text):
             thread = f"thread {memory['thread']}" if memory.get("thread") else ""
-            place = ", ".join(filter(None, [thread, memory.get("on")]))
-            quotes.append(f"- {place}: “{_short(text)}”")
-    return quotes[:_QUOTES]
+            origin = ", ".join(filter(None, [thread, memory.get("on")]))
+            quotes.append(f"- {origin}: “{_shorten(text)}”")
+    return quotes[:_MAX_QUOTES]
 
 
-def _words(text: str) -> set[str]:
-    return {word for word in _WORD.findall(text.casefold()) if word not in STOP_WORDS}
+def _extract_words(text: str) -> set[str]:
+    return {word for word in _WORD_PATTERN.findall(text.casefold()) if word not in STOP_WORDS}
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 200 else line[:199] + "…"

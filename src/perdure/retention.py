@@ -122,7 +122,8 @@ def apply(
             stack.enter_context(saver.database.lock(_LOCK_NAME, timeout_s=timeout_s))
         except StorageUnavailable as exc:
             raise StorageUnavailable(
-                f"another process is applying retention to {saver.database.path!r}; try again later"
+                f"another process is already applying retention to {saver.database.path!r}; try "
+                "again later"
             ) from exc
         return _RetentionPass(rules, saver, store, thread_ids, skip, dry_run=False).run()
 

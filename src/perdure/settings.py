@@ -98,8 +98,8 @@ _FILLERS: Final = frozenset(
 def check_user(name: str, user: Any, remedy: str = "leave it out for the default user") -> str:
     """Check the name of a user that was passed from outside, and return it.
 
-    An empty name usually comes from a variable that is not set. It must not mean the default user or
-    all users.
+    An empty name usually comes from a variable that is not set. It must not mean the default
+    user or all users.
 
     Args:
         name: The option, variable or field, for the error.

@@ -181,10 +181,10 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ("review", ("aprove",), "is 'aprove'; expected one of approve, edit, reject, respond"),
     ("review", ("approve", "now"), "approve takes no 'now'"),
     ("review", ("edit",), "edit needs the new arguments as JSON"),
-    ("review", ("edit", "{euros: 4}"), "the new arguments '{euros: 4}' is no JSON"),
+    ("review", ("edit", "{euros: 4}"), "the new arguments '{euros: 4}' is not JSON"),
     ("review", ("edit", "[1]"), "the arguments of the call 1 of 'refund' are [1]; expected {…}"),
     ("review", ("respond",), "respond needs a text"),
-    ("review", ("--answer", "{"), "--answer '{' is no JSON"),
+    ("review", ("--answer", "{"), "--answer '{' is not JSON"),
     ("review", ("--answer", "5"), "--answer is 5; expected"),
     ("review", ("--answer", '{"decisions": []}'), "has 0 decisions, but the question is about 1"),
     ("review", ("--answer", '{"type": "drop"}'), "is 'drop'; expected one of approve, edit"),
@@ -198,7 +198,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
     ("batch", ("edit", "{}"), "is about 2 calls; pass a decision for each call"),
     ("plain", ("approve",), "is not about a tool call; answer it with respond TEXT"),
     ("plain", ("respond",), "is not about a tool call; answer it with respond TEXT"),
-    ("plain", ("--answer", "yes"), "--answer 'yes' is no JSON"),
+    ("plain", ("--answer", "yes"), "--answer 'yes' is not JSON"),
 ]
 
 

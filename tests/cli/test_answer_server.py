@@ -149,7 +149,7 @@ def test_what_a_server_refuses(
     monkeypatch.setenv("PERDURE_API_KEY", KEYS["dora"])
     for given, said in (
         (("aprove",), "is 'aprove'; expected one of approve, edit, reject, respond"),
-        (("edit", "{"), "is no JSON"),
+        (("edit", "{"), "is not JSON"),
     ):
         result = attempt("answer", "t", *given, "--url", served.url)
         assert (result.exit_code, result.stdout) == (1, ""), result.output

@@ -253,6 +253,8 @@ def test_a_settings_file_of_a_folder_may_not_name_code(
     write(folder)
     (folder / "perdure.toml").write_text('graphs = "langgraph.json"\n')
     monkeypatch.chdir(folder)
-    assert "the code that it names would be run" in error("store", "search", "notes", into=capsys)
+    assert "whose author chooses the code that would run" in error(
+        "store", "search", "notes", into=capsys
+    )
     monkeypatch.setenv("PERDURE_CONFIG", str(folder / "perdure.toml"))
     run("store", "put", "notes", "a", "--text", "tea", "--db", str(folder / "m.db"))

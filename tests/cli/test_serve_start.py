@@ -89,7 +89,10 @@ def test_it_says_no_password_of_postgres() -> None:
         ("./start_graphs.py:text", "is 'compiled'; expected a StateGraph, a compiled graph, or a"),
         ("./start_graphs.py:State", ".State'>; expected a StateGraph"),
         ("./start_graphs.py:none", "cannot be imported: './start_graphs.py' has no 'none'"),
-        ("./start_graphs.py", "cannot be imported: it names no object of a module; expected"),
+        (
+            "./start_graphs.py",
+            "cannot be imported: it does not name an object of a module; expected",
+        ),
         ("./missing.py:graph", "cannot be imported: there is no file '{folder}/missing.py'"),
         ("no_such_package:graph", "cannot be imported: ModuleNotFoundError: No module named"),
     ],

@@ -146,8 +146,8 @@ def test_a_call_is_edited(plain: Page, sdk: SyncLangGraphClient) -> None:
     plain.goto(PAGE)
     for sent, button, refused in (
         ('{"to": "cy", "text": "hi"}', "Approve", "were changed, and the decision is 'approve'"),
-        ('{"to": ', "Send as edited", "is no JSON"),
-        ("[" * 100_000, "Send as edited", "is no JSON"),
+        ('{"to": ', "Send as edited", "is not JSON"),
+        ("[" * 100_000, "Send as edited", "is not JSON"),
         ('["cy"]', "Send as edited", "the arguments of the call 1 of 'send' are ['cy']"),
         ('{"to": "cy", "text": "hi"}', "Send as edited", ""),
     ):
