@@ -1,10 +1,10 @@
 """Cache the items and heads of threads in one process, within a memory budget.
 
 The cache is never the source of truth. An item at a log position never changes, so a cached item
-stays valid whoever writes. Only a deletion makes it stale. Each deletion raises the `generation` of
-the thread, and every read compares it. A put that was planned from a cached head is stored only if
-the thread still has the same version token. Each transaction that changes a thread changes the
-token.
+stays valid when other processes write. Only a deletion makes it stale. Each deletion raises the
+`generation` of the thread, and every read compares it. A put that was planned from a cached head is
+stored only if the thread still has the same version token. Each transaction that changes a thread
+changes the token.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class ChannelLog:
             item_positions = map(self.origin_position, item_positions)
         return list(map(self.items.__getitem__, item_positions))
 
-    def is_free_of_repeats(self, ranges: Ranges) -> bool:
-        """Return whether no item occurs twice in the ranges, whose aliases must be cached."""
+    def has_no_repeats(self, ranges: Ranges) -> bool:
+        """Return whether no item occurs twice in ranges. All aliases in them must be cached."""
         originals: set[int] = set()
         for start, stop in ranges:
             range_positions = range(start, stop)
@@ -308,7 +308,7 @@ class Thread:
     def get_or_add_log(
         self, key: int, name: str, cached_thread: Thread | None = None
     ) -> ChannelLog:
-        """Return the log with a key; a new log gets the cached items from the thread `kept`."""
+        """Return the log with a key; a new log gets the cached items of `cached_thread`."""
         log = self.logs.get(key)
         if log is None:
             cached_log = cached_thread.logs.get(key) if cached_thread is not None else None

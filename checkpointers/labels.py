@@ -43,7 +43,10 @@ def select_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_deeds(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return what others than the person did, by the metadata of checkpoints, each once.
+    """Describe the actions of other users on a person's thread, without duplicates.
+
+    Args:
+        metadata: The metadata of checkpoints of the thread.
 
     >>> describe_deeds([{"perdure_caller": "boss", "perdure_deed": "answered"}, {}])
     ['answered by boss']

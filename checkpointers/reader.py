@@ -525,7 +525,7 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_items(thread_id, thread, key, aliases)
-                if log.is_free_of_repeats(ranges):  # this is true of nearly all values
+                if log.has_no_repeats(ranges):  # this is true of nearly all values
                     continue
                 origin = log.origin_position
             if channel not in stored_transcript:

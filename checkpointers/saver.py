@@ -420,7 +420,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
             database_write = self._writer.plan_database_write(put)
             if run_writes is not None:
                 database_write = database_write._replace(
-                    make=run_writes.refuse_when_closed(database_write.make)
+                    make_flow=run_writes.refuse_when_closed(database_write.make_flow)
                 )
             self.database.write(*database_write)
 
@@ -436,7 +436,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
                 )
             if run_writes is not None:
                 database_write = database_write._replace(
-                    make=run_writes.refuse_when_closed(database_write.make)
+                    make_flow=run_writes.refuse_when_closed(database_write.make_flow)
                 )
             if isinstance(put, TaskWrites) and put.task_id == NULL_TASK:
                 with short_switch_interval():

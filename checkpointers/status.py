@@ -124,9 +124,9 @@ def is_update_path(path: str) -> bool:
 
 
 def _is_nested_path(path: str) -> bool:
-    """Return whether a path is not that of a task of the superstep.
+    """Return whether a path belongs to a call by another task, an error handler or an update.
 
-    It may belong to a call by another task, to an error handler, or to an update.
+    Such a path is not the path of a task of the superstep.
     """
     return path.endswith(ASIDE_SUFFIX) or path.startswith(f"{_PUSH}~") or path.endswith(_HANDLER)
 

@@ -53,21 +53,21 @@ class DatabaseWrite(NamedTuple):
     """The arguments of one call of `Database.write`.
 
     Attributes:
-        make: Makes the flow of statements.
-        committed: Called with the result of the flow after the commit.
-        undone: Called if the transaction failed.
-        exclusive: The name of the lock that the transaction holds: the thread id.
+        make_flow: A function that builds the flow of statements.
+        on_commit: Called with the result of the flow after the commit.
+        on_rollback: Called if the transaction failed.
+        exclusive_names: The name of the lock that the transaction takes, which is the thread id.
         watch: The watch of the checkpointer's tables.
-        patient: Whether the write may wait for the next write, to share its commit.
-        urgent: Whether the caller continues only after the write, so that it must not wait.
+        may_wait: Whether the write may wait for the next write, to share its commit.
+        urgent: Whether other code waits for this write, so that it should be committed at once.
     """
 
-    make: Callable[[], Flow[Commit]]
-    committed: Callable[[Commit], None]
-    undone: Callable[[], None]
-    exclusive: tuple[str]
+    make_flow: Callable[[], Flow[Commit]]
+    on_commit: Callable[[Commit], None]
+    on_rollback: Callable[[], None]
+    exclusive_names: tuple[str]
     watch: Watch
-    patient: bool
+    may_wait: bool
     urgent: bool
 
 
