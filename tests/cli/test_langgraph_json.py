@@ -100,8 +100,8 @@ def test_new_threads_and_items_expire(folder: Path) -> None:
     assert [ttl and (ttl["strategy"], ttl["ttl_minutes"]) for ttl in ttls] == [
         ("keep_latest", 60), ("keep_latest", 60), ("delete", 5), ("keep_latest", 60), None,
     ]  # fmt: skip
-    assert "checkpointer.ttl does not apply to 1 thread stored before" in said
-    assert "store.ttl does not apply to 1 item stored before" in said
+    assert "checkpointer.ttl does not apply to 1 thread stored earlier" in said
+    assert "store.ttl does not apply to 1 item stored earlier" in said
     with SQLiteStore.open(db) as store:
         assert store.count_without_ttl() == 1
 
@@ -126,7 +126,7 @@ def test_an_embedder_for_the_server_and_the_commands(
     with served("--graphs", graphs, db=Path(db)) as (url, said, _), get_sync_client(url=url) as sdk:
         found = sdk.store.search_items(["notes"], query="a plum")
     assert {item["key"] for item in found["items"]} == {"a", "b"}
-    assert "without effect" not in said
+    assert "have no effect" not in said
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_an_exact_site_may_call(folder: Path) -> None:
 
     assert [reply.status_code for reply in replies] == [200, 403]
     assert replies[0].headers["access-control-allow-origin"] == "https://app.example"
-    assert "without effect: http.cors.max_age" in said
+    assert "these sections have no effect: http.cors.max_age" in said
 
 
 def test_an_application_after_the_paths_of_perdure(folder: Path) -> None:

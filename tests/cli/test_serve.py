@@ -151,11 +151,11 @@ def test_what_is_refused(
     keys, auth = tmp_path / "keys.toml", written(tmp_path, GUIDE)
     keys.write_text(entry(ANN, "ann"))
     for host in ("0.0.0.0", "::", "192.168.1.7", "memory.example", ""):
-        assert "give --keys or --auth" in says("--host", host)
+        assert "pass --keys or --auth" in says("--host", host)
     for name in ("*", ""):
         assert "no user can be called" in says("--new-key", name)
     assert "Invalid value for '--proxy'" in says("--proxy", "proxy.example")
-    assert "give one of them" in says("--keys", str(keys), "--auth", auth)
+    assert "remove one of them" in says("--keys", str(keys), "--auth", auth)
     assert "cannot be read" in says("--keys", "none.toml")
     assert "cannot be imported" in says("--auth", "none.py:auth")
     assert "cannot be read" in says("--graphs", "none.json")
@@ -163,7 +163,7 @@ def test_what_is_refused(
     for origin in ("*", "http://a.example/", "a.example"):
         said = says("--port", "0", "--cors-origin", origin)
         assert f"the origin is {origin!r}; expected that of one site" in said
-    assert "choose another --host" in says("--host", "no-such-host.invalid", "--keys", str(keys))
+    assert "pass another --host" in says("--host", "no-such-host.invalid", "--keys", str(keys))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_it_says_what_it_serves(db: Path, tmp_path: Path) -> None:
 
     assert f"database: {db}" in lines
     assert "user: zoe" in lines
-    assert "graphs: chat, agent (perdure's own)" in lines
+    assert "graphs: chat, agent (built-in)" in lines
 
 
 def test_it_says_whose_graphs_and_keys_it_has(db: Path, tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_it_says_whose_graphs_and_keys_it_has(db: Path, tmp_path: Path) -> None:
         lines = said.splitlines()
 
     assert f"database: {db}" in lines
-    assert f"users: those of {keys}" in lines
-    assert f"graphs: compiled, made, opened of {file}" in lines
+    assert f"users: from {keys}" in lines
+    assert f"graphs: compiled, made, opened from {file}" in lines
 
 
 def test_it_says_no_password_of_postgres() -> None:

@@ -108,7 +108,7 @@ def test_a_server_without_its_sessions_ends_and_says_why(tmp_path: Path) -> None
         os.kill(children(process)[1], signal.SIGKILL)
         assert process.wait(60) == 1
         assert process.stderr is not None
-        assert "has died: start again" in process.stderr.read()
+        assert "has died; start the server again" in process.stderr.read()
         assert not any(map(lives, served_by))
 
 
@@ -155,4 +155,4 @@ def test_what_workers_cannot_do(tmp_path: Path, capsys: pytest.CaptureFixture[st
     said = error(*given, "--metrics", "--db", str(tmp_path / "m.db"), into=capsys)
     assert "--metrics counts in one process" in said
     said = error(*given, "--db", ":memory:", into=capsys)
-    assert "a database in memory is of one process" in said
+    assert "a database in memory belongs to one process" in said

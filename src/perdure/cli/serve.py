@@ -1,4 +1,8 @@
-"""`perdure serve` and `mcp`: pages, langgraph's REST paths and MCP by HTTP; MCP on stdio."""
+"""The commands `perdure serve` and `perdure mcp`.
+
+`serve` runs the HTTP server, which has pages for browsers, the REST API of langgraph and MCP. `mcp`
+speaks MCP over stdin and stdout.
+"""
 
 from __future__ import annotations
 
@@ -34,38 +38,44 @@ if TYPE_CHECKING:
     from perdure.server.access import Access
     from perdure.settings import Settings
 
-_CONNECTIONS = 1000
-_KEEP_ALIVE_S = 65  # longer than clients and proxies keep a connection for the next request
-_UNREAD_S = 60  # seconds that a client may not read, or be unreachable, before it is disconnected
-_ENDS_S = 1  # for other requests that are under way when the server is to end
-_FAILED = 3  # how a worker exits that could not start: the next could not either
-_LOOK_S = 0.5  # how often a signal is looked for
-_YOUNG = 10_000  # objects made until a collection: a run under way is 800, and they are not garbage
+_MAX_CONNECTIONS = 1000  # open connections of one process; more are answered with status 503
+_KEEP_ALIVE_S = 65  # seconds; longer than clients and proxies keep an idle connection open
+_UNREAD_TIMEOUT_S = 60  # seconds after which a client that does not read is disconnected
+_SHUTDOWN_TIMEOUT_S = 1  # seconds that requests may take to finish after the runs have stopped
+_START_FAILED = 3  # exit code of a worker that could not start; the worker is not replaced
+_POLL_S = 0.5  # seconds between two checks for signals
+_COLLECTION_THRESHOLD = 10_000
+"""New objects after which Python collects garbage. An active run has 800 objects in use, so with
+Python's lower default most collections would find no garbage."""
 
-AuditFile = Annotated[
+AuditOption = Annotated[
     Path | None,
-    typer.Option("--audit", metavar="FILE", help="Record edits and erasures, without content."),
+    typer.Option("--audit", metavar="FILE", help="Append edits and erasures to this audit log."),
 ]
 
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port.")] = 2024,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="The port to listen on.")
+    ] = 2024,
     keys: Annotated[
-        str | None, typer.Option(metavar="FILE", help="API keys, and whose each is.")
+        str | None, typer.Option(metavar="FILE", help="The keys file, with the API keys of users.")
     ] = None,
     auth: Annotated[
         str | None,
-        typer.Option(metavar="FILE:NAME", help="Handlers of langgraph_sdk.Auth, in place of keys."),
+        typer.Option(metavar="FILE:NAME", help="A langgraph_sdk.Auth object, instead of keys."),
     ] = None,
     graphs: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A langgraph.json: its graphs and their settings."),
+        typer.Option(metavar="FILE", help="The langgraph.json with the graphs to serve."),
     ] = None,
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="By what name the server is called, behind a proxy."),
+        typer.Option(metavar="NAME", help="A host name of the server behind a proxy."),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
@@ -73,51 +83,57 @@ def serve(
     ] = None,
     proxy: Annotated[
         list[Any] | None,
-        typer.Option(parser=ip_network, metavar="ADDRESS", help="Whose X-Forwarded-For counts."),
+        typer.Option(
+            parser=ip_network,
+            metavar="ADDRESS",
+            help="A proxy whose X-Forwarded-For header is trusted.",
+        ),
     ] = None,
     new_key: Annotated[
         str | None,
-        typer.Option(metavar="USER", help="Print a new API key and its lines of --keys, and end."),
+        typer.Option(metavar="USER", help="Print a new API key and its keys file entry."),
     ] = None,
     team: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A team of the user of --new-key; may be repeated."),
+        typer.Option(metavar="NAME", help="A team of the --new-key user; may be repeated."),
     ] = None,
     log: Annotated[
         Literal["text", "json"],
-        typer.Option(metavar="FORM", help="Logs as text or json."),
+        typer.Option(metavar="FORMAT", help="The log format, text or json."),
     ] = "text",
-    audit: AuditFile = None,
+    audit: AuditOption = None,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Count for Prometheus, at /metrics.")
+        bool, typer.Option("--metrics", help="Serve Prometheus metrics at /metrics.")
     ] = False,
     grace: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Time for runs to end at SIGTERM."),
+        typer.Option(min=0, metavar="SECONDS", help="Time for runs to finish after SIGTERM."),
     ] = 10,
     workers: Annotated[
-        int, typer.Option(min=1, max=64, metavar="N", help="How many processes serve.")
+        int, typer.Option(min=1, max=64, metavar="N", help="The number of worker processes.")
     ] = 1,
     webhook_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A host that may be told of the ends of runs."),
+        typer.Option(metavar="NAME", help="A host that webhooks of runs may call."),
     ] = None,
     user: UserOption = None,
     db: DbOption = None,
 ) -> None:
-    """Show threads and memories in a browser, and serve them by HTTP.
+    """Serve threads, memories and graphs over HTTP, with pages for browsers.
 
-    Without authentication it listens on a loopback address only.
+    Without authentication, the server listens only on a loopback address.
     """
     try:
-        import uvicorn  # noqa: F401 - serves
+        import uvicorn  # noqa: F401 - imported to find out whether it works
 
         from perdure.graphs.langgraph_json import LanggraphFile
         from perdure.server.guard import LOOPBACK_HOSTS
         from perdure.server.keys import Keys
         from perdure.settings import load
     except ImportError as exc:
-        raise MissingDependency('the server needs: pip install ".[server]" in a checkout') from exc
+        raise MissingDependency(
+            'the server needs more packages; run pip install ".[server]" in a checkout'
+        ) from exc
     if new_key is not None:
         _print_new_key(new_key, team or [], keys)
         return
@@ -125,17 +141,19 @@ def serve(
         raise ConfigurationError(f"--team {team[0]!r} applies only to --new-key; remove it")
     graphs = graphs or load(db=db, user=user).graphs
     configured = LanggraphFile.read(graphs) if graphs else None
-    access = _access(keys, auth, configured)
+    access = _build_access(keys, auth, configured)
     if isinstance(access, Keys) and access.exposed:
-        print_note(f"others on this machine can read or change {keys}: chmod 600 {keys}", "yellow")
-    host = ascii_host(host)
-    local = _is_loopback(host)
-    if access is None and not local:
-        raise ConfigurationError(
-            f"{host} can be reached by others, and anybody could read and change everything: give "
-            "--keys or --auth, or leave --host out"
+        print_note(
+            f"other users of this machine can read or change {keys}; run chmod 600 {keys}", "yellow"
         )
-    hosts = [*LOOPBACK_HOSTS, *(allowed_host or ())] if local or allowed_host else None
+    host = ascii_host(host)
+    is_local = _is_loopback(host)
+    if access is None and not is_local:
+        raise ConfigurationError(
+            f"other machines can reach {host}, and without authentication anybody could read and "
+            "change everything; pass --keys or --auth, or remove --host"
+        )
+    hosts = [*LOOPBACK_HOSTS, *(allowed_host or ())] if is_local or allowed_host else None
     with ExitStack() as stack:
         database = stack.enter_context(open_database(db, user, create=True, graphs=graphs))
         _check_tenants(access, database.settings.db)
@@ -146,26 +164,37 @@ def serve(
             delete_transcript_index(database.saver)
         if configured is not None:
             _report_configuration(configured, database, has_tenants=_has_tenants(access))
-        listening = stack.enter_context(_listening(host, port))
+        listener = stack.enter_context(_open_listener(host, port))
         proxies = None if proxy is None else [*map(str, proxy)]
-        places = _Places(
+        inputs = _ServerInputs(
             keys, auth, configured, audit, hosts, cors_origin or [], webhook_host or [], proxies
         )
-        server = _Server(database.settings, places, metrics, log, grace)
-        made = server.app()
-        _report_served(database, configured, keys, auth)
-        shown = f"[{host}]" if ":" in host else host
-        print_note(f"http://{shown}:{listening.getsockname()[1]}/", "dim")
+        server = _Server(database.settings, inputs, metrics, log, grace)
+        application = server.build_app()
+        _print_served(database, configured, keys, auth)
+        url_host = f"[{host}]" if ":" in host else host
+        print_note(f"http://{url_host}:{listener.getsockname()[1]}/", "dim")
         if access is not None:
             print_note("in a browser, log in with an API key or a token", "dim")
         if workers == 1:
-            server.run(made, listening)
+            server.run(application, listener)
         else:
-            _supervise(server, listening, workers)
+            _supervise_workers(server, listener, workers)
 
 
-class _Places(NamedTuple):
-    """What files and addresses a server is given."""
+class _ServerInputs(NamedTuple):
+    """Files and addresses that the options of `perdure serve` name.
+
+    Attributes:
+        keys: The keys file, or None.
+        auth: `FILE:NAME` of the authentication handlers, or None.
+        graphs: The langgraph.json, or None.
+        audit: The audit log, or None.
+        hosts: The host names that requests may use, or None for any.
+        origins: Sites whose scripts may call the server.
+        webhook_hosts: Hosts that webhooks may call.
+        proxies: Addresses of trusted proxies, or None.
+    """
 
     keys: str | None
     auth: str | None
@@ -178,42 +207,51 @@ class _Places(NamedTuple):
 
 
 class _Server(NamedTuple):
-    """What each process of a server is made of."""
+    """The configuration of a server. It is pickled and sent to each worker process."""
 
     settings: Settings
-    places: _Places
+    inputs: _ServerInputs
     metrics: bool
     log: Literal["text", "json"]
     grace_s: float
 
-    def app(self, sessions: MutableMapping[str, Any] | None = None) -> FastAPI:
-        """The application; `sessions` are those that all workers share."""
+    def build_app(self, sessions: MutableMapping[str, Any] | None = None) -> FastAPI:
+        """Build the application.
+
+        Args:
+            sessions: The sessions of browsers, which all worker processes share, or None for
+                sessions in the memory of this process.
+        """
         from perdure.server import create_app
         from perdure.server.databases import DatabaseOptions
         from perdure.server.graphs import Graphs
         from perdure.server.logs import Audit
         from perdure.server.telemetry import Telemetry
 
-        at, file = self.places, self.places.graphs
+        inputs, file = self.inputs, self.inputs.graphs
         options = None
         if file is not None:
             options = DatabaseOptions(file.import_store_options(), file.thread_ttl)
         return create_app(
             self.settings,
-            access=_access(at.keys, at.auth, file),
+            access=_build_access(inputs.keys, inputs.auth, file),
             graphs=Graphs.load(file.path) if file else None,
             database_options=options,
             custom_app=file.import_app() if file else None,
-            hosts=at.hosts,
-            origins=[*at.origins, *(file.origins if file else ())],
-            audit=Audit(at.audit),
+            hosts=inputs.hosts,
+            origins=[*inputs.origins, *(file.origins if file else ())],
+            audit=Audit(inputs.audit),
             telemetry=Telemetry.configured(metrics=self.metrics),
-            webhook_hosts=at.webhook_hosts,
+            webhook_hosts=inputs.webhook_hosts,
             sessions=sessions,
         )
 
-    def run(self, made: FastAPI, listening: socket.socket) -> bool:
-        """Serve until a signal; returns whether it could start."""
+    def run(self, application: FastAPI, listener: socket.socket) -> bool:
+        """Serve requests until SIGTERM or SIGINT arrives.
+
+        Returns:
+            Whether the server could start.
+        """
         import uvicorn
 
         from perdure.server.logs import log_to_stderr
@@ -221,133 +259,157 @@ class _Server(NamedTuple):
 
         log_to_stderr(self.log)
         config = uvicorn.Config(
-            made,
+            application,
             ws=WebSocketProtocol,
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=self.places.proxies is not None,
-            forwarded_allow_ips=self.places.proxies or [],
-            limit_concurrency=_CONNECTIONS,
+            proxy_headers=self.inputs.proxies is not None,
+            forwarded_allow_ips=self.inputs.proxies or [],
+            limit_concurrency=_MAX_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_ENDS_S,
+            timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
         )
         server = uvicorn.Server(config)
-        stop = server.shutdown
+        shut_down = server.shutdown
 
-        async def stopped(sockets: list[socket.socket] | None = None) -> None:
-            await made.state.runs.drain(self.grace_s, lambda: server.force_exit)
-            await stop(sockets)
+        async def drain_and_shut_down(sockets: list[socket.socket] | None = None) -> None:
+            await application.state.runs.drain(self.grace_s, lambda: server.force_exit)
+            await shut_down(sockets)
 
-        server.shutdown = stopped  # type: ignore[method-assign]
+        server.shutdown = drain_and_shut_down  # type: ignore[method-assign]
         gc.collect()
-        gc.freeze()  # else each full collection looks through all modules, for a tenth of a second
-        gc.set_threshold(_YOUNG)
-        server.run(sockets=[listening])
+        gc.freeze()  # saves 0.1 s in each full collection, which would search all modules
+        gc.set_threshold(_COLLECTION_THRESHOLD)
+        server.run(sockets=[listener])
         return server.started
 
 
-def _supervise(server: _Server, listening: socket.socket, count: int) -> None:
-    """Serve with several processes on one socket; one that dies is replaced, until a signal."""
-    multiprocessing.allow_connection_pickling()  # of the socket
-    context, told = multiprocessing.get_context("spawn"), list[int]()
-    ends = signal.SIGTERM, signal.SIGINT
-    before = [signal.signal(number, lambda number, _: told.append(number)) for number in ends]
-    shared = SyncManager(ctx=context)
-    shared.start(_end_with_parent, (signal.SIG_IGN,))
-    [holder] = multiprocessing.active_children()
+def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> None:
+    """Serve with several processes on one socket until SIGTERM or SIGINT arrives.
+
+    A worker that exits is replaced, except one that could not start. Another process holds the
+    sessions of browsers, which the workers share; if it dies, the server stops.
+    """
+    multiprocessing.allow_connection_pickling()  # to send the socket to the workers
+    context, received = multiprocessing.get_context("spawn"), list[int]()
+    signals = signal.SIGTERM, signal.SIGINT
+    old_handlers = [
+        signal.signal(number, lambda number, _: received.append(number)) for number in signals
+    ]
+    manager = SyncManager(ctx=context)
+    manager.start(_exit_with_parent, (signal.SIG_IGN,))
+    [session_process] = multiprocessing.active_children()
     try:
-        given = server, listening, shared.dict()
-        workers = [_started(context, given) for _ in range(count)]
-        while not told:
-            wait([each.sentinel for each in (holder, *workers)], _LOOK_S)
-            if not told and holder.exitcode is not None:
+        arguments = server, listener, manager.dict()
+        workers = [_start_worker(context, arguments) for _ in range(count)]
+        while not received:
+            wait([process.sentinel for process in (session_process, *workers)], _POLL_S)
+            if not received and session_process.exitcode is not None:
                 print_note(
-                    "the process that had the sessions of browsers has died: start again", "red"
+                    "the process that holds the sessions of browsers has died; start the server "
+                    "again",
+                    "red",
                 )
                 break
             dead = [worker for worker in workers if worker.exitcode is not None]
-            if any(worker.exitcode == _FAILED for worker in dead):
+            if any(worker.exitcode == _START_FAILED for worker in dead):
                 break
-            if not told:
+            if not received:
                 for worker in dead:
                     print_note(
-                        f"a worker has ended with {worker.exitcode}; another is started", "yellow"
+                        f"a worker has exited with code {worker.exitcode} and is replaced", "yellow"
                     )
-                workers = [_started(context, given) if each in dead else each for each in workers]
+                workers = [
+                    _start_worker(context, arguments) if worker in dead else worker
+                    for worker in workers
+                ]
         for worker in workers:
             worker.terminate()
         for worker in workers:
             worker.join()
     finally:
-        shared.shutdown()
-    for number, handler in zip(ends, before, strict=True):
+        manager.shutdown()
+    for number, handler in zip(signals, old_handlers, strict=True):
         signal.signal(number, handler)
-    if not told:
-        raise typer.Exit(1)  # why, was said
-    signal.raise_signal(told[0])  # as a server of one process ends
+    if not received:
+        raise typer.Exit(1)  # the reason is already printed
+    signal.raise_signal(received[0])  # exit in the way in which a server with one process exits
 
 
-def _started(context: SpawnContext, given: tuple[Any, ...]) -> SpawnProcess:
-    worker = context.Process(target=_work, args=given)
+def _start_worker(context: SpawnContext, arguments: tuple[Any, ...]) -> SpawnProcess:
+    """Start a worker process."""
+    worker = context.Process(target=_run_worker, args=arguments)
     worker.start()
     return worker
 
 
-def _work(server: _Server, listening: socket.socket, sessions: MutableMapping[str, Any]) -> None:
-    """What a worker does."""
-    _end_with_parent()
+def _run_worker(
+    server: _Server, listener: socket.socket, sessions: MutableMapping[str, Any]
+) -> None:
+    """Serve requests in a worker process."""
+    _exit_with_parent()
     with suppress(KeyboardInterrupt):
-        if not server.run(server.app(sessions), listening):
-            sys.exit(_FAILED)
+        if not server.run(server.build_app(sessions), listener):
+            sys.exit(_START_FAILED)
 
 
-def _end_with_parent(at_sigterm: Any = signal.SIG_DFL) -> None:
-    """End this process if its parent is killed, which can tell it nothing then."""
-    signal.signal(signal.SIGTERM, at_sigterm)
+def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
+    """Set the handler of SIGTERM, and stop this process as soon as its parent process has died.
+
+    A parent that is killed cannot stop its children, so a thread waits for the parent's end.
+    """
+    signal.signal(signal.SIGTERM, sigterm_handler)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def end() -> None:
+    def stop_after_parent() -> None:
         parent.join()
-        os.kill(os.getpid(), signal.SIGTERM if at_sigterm == signal.SIG_DFL else signal.SIGKILL)
+        is_default = sigterm_handler == signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM if is_default else signal.SIGKILL)
 
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=stop_after_parent, daemon=True).start()
 
 
 def _check_tenants(access: Access | None, db: str) -> None:
+    """Raise ConfigurationError if API keys have tenants and the database is a file."""
     from perdure.server.keys import Keys
     from perdure.settings import is_dsn
 
     if isinstance(access, Keys) and access.tenants != {None} and not is_dsn(db):
         raise ConfigurationError(
-            f"keys have tenants, and {db!r} is a file; tenants share a database on Postgres only"
+            f"API keys have tenants, but {db!r} is a file; tenants need a Postgres database"
         )
 
 
 def _check_workers(workers: int, db: str, metrics: bool) -> None:
+    """Raise ConfigurationError if several workers cannot serve metrics or the database."""
     if workers > 1 and metrics:
         raise ConfigurationError(
-            f"--metrics counts in one process, and --workers is {workers}: leave one of them out, "
-            "or start servers on ports of their own, and read the metrics of each"
+            f"--metrics counts in one process, but --workers is {workers}; remove one of the two, "
+            "or start several servers on different ports, and read the metrics of each"
         )
     if workers > 1 and db == ":memory:":
         raise ConfigurationError(
-            f"a database in memory is of one process, and --workers is {workers}: give --db"
+            f"a database in memory belongs to one process, but --workers is {workers}; pass --db "
+            "with a file or a Postgres DSN"
         )
 
 
 def _has_tenants(access: Access | None) -> bool:
-    """Return whether the database may have tenants, whose databases are opened one by one."""
+    """Return whether the users of the server may belong to tenants."""
     from perdure.server.access import Local
 
     return not isinstance(access, Local | None) and getattr(access, "tenants", ()) != {None}
 
 
-def _report_served(
-    database: CommandDatabase, configured: LanggraphFile | None, keys: str | None, auth: str | None
+def _print_served(
+    database: CommandDatabase,
+    configured: LanggraphFile | None,
+    keys: str | None,
+    auth: str | None,
 ) -> None:
-    """Print which database, whose memories and which graphs are served."""
+    """Print which database, which users and which graphs are served."""
     from perdure.settings import is_dsn
 
     db = database.settings.db
@@ -357,17 +419,17 @@ def _report_served(
         db = redact_dsn(db)
     elif db != ":memory:":
         db = os.path.abspath(db)
-    handlers = keys or auth or (configured.auth if configured else None)
-    users = f"users: those of {handlers}" if handlers else f"user: {database.user}"
-    graphs = ", ".join(configured.graph_names) if configured else "chat, agent (perdure's own)"
-    of = f" of {configured.path}" if configured else ""
-    print_note(f"database: {db}\n{users}\ngraphs: {graphs or 'none'}{of}", "dim")
+    user_source = keys or auth or (configured.auth if configured else None)
+    users = f"users: from {user_source}" if user_source else f"user: {database.user}"
+    graphs = ", ".join(configured.graph_names) if configured else "chat, agent (built-in)"
+    source = f" from {configured.path}" if configured else ""
+    print_note(f"database: {db}\n{users}\ngraphs: {graphs or 'none'}{source}", "dim")
 
 
 def _report_configuration(
     configured: LanggraphFile, database: CommandDatabase, *, has_tenants: bool
 ) -> None:
-    """Print sections of a langgraph.json without effect, and how much has no time to live.
+    """Print warnings about a langgraph.json: ignored sections, and data without a time to live.
 
     Raises:
         ConfigurationError: The stored vectors come from another embedder than `store.index` names.
@@ -376,18 +438,17 @@ def _report_configuration(
     from perdure.errors import EmbedderMismatch
 
     if configured.ignored:
-        print_note(
-            f"{configured.path.name}: without effect: {', '.join(configured.ignored)}", "yellow"
-        )
+        sections = ", ".join(configured.ignored)
+        print_note(f"{configured.path.name}: these sections have no effect: {sections}", "yellow")
     if has_tenants:
-        return  # the databases of tenants are opened at their first request
+        return  # the database of a tenant is opened at the first request of the tenant
     options = configured.import_store_options()
     try:
         if "index" in options:
             database.store.check_embedder()
     except EmbedderMismatch as exc:
         command = f"perdure store reembed --graphs {configured.path}"
-        raise ConfigurationError(f"{exc}. To embed all items anew, run: {command}") from exc
+        raise ConfigurationError(f"{exc}. To embed all items again, run {command}") from exc
     exempt = {}
     if configured.thread_ttl is not None:
         exempt["checkpointer.ttl"] = ThreadList(database.saver).count_without_ttl(), "thread"
@@ -396,17 +457,25 @@ def _report_configuration(
     for section, (count, noun) in exempt.items():
         if count:
             print_note(
-                f"{section} does not apply to {format_count(count, noun)} stored before", "yellow"
+                f"{section} does not apply to {format_count(count, noun)} stored earlier", "yellow"
             )
 
 
-def _access(keys: str | None, auth: str | None, configured: LanggraphFile | None) -> Access | None:
+def _build_access(
+    keys: str | None, auth: str | None, configured: LanggraphFile | None
+) -> Access | None:
+    """Build the authentication of the server, or return None for a server without one.
+
+    The handlers of the langgraph.json are used if neither a keys file nor handlers are passed.
+    """
     from perdure.server.auth_file import AuthFile
     from perdure.server.keys import Keys
 
     auth = auth or (configured.auth if configured else None)
     if auth and keys:
-        raise ConfigurationError(f"there are --keys and the handlers of {auth!r}; give one of them")
+        raise ConfigurationError(
+            f"--keys and the handlers in {auth!r} cannot be combined; remove one of them"
+        )
     if auth:
         return AuthFile(auth)
     if not keys:
@@ -415,62 +484,70 @@ def _access(keys: str | None, auth: str | None, configured: LanggraphFile | None
 
 
 def _is_loopback(host: str) -> bool:
+    """Return whether a host is a loopback address or `localhost`."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _open_listener(host: str, port: int) -> socket.socket:
+    """Open a socket that listens on the address and the port."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=2048)
-        # asyncio sets it only where a socket names its protocol; else a body waits 40 ms for an ACK
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # asyncio sets TCP_NODELAY only on sockets with an explicit protocol; without the option, a
+        # response body may wait 40 ms for an ACK
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # a closed connection keeps unsent data until the client reads it
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_S * 1000)
-        return listening
+            # otherwise a closed connection keeps its unsent data until the client reads them
+            timeout_ms = _UNREAD_TIMEOUT_S * 1000
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        return listener
     except OSError as exc:
         raise ConfigurationError(
             f"cannot listen on port {port} of {host!r}: {str(exc.strerror).partition(' (')[0]}; "
-            "choose another --host or --port"
+            "pass another --host or --port"
         ) from exc
 
 
 def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
-    """Print a new API key of a user, and its lines of a keys file."""
+    """Print a new API key of a user, and its entry for a keys file."""
     from perdure.server.keys import new_key
     from perdure.server.keys_file import check_team_name
 
     if keys is not None:
         raise ConfigurationError(
-            f"--new-key prints lines and writes no file: leave --keys out, and add >> {keys}"
+            f"--new-key prints an entry and writes no file; remove --keys, and append >> {keys} to "
+            "the command"
         )
-    names = [_quoted(check_team_name(name)) for name in dict.fromkeys(teams)]
+    team_names = [_quote_toml(check_team_name(name)) for name in dict.fromkeys(teams)]
     key, digest = new_key(user)
-    print_note(f"the key of {user}, which is shown this once:\n{key}")
-    print_text(f'[[keys]]\nuser = {_quoted(user)}\nsha256 = "{digest}"')
-    if names:
-        print_text(f"teams = [{', '.join(names)}]")
+    print_note(f"the key of {user}, which is printed only once:\n{key}")
+    print_text(f'[[keys]]\nuser = {_quote_toml(user)}\nsha256 = "{digest}"')
+    if team_names:
+        print_text(f"teams = [{', '.join(team_names)}]")
 
 
-def _quoted(text: str) -> str:
-    """As TOML writes text."""
+def _quote_toml(text: str) -> str:
+    """Return text as a quoted string of TOML."""
     import json
 
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @app.command()
-def mcp(audit: AuditFile = None, user: UserOption = None, db: DbOption = None) -> None:
-    """Offer memories and threads to a program as MCP tools.
+def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None) -> None:
+    """Serve memories and threads as MCP tools over stdin and stdout.
 
-    The program starts it and speaks with it on stdin and stdout. It sees the memories and
-    conversations of one user.
+    A program that speaks MCP starts this command. The program sees the memories and threads of one
+    user.
     """
-    if find_spec("mcp") is None or find_spec("fastapi") is None:  # an import would take a second
-        raise MissingDependency('MCP needs: pip install ".[server]" in a checkout')
+    # importing the packages instead would take a second
+    if find_spec("mcp") is None or find_spec("fastapi") is None:
+        raise MissingDependency(
+            'MCP needs more packages; run pip install ".[server]" in a checkout'
+        )
     from perdure import __version__
     from perdure.server.logs import Audit, log_to_stderr
     from perdure.server.mcp_opening import Opening
@@ -478,7 +555,8 @@ def mcp(audit: AuditFile = None, user: UserOption = None, db: DbOption = None) -
     with open_database(db, user, create=True) as database:
         log_to_stderr()
         log = Audit(audit)
-        before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # else it waits for a line on stdin
+        # with Python's handler, the process would stop only after the next line on stdin
+        old_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
             opening = Opening(__version__)
@@ -489,4 +567,4 @@ def mcp(audit: AuditFile = None, user: UserOption = None, db: DbOption = None) -
                 lines = [*opening.replayed, line]
                 asyncio.run(serve_stdio(database.settings, log, lines, sys.stdin))
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, old_handler)
