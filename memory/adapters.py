@@ -41,7 +41,7 @@ from perdure.memory.chat_history import (
     check_stored_messages,
     select_for_provider,
 )
-from perdure.memory.conversation import Messages, iter_turn_ranges, role, says_something
+from perdure.memory.conversation import Messages, has_visible_content, iter_turn_ranges, role
 from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import ModelInput
 from perdure.memory.options import check_instance, check_number, check_whole_number
@@ -221,7 +221,7 @@ class WindowChatMemory(ABC):
                 system_contents = [
                     other.content for other in window if isinstance(other, SystemMessage)
                 ]
-                if not says_something(message) or message.content in system_contents:
+                if not has_visible_content(message) or message.content in system_contents:
                     continue
                 window, at_front = (
                     _remove_system_messages(window),
@@ -538,4 +538,4 @@ def _remove_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage
 
 def _join_system_texts(*messages: BaseMessage) -> str:
     systems = [message for message in messages if isinstance(message, SystemMessage)]
-    return "\n\n".join(message.text for message in systems if says_something(message))
+    return "\n\n".join(message.text for message in systems if has_visible_content(message))

@@ -72,7 +72,7 @@ def ends_with_answer(messages: Messages) -> bool:
     return last is not None and role(last) == "ai" and not getattr(last, "tool_calls", ())
 
 
-class Head(NamedTuple):
+class SavedHead(NamedTuple):
     """The head of a thread, with the values of its channels."""
 
     tuple: CheckpointTuple
@@ -84,7 +84,7 @@ class Head(NamedTuple):
         return self.tuple.checkpoint["id"]
 
 
-async def read_head(thread: SavedThread, messages_key: str) -> Head | None:
+async def read_head(thread: SavedThread, messages_key: str) -> SavedHead | None:
     """Return the head of a thread, or None if the thread has no checkpoint.
 
     The values of `DeltaChannel`s are rebuilt if the channel `messages_key` needs it.
@@ -101,7 +101,7 @@ async def read_head(thread: SavedThread, messages_key: str) -> Head | None:
             thread.saver, "delta_values", thread.thread_id, checkpoint_id=checkpoint_id
         )
         values = {**values, **deltas}
-    return Head(head, values)
+    return SavedHead(head, values)
 
 
 def can_store_summary(head: CheckpointTuple) -> bool:
@@ -125,7 +125,7 @@ def can_store_summary(head: CheckpointTuple) -> bool:
 
 
 async def store_summary(
-    thread: SavedThread, head: Head, messages_key: str, writes: dict[str, Any]
+    thread: SavedThread, head: SavedHead, messages_key: str, writes: dict[str, Any]
 ) -> bool:
     """Store the channel writes of a summary at a head, under the thread's lock.
 
@@ -191,7 +191,7 @@ class BackgroundSummaries:
             return self._newest.get(key) is job
 
         def summarize_after_run() -> None:
-            if _wait_for_end(thread, messages_key, last_id, is_newest):
+            if _wait_for_run_end(thread, messages_key, last_id, is_newest):
                 summarize_thread(thread)
 
         self._pool.submit(partial(self._run_job, key, job, summarize_after_run), is_async=None)
@@ -225,7 +225,7 @@ class BackgroundSummaries:
         return await Effect(wait_for_jobs, lambda: asyncio.to_thread(wait_for_jobs))
 
 
-def _wait_for_end(
+def _wait_for_run_end(
     thread: SavedThread, messages_key: str, last_id: str | None, is_newest: Callable[[], bool]
 ) -> bool:
     """Wait for the end of a run. Return False if a later turn has scheduled another job."""

@@ -22,7 +22,7 @@ from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.delta import COUNTERS
 from perdure.effects import run
 from perdure.errors import AlreadyLocked, InvalidMessages
-from perdure.memory.conversation import Messages, role, says_something
+from perdure.memory.conversation import Messages, has_visible_content, role
 from perdure.memory.exchanges import iter_turns
 from perdure.memory.nodes import check_messages
 from perdure.memory.options import check_instance
@@ -171,7 +171,7 @@ def select_for_provider(messages: Messages) -> list[BaseMessage]:
     """
     turns = reversed([*iter_turns([_EVICTED, *messages], purpose="window")])
     positions = {id(message): position for position, message in enumerate(messages)}
-    systems = [m for m in messages if role(m) == "system" and says_something(m)]
+    systems = [m for m in messages if role(m) == "system" and has_visible_content(m)]
     accepted: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
         waits = isinstance(unit[0], AIMessage) and len(list_call_ids(unit[0])) >= len(unit)

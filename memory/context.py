@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from perdure.effects import awaiting, blocking, call_method
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn, role
-from perdure.memory.counting_functions import find_largest
+from perdure.memory.counting_functions import find_largest_selection
 from perdure.memory.nodes import MessagesNode, ModelInput, append_text, read_channel
 from perdure.memory.options import check_choice, check_instance, check_whole_number
 from perdure.memory.quotation import fit_section, render_section
@@ -28,7 +28,7 @@ from perdure.memory.summary_state import SUMMARY, SummarizedMessages, read_summa
 from perdure.memory.system_messages import read_system_text
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.trim import build_budget_error, iter_system_costs, select_turns
+from perdure.memory.trim import build_budget_error, iter_system_message_tokens, select_turns
 from perdure.settings import SHOWN_LIMIT
 from perdure.stores.text import STOP_WORDS, tokenize_query
 from perdure.stores.values import to_prompt_json
@@ -110,7 +110,7 @@ class Assemble(MessagesNode):
         contents = {name: part(state, config) if callable(part) else part for name, part in parts}
         if contents["summary"] is None and state is not None:
             contents["summary"] = read_channel(state, SUMMARY)
-            model_input = SummarizedMessages.of_state(state).remove_from(model_input)
+            model_input = SummarizedMessages.from_state(state).remove_from(model_input)
         if not self.counter.is_additive:
             return self._pack_whole(model_input, contents)
         counter = self.counter
@@ -138,7 +138,7 @@ class Assemble(MessagesNode):
             messages = ModelInput(packed[0], iter(packed[1])).to_messages()
             return counter.count_request(messages, tools) + prompt - self.max_tokens
 
-        system, turns = find_largest(
+        system, turns = find_largest_selection(
             pack_with_reserve, count_excess_tokens, counter.fixed_tokens, self.max_tokens
         )
         return ModelInput(system, iter(turns))
@@ -171,7 +171,7 @@ class Assemble(MessagesNode):
         if window.excess > 0:
             costs: list[tuple[str, float]] = [("instructions", system)]
             if contents["instructions"] is None and model_input.system_parts:
-                costs = list(iter_system_costs(model_input, counter.message_counter))
+                costs = list(iter_system_message_tokens(model_input, counter.message_counter))
             costs += [("tools", tools), ("the newest messages", needed_tokens)]
             costs.append(("the request itself", fixed - tools))
             raise build_budget_error(self.max_tokens, costs, "shorten the instructions")

@@ -90,7 +90,7 @@ class CountingFunction:
             return None
 
 
-def find_largest(
+def find_largest_selection(
     pack: Callable[[float], T], excess: Callable[[T], float], fixed_part: float, size: float
 ) -> T:
     """Return the largest selection of messages that fits into a budget, found by binary search.

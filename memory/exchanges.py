@@ -17,9 +17,9 @@ from perdure.memory.conversation import (
     Role,
     Turn,
     Unit,
+    has_visible_content,
     iter_turn_ranges,
     role,
-    says_something,
 )
 from perdure.memory.tool_calls import (
     ANSWERED_BY_MESSAGE,
@@ -211,7 +211,7 @@ class _Step:
         """
         message, calls = self.message, self.calls
         if not calls and not self.stray_ids:
-            return [message] if says_something(message) else []
+            return [message] if has_visible_content(message) else []
         missing = [n for n in range(len(calls)) if n not in self.results]
         if not missing and not self.stray_ids and _are_all_in_tool_calls(calls):
             return [message, *self.result_messages]
@@ -235,7 +235,7 @@ class _Step:
         message, calls = self.message, self.calls
         if not isinstance(message, AIMessage):
             changed = remove_result_blocks(message, self.stray_ids)
-            return [changed] if says_something(changed) else []
+            return [changed] if has_visible_content(changed) else []
         removed, new_ids = set[int](), dict[int, str]()
         missing_results: list[BaseMessage] = []
         seen: set[str | None] = {None, ""}
@@ -258,7 +258,7 @@ class _Step:
             message, calls, removed=removed, new_ids=new_ids, stray_ids=self.stray_ids
         )
         results = self._replace_result_ids(new_ids) + missing_results
-        is_empty = not results and not changed.tool_calls and not says_something(changed)
+        is_empty = not results and not changed.tool_calls and not has_visible_content(changed)
         return [] if is_empty else [changed, *results]
 
     def _replace_result_ids(self, new_ids: dict[int, str]) -> list[BaseMessage]:

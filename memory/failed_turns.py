@@ -25,7 +25,7 @@ class FailedTurns:
 
     def note_failure(self, messages: Messages) -> None:
         """Record a failed attempt in the current turn; `messages` is the turn's message list."""
-        for key in _turn_keys(messages):
+        for key in _build_turn_keys(messages):
             self._failed_at[key] = time.monotonic()
         for key in list(self._failed_at)[:-_MAX_FAILURES]:
             self._failed_at.pop(key, None)
@@ -34,13 +34,13 @@ class FailedTurns:
         """Return whether an attempt failed in the current turn, whose state has these messages."""
         if not self._failed_at:  # no attempt has failed, which is the usual case
             return False
-        run, *questions = _turn_keys(messages) or (None,)
+        run, *questions = _build_turn_keys(messages) or (None,)
         since = time.monotonic() - _RETRY_S
         times = (self._failed_at.get(question, since) for question in questions)
         return run in self._failed_at or any(failed_at > since for failed_at in times)
 
 
-def _turn_keys(messages: Messages) -> tuple[Any, ...]:
+def _build_turn_keys(messages: Messages) -> tuple[Any, ...]:
     """Return keys for the current turn.
 
     The first key is the run. The second key is the thread id with the id of the newest human

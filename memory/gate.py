@@ -400,7 +400,7 @@ async def _is_repeated_later(
         if not set(source.message_ids).isdisjoint(map(str, ids)):
             return False
         removal_times.append(moment)
-    return await thread.is_added_after(source.message_ids, max(removal_times))
+    return await thread.are_added_after(source.message_ids, max(removal_times))
 
 
 async def _refuse_stored(

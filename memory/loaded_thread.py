@@ -40,7 +40,7 @@ class LoadedThread(NamedTuple):
         erased: list[bool] = await call_method(self.saver, "removed", *arguments, since=self.since)
         return erased
 
-    async def is_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
+    async def are_added_after(self, message_ids: Sequence[str], moment: datetime) -> bool:
         """Return whether all of the messages were added by runs that began after a moment.
 
         Only runs of this database count, see `Checkpointer.said_after`.

@@ -52,10 +52,10 @@ class MalformedPart(ValueError):
 
 def is_message(value: Any) -> bool:
     """Return whether a value has a form that `read_message` accepts."""
-    return isinstance(value, dict) and ("role" in value or _langchain_type(value) is not None)
+    return isinstance(value, dict) and ("role" in value or _find_langchain_type(value) is not None)
 
 
-def time_of_message(value: Any) -> float | None:
+def find_message_time(value: Any) -> float | None:
     """Return the time of a message, in seconds since 1970, or None if it has no time."""
     for part in (value, *(get_by_path(value, dict, name) for name in _TIMED_PARTS)):
         for name in (CREATED, *_TIMES) if isinstance(part, dict) else ():
@@ -76,14 +76,14 @@ def read_message(value: Any, previous: BaseMessage | None, *id_parts: object) ->
     Raises:
         MalformedPart: The object is not a message.
     """
-    if isinstance(value, dict) and "role" not in value and (kind := _langchain_type(value)):
-        return _read_langchain(kind, value, *id_parts)
+    if isinstance(value, dict) and "role" not in value and (kind := _find_langchain_type(value)):
+        return _read_langchain_message(kind, value, *id_parts)
     form = _check_openai_message(value)
     key = replace_surrogates(
         str(value.get("id") or derive_id(*id_parts, value["role"], value.get("content")))
     )
     form |= {"id": key, "content": form.get("content") or ""}
-    _take_out_times(form)
+    _remove_times(form)
     if isinstance(form.get("function_call"), dict) and not form.get("tool_calls"):
         call = form.pop("function_call")
         form["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
@@ -116,7 +116,7 @@ def _convert_openai_message(form: dict[str, Any], fields: Any) -> BaseMessage:
     return message
 
 
-def _take_out_times(form: dict[str, Any]) -> None:
+def _remove_times(form: dict[str, Any]) -> None:
     """Remove the times of a message from its fields, and move `CREATED` to its metadata."""
     for name in _TIMES:
         if parse_timestamp(form.get(name)) is not None:
@@ -127,7 +127,7 @@ def _take_out_times(form: dict[str, Any]) -> None:
         form["response_metadata"] = {**metadata, CREATED: timestamp}
 
 
-def _langchain_type(value: Mapping[str, Any]) -> str | None:
+def _find_langchain_type(value: Mapping[str, Any]) -> str | None:
     """Return the type of a message in a form of LangChain, or None for any other object.
 
     The forms are `{"type": "human", "content": …}` (LangGraph's server and SDK), `{"type": "human",
@@ -145,7 +145,7 @@ def _langchain_type(value: Mapping[str, Any]) -> str | None:
     return kind if is_known else None
 
 
-def _read_langchain(kind: str, value: Mapping[str, Any], *id_parts: object) -> BaseMessage:
+def _read_langchain_message(kind: str, value: Mapping[str, Any], *id_parts: object) -> BaseMessage:
     """Read a message in one of LangChain's own forms, with all its fields."""
     name = "kwargs" if "lc" in value else "data"
     fields = dict(value[name] if isinstance(value.get(name), dict) else value)
@@ -160,7 +160,7 @@ def _read_langchain(kind: str, value: Mapping[str, Any], *id_parts: object) -> B
         )
     key = fields.get("id") or value.get("id") if name == "data" else fields.get("id")
     fields["id"] = replace_surrogates(str(key or derive_id(*id_parts, kind, content)))
-    _take_out_times(fields)
+    _remove_times(fields)
     for part in ("response_metadata", "additional_kwargs"):
         fields[part] = get_by_path(fields, dict, part)
     try:
@@ -192,11 +192,11 @@ def _check_openai_message(message: Any) -> dict[str, Any]:
     if not (parts and isinstance(content, str | list | None)):
         raise MalformedPart("content is neither text nor a list of parts")
     if isinstance(content, list):
-        content = [_read_part(part) for part in content]
+        content = [_convert_content_part(part) for part in content]
     return {**message, "role": role, **({"content": content} if "content" in message else {})}
 
 
-def _read_part(part: Any) -> Any:
+def _convert_content_part(part: Any) -> Any:
     """Return a part of the Responses API in the form that chat completions have."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):

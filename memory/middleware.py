@@ -20,8 +20,8 @@ from perdure.memory.nodes import Learner, MessagesNode, View, view
 from perdure.memory.options import check_instance
 from perdure.memory.reducers import append_new
 from perdure.memory.summary import Summarize
-from perdure.memory.summary_state import SUMMARIZED, SUMMARY, Summary, latest_summary
-from perdure.memory.tokens import name_of_model
+from perdure.memory.summary_state import SUMMARIZED, SUMMARY, Summary, merge_summaries
+from perdure.memory.tokens import get_model_name
 from perdure.memory.usage import read_model_name
 
 try:
@@ -41,7 +41,7 @@ _MAX_NOTES: Final = 256  # maximum number of agents, and of models, that a middl
 class MemoryState(AgentState[Any]):
     """An agent's state with the channels of a summary and of feedback on a run."""
 
-    summary: NotRequired[Annotated[Summary | None, latest_summary]]
+    summary: NotRequired[Annotated[Summary | None, merge_summaries]]
     summarized: NotRequired[Annotated[list[str], append_new]]
     feedback: NotRequired[Annotated[Any, UntrackedValue]]  # applies only to the current run
 
@@ -85,7 +85,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if not self._summaries:
             return None
         config = get_config()
-        return await self._summarize_if_due(self._summaries_for(config), state, config)
+        return await self._summarize_if_due(self._get_summaries(config), state, config)
 
     async def _summarize_if_due(
         self, summaries: list[Summarize], state: Any, config: RunnableConfig
@@ -116,7 +116,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         Before the first request of an agent, the size of its tools and system prompt is unknown.
         The request is therefore built first, and a summary that is then due is applied to it.
         """
-        name = name_of_model(request.model)
+        name = get_model_name(request.model)
         adjusted = self._adjust_view(request.tools, self._reported_names.get(name or "", name))
         update: dict[str, Any] | None = None
         if adjusted is not None:
@@ -125,16 +125,16 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             is_first = self._note_request(config, adjusted, changed.system_message)
             if is_first and ExtendedModelResponse is not None:
                 update = await self._summarize_if_due(
-                    self._summaries_for(config), request.state, config
+                    self._get_summaries(config), request.state, config
                 )
-            if update and not _replaces_all(update):
+            if update and not _replaces_all_messages(update):
                 shortened = _apply_update(request, update)
                 changed = await self._apply_view(adjusted, shortened, config)
             request = changed
         response = await Effect(lambda: handler(request), lambda: handler(request))
         if name is not None:
             self._note_name(name, response)
-        if update and not _replaces_all(update):
+        if update and not _replaces_all_messages(update):
             return ExtendedModelResponse(response, Command(update=update))
         return response
 
@@ -151,7 +151,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         rest = selected[1:] if first is not None else selected
         return request.override(system_message=first, messages=rest)
 
-    def _summaries_for(self, config: RunnableConfig) -> list[Summarize]:
+    def _get_summaries(self, config: RunnableConfig) -> list[Summarize]:
         """Return the summarising parts, adjusted to the last request of the running agent."""
         agent, name = _find_agent(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
@@ -166,7 +166,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         agent, name = _find_agent(config)
         is_first = agent not in self._agents
         summaries = (part for part in adjusted.parts if isinstance(part, Summarize))
-        _add_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
+        _store_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
         return is_first
 
     def _note_name(self, name: str, response: Any) -> None:
@@ -174,14 +174,14 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         answers = getattr(response, "result", None) or ()
         reported = next(filter(None, map(read_model_name, reversed(answers))), None)
         if reported is not None and self._reported_names.get(name) != reported:
-            _add_note(self._reported_names, name, reported)
+            _store_note(self._reported_names, name, reported)
 
     async def _after_agent(self, state: Any, runtime: Any) -> None:
         """Run the learners, and schedule summaries that are written after the run."""
         for learner in self._learners:
             await call_method(learner, "invoke", state, get_config())
         if self._summaries:
-            for part in self._summaries_for(get_config()):
+            for part in self._get_summaries(get_config()):
                 part.schedule(state)
 
     before_model: Any = blocking(_before_model)
@@ -213,7 +213,7 @@ def _find_agent(config: RunnableConfig) -> tuple[Any, str | None]:
     return (nodes, name), name
 
 
-def _replaces_all(update: dict[str, Any]) -> bool:
+def _replaces_all_messages(update: dict[str, Any]) -> bool:
     """Return whether an update replaces all messages, which would remove the answer too."""
     parts = (part for value in update.values() if isinstance(value, list) for part in value)
     return any(isinstance(part, RemoveMessage) and part.id == REMOVE_ALL_MESSAGES for part in parts)
@@ -230,7 +230,7 @@ def _apply_update(request: ModelRequest[Any], update: dict[str, Any]) -> ModelRe
     return request.override(messages=messages, state=state)
 
 
-def _add_note(notes: dict[Any, Any], key: Any, value: Any) -> None:
+def _store_note(notes: dict[Any, Any], key: Any, value: Any) -> None:
     """Set an entry of `notes`, and remove the oldest entries beyond `_MAX_NOTES`."""
     notes.pop(key, None)
     notes[key] = value

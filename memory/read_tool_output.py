@@ -26,7 +26,7 @@ from perdure.memory.tool_outputs import ToolOutputReader
 from perdure.memory.tools import Attribution, build_tool
 from perdure.stores.values import to_prompt_json
 
-READ: Final = """\
+DESCRIPTION: Final = """\
 Read the full result of an earlier tool call in this conversation whose result was cleared from \
 view. Use it instead of calling the tool a second time. It reads results of this conversation \
 only, and returns a long result in pages."""
@@ -47,7 +47,7 @@ def read_tool_output(
     *,
     limit: int = _DEFAULT_LIMIT,
     name: str = "read_tool_output",
-    description: str = READ,
+    description: str = DESCRIPTION,
     messages_key: str = "messages",
 ) -> BaseTool:
     """Return a tool with which a model reads the result of an earlier tool call again.

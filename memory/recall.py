@@ -27,7 +27,7 @@ from perdure.memory.records import (
     is_below_min_score,
     render_memory_line,
 )
-from perdure.memory.repeated_questions import is_the_query, rank_answers_first
+from perdure.memory.repeated_questions import is_same_as_query, rank_answers_first
 from perdure.memory.run_config import Template
 from perdure.memory.sameness import is_equivalent_text
 from perdure.memory.tokens import token_counter
@@ -307,7 +307,7 @@ class MemorySearch:
                 for rank, memory in enumerate(memories, 1)
                 if (self._kinds is None or memory.kind in self._kinds)
                 and accepts(memory)
-                and not is_the_query(memory, query)
+                and not is_same_as_query(memory, query)
             ]
             above = [pair for pair in candidates if not is_below_min_score(pair[1], min_score)]
             ordered, answers = rank_answers_first(above, query)

@@ -39,17 +39,19 @@ from perdure.stores.text import (
 )
 
 ANSWERS, SAYS, REPEATS, ASKS = range(4)
-_MAX_LENGTH: Final = 400  # characters; a longer turn always has the role ANSWERS
-_RARE: Final = 9.0  # nats; a word with at least this much information is rare
-_NAME: Final = 6.0  # nats; a capitalized word with at least this much information is a name
-_ORDINARY: Final = 5.3  # nats; a word with less information, such as "name", adds nothing
-_MUCH: Final = 15.0  # nats; if the remaining words have this much in total, a turn is informative
-_UNLISTED: Final = 13.0  # nats of a word that is in no list of word frequencies
-# nats of such a word if the query is not English, because those lists lack many word forms
-_FOREIGN: Final = 7.0
-_SHARE: Final = 0.25  # share of the query's nats that a turn must have to repeat the query
-# share of a turn's shared nats that a better turn must have to be moved before it
-_BEFORE: Final = {SAYS: 0.4, REPEATS: 0.25}
+_MAX_CHARS: Final = 400  # characters; a longer turn always has the role ANSWERS
+# the information of words, in nats
+_MIN_RARE_NATS: Final = 9.0  # a word with at least this much is rare
+_MIN_NAME_NATS: Final = 6.0  # a capitalized word with at least this much is a name
+_MIN_WORD_NATS: Final = 5.3  # a word with less, such as "name", adds nothing
+_MIN_INFORMATIVE_NATS: Final = 15.0  # a turn whose remaining words have this much is informative
+_UNLISTED_NATS: Final = 13.0  # assumed for a word that is in no list of word frequencies
+# assumed for such a word in other languages than English, whose lists lack many word forms
+_UNLISTED_FOREIGN_NATS: Final = 7.0
+# share of the query's nats that a turn must have to repeat the query
+_MIN_QUERY_SHARE: Final = 0.25
+# share of a turn's shared nats that a better turn must have to be moved before the turn, by role
+_MIN_SHARED_RATIO: Final = {SAYS: 0.4, REPEATS: 0.25}
 _SENTENCES: Final = re.compile(r"(?<=[.!?;:\u2026\u061f])\s+|(?<=[\u3002\uff01\uff1f])|\n+")
 _CLAUSES: Final = re.compile(r"[,\uff0c\u3001\u060c]\s*|\s[\u2013\u2014-]\s")
 _CAPITALIZED: Final = re.compile(r"(?<=[^\s.!?\"'(\u201c] )[^\W\d_]\w*")
@@ -87,18 +89,18 @@ def rank_answers_first(
         for (_, memory), turn in zip(ranking, roles, strict=True)
     ]
     answering = sum(turn.role == ANSWERS for turn in roles)
-    minimum = _SHARE * finder.query_nats
+    minimum = _MIN_QUERY_SHARE * finder.query_nats
     is_answered = any(turn.role <= SAYS and turn.shared >= minimum for turn in roles)
     is_asked = ends_with_question(query) or any(turn.role == ASKS for turn in roles)
     if answering == len(roles) or not (is_answered and is_asked):
         return list(ranking), answering
-    order = sorted(range(len(roles)), key=lambda number: _sort_key(number, roles, finder))
+    order = sorted(range(len(roles)), key=lambda number: _build_sort_key(number, roles, finder))
     ranks = sorted(rank for rank, _ in ranking)
     moved = [(rank, ranking[number][1]) for rank, number in zip(ranks, order, strict=True)]
     return moved, answering
 
 
-def _sort_key(
+def _build_sort_key(
     number: int, roles: Sequence[_TurnRole], finder: _RoleFinder
 ) -> tuple[bool, int, bool, int]:
     """Return the sort key of a memory, for its own position or one behind a better memory."""
@@ -107,7 +109,7 @@ def _sort_key(
         return True, number, False, number
     if role == ANSWERS:
         return False, number, False, number
-    minimum = max(shared * _BEFORE[role], _SHARE * finder.query_nats)
+    minimum = max(shared * _MIN_SHARED_RATIO[role], _MIN_QUERY_SHARE * finder.query_nats)
     better = [
         other
         for other in range(number + 1, len(roles))
@@ -139,24 +141,24 @@ class _RoleFinder:
         self._every = set(split_words(query))
         self._languages = dict.fromkeys((detect_language(query), ENGLISH))
         is_foreign = detect_language(query) not in (ENGLISH, NON_LATIN)
-        self._unlisted = _FOREIGN if is_foreign else _UNLISTED
-        self.query_nats = sum(map(self._nats_of_word, words))
+        self._unlisted = _UNLISTED_FOREIGN_NATS if is_foreign else _UNLISTED_NATS
+        self.query_nats = sum(map(self._measure_word, words))
 
     def assign_role(self, memory: Memory, *, is_reply: bool = False) -> _TurnRole:
         """Return the role of a memory.
 
         `is_reply` says that the memory directly follows a turn that does not answer the query.
         """
-        text = _text_without_speaker(memory)
-        if memory.kind != TURN or not self._words or len(text) > _MAX_LENGTH:
-            return _TurnRole(ANSWERS, self._shared_nats(text))
-        shared = self._shared_nats(text)
+        text = _remove_speaker(memory)
+        if memory.kind != TURN or not self._words or len(text) > _MAX_CHARS:
+            return _TurnRole(ANSWERS, self._measure_shared_words(text))
+        shared = self._measure_shared_words(text)
         sentences = [sentence for sentence in _SENTENCES.split(text) if sentence.strip()]
         is_question = any(map(ends_with_question, sentences))
-        repeats = shared >= _SHARE * self.query_nats or (is_question and shared > 0)
+        repeats = shared >= _MIN_QUERY_SHARE * self.query_nats or (is_question and shared > 0)
         if not (repeats or is_reply) or self._has_more_information(text):
             return _TurnRole(ANSWERS, shared)
-        if repeats and any(map(self._adds_a_word, _split_statements(sentences))):
+        if repeats and any(map(self._adds_informative_word, _split_statements(sentences))):
             # a statement in ordinary words; if it has all words of the query, it only repeats it
             if is_question:
                 return _TurnRole(ANSWERS, shared)
@@ -164,15 +166,15 @@ class _RoleFinder:
             return _TurnRole(REPEATS if is_copy else SAYS, shared)
         return _TurnRole(ASKS if is_question and repeats else REPEATS, shared)
 
-    def _shared_nats(self, text: str) -> float:
+    def _measure_shared_words(self, text: str) -> float:
         """Return the sum of the nats of those words of the query that a text has."""
-        text_words = {*tokenize(text[:_MAX_LENGTH])}
+        text_words = {*tokenize(text[:_MAX_CHARS])}
         words = extract_query_words(self._query)
         return sum(
-            self._nats_of_word(word) for word, stem in words.items() if text_words & {word, stem}
+            self._measure_word(word) for word, stem in words.items() if text_words & {word, stem}
         )
 
-    def _remaining_words(self, text: str) -> list[str]:
+    def _find_remaining_words(self, text: str) -> list[str]:
         """Return the words of a text that are neither words of the query nor stop words."""
         stops = frozenset[str]().union(*map(stop_words, self._languages))
         words = {
@@ -180,33 +182,35 @@ class _RoleFinder:
         }
         return [word for word, stem in words.items() if not self._words & {word, stem}]
 
-    def _nats_of_word(self, word: str) -> float:
+    def _measure_word(self, word: str) -> float:
         """Return the information of a word in nats: -ln of the share of messages that have it."""
         common = max(message_frequency(word, name) for name in self._languages)
         return -math.log(common) if common else self._unlisted
 
     def _has_more_information(self, text: str) -> bool:
         """Return whether the words that a text does not share with the query are information."""
-        rest = self._remaining_words(text)
-        if sum(map(self._nats_of_word, rest)) >= _MUCH:
+        rest = self._find_remaining_words(text)
+        if sum(map(self._measure_word, rest)) >= _MIN_INFORMATIVE_NATS:
             return True
         capitalized = {
-            token for word in _CAPITALIZED.findall(text) for token in _tokens_of_name(word)
+            token for word in _CAPITALIZED.findall(text) for token in _tokenize_name(word)
         }
         return any(
-            self._nats_of_word(word) >= (_NAME if word in capitalized else _RARE)
+            self._measure_word(word) >= (_MIN_NAME_NATS if word in capitalized else _MIN_RARE_NATS)
             or any(map(str.isdigit, word))
             for word in rest
         )
 
-    def _adds_a_word(self, part: str) -> bool:
+    def _adds_informative_word(self, part: str) -> bool:
         """Return whether a clause has a word of the query and another word that is informative."""
-        if not self._shared_nats(part):
+        if not self._measure_shared_words(part):
             return False
-        return any(self._nats_of_word(word) >= _ORDINARY for word in self._remaining_words(part))
+        return any(
+            self._measure_word(word) >= _MIN_WORD_NATS for word in self._find_remaining_words(part)
+        )
 
 
-def _tokens_of_name(word: str) -> list[str]:
+def _tokenize_name(word: str) -> list[str]:
     return tokenize(word) if word[0].isupper() else []
 
 
@@ -218,12 +222,12 @@ def _split_statements(sentences: Sequence[str]) -> list[str]:
     return parts
 
 
-def _text_without_speaker(memory: Memory) -> str:
+def _remove_speaker(memory: Memory) -> str:
     """Return the text of a turn without the name of its speaker."""
     actor = memory.provenance.actor if memory.provenance else None
     return memory.text.removeprefix(f"{actor}: ") if actor else memory.text
 
 
-def is_the_query(memory: Memory, query: str) -> bool:
+def is_same_as_query(memory: Memory, query: str) -> bool:
     """Return whether a memory is a turn with the same text as the query."""
     return memory.kind == TURN and is_same_text(memory.text, query)

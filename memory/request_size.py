@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from perdure.memory.conversation import Messages, role
 from perdure.memory.summary_state import Summary
 from perdure.memory.tokens import TokenCounter
-from perdure.memory.usage import is_same_model, read_model_name, request_tokens
+from perdure.memory.usage import is_same_model, read_model_name, read_request_tokens
 
 _ANY_AGENT: Final = object()  # the value of `RequestParts.agent` that matches every agent
 _MIN_SHARE: Final = 0.25  # share of a trigger that the messages may always take
@@ -135,12 +135,12 @@ def measure_request(
     if newest is not None:
         later = islice(zip(costs, is_system, strict=True), newest + 1, None)
         later_tokens = sum(cost for cost, is_ignored in later if not is_ignored)
-        reported = request_tokens(messages[newest]) + ceil(scale * later_tokens)
+        reported = read_request_tokens(messages[newest]) + ceil(scale * later_tokens)
         total = max(total, reported)
         if summary:
             first = _find_report(messages, range(start, newest + 1), parts)
             first = newest if first is None else first
-            recent = max(recent, reported - request_tokens(messages[first]))
+            recent = max(recent, reported - read_request_tokens(messages[first]))
     return RequestSize(total, estimated, other, summary_tokens, recent, bool(summary), scale)
 
 
@@ -148,7 +148,7 @@ def _find_report(messages: Messages, positions: Iterable[int], parts: RequestPar
     """Return the first of `positions` whose message reports the size of a request, or None."""
     for position in positions:
         message = messages[position]
-        if parts.is_answer(message) and request_tokens(message):
+        if parts.is_answer(message) and read_request_tokens(message):
             return position
     return None
 

@@ -95,7 +95,7 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
         **{name: configurable.get(name) for name in names},
         **find_context_values(config, names),
     }
-    picked, allowed = configurable.get(CHOSEN_TEAM), allowed_teams(config)
+    picked, allowed = configurable.get(CHOSEN_TEAM), get_allowed_teams(config)
     chosen = parse_teams(values["team"], values["teams"]) if picked is None else (picked,)
     if allowed is not None:
         chosen = tuple(team for team in (allowed if chosen is None else chosen) if team in allowed)
@@ -122,13 +122,13 @@ def parse_teams(team: Any, teams: Any) -> tuple[str, ...] | None:
     return None if team is None and teams is None else tuple(chosen)
 
 
-def with_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
+def choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
     """Return the config of a run for the memory of one team, which is one of its teams."""
     config = ensure_config(config)
     return {**config, "configurable": {**config["configurable"], CHOSEN_TEAM: team}}
 
 
-def allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
+def get_allowed_teams(config: RunnableConfig | None) -> Collection[str] | None:
     """Return the teams to which a server limits a run, or None if there is no such limit."""
     allowed: Collection[str] | None = ensure_config(config)["configurable"].get(TEAMS_KEY)
     return allowed
@@ -241,7 +241,7 @@ class Template:
         """
         if not self.is_team:
             return [self._fill_labels(config)]
-        name, allowed = self.labels[1], allowed_teams(config)
+        name, allowed = self.labels[1], get_allowed_teams(config)
         if name != TEAM:
             teams: Sequence[str] = (name,) if allowed is None or name in allowed else ()
         else:

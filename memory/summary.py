@@ -84,7 +84,7 @@ _EARLY: Final = 0.75  # share of the trigger at which a summary is written in th
 _QUESTION_CHARS: Final = 2_000  # maximum characters of the question in a request for a summary
 
 
-def _smallest_limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
+def _find_smallest_limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
     """Return the smallest number of messages and the smallest number of tokens among sizes.
 
     A number is infinite if no size has this unit.
@@ -175,13 +175,13 @@ class Summarize(MessagesNode):
             max_input = int(_SHARE * context_window(known_model))
         several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
         sizes: Sequence[Any] = trigger if several else [trigger]
-        limits = _smallest_limits("trigger", sizes, known_model)
+        limits = _find_smallest_limits("trigger", sizes, known_model)
         halves = ((limits[0] + 1) / 2, (limits[1] + 1) / 2)
         self.request = SummaryRequest(
             call, check_text("summary_prompt", summary_prompt), counter.count_text, max_input
         )
         self.trigger = limits  # number of messages, number of tokens; `keep` has the same form
-        self.keep = halves if keep is None else _smallest_limits("keep", [keep], known_model)
+        self.keep = halves if keep is None else _find_smallest_limits("keep", [keep], known_model)
         self.on_failure = check_choice("on_failure", on_failure, ON_FAILURE)
         self._keeps_half = keep is None
         self._failed, self._warned = FailedTurns(), Event()
@@ -200,7 +200,7 @@ class Summarize(MessagesNode):
         """Return a copy of this node for requests with these tools and this system prompt."""
         prompt = self.counter.count_system_prompt(system_prompt)
         parts = replace(self._parts, tools=self.counter.count_tools(tools), system=prompt)
-        return self._with_parts(parts)
+        return self._with_request_parts(parts)
 
     def for_agent(self, agent: str | None, system: BaseMessage | None = None) -> Self:
         """Return a copy of this node for the agent with this name.
@@ -213,9 +213,9 @@ class Summarize(MessagesNode):
             mark = read_summary(system.additional_kwargs.get(SUMMARY_MARK))
             summary = self.counter.count_text(render_section(mark)) if mark else 0
             other = self._parts.tools + self.counter.count_message(system) - summary
-        return self._with_parts(replace(self._parts, agent=agent, other=other))
+        return self._with_request_parts(replace(self._parts, agent=agent, other=other))
 
-    def _with_parts(self, parts: RequestParts) -> Self:
+    def _with_request_parts(self, parts: RequestParts) -> Self:
         node = copy(self)
         node._parts = parts
         return node
@@ -242,7 +242,7 @@ class Summarize(MessagesNode):
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         """Return `model_input` with the state's summary instead of the summarised messages."""
-        model_input = SummarizedMessages.of_state(state).remove_from(model_input)
+        model_input = SummarizedMessages.from_state(state).remove_from(model_input)
         return add_summary(model_input, read_summary(read_channel(state, SUMMARY)))
 
     def is_due(self, state: Any) -> bool:
@@ -268,7 +268,7 @@ class Summarize(MessagesNode):
         if thread is None or self._background is None:
             return
         messages = read_messages(state, self.messages_key)
-        if self._lower_trigger()._select_from(messages, state).messages:
+        if self._with_lower_trigger()._select_from_messages(messages, state).messages:
             ids = (message.id for message in reversed(messages) if message.id is not None)
             newest = next(ids, None)
             self._background.schedule(
@@ -321,7 +321,7 @@ class Summarize(MessagesNode):
             return False
         state = head.values
         messages = read_messages(state, self.messages_key)
-        selection = self._lower_trigger()._select_from(messages, state)
+        selection = self._with_lower_trigger()._select_from_messages(messages, state)
         if not selection.messages:
             return False
         previous = read_summary(read_channel(state, SUMMARY))
@@ -333,7 +333,7 @@ class Summarize(MessagesNode):
         )
         return await store_summary(thread, head, self.messages_key, writes)
 
-    def _lower_trigger(self) -> Self:
+    def _with_lower_trigger(self) -> Self:
         """Return a copy of this node with three quarters of the trigger."""
         early = copy(self)
         early.trigger = self.trigger[0] * _EARLY, self.trigger[1] * _EARLY
@@ -344,7 +344,7 @@ class Summarize(MessagesNode):
 
     def _find_summarized(self, state: Any) -> list[BaseMessage]:
         """Return the messages of a state that its summary already covers."""
-        summarized = SummarizedMessages.of_state(state)
+        summarized = SummarizedMessages.from_state(state)
         messages = read_messages(state, self.messages_key) if summarized else ()
         return [message for message in messages if message in summarized]
 
@@ -482,12 +482,12 @@ class Summarize(MessagesNode):
         messages = read_messages(state, self.messages_key)
         if self._failed.has_failed(messages):
             return _NOTHING
-        return self._select_from(messages, state)
+        return self._select_from_messages(messages, state)
 
-    def _select_from(self, messages: Messages, state: Any) -> Selection:
+    def _select_from_messages(self, messages: Messages, state: Any) -> Selection:
         """Return the messages that are to be summarised, even after a failure in the turn."""
         summary = read_summary(read_channel(state, SUMMARY))
-        return self._select_for_summary(messages, summary, SummarizedMessages.of_state(state))
+        return self._select_for_summary(messages, summary, SummarizedMessages.from_state(state))
 
     def _select_for_summary(
         self,
@@ -507,14 +507,14 @@ class Summarize(MessagesNode):
         if summarized:
             messages = [message for message in messages if message not in summarized]
         size = self._measure_request(messages, summary)
-        if not self._is_reached(_without_system(messages), size):
+        if not self._is_reached(_exclude_system_messages(messages), size):
             return _NOTHING
         limit = self._max_kept_tokens(size)
-        cut = self._find_cut(messages, limit)
-        old, rest = _without_system(messages[:cut]), messages[cut:]
+        cut = self._find_first_kept(messages, limit)
+        old, rest = _exclude_system_messages(messages[:cut]), messages[cut:]
         old += find_late_results(old, rest)
         if len(list(iter_turn_ranges(rest))) == 1 and (
-            not old or self._newest_turn_reaches(rest, size)
+            not old or self._newest_turn_reaches_trigger(rest, size)
         ):
             return Selection(old, *self._select_exchanges(rest, limit))
         return Selection(old)
@@ -533,10 +533,10 @@ class Summarize(MessagesNode):
         if units and not has_all_results(units[-1]):
             units = units[:-1]  # results of the last exchange are still missing
         begin = 1 if units and role(units[0][0]) == "human" else 0
-        cost = self._cost_of((unit[0] for unit in units[:begin]), limit)
+        cost = self._count_messages_and_tokens((unit[0] for unit in units[:begin]), limit)
         start = len(units)
         for unit in reversed(units[begin:]):
-            cost = cost[0] + len(unit), cost[1] + self._cost_of(unit, limit)[1]
+            cost = cost[0] + len(unit), cost[1] + self._count_messages_and_tokens(unit, limit)[1]
             if start < len(units) and self._exceeds_keep(*cost, limit):
                 break
             start -= 1
@@ -557,9 +557,9 @@ class Summarize(MessagesNode):
             size is not None and size.reaches_trigger(token_limit)
         )
 
-    def _newest_turn_reaches(self, rest: Messages, size: RequestSize | None) -> bool:
+    def _newest_turn_reaches_trigger(self, rest: Messages, size: RequestSize | None) -> bool:
         """Return whether the messages of the newest turn alone reach a trigger."""
-        own = _without_system(rest)
+        own = _exclude_system_messages(rest)
         if size is not None:
             size = size.with_messages(sum(map(self.counter.count_message, own)))
         return self._is_reached(own, size)
@@ -571,20 +571,24 @@ class Summarize(MessagesNode):
         room = size.max_message_tokens(self.trigger[1])
         return (room + 1) / 2 if self._keeps_half else min(self.keep[1], room)
 
-    def _find_cut(self, messages: Messages, limit: float) -> int:
+    def _find_first_kept(self, messages: Messages, limit: float) -> int:
         """Return the position of the first message that is kept, or 0 if all are kept."""
         count = tokens = cut = 0
         for turn in iter_turn_ranges(messages):
-            more = self._cost_of(_without_system(messages[turn.start : turn.stop]), limit)
+            more = self._count_messages_and_tokens(
+                _exclude_system_messages(messages[turn.start : turn.stop]), limit
+            )
             count, tokens = count + more[0], tokens + more[1]
             if cut and self._exceeds_keep(count, tokens, limit):
                 return cut
             cut = turn.start
         # messages before the first human message form a turn, too
-        more = self._cost_of(_without_system(messages[:cut]), limit)
+        more = self._count_messages_and_tokens(_exclude_system_messages(messages[:cut]), limit)
         return cut if self._exceeds_keep(count + more[0], tokens + more[1], limit) else 0
 
-    def _cost_of(self, messages: Iterable[BaseMessage], limit: float) -> tuple[int, int]:
+    def _count_messages_and_tokens(
+        self, messages: Iterable[BaseMessage], limit: float
+    ) -> tuple[int, int]:
         """Return the number of messages and the number of their tokens.
 
         Without a limit, tokens are not counted, and their number is 0.
@@ -600,5 +604,5 @@ class Summarize(MessagesNode):
 summarize = Summarize
 
 
-def _without_system(messages: Messages) -> list[BaseMessage]:
+def _exclude_system_messages(messages: Messages) -> list[BaseMessage]:
     return [message for message in messages if role(message) != "system"]

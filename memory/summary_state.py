@@ -16,7 +16,7 @@ from perdure.memory.nodes import ModelInput, read_channel
 from perdure.memory.options import check_instance
 from perdure.memory.reducers import ChatState, append_new
 from perdure.memory.tool_calls import REQUEST_ONLY
-from perdure.memory.usage import request_tokens
+from perdure.memory.usage import read_request_tokens
 
 SUMMARY: Final = "summary"
 SUMMARIZED: Final = "summarized"
@@ -44,14 +44,14 @@ class Summary(TypedDict):
     answered: NotRequired[str]
 
 
-def latest_summary(left: Any, right: Any) -> Any:
+def merge_summaries(left: Any, right: Any) -> Any:
     """Return the new summary `right`. This is the reducer of the channel `summary`.
 
     Subgraphs that run in parallel and share the channel return their summaries in the same step.
     If one summary extends the other, the longer summary is returned. If both extend the same
     summary, the texts of both are joined.
     """
-    ours, theirs = _digests_of(left), _digests_of(right)
+    ours, theirs = _get_digests(left), _get_digests(right)
     if not ours or not theirs or ours[-1] in theirs:
         return right
     if theirs[-1] in ours:
@@ -72,7 +72,7 @@ def latest_summary(left: Any, right: Any) -> Any:
 class SummaryState(ChatState, total=False):
     """The state of a chat with a running summary, and the ids of the summarised messages."""
 
-    summary: Annotated[Summary | None, latest_summary]
+    summary: Annotated[Summary | None, merge_summaries]
     summarized: Annotated[list[str], append_new]
 
 
@@ -117,12 +117,12 @@ def extend_summary(
     again = {message.id for message in messages}.intersection(summarized) if previous else ()
     count = len(messages) - len(again) + (previous["count"] if previous else 0)
     summary = Summary(text=text, last=messages[-1].id, count=count)
-    digests = dict.fromkeys(_digests_of(previous))
+    digests = dict.fromkeys(_get_digests(previous))
     for message in messages:
         if message.id is not None and SHORTENED not in message.additional_kwargs:
-            digests[_digest_id(message.id) + _digest_content(message)] = None
+            digests[_hash_id(message.id) + _hash_content(message)] = None
     summary["digests"] = [*digests][-_MAX_DIGESTS:]
-    answer = next(filter(request_tokens, reversed(conversation)), None)
+    answer = next(filter(read_request_tokens, reversed(conversation)), None)
     if answer is not None:
         summary["answered"] = answer.id or ""
     return summary
@@ -143,7 +143,7 @@ class SummarizedMessages:
         self._contents: dict[str, set[str]] | None = None
 
     @classmethod
-    def of_state(cls, state: Any) -> Self:
+    def from_state(cls, state: Any) -> Self:
         """Return the messages that the summary in a state covers."""
         return cls(read_summary(read_channel(state, SUMMARY)), read_channel(state, SUMMARIZED))
 
@@ -186,26 +186,26 @@ class SummarizedMessages:
         """Return whether the content of a message has changed since it was summarised."""
         if self._contents is None:
             self._contents = {}
-            for digest in _digests_of(self._summary):
+            for digest in _get_digests(self._summary):
                 id_digest, content_digest = digest[: 2 * _DIGEST_BYTES], digest[2 * _DIGEST_BYTES :]
                 self._contents.setdefault(id_digest, set()).add(content_digest)
-        contents = self._contents.get(_digest_id(str(message.id)))
+        contents = self._contents.get(_hash_id(str(message.id)))
         if not contents or SHORTENED in message.additional_kwargs:
             return False
-        return _digest_content(message) not in contents
+        return _hash_content(message) not in contents
 
 
-def _digests_of(summary: Any) -> Sequence[str]:
+def _get_digests(summary: Any) -> Sequence[str]:
     return (summary.get("digests") or ()) if isinstance(summary, Mapping) else ()
 
 
-def _digest_id(message_id: str) -> str:
+def _hash_id(message_id: str) -> str:
     """Return a short hash of the id of a message."""
     data = message_id.encode(errors="surrogatepass")
     return blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _digest_content(message: BaseMessage) -> str:
+def _hash_content(message: BaseMessage) -> str:
     """Return a short hash of the content and the calls of a message."""
     parts: list[Any] = [message.type, message.content]
     if isinstance(message, AIMessage):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from perdure.memory.conversation import Messages, says_something
+from perdure.memory.conversation import Messages, has_visible_content
 
 SUMMARY_MARK: Final = "perdure_summary"
 """Key in the additional_kwargs of a system message that contains a summary.
@@ -34,8 +34,8 @@ def find_system_messages(messages: Messages) -> list[BaseMessage]:
         return []
     distinct: dict[Hashable, BaseMessage] = {}
     for message in messages:
-        if type(message) in kinds and says_something(message):
-            distinct.setdefault(_comparison_key(message.content), message)
+        if type(message) in kinds and has_visible_content(message):
+            distinct.setdefault(_build_comparison_key(message.content), message)
     return list(distinct.values())
 
 
@@ -52,7 +52,7 @@ def join_system_messages(messages: Messages) -> BaseMessage | None:
     kwargs = dict(messages[0].additional_kwargs)
     marked = [m for m in messages if m.additional_kwargs.get(SUMMARY_MARK) is not None]
     if marked:
-        plain = [_content_without_summary(message) for message in messages]
+        plain = [_get_content_without_summary(message) for message in messages]
         instructions = join_contents([content for content in plain if content is not None])
         mark = marked[-1].additional_kwargs[SUMMARY_MARK]
         kwargs[SUMMARY_MARK] = {**mark, INSTRUCTIONS: instructions}
@@ -69,17 +69,17 @@ def join_contents(contents: list[Any]) -> Any:
         return None
     if all(isinstance(content, str) for content in contents):
         return "\n\n".join(contents)
-    return list(chain.from_iterable(map(_as_blocks, contents)))
+    return list(chain.from_iterable(map(_to_blocks, contents)))
 
 
 def read_system_text(message: BaseMessage) -> str:
     """Return the text of a system message, with a blank line between its blocks."""
-    blocks = _as_blocks(message.content)
+    blocks = _to_blocks(message.content)
     texts = (block if isinstance(block, str) else block.get("text") for block in blocks)
     return "\n\n".join(text for text in texts if isinstance(text, str) and text)
 
 
-def _content_without_summary(message: BaseMessage) -> Any:
+def _get_content_without_summary(message: BaseMessage) -> Any:
     """Return the content of a system message without its summary.
 
     None is returned if the summary is the whole content.
@@ -88,14 +88,14 @@ def _content_without_summary(message: BaseMessage) -> Any:
     return message.content if mark is None else mark[INSTRUCTIONS]
 
 
-def _as_blocks(content: Any) -> list[Any]:
+def _to_blocks(content: Any) -> list[Any]:
     """Return content as a list of blocks."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _comparison_key(content: Any) -> Hashable:
+def _build_comparison_key(content: Any) -> Hashable:
     """Return a hashable value that is equal for contents with the same text or the same blocks."""
-    blocks = _as_blocks(content)
+    blocks = _to_blocks(content)
     texts = [block if isinstance(block, str) else block.get("text") for block in blocks]
     is_text = all(isinstance(b, str) or b.get("type") == "text" for b in blocks)
     return "\n\n".join(str(text or "").strip() for text in texts) if is_text else repr(content)

@@ -28,7 +28,7 @@ from perdure.memory.token_estimates import (
     count_voice_tokens,
     estimate_text_tokens,
 )
-from perdure.memory.usage import answer_tokens, is_same_model, read_model_name
+from perdure.memory.usage import is_same_model, read_answer_tokens, read_model_name
 
 if TYPE_CHECKING:  # importing them takes a second, and estimating texts does not need them
     from langchain_core.messages import MessageLikeRepresentation
@@ -74,7 +74,7 @@ class TokenCounter:
         self.bound_tool_tokens = self.count_tools(tools)
 
     @property
-    def request(self) -> int:
+    def request_overhead(self) -> int:
         """The number of tokens that every request has in addition to those of its messages."""
         return ceil(self.count_fixed_tokens(0))
 
@@ -179,7 +179,7 @@ class TokenCounter:
         """
         if self._count_encoded is not None or self._function is not None or self.counts_messages:
             return self
-        answers = [m for m in messages if role(m) == "ai" and answer_tokens(m)]
+        answers = [m for m in messages if role(m) == "ai" and read_answer_tokens(m)]
         if not answers and self.scale == 1.0:
             return self
         model = self.model or next(filter(None, map(read_model_name, reversed(answers))), None)
@@ -195,7 +195,9 @@ class TokenCounter:
         if has_block(message, REASONING_BLOCKS):
             return 1.0
         estimated = self.count_message(message) - _FRAME
-        return max(1.0, answer_tokens(message) / estimated) if estimated >= _MIN_MEASURED else 1.0
+        return (
+            max(1.0, read_answer_tokens(message) / estimated) if estimated >= _MIN_MEASURED else 1.0
+        )
 
     def _count_calls(self, message: Any) -> int:
         """Return the tokens of the tool calls in a message."""
@@ -247,7 +249,7 @@ def token_counter(model: Countable | None = None) -> TokenCounter:
     from langchain_core.language_models import BaseLanguageModel
 
     if isinstance(model, BaseLanguageModel):
-        name, method = name_of_model(model), find_counting_method(model)
+        name, method = get_model_name(model), find_counting_method(model)
         if method is not None:
             return TokenCounter(function=method, model=name)
         return TokenCounter(_find_encoding_name(_describe_model(model)), tools=tools, model=name)
@@ -331,7 +333,7 @@ def _unwrap_model(model: Any) -> tuple[Any, Sequence[Any]]:
     return model, tools
 
 
-def name_of_model(model: Any) -> str | None:
+def get_model_name(model: Any) -> str | None:
     """Return the model name in a chat model's attributes, or None if it has none."""
     names = (getattr(model, attribute, None) for attribute in ("model_name", "model", "model_id"))
     return next((name for name in names if isinstance(name, str) and name), None)
@@ -339,7 +341,7 @@ def name_of_model(model: Any) -> str | None:
 
 def _describe_model(model: Any) -> str:
     """Return the name of a model, or of its class."""
-    return model if isinstance(model, str) else name_of_model(model) or type(model).__name__
+    return model if isinstance(model, str) else get_model_name(model) or type(model).__name__
 
 
 def _find_encoding_name(model: str) -> str | None:

@@ -125,7 +125,7 @@ def find_calls(message: AIMessage) -> list[Call]:
     function = kwargs.get("function_call")
     if not calls and isinstance(function, Mapping):
         name = str(function.get("name") or "")
-        calls.append(Call(_function_call_id(name), name, "function"))
+        calls.append(Call(_build_function_call_id(name), name, "function"))
     return calls
 
 
@@ -139,7 +139,7 @@ def find_result_ids(message: BaseMessage) -> list[str]:
     if isinstance(message, ToolMessage):
         return [message.tool_call_id]
     if isinstance(message, FunctionMessage):
-        return [_function_call_id(message.name)]
+        return [_build_function_call_id(message.name)]
     if isinstance(message.content, str) and not message.additional_kwargs:
         return []
     return [
@@ -348,7 +348,7 @@ def _find_result_id(block: Mapping[str, Any]) -> str | None:
     return call_id if isinstance(call_id, str) else None
 
 
-def _function_call_id(name: str | None) -> str:
+def _build_function_call_id(name: str | None) -> str:
     """Return an id for a call in OpenAI's older form, whose result has only the function's name."""
     return f"function {name or ''}"
 

@@ -89,8 +89,8 @@ class ClearToolOutputs(MessagesNode):
         Placeholders name `read_tool` only if it is one of the tools.
         """
         node = copy(self)
-        readers = (_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
-        present = self.read_tool if self.read_tool in map(_tool_name, tools) else None
+        readers = (_get_tool_name(tool) for tool in tools if isinstance(tool, ToolOutputReader))
+        present = self.read_tool if self.read_tool in map(_get_tool_name, tools) else None
         node.read_tool = present or next(readers, None)
         return node
 
@@ -162,7 +162,7 @@ class ClearToolOutputs(MessagesNode):
 clear_tool_outputs = ClearToolOutputs
 
 
-def _tool_name(tool: Any) -> str | None:
+def _get_tool_name(tool: Any) -> str | None:
     """Return the name of a tool. The tool may be an object or a dict in a provider's format."""
     if isinstance(tool, Mapping):
         function = tool.get("function")
@@ -177,7 +177,7 @@ def _lacks_results(unit: Unit) -> bool:
     return isinstance(call, AIMessage) and len(list_call_ids(call)) > len(stored)
 
 
-async def _expand(
+async def _read_summarized_messages(
     checkpointer: BaseCheckpointSaver[Any],
     config: RunnableConfig,
     *,
@@ -223,4 +223,4 @@ async def _expand(
     return list(originals.values())
 
 
-expand, aexpand = blocking(_expand), awaiting(_expand)
+expand, aexpand = blocking(_read_summarized_messages), awaiting(_read_summarized_messages)

@@ -55,7 +55,7 @@ from perdure.memory.records import (
     get_adapter,
     render_memory_line,
 )
-from perdure.memory.run_config import TEAM, TEAMS, read_run_source, read_run_teams, with_team
+from perdure.memory.run_config import TEAM, TEAMS, choose_team, read_run_source, read_run_teams
 from perdure.settings import TOOL_LIMIT
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
@@ -243,7 +243,7 @@ def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
             f"Not kept: the user is in no team {to_prompt_json(team[:80])}. "
             + (f"Teams of the user: {team_names}." if team_names else "Leave the team out.")
         )
-    return with_team(config, team)
+    return choose_team(config, team)
 
 
 def _split_by_team(
@@ -255,7 +255,7 @@ def _split_by_team(
             yield collection, config
         else:
             for team in read_run_teams(config):
-                yield collection, with_team(config, team)
+                yield collection, choose_team(config, team)
 
 
 def quote_memories(memories: Sequence[Memory]) -> str:

@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure.effects import run_computation
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
-from perdure.memory.counting_functions import find_largest
+from perdure.memory.counting_functions import find_largest_selection
 from perdure.memory.left_out import add_left_out_line
 from perdure.memory.message_updates import build_messages_update, merge_duplicates
 from perdure.memory.nodes import MessagesNode, ModelInput, read_messages
@@ -92,10 +92,10 @@ class Trim(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         check_choice("strategy", strategy, ("last", "first"))
-        starts = _read_types("start_on", start_on, _EXPECTED_STARTS)
+        starts = _read_message_types("start_on", start_on, _EXPECTED_STARTS)
         if starts and "human" not in starts:
             raise ConfigurationError(f"start_on is {start_on!r:.80}; expected {_EXPECTED_STARTS}")
-        ends = _read_types("end_on", end_on, _EXPECTED_ENDS)
+        ends = _read_message_types("end_on", end_on, _EXPECTED_ENDS)
         if end_on == "system":
             raise ConfigurationError(f"end_on is 'system'; expected {_EXPECTED_ENDS}")
         size: Any = max_tokens
@@ -131,7 +131,9 @@ class Trim(MessagesNode):
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> ModelInput:
         """Return the part of `model_input` that fits into the budget."""
-        return self._fit(replace(model_input, turns=_cut_end(model_input.turns, self.ends)))
+        return self._fit_to_budget(
+            replace(model_input, turns=_remove_after_end_type(model_input.turns, self.ends))
+        )
 
     async def atransform_input(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
@@ -149,7 +151,7 @@ class Trim(MessagesNode):
         def build_update() -> dict[str, Any]:
             node = copy(self)
             node._adds_left_out_line = False  # the messages in the state are not changed
-            fits = node._fit(ModelInput.from_messages(messages, purpose="state"))
+            fits = node._fit_to_budget(ModelInput.from_messages(messages, purpose="state"))
             rest = [message for turn in fits.turns for unit in turn.units for message in unit]
             if self.include_system:
                 rest += [message for message in messages if role(message) == "system"]
@@ -160,14 +162,18 @@ class Trim(MessagesNode):
 
         return await run_computation(build_update)
 
-    def _fit(self, model_input: ModelInput) -> ModelInput:
+    def _fit_to_budget(self, model_input: ModelInput) -> ModelInput:
         """Return the part of `model_input` that fits into the budget."""
         if not self.include_system:
             model_input = replace(model_input, system=None)
-        fit = self._fit_scaled if self.counter.is_additive else self._fit_whole
+        fit = (
+            self._fit_with_scaled_estimates
+            if self.counter.is_additive
+            else self._fit_by_request_count
+        )
         return fit(model_input)
 
-    def _fit_scaled(self, model_input: ModelInput) -> ModelInput:
+    def _fit_with_scaled_estimates(self, model_input: ModelInput) -> ModelInput:
         """Return the part that fits, with estimates scaled by the usage that its answers report."""
         counter = self.counter
         fitting = self._trim_to_budget(model_input, counter)
@@ -181,7 +187,7 @@ class Trim(MessagesNode):
             counter = scaled
             fitting = self._trim_to_budget(fitting, counter)
 
-    def _fit_whole(self, model_input: ModelInput) -> ModelInput:
+    def _fit_by_request_count(self, model_input: ModelInput) -> ModelInput:
         """Return the part that fits, if the counting function needs whole requests."""
         turns = list(model_input.turns)
         messages_of_turns = (message for turn in turns for unit in turn.units for message in unit)
@@ -207,7 +213,7 @@ class Trim(MessagesNode):
         if count_excess((model_input, turns)) <= 0:
             return replace(model_input, turns=iter(turns))
         fixed = self.counter.fixed_tokens
-        fitting, selected_turns = find_largest(pack_turns, count_excess, fixed, self.size)
+        fitting, selected_turns = find_largest_selection(pack_turns, count_excess, fixed, self.size)
         return replace(fitting, turns=iter(selected_turns))
 
     def _trim_to_budget(
@@ -243,7 +249,7 @@ class Trim(MessagesNode):
         if shortened is None and self.allow_partial:
             shortened = _shorten_to_fit(required, room, measure)
         if shortened is None:
-            parts = [*iter_system_costs(model_input, measure)]
+            parts = [*iter_system_message_tokens(model_input, measure)]
             parts += [(f"{message.type} message", measure(message)) for message in required]
             parts.append(("fixed part of the request with its tools", fixed))
             raise build_budget_error(
@@ -273,20 +279,22 @@ def build_budget_error(
     )
 
 
-def _read_types(name: str, value: Any, expected: str) -> frozenset[str]:
+def _read_message_types(name: str, value: Any, expected: str) -> frozenset[str]:
     """Return the message types in the value of an option.
 
     The value is a type, a message class, or a list of them. `BaseMessage` means all types. A chunk
     class has the type of its message class.
     """
     is_several = isinstance(value, list | tuple | set | frozenset)
-    types = [_read_type(item) for item in (value if is_several else [value] if value else [])]
+    types = [
+        _read_message_type(item) for item in (value if is_several else [value] if value else [])
+    ]
     if not all(types):
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
     return frozenset().union(*types)
 
 
-def _read_type(value: Any) -> set[str]:
+def _read_message_type(value: Any) -> set[str]:
     """Return the message types that one name or class means, or an empty set if it means none."""
     if isinstance(value, str):
         return {value.removesuffix("MessageChunk").lower()}.intersection(_CLASSES)
@@ -296,7 +304,9 @@ def _read_type(value: Any) -> set[str]:
     return {kind for kind, base in kinds if issubclass(value, base)}
 
 
-def iter_system_costs(model_input: ModelInput, measure: Measure) -> Iterator[tuple[str, float]]:
+def iter_system_message_tokens(
+    model_input: ModelInput, measure: Measure
+) -> Iterator[tuple[str, float]]:
     """Yield a name and the number of tokens for each system message."""
     if model_input.system is None:
         return
@@ -324,7 +334,7 @@ def _sort_as_in_state(selected: list[BaseMessage], messages: Messages) -> list[B
     return [message for message in ordered if message is not None]
 
 
-def _cut_end(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
+def _remove_after_end_type(turns: Iterator[Turn], ends: frozenset[str]) -> Iterator[Turn]:
     """Yield the turns, newest first, without the messages after the last message of these types.
 
     If no types are given, all turns are yielded unchanged.
@@ -380,15 +390,15 @@ def select_turns(
         # the turn begins with an exchange, not a question
         opening, later_units = [], newest.units[:]
     required = [*opening, later_units.pop()] if later_units else opening
-    remaining -= _count_units(required, measure)
+    remaining -= _count_unit_tokens(required, measure)
     if remaining < 0:
         left_out = len(later_units) if _has_question(opening) else 0
         return TurnSelection([Turn(required, newest.messages)], required, -remaining, left_out)
     middle_steps, older, room = [Turn([unit], ()) for unit in later_units], list[Turn](), remaining
     if strategy == "first":
-        older, remaining = _take_fitting(reversed([*model_input.turns]), remaining, measure)
-        room -= sum(_count_units(turn.units, measure) for turn in older)
-    steps, remaining = _take_fitting(
+        older, remaining = _take_fitting_turns(reversed([*model_input.turns]), remaining, measure)
+        room -= sum(_count_unit_tokens(turn.units, measure) for turn in older)
+    steps, remaining = _take_fitting_turns(
         middle_steps if strategy == "first" else reversed(middle_steps), remaining, measure
     )
     first_units, left_out = opening, len(middle_steps) - len(steps)
@@ -398,7 +408,7 @@ def select_turns(
     if strategy == "first":
         older.reverse()
     else:
-        older, remaining = _take_fitting(model_input.turns, remaining, measure, start_on)
+        older, remaining = _take_fitting_turns(model_input.turns, remaining, measure, start_on)
         steps.reverse()
     units = [*first_units, *(part.units[0] for part in steps), *required[len(opening) :]]
     return TurnSelection([Turn(units, newest.messages), *older], required, 0, left_out)
@@ -421,7 +431,7 @@ def _fit_left_out_line(
     question = opening[0][0] if _has_question(opening) else None
     question_tokens = 0 if question is None else measure(question)
     for length in range(len(steps), -1, -1):
-        spare = room - sum(_count_units(part.units, measure) for part in steps[:length])
+        spare = room - sum(_count_unit_tokens(part.units, measure) for part in steps[:length])
         line = add_left_out_line(question, count - length)
         if measure(line) - question_tokens <= spare:
             rest = opening if question is None else opening[1:]
@@ -434,7 +444,7 @@ def _has_question(units: list[Unit]) -> bool:
     return bool(units) and role(units[0][0]) == "human"
 
 
-def _take_fitting(
+def _take_fitting_turns(
     turns: Iterable[Turn], remaining: float, measure: Measure, start_on: Start = "human"
 ) -> tuple[list[Turn], float]:
     """Return the first turns that fit into `remaining` tokens, and the number of unused tokens.
@@ -443,10 +453,12 @@ def _take_fitting(
     """
     selected: list[Turn] = []
     for turn in turns if remaining >= 0 else ():
-        cost = _count_units(turn.units, measure)
+        cost = _count_unit_tokens(turn.units, measure)
         if cost > remaining:
             if start_on is None:
-                costs = accumulate(_count_units([unit], measure) for unit in reversed(turn.units))
+                costs = accumulate(
+                    _count_unit_tokens([unit], measure) for unit in reversed(turn.units)
+                )
                 end = bisect_right(list(costs), remaining)
                 selected += [turn._replace(units=turn.units[-end:])] if end else []
             return selected, -1
@@ -455,7 +467,7 @@ def _take_fitting(
     return selected, remaining
 
 
-def _count_units(units: list[Unit], measure: Measure) -> float:
+def _count_unit_tokens(units: list[Unit], measure: Measure) -> float:
     """Return the number of tokens of several units."""
     return sum(measure(message) for unit in units for message in unit)
 

@@ -24,7 +24,7 @@ _VERSION: Final = re.compile(r"(?:-\d{4}-\d\d-\d\d|[-@]\d{8}|-\d{3,4}|[-:@](?:la
 _REPEATED: Final = re.compile(r"^(.{4,}?)\1+$")
 
 
-def request_tokens(message: BaseMessage) -> int:
+def read_request_tokens(message: BaseMessage) -> int:
     """Return the tokens of an answer and of its request, or 0 if no usage was reported.
 
     Tokens that the provider read from its cache are included.
@@ -32,24 +32,24 @@ def request_tokens(message: BaseMessage) -> int:
     usage = _read_usage(message)
     if not usage:
         return 0
-    sent = _to_count(usage.get("input_tokens"))
+    sent = _read_count(usage.get("input_tokens"))
     details = usage.get("input_token_details")
     if isinstance(details, Mapping):
-        cached = _to_count(details.get("cache_read")) + _to_count(details.get("cache_creation"))
+        cached = _read_count(details.get("cache_read")) + _read_count(details.get("cache_creation"))
         # some integrations do not include cached tokens in input_tokens
         sent += cached if cached > sent else 0
-    total = sent + _to_count(usage.get("output_tokens"))
+    total = sent + _read_count(usage.get("output_tokens"))
     return total if sent and total <= _MAX_TOKENS else 0
 
 
-def answer_tokens(message: BaseMessage) -> int:
+def read_answer_tokens(message: BaseMessage) -> int:
     """Return the tokens of an answer without its reasoning, or 0 if no usage was reported."""
     usage = _read_usage(message)
     if not usage:
         return 0
     details = usage.get("output_token_details")
-    reasoning = _to_count(details.get("reasoning")) if isinstance(details, Mapping) else 0
-    return max(0, _to_count(usage.get("output_tokens")) - reasoning)
+    reasoning = _read_count(details.get("reasoning")) if isinstance(details, Mapping) else 0
+    return max(0, _read_count(usage.get("output_tokens")) - reasoning)
 
 
 def read_model_name(message: BaseMessage) -> str | None:
@@ -85,7 +85,7 @@ def _read_usage(message: BaseMessage) -> Mapping[str, Any]:
     return usage if type(usage) is dict or isinstance(usage, Mapping) else _NO_USAGE
 
 
-def _to_count(value: Any) -> int:
+def _read_count(value: Any) -> int:
     """Return a reported number of tokens, or 0 if the value is not a positive int."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count else 0

@@ -492,7 +492,8 @@ def test_the_configured_graph_keeps_its_window_and_summarises(
     assert out["summary"]["text"] == "They spoke of trains."
     assert len(answers) == 5
     assert (
-        max(count.request + sum(map(count.count_message, said)) for said in answers) <= MAX_TOKENS
+        max(count.request_overhead + sum(map(count.count_message, said)) for said in answers)
+        <= MAX_TOKENS
     )
     assert len(history(file_saver)) == 10
     assert len(texts(out)) < 10

@@ -384,5 +384,5 @@ def test_a_counter_that_names_an_unknown_model_is_one_of_a_function() -> None:
     counter = token_counter(Counts(responses=[]))
 
     assert counter.encoding is None
-    assert counter.request == 500
+    assert counter.request_overhead == 500
     assert counter.count_message(HumanMessage("one two")) == 2

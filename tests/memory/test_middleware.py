@@ -161,7 +161,9 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
             body = server.requests[-1]
         messages = convert_to_messages(body["messages"])
         schemas = counter.count_tools(body.get("tools", []))
-        return len(messages), counter.request + schemas + sum(map(counter.count_message, messages))
+        return len(messages), counter.request_overhead + schemas + sum(
+            map(counter.count_message, messages)
+        )
 
     assert counter.count_tools(tools) > 1_000
     for some in (tools, tools[:1], []):

@@ -20,7 +20,7 @@ from perdure.errors import InvalidUpdate
 from perdure.memory import MemoryMiddleware, assemble, expand, summarize, view
 from perdure.memory.reducers import append_new
 from perdure.memory.summary import Summarize, SummaryState
-from perdure.memory.summary_state import latest_summary
+from perdure.memory.summary_state import merge_summaries
 from tests.memory.fake_models import FakeModel, answering
 from tests.memory.summaries import texts, turns
 
@@ -295,14 +295,14 @@ def test_of_two_summaries_the_later_counts_and_none_is_lost() -> None:
 
     old, new, rival = summary("old", "a"), summary("new", "a", "b"), summary("rival", "a", "c")
 
-    assert latest_summary(old, new) == new
-    assert latest_summary(new, old) == new
-    assert latest_summary(new, None) is None
-    assert latest_summary(None, new) == new
-    assert latest_summary(new, "by hand") == "by hand"
+    assert merge_summaries(old, new) == new
+    assert merge_summaries(new, old) == new
+    assert merge_summaries(new, None) is None
+    assert merge_summaries(None, new) == new
+    assert merge_summaries(new, "by hand") == "by hand"
     by_hand = {"text": "by hand", "last": None, "count": 0}
-    assert latest_summary(new, by_hand) == by_hand
-    assert latest_summary(new, rival) == {
+    assert merge_summaries(new, by_hand) == by_hand
+    assert merge_summaries(new, rival) == {
         "text": "new\n\nrival",
         "last": "c",
         "count": 3,

@@ -91,7 +91,7 @@ def n(text: str, encoding: Any = O200K) -> int:
 
 
 def total(counter: TokenCounter, talk: list[BaseMessage]) -> int:
-    return counter.request + sum(map(counter.count_message, talk))
+    return counter.request_overhead + sum(map(counter.count_message, talk))
 
 
 def image(**block: Any) -> HumanMessage:
@@ -330,7 +330,7 @@ def test_a_request_is_estimated_as_its_answers_call_for() -> None:
     talk: list[BaseMessage] = [HumanMessage("a"), answer(LONG, 2 * ESTIMATE.count_text(LONG))]
 
     assert count_tokens(talk) == total(ESTIMATE.scale_to_usage(talk), talk) > total(ESTIMATE, talk)
-    assert count_tokens([]) == ESTIMATE.request
+    assert count_tokens([]) == ESTIMATE.request_overhead
 
 
 @pytest.mark.parametrize("wrong", ["hello", HumanMessage("a"), ["hello"], None])

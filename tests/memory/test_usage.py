@@ -13,7 +13,12 @@ from langchain_openai import ChatOpenAI
 from perdure.memory import assemble, trim
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.tokens import token_counter
-from perdure.memory.usage import answer_tokens, is_same_model, read_model_name, request_tokens
+from perdure.memory.usage import (
+    is_same_model,
+    read_answer_tokens,
+    read_model_name,
+    read_request_tokens,
+)
 
 ESTIMATE = token_counter("approximate")
 LONG = "word " * 100
@@ -60,21 +65,21 @@ def answer(usage: Any, text: str = LONG, model: str | None = None) -> AIMessage:
 )
 def test_the_size_of_a_request_is_input_and_output(usage: Any, tokens: int) -> None:
     """A report without a size, or with an impossible one, is none."""
-    assert request_tokens(answer(usage)) == tokens
+    assert read_request_tokens(answer(usage)) == tokens
 
 
 def test_only_answers_report_usage() -> None:
     """A person's message with the same attribute says nothing of a request."""
-    assert request_tokens(HumanMessage("a", usage_metadata={"input_tokens": 9})) == 0
+    assert read_request_tokens(HumanMessage("a", usage_metadata={"input_tokens": 9})) == 0
 
 
 def test_thoughts_are_no_part_of_an_answer() -> None:
     """Providers do not take them back with the next request."""
     usage = {"input_tokens": 1, "output_tokens": 90, "output_token_details": {"reasoning": 70}}
 
-    assert answer_tokens(answer(usage)) == 20
-    assert answer_tokens(answer({"output_tokens": 5, "output_token_details": None})) == 5
-    assert answer_tokens(answer({"output_tokens": "5"})) == 0
+    assert read_answer_tokens(answer(usage)) == 20
+    assert read_answer_tokens(answer({"output_tokens": 5, "output_token_details": None})) == 5
+    assert read_answer_tokens(answer({"output_tokens": "5"})) == 0
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_memories_after_the_question_count_in_a_budget(shows: Any) -> None:
         shown = shows(node, [HumanMessage("Which train goes to Ghent?")])
 
     assert 0 < shown[-1].text.count("the train number") < 10
-    assert counter.request + sum(map(counter.count_message, shown)) <= 200
+    assert counter.request_overhead + sum(map(counter.count_message, shown)) <= 200
 
 
 # -- beside other parts
@@ -349,7 +349,7 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
     with filled(*puts) as store:
         shown = shows(view(use_memories(store, max_tokens=500, min_score=0), cuts), talk)
         bare = shows(cuts, talk)
-    tokens = counter.request + sum(map(counter.count_message, shown))
+    tokens = counter.request_overhead + sum(map(counter.count_message, shown))
 
     assert len(memories(shown)) == 10
     assert 900 < tokens <= 1_000

@@ -191,7 +191,7 @@ def test_the_parts_of_a_view(tmp_path: Path) -> None:
     assert set(seen.parts) == {
         *("instructions", "summary", "memories", "messages", "tool results", "tools")
     }
-    assert sum(seen.parts.values()) == whole - counter.request
+    assert sum(seen.parts.values()) == whole - counter.request_overhead
     assert seen.parts["tools"] == seen.tools == counter.count_tools([look])
     assert seen.parts["summary"] < 60
     assert seen.parts["instructions"] < 20

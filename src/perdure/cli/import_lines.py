@@ -18,7 +18,7 @@ from perdure.cli.conversation import (
     parse_timestamp,
     shorten_line,
 )
-from perdure.memory.message_forms import read_message, time_of_message
+from perdure.memory.message_forms import find_message_time, read_message
 
 _Path = dict[str, None]  # the ids of the messages before the next one, in order
 
@@ -230,14 +230,14 @@ def _append_message(
     parent_id = next(reversed(path), None)
     last = thread.nodes[parent_id].message if parent_id else None
     try:
-        time = [time_of_message(line)] if is_timed else []
+        time = [find_message_time(line)] if is_timed else []
         message = read_message(line, last, thread.id, len(path), *time)
     except MalformedPart as exc:
         thread.add_problem(
             str(exc), shorten_line(line["id"]) if get_by_path(line, dict).get("id") else None
         )
         return parent_id
-    own_time = time_of_message(line)
+    own_time = find_message_time(line)
     path[
         thread.add_message(
             message, parent_id, created_at if own_time is None else own_time, variant=variant
