@@ -573,15 +573,15 @@ def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store.put(A, "secret", {"text": "zorbaxing"})
         indexes = store._parts.indexes
         late: list[Any] = []
-        post = indexes.write_in_background
-        assert post is not None
-        monkeypatch.setattr(indexes, "post", late.append)
+        write_in_background = indexes.write_in_background
+        assert write_in_background is not None
+        monkeypatch.setattr(indexes, "write_in_background", late.append)
         store.search(A, query="tea")
         store.forget(A, key="secret")
         for make in late:
             store.database.write(make)
         after = forms(path)
-        monkeypatch.setattr(indexes, "post", post)
+        monkeypatch.setattr(indexes, "write_in_background", write_in_background)
         store.put(A, "more", {"text": "milk"})
         store.search(A, query="tea")
 
