@@ -227,9 +227,9 @@ def test_values_of_ones_own(plain: SQLiteStore) -> None:
         {"text": "tea"},
     ]
     assert [item.version for item in plain.history(A, "named")] == [1, 2]
-    with pytest.raises(ImportFailed, match="line 1: it has no namespace"):
+    with pytest.raises(ImportFailed, match="line 1: the line has no namespace"):
         plain.import_lines(['{"text": "tea"}'])
-    with pytest.raises(ImportFailed, match=r"line 1: its key is 7; expected text, in quotes"):
+    with pytest.raises(ImportFailed, match=r"line 1: the key is 7; expected text in quotes"):
         plain.import_lines(['{"key": 7}'], namespace=A)
 
 
