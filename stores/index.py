@@ -524,9 +524,8 @@ class IndexView:
     def compute_cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Return the similarity of each row's best vector to the query, or NaN without a vector."""
         cosines = np.full(len(self.rows), np.nan, np.float32)
-        is_small_part = _FEW_DIVISOR * len(self.order) < len(
-            self.rows
-        )  # the best of all need not be among them
+        # the best of all need not be among them
+        is_small_part = _FEW_DIVISOR * len(self.order) < len(self.rows)
         for matrix, owner in self.vectors:
             if is_small_part:
                 chosen = np.flatnonzero(self._positions[owner] >= 0)

@@ -199,9 +199,8 @@ class Indexes:
     write_in_background: Callable[[Callable[[], Flow[object]]], None] | None
     on_erasure: Callable[[], None]  # called when something was erased, also by another process
     warned_lacking: bool = False  # whether the warning about missing vectors was logged
-    _lock: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # held for short only; nothing is read from the database meanwhile
+    # held for short only; nothing is read from the database meanwhile
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _cached: OrderedDict[_Key, _CachedIndex] = field(default_factory=OrderedDict)
     _nbytes: int = 0
     _erasures: int = 0
@@ -244,9 +243,7 @@ class Indexes:
             for path, ids_of_path in closed_by_path.items()
         ]
         read_views = partial(self._read_views, sources, chosen_ids)
-        words = {
-            other for word, ids_of_path in query.words.items() for other in (word, *ids_of_path)
-        }
+        words = {form for word, synonyms in query.words.items() for form in (word, *synonyms)}
         threads: list[tuple[bytes, str]] = []
 
         def build_part(path: bytes, view: IndexView) -> CandidatePool:
@@ -283,9 +280,8 @@ class Indexes:
         results = []
         total = 0
         for path, load_view in sources:
-            view = yield from load_view(
-                admit=total <= self.budget
-            )  # an index above the budget is not cached
+            # an index above the budget is not cached
+            view = yield from load_view(admit=total <= self.budget)
             total += view.nbytes
             if chosen_ids is not None:
                 view = view.select_ids(chosen_ids)
@@ -426,9 +422,8 @@ class Indexes:
         rows = yield self.sql("search_data_by_ids", state.number, json.dumps(ids))
         searched = {number: (vectors, fields) for number, vectors, fields in rows}
         rows = yield self.sql("versions_by_ids", json.dumps([*searched]))
-        rows = sorted(
-            rows, key=lambda row: row[0]
-        )  # a fixed order makes scores equal to the last bit
+        # a fixed order makes scores equal to the last bit
+        rows = sorted(rows, key=lambda row: row[0])
         entries = self._build_entries([(*row, *searched[row[0]]) for row in rows], state.model)
         return entries + [_UNSEARCHED_ITEM._replace(id=id) for id in ids if id not in searched]
 

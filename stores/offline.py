@@ -99,9 +99,8 @@ class WordPieceTokenizer:
         self._longest = max(map(len, tokens), default=1)
         self._fold = _FoldedCharacters()
         self._memo = _TokenMemo(self._tokenize_word)
-        self._parts_memo = _TokenMemo(
-            self._match_pieces
-        )  # one entry for `lake`, `Lake,` and `"lake`
+        # one entry for `lake`, `Lake,` and `"lake`
+        self._parts_memo = _TokenMemo(self._match_pieces)
 
     def token_ids(self, text: str) -> list[int]:
         """Return the ids of a text's tokens, in order."""

@@ -255,9 +255,8 @@ class WriteTotals:
     model: int | None = None  # number of the model of the vectors
     # puts with a row in `store_index`, and the id of each row
     index_rows: list[tuple[Put, int]] = field(default_factory=list)
-    items_by_namespace: Counter[int] = field(
-        default_factory=Counter
-    )  # growth of each namespace in items
+    # growth of each namespace in items
+    items_by_namespace: Counter[int] = field(default_factory=Counter)
     bytes_by_namespace: Counter[int] = field(default_factory=Counter)
     item_growth: int = 0  # growth in items that limits count
     byte_growth: int = 0
@@ -373,9 +372,8 @@ class ItemWriter:
             self._check_version(put, version if is_alive else 0)
             since = now
             if row is not None:
-                end = max(
-                    now if is_alive else expires, valid_from + 1
-                )  # the clock may have stepped back
+                # the clock may have stepped back
+                end = max(now if is_alive else expires, valid_from + 1)
                 closings.append((end, row))
                 totals.add_growth(namespace_id, -1, -size)
                 if not is_alive:  # limits do not count expired items
@@ -548,8 +546,8 @@ class ItemWriter:
             number = yield from self.register_model(model)
         for row, vectors in vectors_of_rows:
             encoded = self.records.encode_vectors(vectors, row)
-            row_number = None if encoded is None else number
-            yield self.sql("set_vectors", row, encoded, row_number)
+            model_number = None if encoded is None else number
+            yield self.sql("set_vectors", row, encoded, model_number)
             yield self.sql("drop_pending", row)
         yield Statement(
             self.sql["count_item_change"], [(row,) for row, _ in vectors_of_rows], execute_many=True

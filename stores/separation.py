@@ -34,26 +34,26 @@ from numpy.typing import NDArray
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
-MAX_ROWS: Final = 512  # rows from which neighbours and random pairs are taken
-MAX_WORDED: Final = 256  # rows among which pairs that share a word are searched
-_MIN_ROWS: Final = 16  # with fewer rows nothing is measured
-_MAX_PAIRS: Final = 512  # pairs of each sample
-_MAX_PAIRS_PER_WORD: Final = 4  # the most pairs that are taken from the rows of one word
+MAX_ROWS: Final = 512  # maximum rows from which neighbours and random pairs are taken
+MAX_WORDED: Final = 256  # maximum rows that are searched for pairs that share a word
+_MIN_ROWS: Final = 16  # rows; with fewer rows, nothing is measured
+_MAX_PAIRS: Final = 512  # maximum pairs in each sample
+_MAX_PAIRS_PER_WORD: Final = 4  # maximum pairs that are taken from the rows of one word
 _RARE_DIVISOR: Final = 8  # a word is rare if at most one in this many rows has it
-# the distances between the two rows of random pairs, as shares of all measured rows
+# distances between the two rows of random pairs, as shares of all measured rows
 _STRIDES: Final = (0.382, 0.236)
-# a separation is averaged with that of so many imaginary pairs, so that chance changes little in
-# small samples
+# number of imaginary pairs that are averaged with the real ones, so that chance has little effect
+# in small samples
 _PRIOR_PAIRS: Final = 16
-_PRIOR: Final = 1.0  # the separation of the imaginary pairs
-_MIN_SPREAD: Final = 1e-3  # a standard deviation of cosines; smaller ones are rounding errors
-# vectors do not count up to the first separation, and have their usual weight from the second on
+_PRIOR: Final = 1.0  # separation of the imaginary pairs
+_MIN_SPREAD: Final = 1e-3  # standard deviation of cosines; smaller ones are rounding errors
+# up to the first separation, vectors do not count; from the second on, they have their usual weight
 _USELESS, _USEFUL = 0.2, 0.5
-# vectors gain weight above the first separation of neighbours, and no more above the second
+# above the first separation of neighbours, vectors gain weight; above the second, no more
 _STRONG, _STRONGEST = 1.1, 2.0
-# mean words per row: up to the first there is no gain, from the second on there is the whole gain
+# mean words per row; up to the first, vectors gain no weight; from the second on, the whole gain
 _SHORT, _LONG = 40, 100
-_DEVIATIONS: Final = 4.0  # the cosine of any two rows is assumed to be less far below the mean
+_DEVIATIONS: Final = 4.0  # standard deviations below the mean; cosines are assumed to be higher
 
 
 class Moments(NamedTuple):
@@ -203,9 +203,8 @@ def measure_separation(
     first_rows, second_rows = order[:-1], order[1:]
     is_followed = (thread[first_rows] == thread[second_rows]) & (thread[first_rows] >= 0)
     neighbour_pairs = np.column_stack([first_rows[is_followed], second_rows[is_followed]])
-    neighbour_pairs = neighbour_pairs[
-        np.argsort(neighbour_pairs[:, 1])
-    ]  # an order that does not depend on the codes of threads
+    # this order does not depend on the codes of threads
+    neighbour_pairs = neighbour_pairs[np.argsort(neighbour_pairs[:, 1])]
     rows = np.arange(n)
     partners = np.concatenate([(rows + max(int(n * stride), 1)) % n for stride in _STRIDES])
     random_pairs = np.column_stack([np.tile(rows, len(_STRIDES)), partners])

@@ -464,9 +464,8 @@ class Vocabulary(dict[str, int]):
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         super().__init__(zip(words, count()))
-        self._by_letters: dict[str, list[str]] = defaultdict(
-            list
-        )  # words by first letter, and by last two letters
+        # words by first letter, and by last two letters
+        self._by_letters: dict[str, list[str]] = defaultdict(list)
         self._indexed_count = 0  # number of words in `_by_letters`
         self._lock_index = threading.Lock()
 
@@ -637,9 +636,8 @@ def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: 
             chunks.append(text[units[start][0] : units[-1][1]])
             return chunks
         count = -(-(remaining - overlap) // (limit - overlap))
-        size = -(
-            -(remaining + (count - 1) * overlap) // count
-        )  # equal sizes, so that the last chunk is not tiny
+        # equal sizes, so that the last chunk is not tiny
+        size = -(-(remaining + (count - 1) * overlap) // count)
         last = start + size
         end = max(range(last - size // 4, last + 1), key=lambda at: (grade_cut(at), at))
         chunks.append(text[units[start][0] : units[end - 1][1]])

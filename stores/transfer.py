@@ -70,9 +70,8 @@ class _ImportState:
     """Keys of an import whose later versions are treated like the earlier ones."""
 
     differing: set[_RowKey] | None  # keys that differ here; None if that is an error
-    refused: set[_RowKey] = field(
-        default_factory=set
-    )  # keys that a tombstone of this store refuses
+    # keys that a tombstone of this store refuses
+    refused: set[_RowKey] = field(default_factory=set)
     # tombstones that the import has brought
     imported_tombstones: set[_RowKey] = field(default_factory=set)
 
