@@ -480,7 +480,8 @@ def _score_words(
 ) -> tuple[Scores, Scores, Scores, Scores]:
     """Score the rows by the words of the query.
 
-    Returns: Four arrays float32[n]: the score of the row's own words; the same with words that
+    Returns:
+        Four arrays float32[n]: the score of the row's own words; the same with words that
         neighbours lend; the score of its thread; and the evidence of its words in nats.
     """
     n = len(lengths)
@@ -512,9 +513,8 @@ def _score_words(
             )
         score_sums += factors @ saturated
         for row_has_word, term, nats_of_word in zip(saturated, block, nats, strict=True):
-            if (
-                term.names_actor and actor is not None
-            ):  # rows of an actor count as containing the actor's name
+            # rows of an actor count as containing the actor's name
+            if term.names_actor and actor is not None:
                 evidence_of_rows += nats_of_word * np.maximum(
                     actor / (1 + penalty) - row_has_word, 0
                 )

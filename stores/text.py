@@ -193,7 +193,8 @@ def ends_with_question(text: str) -> bool:
 def detect_language(text: str) -> str:
     """Return the language whose stop words are the most frequent in a text.
 
-    Returns: The name of the language's Snowball stemmer, `ENGLISH` if the text has no stop words of
+    Returns:
+        The name of the language's Snowball stemmer, `ENGLISH` if the text has no stop words of
         other languages, or `NON_LATIN` if most letters are of another script.
 
     >>> texts = ["Wie heißt mein Hund?", "The man died in the war", "犬"]
@@ -406,8 +407,9 @@ def _load_synonyms() -> tuple[
 ]:
     """Load the table of synonyms. Takes 10 ms.
 
-    Returns: The stems; the number of each stem; the start of each stem's section in the two arrays
-        that follow; the numbers of its synonyms; and their similarities in units of 1/255.
+    Returns:
+        The stems; the number of each stem; the start of each stem's section in the two arrays that
+        follow; the numbers of its synonyms; and their similarities in units of 1/255.
     """
     raw = (files("perdure.stores") / "weights" / SYNONYM_FILE).read_bytes()
     with np.load(io.BytesIO(raw)) as arrays:

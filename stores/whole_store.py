@@ -474,8 +474,9 @@ class Sweeper(threading.Thread):
 def _compute_retention_bounds(rule: VersionRetention, now: int) -> tuple[int, int]:
     """Return the bounds of a retention rule.
 
-    Returns: The time before which a removable version must be closed, in microseconds, and the
-        number of newer closed versions that it must have.
+    Returns:
+        The time before which a removable version must be closed, in microseconds, and the number of
+        newer closed versions that it must have.
 
     Raises:
         ConfigurationError: The rule is empty, or has an invalid number.
