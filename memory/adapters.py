@@ -1,7 +1,8 @@
-"""Chat memories of LangChain, LangChain4j and Spring AI, under their names and with their rules.
+"""Chat memories of LangChain, LangChain4j and Spring AI, with their names and rules.
 
 Over a checkpointer, evicted messages stay in perdure's `history()` until the memory is cleared.
-LangChain4j: https://docs.langchain4j.dev/tutorials/chat-memory, Spring AI:
+
+Sources: LangChain4j, https://docs.langchain4j.dev/tutorials/chat-memory, and Spring AI,
 https://docs.spring.io/spring-ai/reference/api/chat-memory.html.
 """
 
@@ -65,7 +66,7 @@ __all__ = [
     "TokenWindowChatMemory",
     "VectorStoreChatMemoryAdvisor",
 ]
-ALL: Final = 2**31 - 1  # a number of messages that a 32-bit integer holds
+ALL: Final = 2**31 - 1  # a count that means all messages; the largest 32-bit integer, as in Java
 _LOG: Final = logging.getLogger(__name__)
 _NAMESPACE: Final = "chat_memory"
 _CONVERSATION: Final = Template(["{conversation_id}"])
@@ -81,24 +82,25 @@ _ROLES: Final = {"human": "user", "ai": "assistant"}
 
 @runtime_checkable
 class ChatMemoryStore(Protocol):
-    """Where memories keep their messages, oldest first.
+    """A store of chat memories, which keeps the messages of each memory oldest first.
 
-    A store may also have `change_messages(memory_id, change)`, which replaces the messages by
-    `change(messages)` in one step, so that nothing is lost when two processes add at once.
+    A store may also have `change_messages(memory_id, change)`. It replaces the messages with
+    `change(messages)` in one step, so that no message is lost if two processes add messages at the
+    same time.
     """
 
     def get_messages(self, memory_id: Any) -> Sequence[BaseMessage]:
-        """All messages of a memory."""
+        """Return all messages of a memory."""
 
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
-        """Replace all messages of a memory; called for each message that is added."""
+        """Replace all messages of a memory. This is called for each message that is added."""
 
     def delete_messages(self, memory_id: Any) -> None:
-        """Delete all messages of a memory; called when it is cleared."""
+        """Delete all messages of a memory. This is called when the memory is cleared."""
 
 
 class _StoredMessages:
-    """Messages by id: a store for LangChain4j, a repository for Spring AI."""
+    """The methods of a LangChain4j store and of a Spring AI repository, over messages by id."""
 
     get_messages: Callable[[Any], list[BaseMessage]]
     change_messages: Callable[[Any, MessagesChange], None]
@@ -113,7 +115,7 @@ class _StoredMessages:
         self.change_messages(conversation_id, lambda stored: [*stored, *messages])
 
     def load(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
-        """The newest `last_n` messages of a conversation, oldest first."""
+        """Return the newest `last_n` messages of a conversation, oldest first."""
         return self.get_messages(conversation_id)[-check_whole_number("last_n", last_n, 1) :]
 
     def delete(self, conversation_id: str) -> None:
@@ -122,18 +124,18 @@ class _StoredMessages:
 
 
 class InMemoryChatMemoryStore(_StoredMessages):
-    """Messages in a dict; they end with the process."""
+    """Messages in a dict of this process."""
 
     def __init__(self) -> None:
         self._messages: dict[Any, list[BaseMessage]] = {}
         self._lock = Lock()
 
     def get_messages(self, memory_id: Any) -> list[BaseMessage]:
-        """All messages of a memory, oldest first."""
+        """Return all messages of a memory, oldest first."""
         return list(self._messages.get(memory_id, ()))
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
-        """Replace the messages by what `change` returns, in one step."""
+        """Replace the messages with the result of `change`, in one step."""
         with self._lock:
             self._messages[memory_id] = check_stored_messages(change(self.get_messages(memory_id)))
 
@@ -143,20 +145,23 @@ class InMemoryChatMemoryStore(_StoredMessages):
 
 
 class CheckpointerChatMemoryStore(_StoredMessages):
-    """Messages in the threads of a checkpointer; the id of a memory is the thread_id.
+    """Messages in the threads of a checkpointer. The id of a memory is the id of its thread.
 
-    With `keep_history` deleted messages stay in perdure's `history(thread_id)` and in the file.
+    Args:
+        checkpointer: The checkpointer.
+        keep_history: Whether deleted messages stay in perdure's `history(thread_id)` and in the
+            file.
     """
 
     def __init__(self, checkpointer: BaseCheckpointSaver[Any], *, keep_history: bool = False):
         self.checkpointer, self.keep_history = checkpointer, keep_history
 
     def get_messages(self, memory_id: Any) -> list[BaseMessage]:
-        """All messages of a memory, oldest first."""
+        """Return all messages of a memory, oldest first."""
         return self._open_thread(memory_id).messages
 
     def change_messages(self, memory_id: Any, change: MessagesChange) -> None:
-        """Replace the messages by what `change` returns, in one step."""
+        """Replace the messages with the result of `change`, in one step."""
         self._open_thread(memory_id).replace_messages(change)
 
     def delete_messages(self, memory_id: Any) -> None:
@@ -170,9 +175,13 @@ class CheckpointerChatMemoryStore(_StoredMessages):
 
 @dataclass(kw_only=True, eq=False)
 class WindowChatMemory(ABC):
-    """The base of both windows; `id` says which memory of the store it is.
+    """The base of both window memories.
 
-    A new system message goes to the end, or with `always_keep_system_message_first` to the front.
+    Attributes:
+        id: The id of the memory in the store.
+        store: The store of the messages.
+        always_keep_system_message_first: Whether a new system message is put at the front, and not
+            at the end.
     """
 
     id: Any = "default"
@@ -185,10 +194,13 @@ class WindowChatMemory(ABC):
 
     @abstractmethod
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """Whether messages fit into the window."""
+        """Return whether messages fit into the window."""
 
     def add(self, messages: BaseMessage | Sequence[BaseMessage]) -> None:
-        """Add a message, or several, at the end; evict what no longer fits, from the store too."""
+        """Add one or several messages at the end, and evict messages that no longer fit.
+
+        Evicted messages are also removed from the store.
+        """
         change = partial(self.apply_window, new=_to_message_list(messages))
         if (atomic := getattr(self.store, "change_messages", None)) is not None:
             atomic(self.id, change)
@@ -198,7 +210,7 @@ class WindowChatMemory(ABC):
             self.store.update_messages(self.id, changed)
 
     def messages(self) -> list[BaseMessage]:
-        """The messages to show to the model: those of the window that providers take."""
+        """Return the messages of the window that providers accept, to be shown to the model."""
         return select_for_provider(
             self.apply_window(check_stored_messages(self.store.get_messages(self.id)))
         )
@@ -208,11 +220,11 @@ class WindowChatMemory(ABC):
         self.store.delete_messages(self.id)
 
     def apply_window(self, messages: Messages, new: Messages = ()) -> list[BaseMessage]:
-        """The messages with new ones at the end, as far as they fit.
+        """Return the messages with new ones at the end, as far as they fit.
 
-        A new system message replaces the one before; an equal or a blank one is ignored. It is
-        never evicted; else the oldest message goes first, a tool call with its results. A message
-        that alone does not fit is evicted with all before it.
+        A new system message replaces the previous one, and is never evicted. An equal or blank one
+        is ignored. Otherwise the oldest message is evicted first, and a tool call together with its
+        results. If a message does not fit by itself, it is evicted with all messages before it.
         """
         window = list(messages)
         for message in new:
@@ -232,20 +244,25 @@ class WindowChatMemory(ABC):
         def cut_window(cut: int) -> list[BaseMessage]:
             return [*(m for m in window[:cut] if isinstance(m, SystemMessage)), *window[cut:]]
 
-        # no cut between a call and its results
+        # a cut must not separate a tool call from its results
         inner_cuts = (i for i, m in enumerate(window) if i and not isinstance(m, ToolMessage))
         cuts = [0, *inner_cuts, len(window)]
         cut = cuts[bisect_left(cuts[:-1], True, key=lambda at: self.fits(cut_window(at)))]
         if window and cut == len(window) and not isinstance(window[-1], SystemMessage):
             _LOG.warning(
-                "the newest message does not fit into the window of a chat memory: evicted"
+                "the newest message was evicted, because it does not fit into the window of a chat "
+                "memory"
             )
         return cut_window(cut)
 
 
 @dataclass(eq=False)
 class MessageWindowChatMemory(WindowChatMemory):
-    """A window of the newest `max_messages` messages, the system message included."""
+    """A window of the newest messages.
+
+    Attributes:
+        max_messages: The maximum number of messages, including the system message.
+    """
 
     max_messages: int
 
@@ -254,15 +271,17 @@ class MessageWindowChatMemory(WindowChatMemory):
         check_whole_number("max_messages", self.max_messages, 1)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """See `WindowChatMemory`."""
+        """Return whether messages fit into the window."""
         return len(messages) <= self.max_messages
 
 
 @dataclass(eq=False)
 class TokenWindowChatMemory(WindowChatMemory):
-    """A window of the newest `max_tokens` tokens, the system message included.
+    """A window of the newest messages, limited by tokens. Messages are evicted as a whole.
 
-    A message that does not fit is evicted completely. `token_counter` is as of `trim`.
+    Attributes:
+        max_tokens: The maximum number of tokens, including the system message.
+        token_counter: Counts the tokens, see `trim`.
     """
 
     max_tokens: int
@@ -274,7 +293,7 @@ class TokenWindowChatMemory(WindowChatMemory):
         self.token_counter = token_counter(self.token_counter)
 
     def fits(self, messages: list[BaseMessage]) -> bool:
-        """See `WindowChatMemory`."""
+        """Return whether messages fit into the window."""
         return count_tokens(messages, self.token_counter) <= self.max_tokens
 
 
@@ -283,28 +302,32 @@ class TokenWindowChatMemory(WindowChatMemory):
 
 @runtime_checkable
 class ChatMemoryRepository(Protocol):
-    """Where conversations are kept; `load` may return the newest message first or last.
+    """A repository of conversations. `load` may return the newest message first or last.
 
     A repository may also have `change_messages(conversation_id, change)`, which replaces the
-    messages by `change(messages)` in one step. Without it, the window applies to reading only.
+    messages with `change(messages)` in one step. Without it, the window applies to reading only.
     """
 
     def save(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
         """Add messages at the end of a conversation."""
 
     def load(self, conversation_id: str, last_n: int) -> Sequence[BaseMessage]:
-        """The newest `last_n` messages of a conversation."""
+        """Return the newest `last_n` messages of a conversation."""
 
     def delete(self, conversation_id: str) -> None:
         """Delete a conversation."""
 
 
 class MessageChatMemory:
-    """A chat memory that returns the newest `max_size` messages of each conversation.
+    """A chat memory that returns the newest messages of each conversation.
 
     The window follows the rules of LangChain4j. In addition, as in Spring AI, messages before the
     first human message are not returned, except for system messages. If the window has no human
     message, only system messages are returned.
+
+    Args:
+        repository: The repository, or None for one in memory.
+        max_size: The maximum number of messages that are returned.
     """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
@@ -314,7 +337,7 @@ class MessageChatMemory:
         self.max_size = check_whole_number("max_size", max_size, 1)
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
-        """Add a message, or several, at the end of a conversation, in one write."""
+        """Add one or several messages at the end of a conversation, in one write."""
         new, atomic = _to_message_list(messages), getattr(self.repository, "change_messages", None)
         if atomic is None:
             self.repository.save(conversation_id, new)
@@ -325,7 +348,10 @@ class MessageChatMemory:
             )
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
-        """The newest `last_n` messages of the window, oldest first, the system message included."""
+        """Return the newest `last_n` messages of the window, oldest first.
+
+        The system message is included.
+        """
         size = min(check_whole_number("last_n", last_n, 1), self.max_size)
         stored = self._load_oldest_first(conversation_id)
         window = select_for_provider(MessageWindowChatMemory(size).apply_window((), stored))
@@ -339,7 +365,11 @@ class MessageChatMemory:
         self.repository.delete(conversation_id)
 
     def _load_oldest_first(self, conversation_id: str) -> list[BaseMessage]:
-        """All messages, oldest first; the repository on Spring's page gives the newest first."""
+        """Load all messages, oldest first.
+
+        The example repository in Spring AI's documentation returns the newest message first. This
+        is detected by a second read.
+        """
         stored = check_stored_messages(self.repository.load(conversation_id, ALL))
         if len(stored) < 2 or isinstance(self.repository, _StoredMessages):
             return stored
@@ -351,7 +381,10 @@ class MessageChatMemory:
 
 
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
-    """Conversations in a dict; also a chat memory without a window, as on Spring's page."""
+    """Conversations in a dict.
+
+    It is also a chat memory without a window, as in Spring AI's documentation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,15 +392,18 @@ class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, MessageChatMemory):
 
 
 class CheckpointerChatMemoryRepository(CheckpointerChatMemoryStore):
-    """A `CheckpointerChatMemoryStore` whose conversation ids are the thread_ids."""
+    """Conversations in the threads of a checkpointer. Their ids are the ids of the threads."""
 
 
 class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
-    """The base of the advisors: `advisor.invoke("Hello", config)` gives the model's answer.
+    """The base of the advisors: `advisor.invoke("Hello", config)` returns the model's answer.
 
-    The input is what a chat model takes; `model` is one, with tools or without, or another advisor.
-    The config's `configurable["conversation_id"]` says whose it is. Once the model has answered,
-    the request from its last human message on and the answer are remembered.
+    The input is the same as that of a chat model. The config's `configurable["conversation_id"]` is
+    the id of the conversation. After the answer of the model, the new messages are added to the
+    memory: those of the request from its last human message on, and the answer.
+
+    Args:
+        model: A chat model, with tools or without, or another advisor.
     """
 
     def __init__(self, model: Runnable[Any, Any]) -> None:
@@ -375,16 +411,16 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         self.model: Runnable[Any, Any] = check_instance("model", model, Runnable, "a chat model")
 
     def bind_tools(self, tools: Sequence[Any], **options: Any) -> Self:
-        """The same advisor around the model with these tools, as `model.bind_tools` takes them.
+        """Return a copy of this advisor whose model has these tools; see `model.bind_tools`.
 
         Raises:
-            ConfigurationError: The model is a chain, to which no tools can be bound any more.
+            ConfigurationError: The model is a chain, to which tools cannot be bound.
         """
         bind = getattr(self.model, "bind_tools", None)
         if bind is None:
             raise ConfigurationError(
-                f"{self.model!r:.80} has no bind_tools; give the advisor a chat model, or one that "
-                "has its tools"
+                f"{self.model!r:.80} has no bind_tools; give the advisor a chat model, or a model "
+                "that has its tools already"
             )
         bound = copy(self)
         ChatMemoryAdvisor.__init__(bound, bind(tools, **options))
@@ -392,15 +428,19 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
     @abstractmethod
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
-        """What the model is shown for a request."""
+        """Return the messages that the model is shown for a request."""
 
     @abstractmethod
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Keep the new messages of a request and the answer; `author` is the user of the run."""
+        """Add the new messages of a request and the answer to the memory.
+
+        `author` is the user of the run.
+        """
 
     def _wrap_model(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
+        """Return the model between a step that builds its messages and one that remembers."""
         [id], request = _CONVERSATION.fill(config), _convert_input(input)
         model_messages, others = self.build_messages(id, request), _remove_system_messages(request)
         new_messages = others[next(iter_turn_ranges(others), range(len(others))).start :]
@@ -421,19 +461,22 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         )
 
     def _order_for_provider(self, text: str, messages: list[BaseMessage]) -> list[BaseMessage]:
-        """A system message and others, as providers take them."""
+        """Return a system message and other messages in an order that providers accept."""
         system, others = SystemMessage(text) if text else None, _remove_system_messages(messages)
-        if isinstance(self.model, ChatMemoryAdvisor):  # it may know the calls of results
+        if isinstance(self.model, ChatMemoryAdvisor):  # the inner advisor may add tool calls
             return [*filter(None, [system]), *others]
         return ModelInput(system, iter_turns(others)).to_messages()
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
-    """Shows the model the conversation of a chat memory as messages, before the request.
+    """Shows the model the conversation of a chat memory as messages before the request.
 
-    The memory is a `MessageChatMemory`, or has the same `add` and `get`. A
-    `MessageWindowChatMemory` or `TokenWindowChatMemory` is the window of each conversation: its
-    store keeps the conversation under the conversation's id, in place of the memory's own.
+    Args:
+        model: A chat model, or another advisor.
+        memory: A `MessageChatMemory`, or an object with the same `add` and `get`. A
+            `MessageWindowChatMemory` or `TokenWindowChatMemory` is used as the window of each
+            conversation. Its store then has the conversation under the conversation's id, and not
+            under the memory's own id.
     """
 
     def __init__(self, model: Runnable[Any, Any], memory: Any) -> None:
@@ -444,7 +487,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
         self.memory = check_instance("memory", memory, kind, expected)
 
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
-        """The system messages as one, the conversation, the request."""
+        """Return all system messages as one, then the conversation and the request."""
         if isinstance(self.memory, WindowChatMemory):
             remembered = replace(self.memory, id=conversation_id).messages()
         else:
@@ -456,7 +499,7 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Keep the new messages of a request and the answer."""
+        """Add the new messages of a request and the answer to the memory."""
         if isinstance(self.memory, WindowChatMemory):
             replace(self.memory, id=conversation_id).add(messages)
         else:
@@ -464,11 +507,17 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
-    """Shows the model the messages nearest in meaning to the question, in the system message.
+    """Shows the model earlier messages that are similar to the question, in the system message.
 
-    It keeps every message of a conversation in a langgraph store with an index. `top_k` messages
-    are shown at most, whose cosine to the question is above 0 and at least `threshold`, 0 to 1.
-    Around or within a `MessageChatMemoryAdvisor` the model sees the newest messages as well.
+    Every message of a conversation is stored as an item of a langgraph store with an index.
+    Together with a `MessageChatMemoryAdvisor`, the model sees the newest messages as well.
+
+    Args:
+        model: A chat model, or another advisor.
+        store: The store.
+        top_k: The maximum number of messages that are shown.
+        threshold: The minimum cosine similarity to the question, from 0 to 1. The similarity must
+            also be above 0.
     """
 
     def __init__(
@@ -478,20 +527,20 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         adapter = StoreAdapter(store)
         self.store, self.top_k = adapter.store, check_whole_number("top_k", top_k, 1)
         self.threshold = check_number("threshold", threshold, 0, 1)
-        # perdure's stores rank by more than the cosine
+        # these options make perdure's stores rank by the cosine alone
         cosine: dict[str, Any] = {"mode": "semantic", "context": False}
         self._records_authors = adapter.versioned
         self._options = cosine if adapter.versioned else {}
 
     def build_messages(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
-        """A system message with what was recalled, and the request."""
+        """Return a system message with similar messages, and the request."""
         question = next((m.text for m in reversed(request) if isinstance(m, HumanMessage)), "")
         options = {"query": question, "limit": self.top_k, **self._options}
         namespace = (_NAMESPACE, conversation_id)
         items = self.store.search(namespace, **options) if question.strip() else []
         if any(item.score is None for item in items):
             raise ConfigurationError(
-                "the store has no index, so it cannot tell what is similar; open it with one"
+                "the store has no index, so it cannot find similar messages; open it with an index"
             )
         similar = [item.value for item in items if item.score > 0 and item.score >= self.threshold]
         lines = [f"{_ROLES[value['kind']]}: {to_prompt_json(value['text'])}" for value in similar]
@@ -503,7 +552,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     def remember(
         self, conversation_id: str, messages: list[BaseMessage], author: str | None = None
     ) -> None:
-        """Keep each message with a text as an item, in perdure's stores with its author."""
+        """Store each message that has a text as an item, in perdure's stores with its author."""
         namespace = (_NAMESPACE, conversation_id)
         put: Callable[..., Any] = partial(PutOp, index=["text"])
         if self._records_authors and author is not None:
@@ -516,10 +565,12 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
 
 
 def _to_message_list(messages: BaseMessage | Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return one or several messages as a checked list."""
     return check_stored_messages([messages] if isinstance(messages, BaseMessage) else messages)
 
 
 def _convert_input(input: Any) -> list[BaseMessage]:
+    """Convert the input of a chat model to a checked list of messages."""
     messages = [input] if isinstance(input, str | BaseMessage) else input
     if isinstance(messages, Sequence | PromptValue):
         messages = convert_to_messages(messages)
@@ -527,15 +578,18 @@ def _convert_input(input: Any) -> list[BaseMessage]:
 
 
 def _convert_answer(answer: Any) -> BaseMessage:
+    """Convert the answer of a model to a message."""
     if isinstance(answer, str):  # a model with a parser behind it
         return AIMessage(answer)
     return message_chunk_to_message(check_stored_messages([answer], "the model's answer")[0])
 
 
 def _remove_system_messages(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return messages without system messages."""
     return [message for message in messages if not isinstance(message, SystemMessage)]
 
 
 def _join_system_texts(*messages: BaseMessage) -> str:
+    """Join the texts of the system messages among messages."""
     systems = [message for message in messages if isinstance(message, SystemMessage)]
     return "\n\n".join(message.text for message in systems if has_visible_content(message))

@@ -1,4 +1,4 @@
-"""Context: what a model is told beside messages, by priority, or recalled memories alone."""
+"""Pack what a model is told besides the messages, or add recalled memories to a request."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ BUDGET_SHARES: Final[Mapping[str, float]] = {
     "memories": 0.25,
     "examples": 0.2,
 }
-"""The share of the budget that a part may take; the conversation may take all that is left."""
+"""The maximum share of the budget for each part. The conversation may take all that is left."""
 
 MemoryPlace = Literal["system", "question"]
 PartFunction = Callable[[Any, RunnableConfig | None], Any]
-"""A function that gives a part: of the state (None for plain messages) and the run's config."""
-_MAX_ELLIPTIC_WORDS: Final = 3  # words
-_MAX_QUERY_CHARS: Final = 2_000  # characters of a query; a longer one is cut in its middle
-_ONE_TOKEN: Final = " the"  # about one token, whatever counts
+"""Returns a part; called with the state, which is None for plain messages, and the run's config."""
+_MAX_ELLIPTIC_WORDS: Final = 3  # words of a question that may depend on the one before it
+_MAX_QUERY_CHARS: Final = 2_000  # characters of a query; the middle of a longer one is cut out
+_ONE_TOKEN: Final = " the"  # text that most tokenizers count as one token
 _LOG = logging.getLogger("perdure")
 
 
@@ -54,16 +54,19 @@ class Assemble(MessagesNode):
     """A node that packs a context: `assemble(4_000, memories=…)(messages)`.
 
     Each part is a value, or a function of the state and the run's config. Memories, profile and
-    examples are quoted as data, each entry as JSON. The node cuts: in a view it comes last.
+    examples are quoted as data, each entry as JSON. The node also cuts the conversation, so it must
+    be the last part of a view.
 
     Args:
-        max_tokens: Tokens of the request.
+        max_tokens: The maximum number of tokens of the request.
+        instructions: The text of the system message. None means the text of the existing one.
         profile: What is known of the user.
-        token_counter: See `perdure.memory.token_counter`.
-        instructions: The system message's text; None: that of the system message there is.
-        summary: A summary of earlier messages; None: what `summarize` wrote into the state.
+        summary: A summary of earlier messages. None means the one that `summarize` wrote into the
+            state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
-        examples: Examples of earlier cases, best first: as memories.
+        examples: Examples of earlier cases, best first, in the same forms as memories.
+        token_counter: See `perdure.memory.token_counter`.
+        messages_key: The channel of the messages.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class Assemble(MessagesNode):
             fitted = self.counter.scale_to_usage(ModelInput(system, iter(turns)).to_messages())
             if fitted.scale <= counter.scale:
                 return ModelInput(system, iter(turns))
-            # a larger scale follows from the remaining answers, so only part of the result fits
+            # the answers that remain imply a larger scale, so only a part of the result fits
             counter, model_input = fitted, replace(model_input, turns=iter(turns))
 
     def _pack_whole(self, model_input: ModelInput, contents: Mapping[str, Any]) -> ModelInput:
@@ -152,7 +155,14 @@ class Assemble(MessagesNode):
     ) -> tuple[SystemMessage | None, list[Turn]]:
         """Return the system message with all parts, and the turns that fit, newest first.
 
-        `reserve` tokens of the budget are not used.
+        Args:
+            model_input: The system message and the turns.
+            contents: The parts by name.
+            counter: Counts the tokens.
+            reserve: Tokens of the budget that are not used.
+
+        Raises:
+            BudgetExceeded: The instructions, tools and newest messages alone exceed the budget.
         """
         text = contents["instructions"]
         if text is None:
@@ -186,6 +196,7 @@ class Assemble(MessagesNode):
     def _with_section(
         self, text: str, name: str, entries: list[str], tokens_left: float, counter: TokenCounter
     ) -> str:
+        """Return the text of the system message with a section of as many entries as fit."""
         share = min(
             int(self.max_tokens * BUDGET_SHARES[name]),
             tokens_left - _count_system_tokens(text, counter),
@@ -198,7 +209,7 @@ class Assemble(MessagesNode):
             longer_text = f"{text}\n\n{added}" if text else added
             if _count_system_tokens(longer_text, counter) <= tokens_left:
                 return longer_text
-            section_entries.pop()  # the parts of a text may count less than the whole
+            section_entries.pop()  # a text can have more tokens than its parts together
         return text
 
 
@@ -206,6 +217,7 @@ assemble = Assemble
 
 
 def _iter_sections(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Return the name and the entries of each section that has entries."""
     summary = read_summary(contents["summary"])
     profile: Any = contents["profile"]
     if isinstance(profile, BaseModel):
@@ -224,6 +236,7 @@ def _iter_sections(contents: Mapping[str, Any]) -> Iterator[tuple[str, list[str]
 
 
 def _count_system_tokens(text: str, counter: TokenCounter) -> int:
+    """Count the tokens of a system message with this text."""
     return counter.count_message(SystemMessage(text)) if text else 0
 
 
@@ -240,8 +253,8 @@ class UseMemories(MessagesNode):
     and so end this prefix early.
 
     The query is the newest human message, with the one before it if it is as short as "and then?".
-    Memories that rest only on messages which the model is shown after all parts of the view are
-    left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
+    Memories are left out if the model is shown all messages on which they rest, after all parts of
+    the view. If the store or its embedder fails, a warning is logged, and the turn goes on without
     memories. With `all_below=12`, all memories are shown, best first and whatever their scores, as
     long as the namespaces have fewer than 12 memories. `max_tokens` still limits them.
     `namespaces=[("memories", "{user_id}"), ("teams", "{team}")]` shows those of the user and of the
@@ -274,7 +287,7 @@ class UseMemories(MessagesNode):
         self._following: list[MessagesNode] = []
 
     def with_following_parts(self, parts: Sequence[MessagesNode]) -> Self:
-        """The same before these parts of a view."""
+        """Return a copy of this part that knows the parts which follow it in a view."""
         copied = copy(self)
         copied._following = [part for part in parts if not isinstance(part, UseMemories)]
         return copied
@@ -291,7 +304,7 @@ class UseMemories(MessagesNode):
             filled_input = self._add(replace(model_input, turns=possible), _ONE_TOKEN * max_tokens)
             try:
                 shown_ids = await self._find_shown_ids(filled_input, state, config)
-            except BudgetExceeded:  # of a part that follows
+            except BudgetExceeded:  # raised by a part that follows
                 max_tokens //= 2
                 continue
             lines = await self._recall_lines(query, max_tokens, shown_ids, config)
@@ -304,7 +317,7 @@ class UseMemories(MessagesNode):
             try:
                 await self._find_shown_ids(filled_input, state, config)
                 break
-            except BudgetExceeded:  # its counter counts them dearer than the estimate does
+            except BudgetExceeded:  # the part's counter counts more tokens than the estimate
                 lines = lines[:-1]
         model_input = replace(model_input, turns=turns)
         return self._add(model_input, render_section("memories", lines)) if lines else model_input
@@ -314,6 +327,7 @@ class UseMemories(MessagesNode):
     async def _find_shown_ids(
         self, model_input: ModelInput, state: Any, config: RunnableConfig | None
     ) -> frozenset[str | None]:
+        """Return the ids of the messages that the following parts leave in the request."""
         for part in self._following:
             model_input = await call_method(part, "transform_input", model_input, state, config)
         return frozenset(message.id for message in model_input.to_messages())
@@ -325,6 +339,7 @@ class UseMemories(MessagesNode):
         shown_ids: frozenset[str | None],
         config: RunnableConfig | None,
     ) -> tuple[str, ...]:
+        """Recall memories as lines, without those whose messages the model is shown."""
         thread_id, _ = read_run_source(config)
 
         def is_not_shown(memory: Memory) -> bool:
@@ -338,11 +353,11 @@ class UseMemories(MessagesNode):
             options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": max_tokens}
             options |= {"accepts": is_not_shown, "expected_rejections": len(shown_ids)}
             return (await self._search.find_memories(query, self._store, config, **options)).lines
-        except Exception as exc:  # also of the driver of another store
+        except Exception as exc:  # other stores may raise errors of their drivers
             temporary_errors = StorageError | EmbeddingFailed
             if isinstance(exc, PerdureError) and not isinstance(exc, temporary_errors):
-                raise  # a mistake, which every turn would meet
-            _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
+                raise  # a mistake of the developer, which would occur in every turn
+            _LOG.warning("no memory is recalled in this turn: %s", exc, exc_info=exc)
             return ()
 
 
@@ -350,13 +365,17 @@ use_memories = UseMemories
 
 
 def build_query(turns: Sequence[Turn]) -> str:
-    """The query for the newest turns, newest first; "" if there is no text."""
+    """Build the query from the newest turns, newest first; "" if there is no text.
+
+    The newest question is the query. If it is as short as "and then?", the question before it is
+    added.
+    """
     questions = (turn.messages[0] for turn in turns[:2])
     texts = [message.text.strip() for message in questions if role(message) == "human"]
     if not texts or not texts[0]:
         return ""
     significant_words = [word for word in tokenize_query(texts[0]) if word not in STOP_WORDS]
-    # as "and then?", "Bruges?"
+    # for example "and then?" or "Bruges?"
     is_elliptic = not significant_words or (
         len(significant_words) == 1 and len(texts[0].split()) <= _MAX_ELLIPTIC_WORDS
     )

@@ -1,8 +1,9 @@
-"""The archive of a person: lines of JSON with everything that belongs to them.
+"""The archive of a person: lines of JSON with all data that belongs to the person.
 
-The first line is the header. Then come a line for each thread, in the form of `perdure export`; a
-line for each version of each item, in the form of `WholeStore.export`; and the runs and crons as a
-record. `perdure import` reads the threads and items back, and never runs or schedules the record.
+The first line is the header. Then follow a line for each thread, in the form of `perdure export`; a
+line for each version of each item, in the form of `WholeStore.export`; and a record for each run
+and cron. `perdure import` reads the threads and items. It ignores the records, so nothing is run or
+scheduled.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
 HEADER_KEY: Final = "perdure_archive"
-"""The key of the header; its value is the version of the format."""
+"""The key of the header whose value is the version of the format."""
 FORMAT_VERSION: Final = 1
 RUN_KEY: Final = "run"
 CRON_KEY: Final = "cron"
 SELF: Final = "self"
 BACKEND: Final = "a backend"
 OTHER: Final = "somebody else"
-"""Who sent a run or made a cron, as the record says it."""
-_THREAD_INPUTS: Final = ("input", "command")  # the parts of a request that enter the thread
+"""Values that say in a record who sent a run or made a cron."""
+_THREAD_INPUTS: Final = ("input", "command")  # parts of a request that are stored in the thread
 _SCHEDULE_FIELDS: Final = ("schedule", "timezone", "end_time", "enabled", "on_run_completed")
 _ITEM_FIELDS: Final = frozenset(("namespace", "key", "value"))
 
@@ -58,7 +59,15 @@ def iter_archive(
     threads: Sequence[str],
     namespaces: PersonNamespaces,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines of the archive of a person."""
+    """Yield the lines of a person's archive.
+
+    Args:
+        rows: The rows of the person in the checkpointer's tables.
+        saver: The checkpointer.
+        store: The store.
+        threads: The ids of the person's threads.
+        namespaces: The namespaces of the person.
+    """
     yield {
         HEADER_KEY: FORMAT_VERSION,
         "user": rows.user,
@@ -92,7 +101,7 @@ def _iter_authored_versions(
 ) -> Iterator[dict[str, Any]]:
     """Yield the versions that a person wrote into the memories of teams.
 
-    Earlier texts of other authors, which a version keeps, are left out.
+    A version also contains earlier texts. Those of other authors are left out.
     """
     keys = frozenset(authored_items)
     for namespace in dict.fromkeys(namespace for namespace, _ in authored_items):
@@ -108,9 +117,9 @@ def _iter_authored_versions(
 
 
 def _iter_thread_lines(saver: Checkpointer, thread_id: str) -> Iterator[dict[str, Any]]:
-    """Yield the line of a thread, unless it was deleted meanwhile.
+    """Yield the line of a thread, unless the thread was deleted meanwhile.
 
-    A thread whose messages cannot be exported has none in its line, and says why.
+    If the messages of the thread cannot be exported, the line has no messages and says why.
     """
     try:
         if saver.head(thread_id) is not None:
@@ -134,9 +143,9 @@ def _sort_notes_last(namespaces: Sequence[Namespace]) -> list[Namespace]:
 def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     """Build the record of a run on a person's thread.
 
-    It has the ids, times and status of the run, what it was asked, and its error. The record of a
-    run that somebody else sent names nobody else. Of such a request it has only what entered the
-    thread, and of the error only the kind.
+    It has the ids, times and status of the run, its request, and its error. If somebody else sent
+    the run, the record does not name the sender. Of the request it then has only the parts that
+    were stored in the thread, and of the error only the kind.
     """
     live, request = run.live, (run.request or {}).get("request")
     sender, error, metadata = (
@@ -163,9 +172,9 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
 
 
 def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
-    """Build the record of a person's cron: its ids and times, and what its runs are asked.
+    """Build the record of a person's cron: its ids and times, and the request of its runs.
 
-    The record of a cron that somebody else made names nobody else, as `build_run_record` does.
+    If somebody else made the cron, the record names nobody else, as in `build_run_record`.
     """
     content = cron.content
     sender, metadata, payload = (
@@ -203,4 +212,5 @@ def _select_keys(value: Any, names: Sequence[str]) -> Any:
 
 
 def _format_time(seconds: float | None) -> str | None:
+    """Format seconds since 1970 as a time in UTC, or return None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()

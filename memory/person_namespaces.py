@@ -1,10 +1,15 @@
-"""Everything that a store keeps about a person: its namespaces, and their erasure.
+"""Find and erase everything that a store contains about a person.
 
-The namespaces of a person are those of `memories`, `profiles`, `instructions` and `examples` with
-the name as second label, those of templates with a whole label `{user_id}` that the store has
-recorded or the caller names, `chat_memory` of the person's conversations, and perdure's notes on
-all of them. A conversation whose id is the name of another person is that person's. Other
-namespaces that have the name as a label are only listed.
+The namespaces of a person are:
+
+- those of `memories`, `profiles`, `instructions` and `examples` with the person's name as second
+  label,
+- those of templates with a whole label `{user_id}` that the store has recorded or the caller names,
+- `chat_memory` of the person's conversations,
+- and those of perdure's notes about all of them.
+
+A conversation whose id is the name of another person belongs to that person. Other namespaces that
+have the name as a label are only listed.
 """
 
 from __future__ import annotations
@@ -40,15 +45,15 @@ _PLACEHOLDER: Final = re.compile(r"\{\w+\}")
 
 
 class PersonNamespaces(NamedTuple):
-    """The namespaces that have to do with a person.
+    """The namespaces that concern a person.
 
     Attributes:
         own: Prefixes under which everything belongs to the person, in the order of erasure.
         others: Namespaces that only have the name as a label.
-        written: Namespace and key of each item that the person wrote into the memory of a team, or
-            into a conversation that is not under `own`.
-        of_others: Those of `others` that belong to another person or conversation, whose name is
-            one of the labels.
+        authored_items: Namespace and key of each item that the person wrote into the memory of a
+            team, or into a conversation that is not under `own`.
+        owned_by_others: The namespaces among `others` that belong to another person or
+            conversation, whose name is one of the labels.
     """
 
     own: tuple[Namespace, ...]
@@ -89,7 +94,7 @@ async def find_person_namespaces(
     notes, items, others = list[Namespace](), list[Namespace](), list[Namespace]()
     for namespace in await adapter.namespaces_under((CHAT_LABEL,)):
         if namespace[1:2] and namespace[1] in ids:
-            # anybody may begin a thread of any id
+            # any user can create a thread with the name of another user as its id
             if namespace[1] != user and await _is_person(adapter, namespace[1]):
                 others.append(namespace)
             else:
@@ -101,7 +106,7 @@ async def find_person_namespaces(
             (notes if label_offset else items).append((*namespace[:label_offset], *prefix))
         elif namespace[:2] not in owned and user in _list_possible_names(namespace[label_offset:]):
             others.append(namespace)
-    # notes before items: the other way round, an erasure that was cut off could leave notes alone
+    # notes come before items, so that an interrupted erasure cannot leave notes without items
     return PersonNamespaces(
         tuple(dict.fromkeys((*owned, *notes, *items))),
         tuple(dict.fromkeys(others)),
@@ -119,10 +124,10 @@ async def forget_person(
     dry_run: bool = False,
     hand_over: bool = False,
 ) -> Receipt:
-    """Erase everything that the store keeps about a person; the receipt also lists what stays.
+    """Erase everything that the store contains about a person; the receipt also lists what stays.
 
-    The call can be repeated. For `hand_over` see `forget_author`, and for the other arguments
-    `find_person_namespaces`.
+    The call can be repeated. For `hand_over` see `forget_author`, and for the other arguments see
+    `find_person_namespaces`. With `dry_run`, nothing is erased.
     """
     namespaces = await find_person_namespaces(adapter, user, templates, conversations)
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
@@ -142,9 +147,13 @@ async def forget_person(
 async def forget_author(
     adapter: StoreAdapter, user: str, *, hand_over: bool = False, dry_run: bool = False
 ) -> Receipt:
-    """Erase what a user wrote into the memories of teams, and what of it waits in quarantine.
+    """Erase what a user wrote into the memories of teams, and the user's entries in quarantine.
 
-    With `hand_over`, it is kept without the name of the user.
+    Args:
+        adapter: The store.
+        user: The name of the user.
+        hand_over: Whether to keep the memories without the name of the user.
+        dry_run: Whether to return the receipt without erasing.
     """
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)
     if adapter.versioned:
@@ -167,7 +176,7 @@ async def forget_author(
 async def _find_authored_items(
     adapter: StoreAdapter, user: str, own: Collection[Namespace]
 ) -> tuple[tuple[Namespace, str], ...]:
-    """Return namespace and key of what a user wrote, except in the conversations in `own`."""
+    """Return namespace and key of the items that a user wrote, except in conversations in `own`."""
     teams = (await forget_author(adapter, user, dry_run=True)).keys
     if not adapter.versioned:
         return teams
@@ -176,7 +185,7 @@ async def _find_authored_items(
 
 
 def _build_author_removal(item: Item, *, hand_over: bool) -> PutItem:
-    """Return the put that removes an item, or the name of its author."""
+    """Build the put that removes an item, or with `hand_over` only the name of its author."""
     item_key = tuple(item.namespace), item.key
     if not hand_over:
         return build_removal(*item_key)
@@ -199,7 +208,7 @@ async def _list_extracted_threads(adapter: StoreAdapter, user: str) -> list[str]
 
 
 async def _is_person(adapter: StoreAdapter, name: str) -> bool:
-    """Return whether the store has something of a person of this name."""
+    """Return whether the store contains something that belongs to a person of this name."""
     namespaces = await adapter.namespaces_with(name)
     return any(
         namespace[0] in PERSONAL_LABELS and namespace[1:2] == (name,) for namespace in namespaces
@@ -209,7 +218,8 @@ async def _is_person(adapter: StoreAdapter, name: str) -> bool:
 def _list_possible_names(namespace: Namespace) -> Namespace:
     """Return the labels of a namespace that can be names of people.
 
-    Its kind is no name, such as `memories`, and a team of the same name is no person.
+    The first label is a kind such as `memories`, and not a name. A label of a team is not the name
+    of a person.
     """
     if namespace[:1] == (TEAMS,):
         return ()
@@ -221,7 +231,7 @@ def _list_possible_names(namespace: Namespace) -> Namespace:
 
 
 def _belongs_to_person_or_chat(namespace: Namespace, patterns: Iterable[Sequence[str]]) -> bool:
-    """Return whether a namespace is that of a person, by a template, or of a conversation."""
+    """Return whether a namespace belongs to a person, by a template, or to a conversation."""
     labels = namespace[2:] if namespace[0] == RESERVED_LABEL else namespace
     if labels[:1] == (CHAT_LABEL,):
         return True
@@ -234,7 +244,7 @@ def _belongs_to_person_or_chat(namespace: Namespace, patterns: Iterable[Sequence
 
 
 def _matches_any_person(template: str, label: str) -> bool:
-    """Return whether a label can come from a label of a template, for any person."""
+    """Return whether a label of a template, filled in for any person, can be this label."""
     return template == USER_LABEL or _matches_label(template, label, "")
 
 
@@ -251,7 +261,7 @@ def _is_specific(labels: Sequence[str]) -> bool:
 def _find_prefix(
     namespace: Namespace, patterns: Iterable[Sequence[str]], user: str
 ) -> Namespace | None:
-    """Return the shortest beginning of a namespace that fits a template for a person."""
+    """Return the shortest prefix of a namespace that matches a template for a person, or None."""
     sizes = [
         len(labels)
         for labels in patterns
@@ -266,7 +276,7 @@ def _find_prefix(
 
 
 def _matches_label(template: str, label: str, user: str) -> bool:
-    """Return whether a label can come from a label of a template."""
+    """Return whether a label of a template, filled in for a user, can be this label."""
     if template == USER_LABEL:
         return label == user
     parts = _PLACEHOLDER.split(template)
@@ -274,10 +284,10 @@ def _matches_label(template: str, label: str, user: str) -> bool:
 
 
 def check_templates(namespaces: Any) -> list[tuple[str, ...]]:
-    """Return the labels of templates that a caller names.
+    """Check templates that a caller names, and return their labels.
 
     Raises:
-        ConfigurationError: It is no list of templates with a whole label `{user_id}`.
+        ConfigurationError: The value is not a list of templates with a whole label `{user_id}`.
     """
     expected = "a list of templates with the label '{user_id}', like [('notes', '{user_id}')]"
     templates = [

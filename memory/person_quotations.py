@@ -19,18 +19,16 @@ from perdure.memory.conversation import role
 from perdure.stores.base import Namespace
 from perdure.stores.whole_store import WholeStore
 
-_MIN_LENGTH: Final = 16  # characters: a shorter text may be the same by chance
-_FOREIGN_DEEDS: Final = (
-    "said",
-    "scheduled",
-)  # what another user does who does not speak for the person
+_MIN_LENGTH: Final = 16  # characters; shorter texts may be equal by chance
+_FOREIGN_DEEDS: Final = ("said", "scheduled")
+"""Labels of checkpoints whose message another user sent, and not on behalf of the person."""
 
 
 class QuotationFinder:
     """Finds texts that contain one of a person's texts of 16 characters or more."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._texts: dict[str, set[str]] = defaultdict(set)  # by their beginning
+        self._texts: dict[str, set[str]] = defaultdict(set)  # texts by their first 16 characters
         for text in texts:
             stripped = text.strip()
             if len(stripped) >= _MIN_LENGTH:
@@ -62,7 +60,7 @@ def find_quoting_threads(
 
 
 def iter_messages(saver: Checkpointer, thread_id: str) -> Iterator[BaseMessage]:
-    """Yield the messages of a thread, also those of branches, as far as they can be read."""
+    """Yield the messages of a thread that can be read, including those of branches."""
     for item in _iter_items(saver, thread_id):
         yield item.value
 
@@ -79,8 +77,8 @@ class HumanTexts(NamedTuple):
     """The texts of human messages in a person's threads.
 
     Attributes:
-        own: Texts that the person said, or a backend for the person.
-        foreign: Texts that other users, or crons of other users, sent on these threads.
+        own: Texts from the person, or from a backend on behalf of the person.
+        foreign: Texts that other users, or crons of other users, sent to these threads.
     """
 
     own: frozenset[str]
@@ -88,7 +86,7 @@ class HumanTexts(NamedTuple):
 
 
 def read_human_texts(saver: Checkpointer, thread_ids: Iterable[str]) -> HumanTexts:
-    """Read the human messages of threads, and distinguish them by their senders."""
+    """Read the human messages of threads, and separate them by their senders."""
     own, foreign = set[str](), set[str]()
     for thread_id in thread_ids:
         times = _read_times_of_others(saver, thread_id)
@@ -118,7 +116,7 @@ def iter_cron_texts(crons: Iterable[CronRow]) -> Iterator[str]:
 
 
 def _iter_texts(value: Any) -> Iterator[str]:
-    """Yield the texts within a value of JSON."""
+    """Yield the texts within a JSON value."""
     if isinstance(value, str):
         yield value.strip()
     elif isinstance(value, Mapping | list):

@@ -1,8 +1,9 @@
-"""Search of what was said in threads, by its words. Nothing of it is recalled into a prompt.
+"""Search threads by the words of their messages. The results are never recalled into a prompt.
 
-The messages are items of their own tables in the database of the threads, in a namespace for each
-owner. A search reads the threads that have changed since another one did, and first of all those of
-the visible; what removes messages from a thread removes them here in the same transaction.
+The transcript index consists of items in tables of their own, in the database of the threads, with
+a namespace for each owner. Each search first indexes the threads that have changed since the
+previous one, and those that the caller may see come first. A removal of messages from a thread
+removes them from the index in the same transaction.
 """
 
 from __future__ import annotations
@@ -60,29 +61,32 @@ from perdure.stores.text import (
 )
 
 _LOG = logging.getLogger("perdure")
-_MESSAGES_PER_TRANSACTION: Final = 400  # that are written in one transaction, about
-_THREADS_PER_TRANSACTION: Final = 60  # of one transaction
-_MAX_MESSAGE_CHARS: Final = 100_000  # characters of a message that are searched
-_PAGE_SIZE: Final = 64  # messages that are looked at first
-_SEARCH_ATTRIBUTE: Final = "_thread_search"  # the attribute of a checkpointer
-_TICK_S: Final = 0.1
+_MESSAGES_PER_TRANSACTION: Final = 400  # messages after which a transaction is written
+_THREADS_PER_TRANSACTION: Final = 60  # threads after which a transaction is written
+_MAX_MESSAGE_CHARS: Final = 100_000  # characters of a message that are indexed; the rest is not
+_PAGE_SIZE: Final = 64  # messages in the first page of results
+_SEARCH_ATTRIBUTE: Final = "_thread_search"  # attribute of a checkpointer with its search
+_TICK_S: Final = 0.1  # seconds between two reports of progress
 _EXCERPT_LEAD_CHARS: Final = 40  # characters of an excerpt before its first marked word
 _WORD: Final = re.compile(r"\w(?:[\w'\u2019,]*\w)?")
 Progress = Callable[[int, int], object]
+"""Called with the number of indexed threads, and of all threads to index."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadHit:
-    """A thread and the message in it that answers a search best.
+    """A thread that a search found, and the message in it that answers the search best.
 
     Attributes:
-        title: That of the thread, as lists show it.
-        role, text: Of the message.
-        at: When it was said (UTC); None: not known.
-        marks: Where words of the search are in the text: from, up to.
-        message_id: The message's; None: it has none.
-        position: The message's place in the thread's log: that of its item in `saver.history()`.
-        score: How well it answers.
+        thread_id: The thread.
+        title: The title of the thread in lists.
+        role: The role of the message.
+        text: The text of the message.
+        at: When the message was said (UTC), if that is known.
+        marks: The start and end of each matching word in the text.
+        message_id: The id of the message, if it has one.
+        position: The position of the message's item in the thread's log, as in `saver.history()`.
+        score: The score of the message.
     """
 
     thread_id: str
@@ -104,7 +108,10 @@ class ThreadHit:
         return f"/ui/{page}?{urlencode({'id': self.thread_id, **position})}"
 
     def excerpt(self, max_chars: int = 240) -> list[tuple[str, bool]]:
-        """The text around the first mark in pieces, each with whether it is marked."""
+        """Return the text around the first mark in pieces, each with whether it is marked.
+
+        `max_chars` is the maximum number of characters, without ellipses.
+        """
         first = self.marks[0][0] if self.marks else 0
         start = max(0, min(first - _EXCERPT_LEAD_CHARS, len(self.text) - max_chars))
         end = min(len(self.text), start + max_chars)
@@ -115,7 +122,7 @@ class ThreadHit:
 
     @property
     def marked(self) -> str:
-        """The excerpt on one line, with asterisks around what is marked."""
+        """The excerpt on one line, with asterisks around marked words."""
         pieces = (f"**{piece}**" if marked else piece for piece, marked in self.excerpt())
         return " ".join("".join(pieces).split())
 
@@ -125,10 +132,11 @@ class ThreadHit:
 
 
 class ThreadHits(list[ThreadHit]):
-    """The threads that a search finds, the best first.
+    """The threads that a search found, best first.
 
     Attributes:
-        unread: How many threads it has not read to their end yet: the next search may find more.
+        unread: The number of threads that are not completely indexed yet. A later search may find
+            more.
     """
 
     def __init__(self, hits: Sequence[ThreadHit] = (), unread: int = 0) -> None:
@@ -138,10 +146,11 @@ class ThreadHits(list[ThreadHit]):
 
 @dataclass(frozen=True, slots=True)
 class VisibleThreads:
-    """Who searches: the threads that they may see.
+    """The threads that a caller may see.
 
     Attributes:
-        query, match: Which threads those are, as lists are asked for them.
+        query: The query for these threads.
+        match: Returns a true value for each thread of the query that is visible.
     """
 
     query: ThreadQuery = field(default_factory=ThreadQuery)
@@ -149,13 +158,20 @@ class VisibleThreads:
 
     @property
     def owner(self) -> str | None:
-        """Whose they all are; None: several people's."""
+        """The owner of all these threads, or None if they may have several owners."""
         owner = (self.query.metadata or {}).get("owner")
         return owner if isinstance(owner, str) else None
 
 
 class _IndexStep(NamedTuple):
-    """A part of a thread that is to be written."""
+    """A part of a thread that is to be written to the index.
+
+    Attributes:
+        thread_id: The thread.
+        before: The progress of the thread's index before this step.
+        after: The progress after this step.
+        items: The items of the thread's log, each with the time at which it was stored.
+    """
 
     thread_id: str
     before: IndexProgress
@@ -164,7 +180,7 @@ class _IndexStep(NamedTuple):
 
 
 class _IndexingJob:
-    """The work of reading threads, in the background."""
+    """The indexing of threads in the background: the numbers of threads, and the future."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done_count = total, 0
@@ -172,11 +188,11 @@ class _IndexingJob:
 
 
 class TranscriptSearch:
-    """Searches of what was said in the threads of a checkpointer.
+    """Searches the transcripts of the threads of a checkpointer.
 
     Args:
-        saver: One of perdure's.
-        store: One in the same database: what is searched is kept in tables of its own.
+        saver: One of perdure's checkpointers.
+        store: A store in the same database. The index has tables of its own there.
     """
 
     def __init__(self, saver: Checkpointer, store: Store) -> None:
@@ -188,10 +204,13 @@ class TranscriptSearch:
 
     @staticmethod
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
-        """That of a checkpointer, which it has as long as it lives: an index is kept in memory.
+        """Return the search of a checkpointer.
+
+        It lives as long as the checkpointer, because it has an index in memory.
 
         Raises:
-            ConfigurationError: They are not perdure's, or not in one database.
+            ConfigurationError: The checkpointer or the store is not perdure's, or they are not in
+                one database.
         """
         expected = "one of perdure: SQLiteCheckpointer.open(path)"
         check_instance("saver", saver, Checkpointer, expected)
@@ -201,9 +220,10 @@ class TranscriptSearch:
         location, store_location = saver.database.location, store.database.location
         if location is None or location != store_location:
             raise ConfigurationError(
-                f"the store is in {store.database.path!r}, the threads in {saver.database.path!r}; "
-                "expected a store in their database, which is not in memory: what is searched is "
-                "kept there, as it goes with its thread. SQLiteStore.open(path of the threads)"
+                f"the store is in {store.database.path!r}, and the threads are in "
+                f"{saver.database.path!r}; expected both in one database that is not in memory, "
+                "because the index is deleted with its threads; use SQLiteStore.open(path of the "
+                "threads)"
             )
         search: TranscriptSearch = vars(saver).get(_SEARCH_ATTRIBUTE) or TranscriptSearch(
             saver, store
@@ -219,7 +239,7 @@ class TranscriptSearch:
         wait_s: float | None = None,
         progress: Progress | None = None,
     ) -> ThreadHits:
-        """See `search_threads`."""
+        """Search visible threads; see `search_threads` for the arguments."""
         unread = self._index_changed_threads(
             visible, wait_s, progress or (lambda done, total: None)
         )
@@ -228,6 +248,7 @@ class TranscriptSearch:
     # -- searching
 
     def _find_hits(self, text: str, visible: VisibleThreads, limit: int) -> list[ThreadHit]:
+        """Find the visible threads with the best messages, from the index as it is."""
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
         while len(hits) < limit:
@@ -250,13 +271,13 @@ class TranscriptSearch:
     def _find_visible_threads(
         self, visible: VisibleThreads, **query_options: Any
     ) -> dict[str, ListedThread]:
-        """Those that may be seen and meet other conditions too, by their ids."""
+        """Return the visible threads that also meet other conditions of a query, by their ids."""
         query = replace(visible.query, **query_options)
         threads = self._list.search(query, lambda t: t if visible.match(t) else None, 1 << 31)
         return {thread.thread_id: thread for thread in threads}
 
     def _hash_owner(self, owner: object) -> str:
-        """The namespace of an owner, who is named by no clear text."""
+        """Return the namespace of an owner, which does not contain the owner's name."""
         data = repr(owner).encode(errors="surrogatepass")
         return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
 
@@ -265,9 +286,9 @@ class TranscriptSearch:
     def _index_changed_threads(
         self, visible: VisibleThreads, wait_s: float | None, progress: Progress
     ) -> int:
-        """Read what changed; returns how many threads are left when the time is over."""
+        """Index the threads that changed, and return how many are left when the time is over."""
         end = math.inf if wait_s is None else time.monotonic() + wait_s
-        for _ in range(2):  # one that is under way may not know of the newest
+        for _ in range(2):  # a job that is running already may not include the newest changes
             threads = self._find_visible_threads(visible, is_unindexed=True)
             if not threads or self._database.read_only:
                 return len(threads)
@@ -283,7 +304,7 @@ class TranscriptSearch:
     def _get_indexing_job(
         self, owner: Hashable, threads: Mapping[str, ListedThread]
     ) -> _IndexingJob:
-        """The reading that is under way for an owner, or a new one."""
+        """Return the running job of an owner's threads, or start one."""
         with self._lock:
             if job := self._readings.get(owner):
                 return job
@@ -297,13 +318,14 @@ class TranscriptSearch:
                     with self._lock:
                         del self._readings[owner]
 
-            # of daemons: who searches does not keep the process alive
+            # daemon threads, because the indexing must not keep the process alive
             pool = ThreadPool(1, "perdure-thread-search", is_permanent=False)
             job.future = pool.submit(index_and_remove_job, is_async=False)
             self._readings[owner] = job
             return job
 
     def _index_threads(self, job: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:
+        """Index threads in steps, with several steps in a transaction."""
         steps = list[_IndexStep]()
         for number, (thread_id, owner) in enumerate(owners, 1):
             for step in self._iter_index_steps(thread_id, owner):
@@ -318,14 +340,20 @@ class TranscriptSearch:
         job.done_count = job.total
 
     def _iter_index_steps(self, thread_id: str, owner: Any) -> Iterator[_IndexStep]:
-        """What of a thread was not read yet, in parts."""
+        """Yield the steps that index a thread.
+
+        If the thread cannot be read, this is logged, and the thread counts as indexed until it
+        changes.
+        """
         path = encode_path([self._hash_owner(owner)])
         try:
             unread_items = self._saver._read(
                 lambda: read_unindexed(self._saver._threads, thread_id, path)
             )
         except (CorruptRecord, ForbiddenType, UnknownThread) as exc:
-            _LOG.warning("thread %.80r is not searched: %s", thread_id, exc)
+            _LOG.warning(
+                "thread %.80r is not searched, because it cannot be read: %s", thread_id, exc
+            )
             progress = self._database.read(lambda: read_progress(self._sql, thread_id))
             unread_items = None if progress is None else (progress, [])
         before, items = unread_items or (None, [])
@@ -339,7 +367,7 @@ class TranscriptSearch:
             before = after if items else None
 
     def _write_steps(self, steps: Sequence[_IndexStep]) -> None:
-        """Keep messages, and how far their threads were read, in one transaction."""
+        """Write messages and the progress of their threads in one transaction."""
         if not steps:
             return
         advances = [step[:3] for step in steps]
@@ -350,11 +378,12 @@ class TranscriptSearch:
             if puts_to_write := [*chain(*compress(puts, are_advanced))]:
                 yield from self._parts.writer.write_puts(puts_to_write, self._parts.now())
 
-        # ids of a namespace grow: who adds to one waits for others
+        # ids within a namespace increase, so writers of one namespace wait for each other
         names = {step.thread_id for step in steps} | {repr(step.after.path) for step in steps}
         self._database.write(flow, exclusive_names=[*names], watch=self._saver._watch)
 
     def _iter_puts(self, step: _IndexStep) -> Iterator[PutItem]:
+        """Yield the puts of the messages in a step that are searched."""
         label = (step.after.path or b"").decode().rstrip("\0")
         for item, stored_at in step.items:
             message = item.value
@@ -380,6 +409,7 @@ class TranscriptSearch:
 
 
 def _build_hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
+    """Build the hit of a thread from the best item."""
     source, message_text = item.provenance or Provenance(), item.value["text"]
     return ThreadHit(
         thread.thread_id,
@@ -395,12 +425,17 @@ def _build_hit(text: str, item: FoundItem, thread: ListedThread) -> ThreadHit:
 
 
 def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
-    """Where words of a query are in a text, in any form; of a misspelt one, the word it is meant.
+    """Find the words of a query in a text, in any inflected form.
 
-    >>> marks("She runs; he ran to the shop.", "running shops")
+    For a misspelt word of the query, the words of the text that it probably means are found.
+
+    >>> find_marks("She runs; he ran to the shop.", "running shops")
     ((4, 8), (24, 28))
-    >>> marks("我喜欢聊天记忆", "聊天")
+    >>> find_marks("我喜欢聊天记忆", "聊天")
     ((3, 5),)
+
+    Returns:
+        The start and end of each match.
     """
     text_words, query_words, marked_positions, language = (
         set(tokenize(text)),
@@ -415,7 +450,7 @@ def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
         parts = tokenize(run[0])
         stemmed = (stem for _, stem in iter_stems(run[0], language))
         for part in wanted_words.intersection(chain(parts, stemmed)):
-            # of a script without spaces, and of words joined by marks, only the part
+            # in a script without spaces, and in words joined by marks, only the part is marked
             form = re.escape(part) if len(parts) > 1 else ".+"
             for at in re.finditer(form, run[0], re.IGNORECASE):
                 marked_positions |= {*range(run.start() + at.start(), run.start() + at.end())}
@@ -440,24 +475,31 @@ def search_threads(
     wait_s: float | None = None,
     progress: Progress | None = None,
 ) -> ThreadHits:
-    """Threads by what was said in them, the best first, each with the message that answers best.
+    """Find threads by the words of their messages.
 
-    It goes by words, in any form, whatever the slips. The first search reads all threads that the
-    user may see, the latest first, later ones those that have changed. What it keeps is in tables
-    of its own, which nothing else reads: no prompt, no recall and no search of the store. It goes
-    with the thread and the message. Messages with `{"remember": False}` in their
-    `response_metadata`, those of tools and of the system are not searched.
+    The search finds inflected forms, and words with spelling mistakes. The first search indexes all
+    threads that the user may see, the latest first. Later searches index the threads that have
+    changed. The index has tables of its own, which are not read by anything else: not for a prompt,
+    a recall or a search of the store. It is deleted together with the thread or the message.
+    Messages of tools and of the system are not searched, and neither are messages with
+    `{"remember": False}` in their `response_metadata`.
 
     Args:
-        saver: One of perdure's.
-        store: One of perdure's, in the same database.
-        text: Words that were said.
-        user: Only threads of theirs: with this `owner`, else this `user_id`. None: all.
+        saver: One of perdure's checkpointers.
+        store: One of perdure's stores, in the same database.
+        text: The words to search for.
+        user: Only threads of this user: with this `owner`, else with this `user_id`. None means all
+            threads.
         filter: Only threads whose metadata has these values.
-        limit: How many threads at most.
-        wait_s: How long to wait while threads are read. Then it searches what is read by then, and
-            says how many are left in `unread`; the reading goes on. None: until all are read.
-        progress: Called while it waits with how many threads are read, and of how many.
+        limit: The maximum number of threads.
+        wait_s: Seconds to wait while threads are indexed. After that, the index is searched as it
+            is, `unread` has the number of threads that are left, and the indexing goes on. None
+            means to wait until all threads are indexed.
+        progress: Called during the wait with the number of indexed threads, and of all threads to
+            index.
+
+    Returns:
+        The threads, best first, each with the message that answers best.
 
     Raises:
         ConfigurationError: An argument is wrong, or the store is in another database.
@@ -492,7 +534,7 @@ async def asearch_threads(*args: Any, **options: Any) -> ThreadHits:
 
 
 def delete_transcript_index(saver: Checkpointer) -> None:
-    """Remove what searches have kept of all threads; another search reads them again."""
+    """Delete the transcript index of all threads. The next search indexes them again."""
     while saver.database.write(
         lambda: drop_some_indexes(saver._sql, _THREADS_PER_TRANSACTION), deletes_rows=True
     ):

@@ -1,7 +1,8 @@
-"""Tools with which a model keeps memories, changes them and searches them.
+"""Tools with which a model stores, changes and searches memories.
 
-A model's mistakes are answered; a developer's are raised. Whose words a memory rests on is not
-asked of the model, since a web page may have told it: the memory is compared with the messages.
+A mistake of the model is answered with a message to the model, and a mistake of the developer
+raises an error. The model is not asked on whose words a memory rests, because a web page may have
+misled it. Instead, the memory is compared with the messages of the run.
 """
 
 from __future__ import annotations
@@ -91,12 +92,13 @@ _TEAM_DESCRIPTION: Final = (
     "The name of the user's team whose shared memory this is about, as a search gave it. Leave it "
     "out for what concerns the user alone; all members read what is kept for their team."
 )
-_NO_RUNTIME: Final[Any] = None  # no graph runs the tool
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a tool, as providers take it
-_OWN_TOOLS: Final = frozenset({"manage_memory", "search_memory"})  # what they answer is not new
-_MAX_LIMIT: Final = 50  # memories that one search may return
-_MAX_REASON_CHARS: Final = 400  # characters of a reason that a model gets
-_STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
+_NO_RUNTIME: Final[Any] = None  # the value of `runtime` if no graph runs the tool
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of tools that providers accept
+_OWN_TOOLS: Final = frozenset({"manage_memory", "search_memory"})
+"""Names of memory tools. Their results are memories, and so are no new information from a tool."""
+_MAX_LIMIT: Final = 50  # maximum memories that a model can get from one search
+_MAX_REASON_CHARS: Final = 400  # maximum characters of a reason in an answer to a model
+_STRAY_CHARS: Final = " \t\r\n\"'`<>[](){}.,;"  # characters that models put around a word
 _ERASED_ANSWER: Final = (
     "Not kept: the message that says this was erased. Do not keep it, and do not say that it is "
     "remembered."
@@ -110,11 +112,11 @@ _UNKNOWN_ANSWER: Final = (
 )
 _IGNORED_STEMS: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokenize(word)
-}  # "the user" is in every such memory, whoever it is from
-_SUMMARY_KEY: Final = "lc_source"  # langchain gives a summary the role of the user
+}  # words such as "user" are in most memories, so they say nothing about the source
+_SUMMARY_KEY: Final = "lc_source"  # marks langchain's summaries, which have the role of the user
 
 Call = Callable[[Mapping[str, Any], "Attribution"], Operation[Any]]
-Words = Mapping[int, set[str]]  # of messages, by their index
+Words = Mapping[int, set[str]]  # the stems of words in messages, by the index of the message
 
 
 def manage_memory(
@@ -128,16 +130,25 @@ def manage_memory(
     messages_key: str = "messages",
     team_namespace: tuple[str, ...] | None = None,
 ) -> BaseTool:
-    """A tool with which a model keeps and changes memories.
+    """Return a tool with which a model stores and changes memories.
 
-    The provenance of a memory has the messages that it rests on, and as trust whose words they
-    are. A call that cannot be done, or that the gate refuses, is answered with an error. So is a
-    call that repeats a message which was erased from the thread during the run.
+    The provenance of a memory has the messages on which it rests, and as trust class the speaker of
+    these messages. The tool answers with an error if a call cannot be done, if the gate refuses it,
+    or if it repeats a message that was erased from the thread during the run.
 
-    `namespace`, `store`, `schema` and `gate` are those of a `Collection`. The `description` tells
-    the model when to keep what; `messages_key` is the channel of the messages. No other tool of
-    the agent may have the `name`. With `team_namespace=("teams", "{team}")`, the tool has an
-    argument `team` with which the model writes into the memory of one of the user's teams.
+    Args:
+        namespace: See `Collection`.
+        store: See `Collection`.
+        schema: See `Collection`.
+        gate: See `Collection`.
+        name: The name of the tool. No other tool of the agent may have it.
+        description: Tells the model when to store which memories.
+        messages_key: The channel of the messages.
+        team_namespace: With `("teams", "{team}")`, the tool has an argument `team`, with which the
+            model writes into the memory of one of the user's teams.
+
+    Raises:
+        ConfigurationError: An option is not valid.
     """
     collection = Collection(store, namespace, schema=schema, gate=gate)
     team_collection = None
@@ -157,9 +168,8 @@ def manage_memory(
             team := (arguments.get("team") or "").strip(_STRAY_CHARS)
         ):
             chosen_collection, config = team_collection, _choose_team(config, team)
-        writer = chosen_collection.build_writer(
-            config, by_model=True
-        )  # raises: a developer's mistake
+        # an error here is a mistake of the developer, so it is raised
+        writer = chosen_collection.build_writer(config, by_model=True)
         return await _run_action(writer, arguments, attribution)
 
     arguments = _build_arguments_model(schema, has_team=team_collection is not None)
@@ -176,11 +186,20 @@ def search_memory(
     description: str = SEARCH_DESCRIPTION,
     namespaces: Sequence[Sequence[str]] | None = None,
 ) -> BaseTool:
-    """A tool with which a model searches memories; it returns `limit`, unless the model says.
+    """Return a tool with which a model searches memories.
 
-    It answers with a quoted line for each, best first: its id, text, date, trust, previous text.
-    With `since` and `until`, the model gives the period of its question. Memories from that period
-    rank higher. `min_score`, and `namespaces` for several, are those of `recall`.
+    The tool answers with a quoted line for each memory, best first, with its id, text, date, trust
+    class and previous text. With `since` and `until`, the model states the period of its question,
+    and memories from that period rank higher.
+
+    Args:
+        namespace: See `recall`.
+        store: See `recall`.
+        limit: The number of memories, unless the model asks for another one.
+        min_score: See `recall`.
+        name: The name of the tool.
+        description: Tells the model when to search.
+        namespaces: See `recall`.
     """
     max_limit = max(check_whole_number("limit", limit, 1), _MAX_LIMIT)
     number = Field(
@@ -249,7 +268,7 @@ def _choose_team(config: RunnableConfig | None, team: str) -> RunnableConfig:
 def _split_by_team(
     collections: Sequence[Collection], config: RunnableConfig | None
 ) -> Iterator[tuple[Collection, RunnableConfig | None]]:
-    """Yield collections with a config for each: those of teams once for each team of the run."""
+    """Yield collections, each with a config. A team collection is yielded once for each team."""
     for collection in collections:
         if collection.namespace.labels[:2] != (TEAMS, TEAM):
             yield collection, config
@@ -259,7 +278,7 @@ def _split_by_team(
 
 
 def quote_memories(memories: Sequence[Memory]) -> str:
-    """Return memories for a model that may change them: quoted data, with their ids.
+    """Return memories as quoted data with ids, for a model that may change them.
 
     Each memory has its day, or its time (UTC) if another memory has the same day.
     """
@@ -269,7 +288,7 @@ def quote_memories(memories: Sequence[Memory]) -> str:
 
 
 class _MemoryTool(StructuredTool):
-    """A tool of perdure's, whatever its name."""
+    """A memory tool of perdure. `Attribution` recognises the tools by this class."""
 
 
 def build_tool(
@@ -284,18 +303,28 @@ def build_tool(
     """Return a tool of `tool_class` that returns the result of `call` to the model.
 
     The tool can be called synchronously and asynchronously. A `ToolException` or an argument
-    validation error is reported to the model in a `ToolMessage`. All other errors are raised. `key`
-    is the channel whose messages are passed to `call`.
+    validation error is reported to the model in a `ToolMessage`. All other errors are raised.
+
+    Args:
+        call: Does the work, with the arguments of the model and the messages of the run.
+        name: The name of the tool.
+        description: Tells the model when to use the tool.
+        arguments: The schema of the arguments.
+        key: The channel of the messages.
+        tool_class: The class of the tool.
+
+    Raises:
+        ConfigurationError: The name or the description is not valid.
     """
     if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
         raise errors.ConfigurationError(
-            f"name is {name!r:.80}; expected 1 to 64 of the characters A-Z, a-z, 0-9, _ and -"
+            f"name is {name!r:.80}; expected 1 to 64 characters from A-Z, a-z, 0-9, _ and -"
         )
     expected = "text that tells the model when to use the tool"
     description = check_text("description", description, expected).strip()
 
     def build_attribution(runtime: Any, config: RunnableConfig) -> Attribution:
-        if not isinstance(runtime, ToolRuntime):  # there may be none, or one that a model made up
+        if not isinstance(runtime, ToolRuntime):  # missing, or invented by the model
             return Attribution(config)
         messages = (
             runtime.state if is_message_list(runtime.state) else read_channel(runtime.state, key)
@@ -306,7 +335,7 @@ def build_tool(
             config, [m for m in messages if isinstance(m, BaseMessage)], _OWN_TOOLS | own
         )
 
-    # langgraph fills in `runtime`; models do not see it
+    # langgraph passes `runtime`, which the model does not see
     def call_tool(
         config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **arguments_given: Any
     ) -> Any:
@@ -334,6 +363,7 @@ def build_tool(
 
 
 def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) -> type[BaseModel]:
+    """Build the schema of the arguments of `manage_memory`."""
     action = Annotated[
         ManageAction, BeforeValidator(_clean_action), Field(description=_ACTION_DESCRIPTION)
     ]
@@ -355,11 +385,12 @@ def _build_arguments_model(schema: type[BaseModel] | None, *, has_team: bool) ->
 
 
 def _clean_action(action: Any) -> Any:
+    """Return the action in lower case, without characters that models put around it."""
     return action.strip(_STRAY_CHARS).lower() if isinstance(action, str) else action
 
 
 def _parse_memory_argument(memory: Any) -> Any:
-    """A memory that a model wrote as JSON within a string, or as text."""
+    """Parse a memory that a model wrote as JSON in a string, or as text."""
     if not isinstance(memory, str):
         return memory
     try:
@@ -372,16 +403,23 @@ def _parse_memory_argument(memory: Any) -> Any:
 async def _run_action(
     writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
 ) -> str:
+    """Carry out a call of `manage_memory`, and return the answer.
+
+    Raises:
+        ToolException: The call cannot be done; the message tells the model why.
+    """
     action: ManageAction = arguments["action"]
     key = (arguments.get("id") or "").strip(_STRAY_CHARS)
     memory = arguments.get("memory") or (arguments.get("text") or "").strip()
     if action != "delete" and not memory:
-        raise ToolException(f"'{action}' needs what the memory is to say. Call it again with that.")
+        raise ToolException(
+            f"'{action}' needs the text of the memory. Call the tool again with the text."
+        )
     if action != "create" and not key:
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
         outcome = await _apply_action(writer, action, key, memory, attribution)
-    except (errors.UnknownMemory, errors.InvalidNamespace) as exc:  # no id is like that
+    except (errors.UnknownMemory, errors.InvalidNamespace) as exc:  # an invalid id is an unknown id
         raise ToolException(_UNKNOWN_ANSWER.format(id=to_prompt_json(key[:80]))) from exc
     except errors.LimitExceeded as exc:
         answer = "Not kept: there is no room. Delete what is no longer needed, or tell the user."
@@ -399,6 +437,11 @@ async def _run_action(
 
 
 def _describe_outcome(outcome: Outcome) -> str:
+    """Describe the outcome of a change to the model.
+
+    Raises:
+        ToolException: The memory was refused or put into quarantine.
+    """
     change, reason = outcome.change, outcome.reason[:_MAX_REASON_CHARS].rstrip(".")
     if change == "unchanged":
         return f"Nothing had to be changed: {reason}. The memory's id is {outcome.key}."
@@ -417,11 +460,12 @@ def _describe_outcome(outcome: Outcome) -> str:
 async def _apply_action(
     writer: MemoryWriter, action: ManageAction, key: str, memory: Any, attribution: Attribution
 ) -> Outcome:
+    """Write the change that a model asked for, with the provenance of its text."""
     if action == "delete":
         return await writer.delete(key)
     stated_now = memory.model_dump(mode="json") if isinstance(memory, BaseModel) else memory
     await attribution.check_sources(_list_texts(stated_now))
-    if action == "create":  # an id is made up, if one is given
+    if action == "create":  # an id from the model is ignored
         return await writer.insert(
             memory, attribution.build_provenance(_list_texts(writer.build_value(memory)))
         )
@@ -437,10 +481,12 @@ async def _apply_action(
 
 
 def _list_texts(value: Any) -> list[str]:
+    """List the texts in a JSON value."""
     return [part for part, _ in iter_json_parts(value) if isinstance(part, str)]
 
 
 def _render_memory(memory: Memory, date: str | None) -> str:
+    """Render a memory with its id, fields and previous texts as JSON."""
     fields = get_content_fields(memory.value) if TEXT in memory.value else {}
     superseded_texts = (previous for previous in memory.previous if previous.change == "superseded")
     details = {
@@ -456,7 +502,13 @@ def _render_memory(memory: Memory, date: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The messages of a run, with which memories are compared; `own` are names of memory tools."""
+    """The messages of a run, with which memories are compared to find their source.
+
+    Attributes:
+        config: The config of the run.
+        messages: The messages of the run.
+        own_tools: The names of the memory tools of the run.
+    """
 
     config: RunnableConfig | None = None
     messages: Sequence[BaseMessage] = ()
@@ -465,10 +517,16 @@ class Attribution:
     def build_provenance(
         self, texts: Iterable[str], stated_before: Iterable[str] = ()
     ) -> Provenance:
-        """Where the texts of a memory come from.
+        """Build the provenance of a memory from its texts.
 
-        They are the user's if most of their words are in human messages or in known texts of the
-        user, and a word of a tool's counts against it; else a tool's if most are in its messages.
+        The memory rests on the user's words if most of its words are in human messages or in known
+        texts of the user. Words that are only in a tool's messages count against this. Otherwise
+        the memory rests on a tool's words if most of its words are in the messages of tools, else
+        on the assistant's.
+
+        Args:
+            texts: The texts of the memory.
+            stated_before: Texts that the user is known to have stated.
         """
         words = set().union(*map(_extract_stems, texts))
         by_user, by_tool = self._words_by_role("human"), self._words_by_role("tool")
@@ -495,9 +553,13 @@ class Attribution:
         )
 
     async def check_sources(self, texts: Iterable[str]) -> None:
-        """Raise ToolException if the texts repeat messages that were erased during the run.
+        """Check that the texts do not repeat messages that were erased during the run.
 
-        They do if at least half of their words are in erased messages of the thread.
+        Texts repeat the messages if at least half of their words are in erased messages of the
+        thread.
+
+        Raises:
+            ToolException: The texts repeat erased messages.
         """
         loaded = find_run_thread(self.config)
         words = set().union(*map(_extract_stems, texts))
@@ -510,6 +572,7 @@ class Attribution:
             raise ToolException(_ERASED_ANSWER)
 
     def _words_by_role(self, speaker: str) -> Words:
+        """Return the stems of the words in the messages of a role, except in summaries."""
         return {
             i: _extract_stems(message.text)
             for i, message in enumerate(self.messages)
@@ -518,12 +581,18 @@ class Attribution:
 
 
 def _extract_stems(text: Any) -> set[str]:
-    """The stems of a text without stop words; of a script without spaces, pairs of characters."""
+    """Return the stems of a text's words, without stop words.
+
+    For a script without spaces, these are pairs of characters.
+    """
     return {word for word in tokenize(str(text)) if word not in _IGNORED_STEMS}
 
 
 def _iter_covering_messages(words: set[str], messages: Words) -> Iterator[int]:
-    """The few messages with the words: the one with the most of them, the newest of equals."""
+    """Yield the indices of few messages that contain the words.
+
+    The message with the most of the remaining words comes first, and the newest one of several.
+    """
     while messages:
         best = max(messages, key=lambda i: (len(words & messages[i]), i))
         if not words & messages[best]:

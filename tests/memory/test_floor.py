@@ -260,7 +260,11 @@ def test_an_explanation_tells_scores_and_parts(store: Any) -> None:
         .startswith("the nearest memory")
     )
     assert recalled(NOTHING, store, min_score=0, explain=True).describe_nearest() == ""
-    assert recalled("tea", store, min_score=0).explain().startswith("recalled, best first (there i")
+    assert (
+        recalled("tea", store, min_score=0)
+        .explain()
+        .startswith("recalled, best first (no minimum score)")
+    )
 
 
 def test_a_long_memory_is_cut_in_an_explanation() -> None:
