@@ -150,10 +150,11 @@ class Additions:
                 merge_ranges((position, position + 1) for position in repeated_positions),
             )
             transcript = _extend_transcript(log, parent_transcript[1], new_ranges, first_new)
+        # the value contains the whole transcript, followed by new items
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
             [(first_new, log.next_position)],
-        ):  # the value has only grown
+        ):
             transcript = ranges
         else:
             transcript = _extend_transcript(log, parent_transcript[1], other_ranges, first_new)

@@ -79,9 +79,8 @@ class ChannelLog:
         self.planned_count = 0
         self._index: dict[bytes, int] = {}
         self._indexed = 0
-        if (
-            cached is not None and not cached.planned_count
-        ):  # copy it first: another thread may add items
+        # copy the index before the items, because another thread may add items in between
+        if cached is not None and not cached.planned_count:
             self._indexed, self._index = cached._indexed, cached._index.copy()
         self.items: dict[int, bytes] = {} if cached is None else cached.items.copy()
         self.origins: dict[int, int] = {} if cached is None else cached.origins.copy()

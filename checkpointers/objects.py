@@ -52,9 +52,8 @@ def plain_class_kind(cls: type) -> Kind | None:
 def class_name(cls: type) -> tuple[str, str]:
     """Return the module and the name by which `find_class` finds a class."""
     name = cls.__qualname__
-    if (
-        "[" in name and BaseModel in cls.__mro__
-    ):  # pydantic omits outer classes in the name `Box[int]`
+    # pydantic omits the outer classes in a name such as `Box[int]`
+    if "[" in name and BaseModel in cls.__mro__:
         origin = cls.__pydantic_generic_metadata__["origin"]  # type: ignore[attr-defined]
         if origin is not None:
             name = origin.__qualname__ + name[name.index("[") :]

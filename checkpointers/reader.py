@@ -226,9 +226,8 @@ class CheckpointReader:
                 *state,
                 cached.snapshot.checkpoint_id,
             ):
-                with suppress(
-                    CorruptRecord
-                ):  # items of a pending write may be deleted between requests
+                # items of a pending write may be deleted between requests
+                with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
             key is None

@@ -77,9 +77,8 @@ class RunStarts:
         former_run = self._runs.pop(key, None)
         has_empty_id = not is_addressed and "checkpoint_id" in config["configurable"]
         if has_empty_id and former_run is not None and former_run.is_addressed:
-            self._runs[key] = (
-                former_run  # langgraph checks whether this checkpoint is still the head
-            )
+            # langgraph only checks whether the checkpoint that the run has loaded is the head
+            self._runs[key] = former_run
             return
         drop_oldest(self._runs, _MAX_RUNS)
         pending_writes = (loaded.pending_writes if loaded is not None else None) or ()

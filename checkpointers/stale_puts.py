@@ -144,9 +144,8 @@ class StalePut:
                 *(records[index].checkpoints or () for index in deletions)
             )
             yield from _check_not_deleted(reader, request, deleted_hashes, is_run)
-            records = records[
-                deletions[-1] + 1 :
-            ]  # earlier records belong to a deleted conversation
+            # earlier records belong to a deleted conversation
+            records = records[deletions[-1] + 1 :]
         return cls(reader, records, bool(checkpoint_ns)) if records else None
 
     def learned_texts(self) -> Mapping[str, Iterable[str]]:
@@ -173,7 +172,7 @@ class StalePut:
             if filtered is not REMOVED:
                 remaining[channel] = filtered
             is_answer_gone = is_answer_gone or self._lost_last_tool_call(value)
-        if is_answer_gone:  # a tool node would repeat the call
+        if is_answer_gone:  # otherwise a tool node would execute the call again
             remaining = {
                 name: value for name, value in remaining.items() if not name.startswith(NEXT_NODE)
             }
@@ -236,9 +235,8 @@ class StalePut:
                 remaining.append(
                     [index, channel, encode_inline(self._codec, None, channel, filtered, path)]
                 )
-        if len(remaining) < len(writes) and has_no_result(
-            remaining
-        ):  # otherwise the task would run again
+        # without a write, langgraph would run the task again
+        if len(remaining) < len(writes) and has_no_result(remaining):
             no_writes = [0, NO_WRITES, self._codec.encode(None, lambda: NO_WRITES)]
             remaining = [no_writes] if has_no_result(writes) else [*remaining, no_writes]
         return remaining, any(channel == INTERRUPT for _, channel, _ in remaining)

@@ -418,7 +418,7 @@ class ThreadReader:
         return (yield from self._build_info((yield from self._read_row(thread_id))))
 
     def shortest_unique_prefix(self, thread_id: str, min_length: int) -> Flow[str]:
-        """Return the shortest prefix of an id that no other id has; see `Checkpointer.unique_prefix`.
+        """Return the shortest unique prefix of an id; see `Checkpointer.unique_prefix`.
 
         Args:
             thread_id: The id.

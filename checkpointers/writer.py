@@ -112,9 +112,8 @@ class CheckpointWriter:
                 try:
                     commit.set_write_rows((yield GuardedRequest(commit.statements)))
                 except GuardFailed:
-                    if isinstance(
-                        request, CheckpointPut
-                    ):  # later puts must not be planned from this head
+                    # later puts must not be planned from this head
+                    if isinstance(request, CheckpointPut):
                         self.cache.invalidate_heads(thread_id)
                         if commit.statements[0].sql == self.sql["new_thread"]:
                             self.cache.keys.discard_keys()  # another thread may have its key
@@ -163,9 +162,8 @@ class CheckpointWriter:
             return None
         if isinstance(request, TaskWrites):
             return self._plan_task_writes(request, thread)
-        if not thread.lock.acquire(
-            blocking=False
-        ):  # the caller may be an event loop, which must not wait
+        # do not block, because the caller may be an event loop
+        if not thread.lock.acquire(blocking=False):
             return None
         try:
             head = thread.heads.get(checkpoint_ns) or Head(0, 0, None)
@@ -501,9 +499,8 @@ class CheckpointWriter:
             put.address, put.checkpoint["id"]
         )
         if (stale := (yield from self._read_stale_put(put, thread.newest_removal))) is not None:
-            if (
-                put.address.checkpoint_ns == VIEWS_NAMESPACE
-            ):  # an erasure removes all views of a thread
+            # an erasure removes all views of a thread
+            if put.address.checkpoint_ns == VIEWS_NAMESPACE:
                 return Commit(self.cache, self.watch, thread_id, thread, [])
             put = stale.filter_checkpoint(put)
             yield from self.removals.extend_record(thread_id, stale.learned_texts())
