@@ -107,8 +107,8 @@ def test_what_is_not_revoked(file: Path, capsys: pytest.CaptureFixture[str]) -> 
     refused: list[tuple[tuple[str, ...], str]] = [
         (("--user", ""), "--user is ''; expected the name of a user"),
         (("--hash", ""), "--hash is empty"),
-        ((), "give --user or --hash"),
-        (("--user", "dora", "--hash", "ab"), "give --user or --hash"),
+        ((), "pass either --user or --hash"),
+        (("--user", "dora", "--hash", "ab"), "pass either --user or --hash"),
     ]
     for options, said in refused:
         assert said in error("keys", "revoke", "--keys", str(file), *options, "--yes", into=capsys)

@@ -177,6 +177,6 @@ def test_tenants_need_postgres(tmp_path: Path, capsys: pytest.CaptureFixture[str
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann", 'tenant = "acme"'))
 
-    assert "on Postgres only" in error(
+    assert "need a Postgres database" in error(
         "serve", "--db", str(tmp_path / "m.db"), "--keys", str(keys), into=capsys
     )

@@ -191,7 +191,7 @@ def test_the_command_deletes_on_a_full_disk(disk: Path) -> None:
         put(saver, "another", 1)
 
     assert done.returncode == 0
-    assert "until the disk has room" in done.stderr
+    assert "and the disk has room" in done.stderr
     assert {*threads[1:]} == left
 
 

@@ -107,7 +107,7 @@ def serve(
     ] = False,
     grace: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Time for runs to finish after SIGTERM."),
+        typer.Option(min=0, metavar="SECONDS", help="Time to finish runs after SIGTERM."),
     ] = 10,
     workers: Annotated[
         int, typer.Option(min=1, max=64, metavar="N", help="The number of worker processes.")
