@@ -89,7 +89,7 @@ def import_(
             min=1,
             max=2047,
             metavar="N",
-            help="Refuse databases with a value of more than N megabytes.",
+            help="Refuse databases with larger values.",
         ),
     ] = 256,
     user: UserOption = None,
@@ -165,7 +165,7 @@ def export(
     owners: OwnersOption = None,
     db: DbOption = None,
 ) -> None:
-    """Write threads with their branches as JSONL, one line for each thread.
+    """Write threads with their branches as JSONL, one thread per line.
 
     With --user, write the archive of a person: threads, memories with versions, profile,
     instructions, examples, and a record of runs and crons. 'perdure import' reads an archive. Exit

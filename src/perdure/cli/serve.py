@@ -119,7 +119,7 @@ def serve(
     user: UserOption = None,
     db: DbOption = None,
 ) -> None:
-    """Serve threads, memories and graphs over HTTP, with pages for browsers.
+    """Serve threads and memories over HTTP, with pages for browsers.
 
     Without authentication, the server listens only on a loopback address.
     """
