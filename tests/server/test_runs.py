@@ -661,7 +661,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"webhook": "http://a.b"}, 422, "webhook is 'http://a.b', and this server calls no host"),
     ({"after_seconds": -5}, 422, "after_seconds"),
     ({"after_seconds": 1e12}, 422, "after_seconds"),
-    ({"after_seconds": 5, "multitask_strategy": "reject"}, 422, "nobody could be told"),
+    ({"after_seconds": 5, "multitask_strategy": "reject"}, 422, "cannot be combined"),
     ({"command": {"update": "x"}}, 422, "command.update"),
     ({"command": [1]}, 422, "command is [1]"),
     ({"stream_mode": "nope"}, 422, "stream_mode"),

@@ -1,6 +1,6 @@
-"""Runs at the paths of langgraph's, for its `RunsClient`.
+"""Runs over HTTP, at the paths of langgraph's server, for its `RunsClient`.
 
-A run that names no thread is on one of its own.
+A run without a thread gets a new thread of its own.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import NO_LIMIT
 
 routes = APIRouter(tags=["runs"])
-SERVER_CLOSING: Final = "the server ends, and the run goes on with the next one"
+SERVER_CLOSING: Final = "the server is shutting down, and the next server continues the run"
+"""The message for a client that reads a run when the server shuts down."""
 _MESSAGES: Final[set[StreamMode | Literal[""]]] = {
     "messages",
     "messages-tuple",
-}  # who asks for one is told of the other too
-_EVENT_NUMBER: Final = re.compile(r"[0-9]{1,18}")  # of an event
+}  # a client that selects one of these modes receives the events of both
+_EVENT_NUMBER: Final = re.compile(r"[0-9]{1,18}")
 
 
 RunField = Literal[
@@ -75,13 +76,13 @@ RunField = Literal[
 
 
 class BatchedRun(RunRequest):
-    """One of the body of `POST /runs/batch`."""
+    """One run in the body of `POST /runs/batch`."""
 
     thread_id: str | None = None
 
 
 class CancelRequest(WithoutNulls):
-    """The body of `POST /runs/cancel`: runs of a thread, or of any by how they stand."""
+    """The body of `POST /runs/cancel`: runs of one thread by id, or all runs with a status."""
 
     thread_id: str | None = None
     run_ids: list[str] | None = None
@@ -89,18 +90,21 @@ class CancelRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        named = self.thread_id is not None and self.run_ids
-        if bool(named) == (self.status is not None) or bool(named) != bool(
+        is_by_id = self.thread_id is not None and self.run_ids
+        if bool(is_by_id) == (self.status is not None) or bool(is_by_id) != bool(
             self.thread_id or self.run_ids
         ):
-            raise ValueError("expected a thread_id with run_ids, or a status")
+            raise ValueError("expected either a thread_id with run_ids, or a status")
         return self
 
 
 async def start_requested_run(
     call: CurrentCall, runs: ServerRuns, body: RunRequest, thread_id: PathId | None = None
 ) -> Run:
-    """The run that a request asks for; it is under way, or this process waits for its time."""
+    """Start the run that a request describes, and return it.
+
+    If the run is delayed, this process waits for its start time.
+    """
     run = await start_run(call, runs, body, thread_id, recorded=body.stream_resumable)
     return await runs.get(run.tenant, run.thread_id, run.run_id) if run.is_delayed else run
 
@@ -108,7 +112,7 @@ async def start_requested_run(
 async def get_requested_run(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, run_id: PathId
 ) -> Run:
-    """The run that a request names."""
+    """Return the run that a request names."""
     return await get_permitted_run(call, runs, thread_id, run_id)
 
 
@@ -117,7 +121,11 @@ RequestedRun = Annotated[Run, Depends(get_requested_run)]
 
 
 async def get_replayable_run(run: RequestedRun, runs: ServerRuns) -> Run:
-    """The run that a request names, if its events are kept."""
+    """Return the run that a request names, if its events are still kept.
+
+    Raises:
+        Refused: The events are no longer kept.
+    """
     await runs.load_events(run)
     if run.events_dropped or (run.has_ended and run.log.is_lost):
         why = f"the events of run {run.run_id!r} are no longer kept; read the state of its thread"
@@ -141,7 +149,7 @@ async def stream_run(run: StartedRun, runs: ServerRuns, request: Request) -> Res
 @routes.post("/runs/wait")
 @action("threads:create_run")
 async def wait_for_run(run: StartedRun, runs: ServerRuns, request: Request) -> Response:
-    """Run a graph, and reply with its values."""
+    """Run a graph, and reply with its output."""
     return await _reply_with_output(
         run, runs, request, cancels=run.request.on_disconnect == "cancel"
     )
@@ -161,10 +169,10 @@ async def create_run(
 @routes.post("/runs/batch")
 @action("threads:create_run")
 async def create_runs(call: CurrentCall, runs: ServerRuns, body: list[BatchedRun]) -> Response:
-    """Run graphs in the background; none, if one of them is refused."""
+    """Run graphs in the background. If one of the runs is refused, none is started."""
     runs.check_capacity(call.identity, len(body))
-    checked = [await prepare_run(call, runs, each, each.thread_id) for each in body]
-    return JSONReply([(await start()).build_json() for start in checked])
+    starts = [await prepare_run(call, runs, request, request.thread_id) for request in body]
+    return JSONReply([(await start()).build_json() for start in starts])
 
 
 @routes.post("/runs/cancel", status_code=204)
@@ -175,7 +183,7 @@ async def cancel_runs(
     body: CancelRequest,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> None:
-    """Stop runs of a thread, or all that wait, or are under way, of the threads of whoever asks."""
+    """Cancel runs of a thread by their ids, or all runs of the caller's threads with a status."""
     await call.permit({"thread_id": body.thread_id, "metadata": {}, "action": action})
     if body.status is not None:
         for status in ("pending", "running") if body.status == "all" else (body.status,):
@@ -184,10 +192,14 @@ async def cancel_runs(
         return
     thread_id = body.thread_id or ""
     await call.threads.get(thread_id)
-    named = [await runs.get(call.identity.tenant, thread_id, each) for each in body.run_ids or ()]
-    live = [run for run in named if run.status in LIVE_STATES]
+    named_runs = [
+        await runs.get(call.identity.tenant, thread_id, run_id) for run_id in body.run_ids or ()
+    ]
+    live = [run for run in named_runs if run.status in LIVE_STATES]
     if not live:
-        raise Refused(f"none of the runs {body.run_ids!r:.200} is under way or waits", 404)
+        raise Refused(
+            f"none of the runs {body.run_ids!r:.200} is live; all of them have ended", 404
+        )
     for run in live:
         await runs.cancel_run(run.tenant, run.row.live, action)
 
@@ -203,24 +215,24 @@ async def list_runs(
     status: RunStatus | None = None,
     select: Annotated[list[RunField] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
-    """The runs of a thread, newest first."""
+    """List the runs of a thread, newest first."""
     await call.permit_thread(thread_id)
-    known = map(build_run_json, await runs.list_runs(call.identity.tenant, thread_id))
-    found = [run for run in known if status in (None, run["status"])][offset : offset + limit]
-    return JSONReply([{name: run[name] for name in select} for run in found] if select else found)
+    run_list = map(build_run_json, await runs.list_runs(call.identity.tenant, thread_id))
+    page = [run for run in run_list if status in (None, run["status"])][offset : offset + limit]
+    return JSONReply([{name: run[name] for name in select} for run in page] if select else page)
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}")
 @action("threads:read")
 async def get_run(run: RequestedRun) -> Response:
-    """A run."""
+    """Return a run."""
     return JSONReply(run.build_json())
 
 
 @routes.get("/threads/{thread_id}/runs/{run_id}/join")
 @action("threads:read")
 async def join_run(run: RequestedRun, runs: ServerRuns, request: Request) -> Response:
-    """The values of a run, at its end."""
+    """Wait until a run has ended, and reply with its output."""
     return await _reply_with_output(run, runs, request)
 
 
@@ -235,9 +247,9 @@ async def join_run_stream(
     ] = [],  # noqa: B006 - FastAPI copies it
     cancel_on_disconnect: bool = False,
 ) -> Response:
-    """The events of a run: all that are kept, or those after the header Last-Event-ID."""
-    given = request.headers.get("last-event-id", "")
-    last = int(given) if _EVENT_NUMBER.fullmatch(given) else None
+    """Stream the events of a run: all that are kept, or those after the header Last-Event-ID."""
+    header = request.headers.get("last-event-id", "")
+    last = int(header) if _EVENT_NUMBER.fullmatch(header) else None
     if last is not None and (
         run.has_ended or not run.may_have_started
     ):  # else it may have told more elsewhere
@@ -260,10 +272,10 @@ async def cancel_run(
     wait: bool = False,
     action: Literal["interrupt", "rollback"] = "interrupt",
 ) -> Response:
-    """Stop a run; what it has stored stays, but with `rollback`."""
+    """Cancel a run. Its stored checkpoints stay, except with the action `rollback`."""
     run = await get_permitted_run(call, runs, thread_id, run_id, action=action)
     if run.status not in LIVE_STATES:
-        raise Refused(f"run {run_id!r} has ended: {run.status}", 404)
+        raise Refused(f"run {run_id!r} has ended already; its status is {run.status!r}", 404)
     if not await runs.cancel_run(run.tenant, run.row.live, action):
         raise Refused(f"run {run_id!r} has ended meanwhile", 404)
     if wait:
@@ -276,7 +288,7 @@ async def cancel_run(
 async def delete_run(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, run_id: PathId
 ) -> None:
-    """Forget a run that has ended; what it has said and stored stays in its thread."""
+    """Delete a run that has ended. The messages and checkpoints of the run stay in its thread."""
     run = await get_permitted_run(call, runs, thread_id, run_id)
     if run.status in LIVE_STATES:
         raise Refused(f"run {run_id!r} has not ended; cancel it first", 409)
@@ -293,9 +305,12 @@ async def start_run(
     recorded: bool = True,
     author: str | None = None,
 ) -> Run:
-    """Begin a run that a client asks for; without a thread, on one of its own. See `check`."""
-    how: Any = {"recorded": recorded, "author": author}
-    return await (await prepare_run(call, runs, body, thread_id, protocol, **how))()
+    """Start a run for a client. Without a thread, the run gets a thread of its own.
+
+    The arguments and errors are those of `prepare_run`.
+    """
+    options: Any = {"recorded": recorded, "author": author}
+    return await (await prepare_run(call, runs, body, thread_id, protocol, **options))()
 
 
 async def prepare_run(
@@ -309,29 +324,41 @@ async def prepare_run(
     due: DueCron | None = None,
     author: str | None = None,
 ) -> Callable[[], Awaitable[Run]]:
-    """Check a run that a client asks for, and return what begins it. Nothing is written before.
+    """Check a request for a run, and return the function that starts the run.
 
-    One that is `recorded` can be joined again, on any server. The new thread of one that is `due`
-    has the same id at each try. `author` is the user whose message is sent again, if any.
+    Nothing is written before that function is called.
+
+    Args:
+        call: The call of the client.
+        runs: The runs of the server.
+        body: The request. Its metadata is replaced by the metadata that a handler permits.
+        thread_id: The thread, or None for a new thread that only this run uses.
+        protocol: Whether the events go to readers of the run or of the thread; see `Run.protocol`.
+        recorded: Whether the events are stored, so that clients can join the run on any server.
+        due: The cron that starts the run, or None. The new thread of such a run has the same id at
+            each attempt.
+        author: The user whose message is sent again, or None.
 
     Raises:
-        ConfigurationError: It asks for what it may not.
-        UnknownThread: There is no such thread, and none is to be created.
-        UnknownCheckpoint: It is to go on from one that the thread has not.
-        UnknownAssistant: There is none, or its graph is not served.
-        InvalidUpdate: Its input or its command has malformed messages.
-        Forbidden: Its context names a person for whom the caller may not act, or the thread is
+        ConfigurationError: The request sets values that only the server may set.
+        UnknownThread: The thread does not exist, and `if_not_exists` is `reject`.
+        UnknownCheckpoint: The thread has no checkpoint with the requested id.
+        UnknownAssistant: The assistant does not exist, or its graph is not served.
+        InvalidUpdate: The input or the command has malformed messages.
+        Forbidden: The context names a person for whom the caller may not act, or the thread is
             another person's.
     """
     temporary = not thread_id
-    new = str(uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4())
-    thread_id = thread_id or new
+    new_thread_id = str(
+        uuid5(NAMESPACE_OID, f"{due.cron.cron_id} {due.cron.next_at}") if due else uuid4()
+    )
+    thread_id = thread_id or new_thread_id
     call = act_for_context_user(call, body)
     body.check_reserved_names(thread_id, call.identity.person)
     if body.webhook:
         runs.webhooks.check_url(body.webhook)
     runs.check_capacity(call.identity)
-    asked = {
+    values = {
         "thread_id": thread_id,
         "assistant_id": body.assistant_id,
         "metadata": dict(body.metadata),
@@ -339,37 +366,37 @@ async def prepare_run(
         "multitask_strategy": body.multitask_strategy,
         "kwargs": body.model_dump(exclude={"metadata"}, exclude_unset=True),
     }
-    permitted = await call.permit({**asked, "metadata": dict(body.metadata)})
+    permitted = await call.permit({**values, "metadata": dict(body.metadata)})
     body.metadata = dict(permitted.get("metadata") or {})
     assistant = await get_run_assistant(call.without_acting_for(), runs.graphs, body.assistant_id)
     body = body.with_assistant(assistant)
     if runs.teams is not None and runs.teams.are_known:
         check_named_teams(call.identity, body.team_names())
     await _check_input(call, runs, body, assistant["graph_id"], thread_id)
-    threads, creates = call.threads, temporary or body.if_not_exists == "create"
-    reached: ListedThread | None = None
+    threads, may_create = call.threads, temporary or body.if_not_exists == "create"
+    permitted_thread: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
-        reached = await _find_thread_of_person(call, asked)
-        creates = creates and reached is None
-    if reached is None and (body.checkpoint_ids or not creates):
-        reached = await threads.get_permitted_row(thread_id)
+        permitted_thread = await _find_thread_of_person(call, values)
+        may_create = may_create and permitted_thread is None
+    if permitted_thread is None and (body.checkpoint_ids or not may_create):
+        permitted_thread = await threads.get_permitted_row(thread_id)
     for ns, checkpoint_id in body.checkpoint_ids.items():
-        at = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
-        await get_checkpoint(call, build_checkpoint_config(thread_id, at))
+        checkpoint = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
+        await get_checkpoint(call, build_checkpoint_config(thread_id, checkpoint))
 
     async def start() -> Run:
-        thread = reached
-        if creates:
+        thread = permitted_thread
+        if may_create:
             thread = await threads.get_or_create_row(thread_id, body.metadata)
         deletes = temporary and body.on_completion == "delete"
-        graph, how = assistant["graph_id"], dict[str, Any](temporary=deletes)
-        how["recorded"] = recorded and not deletes
+        graph, options = assistant["graph_id"], dict[str, Any](temporary=deletes)
+        options["recorded"] = recorded and not deletes
         sender = _build_sender(call.identity, body, due, author)
         sender = sender._replace(teams=sorted(call.identity.teams))
-        known = None if thread is None else threads.find_person(thread)
-        person = call.identity.acting_for or known
-        how |= {"due": due, "sender": sender, "person": person}
-        return await runs.start_run(call, body, graph, thread_id, protocol, **how)
+        known_person = None if thread is None else threads.find_person(thread)
+        person = call.identity.acting_for or known_person
+        options |= {"due": due, "sender": sender, "person": person}
+        return await runs.start_run(call, body, graph, thread_id, protocol, **options)
 
     return start
 
@@ -377,15 +404,15 @@ async def prepare_run(
 async def _check_input(
     call: Call, runs: Runs, body: RunRequest, graph_name: str, thread_id: str
 ) -> None:
-    """Refuse malformed messages. The graph is opened only if there may be some.
+    """Refuse malformed messages. The graph is opened only if the input may have some.
 
     Raises:
         InvalidUpdate: See `check_messages`.
     """
     if not (suspects := find_suspect_values(body)):
         return
-    about = {"thread_id": thread_id, "user_id": call.identity.person}
-    config = body.build_config(about, is_continued=False)
+    ids = {"thread_id": thread_id, "user_id": call.identity.person}
+    config = body.build_config(ids, is_continued=False)
     opened = runs.graphs.open_graph(
         *(graph_name, call.saver, call.store, config), user=call.identity.raw
     )
@@ -394,7 +421,9 @@ async def _check_input(
 
 
 def act_for_context_user(call: Call, body: RunRequest) -> Call:
-    """Return the call of a run, for the person whom its context names.
+    """Return the call for the person whom the context of a run names.
+
+    If the context names nobody, the call itself is returned.
 
     Raises:
         Forbidden: See `act_for`.
@@ -406,67 +435,78 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
     return call if identity is call.identity else call.with_identity(identity)
 
 
-async def _find_thread_of_person(call: Call, asked: dict[str, Any]) -> ListedThread | None:
+async def _find_thread_of_person(call: Call, values: dict[str, Any]) -> ListedThread | None:
     """Return the thread on which a caller acts for a person, or None if it cannot be reached.
 
-    A thread without a checkpoint that the caller has made, and may reach, becomes the person's.
+    A thread without a checkpoint that the caller has created becomes the person's.
 
     Raises:
         Forbidden: The thread is another person's.
     """
-    thread_id, named = asked["thread_id"], call.identity.acting_for
+    thread_id, person = values["thread_id"], call.identity.acting_for
     try:
         thread = await call.threads.get_permitted_row(thread_id)
     except UnknownThread:
-        own = call.without_acting_for()
+        own_call = call.without_acting_for()
         with suppress(Refused, UnknownThread):
-            await own.permit(asked)
-            thread = await own.threads.get_permitted_row(thread_id)
-            is_own = thread.metadata.get("owner") in (None, own.identity.user)
+            await own_call.permit(values)
+            thread = await own_call.threads.get_permitted_row(thread_id)
+            is_own = thread.metadata.get("owner") in (None, own_call.identity.user)
             if thread.head_metadata is None and is_own:
                 return thread
         return None
-    person = call.threads.find_person(thread)
-    if person not in (None, "", named):
-        raise Forbidden(f"the thread {thread_id!r} is not of {named!r}, for whom you act")
+    thread_person = call.threads.find_person(thread)
+    if thread_person not in (None, "", person):
+        raise Forbidden(
+            f"the thread {thread_id!r} does not belong to {person!r}, for whom you act; use a "
+            "thread of that person"
+        )
     return thread
 
 
 def _build_sender(
     identity: Identity, body: RunRequest, due: DueCron | None, author: str | None
 ) -> Sender:
-    """Return the sender of a run. A cron has no new message of its author's."""
-    says = author or identity.person if body.has_message and due is None else None
-    answers = body.command is not None and body.command.resume is not None
-    deed = "scheduled" if due else "answered" if answers else "continued"
-    if says is not None:
+    """Return the sender of a run. A run of a cron has no new message of the author."""
+    message_author = author or identity.person if body.has_message and due is None else None
+    is_answer = body.command is not None and body.command.resume is not None
+    deed = "scheduled" if due else "answered" if is_answer else "continued"
+    if message_author is not None:
         deed = "said" if identity.acting_for is None else "sent"
-    return Sender(identity.user, identity.acting_for, identity.may_act, says, deed)
+    return Sender(identity.user, identity.acting_for, identity.may_act, message_author, deed)
 
 
 async def get_permitted_run(
     call: Call, runs: Runs, thread_id: str, run_id: str, **about: Any
 ) -> Run:
-    """A run, once whoever asks may reach its thread."""
+    """Return a run after checking that the caller may reach its thread."""
     await call.permit_thread(thread_id, run_id=run_id, **about)
     return await runs.get(call.identity.tenant, thread_id, run_id)
 
 
 def _run_path(run: Run) -> str:
+    """Return the URL path of a run."""
     return f"/threads/{quote(run.thread_id, safe='')}/runs/{run.run_id}"
 
 
 async def check_identity(connection: HTTPConnection) -> None:
-    """Refuse whoever reads a stream, if they are no longer known: their key was revoked."""
+    """Check that the reader of a stream is still the same known user.
+
+    Raises:
+        Unauthenticated: The key was revoked, or it belongs to another user now.
+    """
     try:
         identity = await identify(connection)
     except Exception as exc:  # a handler may raise any
-        raise Unauthenticated(f"the user is unknown now ({type(exc).__name__})") from exc
+        raise Unauthenticated(
+            f"the key or token is no longer valid ({type(exc).__name__}); log in again"
+        ) from exc
     if identity != connection.state.call.identity:
-        raise Unauthenticated("the key or token is of another user now")
+        raise Unauthenticated("the key or token now belongs to another user; log in again")
 
 
 def _build_stream(run: Run, frames: AsyncGenerator[bytes, None]) -> Response:
+    """Return a response that streams the events of a run, with headers that name the run."""
     path = _run_path(run)
     return build_event_stream(frames, {"Content-Location": path, "Location": f"{path}/stream"})
 
@@ -481,13 +521,24 @@ async def _iter_frames(
     *,
     is_new: bool = False,
 ) -> AsyncGenerator[bytes, None]:
+    """Yield the frames of a run's events, and at the end an error if the run failed.
+
+    Args:
+        run: The run.
+        runs: The runs of the server.
+        request: The request of the reader.
+        cancels: Whether the run is cancelled if the reader disconnects.
+        last: The number of the last event that the reader has received, or None.
+        modes: The stream modes whose events are sent. If it is empty, all events are sent.
+        is_new: Whether the request has just started the run.
+    """
     if last is None:
         yield build_frame(METADATA_EVENT, {"run_id": run.run_id, "attempt": 1})
-    reading = 0 if is_new else last, partial(check_identity, request), run.seq_range
+    position = 0 if is_new else last, partial(check_identity, request), run.seq_range
     try:
         identity = request.state.call.identity
         async for entries in runs.read_events(
-            identity, run.thread_key, run.log, *reading, is_new=is_new
+            identity, run.thread_key, run.log, *position, is_new=is_new
         ):
             for part in split_frames(each for each in entries if not modes or each.kind in modes):
                 yield part
@@ -495,8 +546,13 @@ async def _iter_frames(
         if run.status in LIVE_STATES:
             raise LookupError(SERVER_CLOSING)
     except (LookupError, Refused) as exc:
-        cancels, name = False, "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
-        yield build_frame("error", {"error": name, "message": f"{exc}; read the thread's state"})
+        cancels, error_name = (
+            False,
+            "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__,
+        )
+        yield build_frame(
+            "error", {"error": error_name, "message": f"{exc}; read the thread's state"}
+        )
         return
     except StreamCut:
         cancels = False
@@ -511,23 +567,31 @@ async def _iter_frames(
 async def _reply_with_output(
     run: Run, runs: Runs, request: Request, *, cancels: bool = False
 ) -> Response:
-    async def left() -> None:
+    """Wait until the run has ended, and reply with its output.
+
+    If the client disconnects before, the run is cancelled if `cancels` is set.
+    """
+
+    async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
     path, content = _run_path(run), b"null"
     with run.awaiting_output():
-        leaving, ending = asyncio.create_task(left()), asyncio.create_task(run.wait_until_ended())
+        disconnect, run_end = (
+            asyncio.create_task(wait_for_disconnect()),
+            asyncio.create_task(run.wait_until_ended()),
+        )
         try:
-            await asyncio.wait([ending, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([run_end, disconnect], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            ending.cancel()
+            disconnect.cancel()
+            run_end.cancel()
             if cancels:
                 run.cancel()
         if run.has_ended and run.status in LIVE_STATES:
             raise Refused(
-                f"{SERVER_CLOSING}; join it", 503, {"Content-Location": path, "Retry-After": "1"}
+                f"{SERVER_CLOSING}; join the run", 503, {"Content-Location": path, "Retry-After": "1"}
             )
         if run.error:
             content = encode_json({"__error__": run.error})
@@ -538,15 +602,15 @@ async def _reply_with_output(
 
 
 class RunEvents:
-    """Plays one run to its own log."""
+    """Plays a run, and writes its events to the log of the run."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
         self._messages: dict[str | None, AIMessageChunk] = {}
-        self._interrupts: dict[str, Any] = {}  # by their ids: each comes in a part of its own
+        self._interrupts: dict[str, Any] = {}  # by id; each interrupt comes in a separate part
 
     async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
-        """See `Player.play`."""
+        """Run the graph, and log its events; see `Player.play`."""
         run, request = self._run, self._run.request
         modes = {mode.removesuffix("-tuple") for mode in request.stream_mode}
         options: dict[str, Any] = {
@@ -555,22 +619,25 @@ class RunEvents:
             "subgraphs": request.stream_subgraphs,
             "version": "v2",
         }
-        makes = self._iter_event_parts if "events" in modes else Pregel.astream
+        stream_parts = self._iter_event_parts if "events" in modes else Pregel.astream
         # a stream that is not closed leaves its last steps to the garbage collector
-        async with aclosing(makes(graph, given, config, **options)) as parts:  # type: ignore[type-var]
+        async with aclosing(stream_parts(graph, given, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self._log_part(run, part)
 
     async def _iter_event_parts(
-        self, graph: Graph, *given: Any, **options: Any
+        self, graph: Graph, *args: Any, **options: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """What `graph.astream` would stream, of the events that have it; others are told."""
-        async with aclosing(graph.astream_events(*given, **options)) as events:
+        """Yield the parts of `graph.astream` from the events of `graph.astream_events`.
+
+        Other events are logged in the mode `events`.
+        """
+        async with aclosing(graph.astream_events(*args, **options)) as events:
             async for event in events:
                 if event["event"] != "on_chain_stream" or event["parent_ids"]:
                     self._run.log.add("events", event, "events")
                     continue
-                *ns, kind, data = event["data"]["chunk"]  # other modes tell it, if asked for
+                *ns, kind, data = event["data"]["chunk"]
                 part = {"type": kind, "ns": ns[0] if ns else (), "data": data}
                 if kind == "values" and isinstance(data, dict):
                     part["data"] = data = dict(data)
@@ -578,29 +645,30 @@ class RunEvents:
                 yield part
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """See `Player.closing`: its readers see in the row how a run ended."""
+        """Return no events, because readers find the end of the run in its row."""
         return []
 
     def _log_part(self, run: Run, part: Mapping[str, Any]) -> None:
-        kind, ns, data, new = part["type"], part["ns"], part["data"], dict[str, Any]()
+        """Log the events of a part of the graph's stream, and note its output and interrupts."""
+        kind, ns, data, new_interrupts = part["type"], part["ns"], part["data"], dict[str, Any]()
         if kind == "values":
-            new = {each.id: each for each in part.get("interrupts", ())}
-            data = add_interrupts(data, [*new.values()])
+            new_interrupts = {each.id: each for each in part.get("interrupts", ())}
+            data = add_interrupts(data, [*new_interrupts.values()])
             if not ns:
-                self._interrupts |= new
+                self._interrupts |= new_interrupts
                 run.output = add_interrupts(data, [*self._interrupts.values()])
                 run.output_event = None
         if not ns and kind in ("values", "updates"):
             run.waits_for_answer |= isinstance(data, Mapping) and "__interrupt__" in data
         for mode in run.request.stream_mode:
             if mode.removesuffix("-tuple") == kind:
-                for event, shown in self._iter_mode_events(mode, data):
-                    run.log.add("|".join((event, *ns)), shown, mode)
-                    if mode == "values" and not ns and len(new) == len(self._interrupts):
+                for event, event_data in self._iter_mode_events(mode, data):
+                    run.log.add("|".join((event, *ns)), event_data, mode)
+                    if mode == "values" and not ns and len(new_interrupts) == len(self._interrupts):
                         run.output_event = run.log.newest
 
     def _iter_mode_events(self, mode: str, data: Any) -> Iterator[tuple[str, Any]]:
-        """The events that a part is in a mode."""
+        """Yield the events that a part becomes in a stream mode, as names and data."""
         match mode:
             case "messages-tuple":
                 yield "messages", data
@@ -612,18 +680,21 @@ class RunEvents:
     def _iter_message_events(
         self, message: BaseMessage, metadata: Mapping[str, Any]
     ) -> Iterator[tuple[str, Any]]:
-        before = self._messages.get(message.id)
-        if before is None:
+        """Yield the events of a message in the mode `messages`, with its accumulated content."""
+        previous = self._messages.get(message.id)
+        if previous is None:
             yield "messages/metadata", {message.id: {"metadata": metadata}}
         if not isinstance(message, AIMessageChunk):
             yield "messages/complete", [message]
             return
-        self._messages[message.id] = whole = message if before is None else before + message
-        yield "messages/partial", [message_chunk_to_message(whole)]
+        self._messages[message.id] = accumulated = (
+            message if previous is None else previous + message
+        )
+        yield "messages/partial", [message_chunk_to_message(accumulated)]
 
 
 def _remove_configs_for_mode(mode: str, data: Any) -> Any:
-    """A part in a mode; see `without_configs`."""
+    """Return the data of a stream mode without configs; see `remove_configs`."""
     match mode:
         case "checkpoints":
             return remove_configs(data)
@@ -633,21 +704,22 @@ def _remove_configs_for_mode(mode: str, data: Any) -> Any:
 
 
 def remove_configs(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint as langgraph streams it, whose configs only say where it is.
+    """Return a streamed checkpoint whose configs only name checkpoints.
 
-    They hold the login of the user, and all that the graph was configured with.
+    The full configs hold the login of the user and all values with which the graph was configured.
     """
-    shown = dict(payload)
-    for name in {"config", "parent_config"} & shown.keys():
-        shown[name] = _reduce_config(shown[name])
-    if "tasks" in shown:
-        shown["tasks"] = [
-            {**each, "state": _reduce_config(each.get("state"))} for each in shown["tasks"]
+    reduced = dict(payload)
+    for name in {"config", "parent_config"} & reduced.keys():
+        reduced[name] = _reduce_config(reduced[name])
+    if "tasks" in reduced:
+        reduced["tasks"] = [
+            {**task, "state": _reduce_config(task.get("state"))} for task in reduced["tasks"]
         ]
-    return shown
+    return reduced
 
 
 def _reduce_config(config: Any) -> Any:
+    """Return a config that only names its checkpoint."""
     if not isinstance(config, Mapping) or "configurable" not in config:
         return config
     return {"configurable": build_checkpoint_ref(config)}

@@ -1,7 +1,8 @@
-"""The protocol of `client.threads.stream(…)`: commands, and events of a thread by channels.
+"""The protocol of `client.threads.stream(…)`: commands of clients, and events of a thread.
 
-Both by HTTP, with events as SSE, or by a websocket, where each message is a command or an event.
-The events are those of `graph.astream_events(version="v3")`, numbered through the runs of a thread.
+Both work over HTTP, with server-sent events, and over a websocket, where each message is a command
+or an event. The events are those of `graph.astream_events(version="v3")`. They are numbered across
+the runs of a thread.
 """
 
 from __future__ import annotations
@@ -46,16 +47,15 @@ from perdure.server.websocket_sending import WebSocketSender
 
 routes = APIRouter(prefix="/threads/{thread_id}", tags=["event streams"])
 QUESTION_DELAY_S: Final = 0.2
-"""Clients read requests for input on a connection of their own, and stop reading the other then:
-the events of a short run must have reached them."""
+"""Seconds for which an `input.requested` event is delayed. Clients read these events on a
+connection of their own, and then stop reading the other one. The earlier events of a short run must
+have reached them by then."""
 MAX_SUBSCRIPTIONS: Final = 32
-"""How many a websocket has at once."""
+"""The maximum number of subscriptions of a websocket."""
 _INPUT_REQUESTED: Final = "input.requested"
 _CANCELLED: Final = {"event": "failed", "error": "the run was cancelled"}
 _TRANSFORMERS: Final = (UpdatesTransformer, CustomTransformer, CheckpointsTransformer)
-_TRY_AGAIN_LATER: Final = (
-    1013  # the code with which a websocket is closed whose client is to try again later
-)
+_TRY_AGAIN_LATER: Final = 1013  # the close code of a websocket that means "try again later"
 
 
 class CommandRequest(BaseModel):
@@ -67,7 +67,7 @@ class CommandRequest(BaseModel):
 
 
 class Subscription(BaseModel):
-    """Which events a client reads; `since`: those after this number."""
+    """The events that a client reads. With `since`, it reads only events after this number."""
 
     channels: list[str]
     namespaces: list[list[str]] | None = None
@@ -76,7 +76,7 @@ class Subscription(BaseModel):
 
 
 class InterruptAnswer(BaseModel):
-    """Of an interrupt."""
+    """The answer to an interrupt."""
 
     interrupt_id: str
     response: Any
@@ -87,20 +87,20 @@ class InterruptAnswer(BaseModel):
 async def execute_command(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, sent: CommandRequest
 ) -> Response:
-    """Begin a run (`run.start`), or answer an interrupt (`input.respond`)."""
+    """Start a run (`run.start`), or answer an interrupt (`input.respond`)."""
     return JSONReply(await _execute_command(call, runs, thread_id, sent))
 
 
 async def _execute_command(
     call: Call, runs: Runs, thread_id: str, sent: CommandRequest
 ) -> dict[str, Any]:
-    """The reply to a command."""
+    """Execute a command, and return the reply."""
     params = sent.params
     try:
         if sent.method == "input.respond":
             params = {**params, **await _build_answer_request(call, runs, thread_id, params)}
         elif sent.method != "run.start":
-            why = f"{sent.method!r} is no command of this server"
+            why = f"{sent.method!r} is not a command; expected 'run.start' or 'input.respond'"
             return _build_error(sent.id, "not_supported", why)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
         run = await start_run(call, runs, body, thread_id, "thread")
@@ -112,11 +112,15 @@ async def _execute_command(
 @routes.post("/stream/events")
 @action("threads:read")
 async def stream_events(
-    call: CurrentCall, runs: ServerRuns, request: Request, thread_id: PathId, wanted: Subscription
+    call: CurrentCall,
+    runs: ServerRuns,
+    request: Request,
+    thread_id: PathId,
+    subscription: Subscription,
 ) -> Response:
-    """The events of a thread, of this run and the next ones."""
+    """Stream the events of a thread, of its current run and of the next ones."""
     feed = await _open_feed(call, runs, thread_id)
-    return build_event_stream(_iter_frames(call, runs, feed, request, wanted))
+    return build_event_stream(_iter_frames(call, runs, feed, request, subscription))
 
 
 @routes.websocket("/stream/events")
@@ -124,35 +128,43 @@ async def stream_events(
 async def serve_websocket(
     call: CurrentCall, runs: ServerRuns, websocket: WebSocket, thread_id: PathId
 ) -> None:
-    """Commands and events of a thread; events are those of `subscription.subscribe`."""
+    """Execute commands and send events of a thread; `subscription.subscribe` selects the events."""
     await call.permit_thread(thread_id)
     await websocket.accept()
     await ThreadSocket(websocket, call, runs, thread_id).serve()
 
 
-def _build_success(sent: CommandRequest, result: dict[str, Any], last: int) -> dict[str, Any]:
-    meta = {"applied_through_seq": last}
+def _build_success(
+    sent: CommandRequest, result: dict[str, Any], last_number: int
+) -> dict[str, Any]:
+    """Return the reply to a command that succeeded."""
+    meta = {"applied_through_seq": last_number}
     return {"type": "success", "id": sent.id, "result": result, "meta": meta}
 
 
-def _build_error(id: int | None, code: str, why: str) -> dict[str, Any]:
-    return {"type": "error", "id": id, "error": code, "message": why}
+def _build_error(id: int | None, code: str, message: str) -> dict[str, Any]:
+    """Return the reply to a command that failed."""
+    return {"type": "error", "id": id, "error": code, "message": message}
 
 
 async def _build_answer_request(
     call: Call, runs: Runs, thread_id: str, params: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The request that answers interrupts, to the assistant of the thread."""
-    given = [InterruptAnswer.model_validate(each) for each in params.get("responses") or [params]]
-    order = {name: params[name] for name in ("update", "goto") if params.get(name)}
-    order["resume"] = {each.interrupt_id: each.response for each in given}
+    """Return the request that answers interrupts, for the assistant of the thread."""
+    answers = [InterruptAnswer.model_validate(each) for each in params.get("responses") or [params]]
+    command = {name: params[name] for name in ("update", "goto") if params.get(name)}
+    command["resume"] = {each.interrupt_id: each.response for each in answers}
     thread = await call.with_action("threads:read").permit_thread(thread_id)
-    answers = await choose_thread_assistant(call, runs.graphs, thread)
-    return {"assistant_id": answers, "command": order}
+    assistant_id = await choose_thread_assistant(call, runs.graphs, thread)
+    return {"assistant_id": assistant_id, "command": command}
 
 
 async def _open_feed(call: Call, runs: Runs, thread_id: str) -> Log:
-    """The events of a thread that may be read, and of no other that has its id later."""
+    """Return the log of a thread's events, after checking that the caller may read the thread.
+
+    The log ends if the thread is deleted, so it never has events of a later thread with the same
+    id.
+    """
     await call.permit({"thread_id": thread_id})
     thread = await runs.get_thread_key(call.identity.tenant, thread_id)
     await call.threads.get(thread_id)
@@ -160,11 +172,12 @@ async def _open_feed(call: Call, runs: Runs, thread_id: str) -> Log:
 
 
 async def _iter_frames(
-    call: Call, runs: Runs, feed: Log, request: Request, wanted: Subscription
+    call: Call, runs: Runs, feed: Log, request: Request, subscription: Subscription
 ) -> AsyncGenerator[bytes, None]:
-    # it reads too slowly: it connects again, and misses some; or it is known no more
+    # the stream ends if the client reads too slowly, or if it may no longer read; it may reconnect
+    """Yield the frames of the events that a client has subscribed to."""
     with suppress(LookupError, Refused):
-        async for entries in _iter_events(call, runs, feed, request, wanted):
+        async for entries in _iter_events(call, runs, feed, request, subscription):
             for part in split_frames(entries):
                 yield part
 
@@ -174,30 +187,41 @@ async def _iter_events(
     runs: Runs,
     feed: Log,
     connection: HTTPConnection,
-    wanted: Subscription,
+    subscription: Subscription,
 ) -> AsyncIterator[list[LoggedEvent]]:
-    """What a client reads; if it has no place in the feed, the newest run that was not read."""
+    """Yield the events that a client has subscribed to.
+
+    A client without `since` begins with the newest run that has not been read.
+    """
     since = (
-        wanted.since if wanted.since is None else min(wanted.since, feed.last | NUMBERS_PER_RUN - 1)
+        subscription.since
+        if subscription.since is None
+        else min(subscription.since, feed.last | NUMBERS_PER_RUN - 1)
     )
-    params = cast(Any, wanted.model_dump(exclude_none=True))
-    reading = feed, since, partial(check_identity, connection)
-    async for entries in runs.read_events(call.identity, feed.thread, *reading):
-        asking = [
-            number for number, each in enumerate(entries) if each.kind["method"] == _INPUT_REQUESTED
+    params = cast(Any, subscription.model_dump(exclude_none=True))
+    position = feed, since, partial(check_identity, connection)
+    async for entries in runs.read_events(call.identity, feed.thread, *position):
+        question_indexes = [
+            number
+            for number, event in enumerate(entries)
+            if event.kind["method"] == _INPUT_REQUESTED
         ]
-        parts = [entries[: asking[0]], entries[asking[0] :]] if asking else [entries]
+        parts = (
+            [entries[: question_indexes[0]], entries[question_indexes[0] :]]
+            if question_indexes
+            else [entries]
+        )
         for part in parts:
-            if asking and part is parts[1]:
+            if question_indexes and part is parts[1]:
                 await asyncio.sleep(QUESTION_DELAY_S)
-            if found := [each for each in part if matches_subscription(each.kind, params)]:
-                yield found
+            if matching := [event for event in part if matches_subscription(event.kind, params)]:
+                yield matching
         if since is None and _is_final_event(entries[-1]) and entries[-1].number == feed.last:
             feed.start_at_end()
 
 
 class ThreadSocket:
-    """A websocket that was accepted: commands that come, one at a time, and events that go."""
+    """An accepted websocket that receives commands, one at a time, and sends events."""
 
     def __init__(self, websocket: WebSocket, call: Call, runs: Runs, thread_id: str) -> None:
         self._websocket, self._call, self._runs = websocket, call, runs
@@ -207,7 +231,7 @@ class ThreadSocket:
         self._sender = WebSocketSender(websocket, runs.memory.get_account(*whose))
 
     async def serve(self) -> None:
-        """Do what the client asks for, until it is gone, or is refused, or does not read."""
+        """Serve the client until it disconnects, is refused, or does not read."""
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -218,62 +242,76 @@ class ThreadSocket:
             await self._close_with_error(failed.exceptions[0])
 
     async def _receive_message(self) -> str | bytes:
+        """Receive a message, and check its size, its rate and the login of the client."""
         message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message["code"])
-        sent: str | bytes = message.get("text") or message.get("bytes") or b""
-        longest = self._websocket.app.state.limits.body_bytes
-        if len(sent) > longest:
-            raise Refused(f"a message has {len(sent)} bytes; expected at most {longest}", 413)
+        content: str | bytes = message.get("text") or message.get("bytes") or b""
+        max_bytes = self._websocket.app.state.limits.body_bytes
+        if len(content) > max_bytes:
+            raise Refused(
+                f"the message has {len(content)} bytes; expected at most {max_bytes}", 413
+            )
         identity = self._call.identity
         self._websocket.app.state.clients.take((identity.tenant, identity.user))
         await check_identity(self._websocket)
-        return sent
+        return content
 
     async def _handle_message(self, message: str | bytes, group: asyncio.TaskGroup) -> None:
-        """Do a command, and reply."""
-        sent = None
+        """Execute the command of a message, and send the reply."""
+        command = None
         try:
-            sent = CommandRequest.model_validate_json(message)
-            if sent.method == "subscription.subscribe":
-                await self._subscribe(sent, group)
+            command = CommandRequest.model_validate_json(message)
+            if command.method == "subscription.subscribe":
+                await self._subscribe(command, group)
                 return
-            if sent.method == "subscription.unsubscribe":
-                if reader := self._readers.pop(str(sent.params.get("subscription_id")), None):
+            if command.method == "subscription.unsubscribe":
+                if reader := self._readers.pop(str(command.params.get("subscription_id")), None):
                     reader.cancel()
-                reply = _build_success(sent, {}, (await self._open_feed()).last)
+                reply = _build_success(command, {}, (await self._open_feed()).last)
             else:
                 call = self._call.with_action("threads:create_run")
-                reply = await _execute_command(call, self._runs, self._thread_id, sent)
+                reply = await _execute_command(call, self._runs, self._thread_id, command)
         except (ValidationError, PerdureError) as exc:
-            reply = _build_failure(sent.id if sent else None, exc)
+            reply = _build_failure(command.id if command else None, exc)
         await self._send_bytes(encode_json(reply))
 
     async def _open_feed(self) -> Log:
+        """Return the log of the thread's events; see `_open_feed` of this module."""
         return await _open_feed(self._call.with_action("threads:read"), self._runs, self._thread_id)
 
     async def _subscribe(self, sent: CommandRequest, group: asyncio.TaskGroup) -> None:
-        wanted, name = Subscription.model_validate(sent.params), str(uuid4())
+        """Start to send the events of a subscription."""
+        subscription, subscription_id = Subscription.model_validate(sent.params), str(uuid4())
         if len(self._readers) >= MAX_SUBSCRIPTIONS:
-            raise Refused(f"there are {MAX_SUBSCRIPTIONS} subscriptions; end some first", 422)
+            raise Refused(
+                f"the websocket has {MAX_SUBSCRIPTIONS} subscriptions, which is the maximum; "
+                "unsubscribe first",
+                422,
+            )
         feed = await self._open_feed()
         await self._send_bytes(
-            encode_json(_build_success(sent, {"subscription_id": name}, feed.last))
+            encode_json(_build_success(sent, {"subscription_id": subscription_id}, feed.last))
         )
-        self._readers[name] = group.create_task(self._forward_events(feed, wanted))
+        self._readers[subscription_id] = group.create_task(self._forward_events(feed, subscription))
 
-    async def _forward_events(self, feed: Log, wanted: Subscription) -> None:
-        about = self._call, self._runs, feed, self._websocket
-        async for entries in _iter_events(*about, wanted):
-            for each in entries:
-                await self._sender.send(partial(getattr, each, "data"))
+    async def _forward_events(self, feed: Log, subscription: Subscription) -> None:
+        """Send the events of a subscription. Close the websocket when the thread is deleted."""
+        source = self._call, self._runs, feed, self._websocket
+        async for entries in _iter_events(*source, subscription):
+            for event in entries:
+                await self._sender.send(partial(getattr, event, "data"))
         await self._websocket.close()  # the thread was deleted
 
     async def _send_bytes(self, data: bytes) -> None:
+        """Send a message that is already encoded."""
         await self._sender.send(lambda: data)
 
     async def _close_with_error(self, error: BaseException) -> None:
-        """Say why, and close: with 4000 and the status of HTTP, as a browser sees no other."""
+        """Send an error, and close the websocket with 4000 plus the HTTP status.
+
+        Browsers show no other status of a websocket to their scripts.
+        """
         code = 4000 + error.status if isinstance(error, Refused) else _TRY_AGAIN_LATER
         with suppress(WebSocketDisconnect, TimeoutError, RuntimeError):
             await self._send_bytes(encode_json(_build_failure(None, error)))
@@ -281,20 +319,20 @@ class ThreadSocket:
 
 
 def _build_failure(id: int | None, error: BaseException) -> dict[str, Any]:
-    """The reply to a command that failed."""
+    """Return the reply to a command that raised an error."""
     status = http_status(error) if isinstance(error, PerdureError) else 422
     code = "permission_denied" if status in (401, 403) else "invalid_argument"
     return _build_error(id, code if status < 500 else "unknown_error", str(error))
 
 
 def _is_final_event(event: LoggedEvent) -> bool:
-    """Whether it is the last one of a run that asks nothing."""
-    of = event.kind["params"]
-    return not of["namespace"] and of["data"].get("event") in ("completed", "failed")
+    """Return whether an event is the last one of a run that asks no question."""
+    params = event.kind["params"]
+    return not params["namespace"] and params["data"].get("event") in ("completed", "failed")
 
 
 class ThreadEvents:
-    """Plays runs to the feed of a thread."""
+    """Plays a run, and writes its events to the feed of its thread."""
 
     def __init__(self, run: Run, runs: Runs) -> None:
         self._run = run
@@ -307,42 +345,47 @@ class ThreadEvents:
         assert run.task is not None
         run.task.add_done_callback(lambda _: self._finish_feed())
 
-    async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
-        """See `Player.play`; an input answers the interrupt that waits, if one does."""
+    async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
+        """Run the graph; see `Player.play`. If an interrupt waits, the input is its answer."""
         run = self._run
         self._feed.start_at_end()
         self._append_event("lifecycle", [], {"event": "running"})
-        if given is not None and not isinstance(given, Command):
+        if graph_input is not None and not isinstance(graph_input, Command):
             waiting = (await graph.aget_state(config)).interrupts
-            given = Command(resume=given) if waiting else given
-        made = set(graph.stream_transformers)
+            graph_input = Command(resume=graph_input) if waiting else graph_input
+        graph_transformers = set(graph.stream_transformers)
         async with await graph.astream_events(
-            given,
+            graph_input,
             config,
             version="v3",
             **run.request.call_options,
-            transformers=[each for each in _TRANSFORMERS if each not in made],
+            transformers=[
+                transformer
+                for transformer in _TRANSFORMERS
+                if transformer not in graph_transformers
+            ],
         ) as events:
             async for event in events:
                 self._add_graph_event(run, event["method"], event["params"])
 
     def _add_graph_event(self, run: Run, method: str, params: Mapping[str, Any]) -> None:
-        ns, data = list(params["namespace"]), params["data"]
+        """Add an event of the graph to the feed, in the form of the protocol."""
+        namespace, data = list(params["namespace"]), params["data"]
         match method:
             case "values":
-                waiting = params.get("interrupts", ())
-                self._interrupts |= {each.id: (ns, each.value) for each in waiting}
-                run.waits_for_answer |= bool(waiting)
-                run.output = data if not ns else run.output
+                interrupts = params.get("interrupts", ())
+                self._interrupts |= {each.id: (namespace, each.value) for each in interrupts}
+                run.waits_for_answer |= bool(interrupts)
+                run.output = data if not namespace else run.output
             case "updates":
-                run.waits_for_answer |= not ns and "__interrupt__" in data
+                run.waits_for_answer |= not namespace and "__interrupt__" in data
             case "lifecycle":
                 data = dict(data)
-                ns = data.pop("namespace")
+                namespace = data.pop("namespace")
             case "messages":
                 part, metadata = data
                 if not isinstance(part, Mapping):
-                    return  # a message that a node returns is part of the values
+                    return  # a complete message of a node, which `values` contains
                 model_run = str(metadata.get("run_id"))
                 if part["event"] == "message-start":
                     self._messages[model_run] = part["id"]
@@ -355,39 +398,52 @@ class ThreadEvents:
             case _ if method.startswith("custom:"):
                 data = {"name": method.removeprefix("custom:"), "payload": data}
                 method = "custom"
-        self._append_event(method, ns, data)
+        self._append_event(method, namespace, data)
 
     def build_closing_events(self, error: Mapping[str, str] | None) -> list[LoggedEvent]:
-        """See `Player.closing`."""
-        how = {"event": "completed"}
-        asked: list[tuple[list[str], dict[str, Any]]] = []
+        """Return the questions and the end of the run; see `Player.build_closing_events`."""
+        ending = {"event": "completed"}
+        questions: list[tuple[list[str], dict[str, Any]]] = []
         if error:
-            how = {"event": "failed", "error": f"{error['error']}: {error['message']}"}
+            ending = {"event": "failed", "error": f"{error['error']}: {error['message']}"}
         elif self._run.cancelled:
-            how = _CANCELLED
+            ending = _CANCELLED
         elif self._run.outcome == "interrupted":
-            how = {"event": "interrupted"}
-            for key, (ns, value) in self._interrupts.items():
-                asked.append((ns, {"interrupt_id": key, "value": value, "payload": value}))
-        events = [*((_INPUT_REQUESTED, *each) for each in asked), ("lifecycle", [], how)]
-        return [self._make_event(number, *each) for number, each in enumerate(events, 1)]
+            ending = {"event": "interrupted"}
+            for interrupt_id, (namespace, value) in self._interrupts.items():
+                questions.append(
+                    (namespace, {"interrupt_id": interrupt_id, "value": value, "payload": value})
+                )
+        events = [*((_INPUT_REQUESTED, *event) for event in questions), ("lifecycle", [], ending)]
+        return [self._make_event(number, *event) for number, event in enumerate(events, 1)]
 
     def _finish_feed(self) -> None:
-        """Tell that the run was cancelled before it began, unless another one is under way."""
+        """Add the end of a run that was cancelled before it started.
+
+        Nothing is added while another run of the thread is under way.
+        """
         newest = self._feed.newest
-        at_rest = newest is None or _is_final_event(newest)
-        if at_rest and not self._run.may_have_started and self._run.status not in LIVE_STATES:
+        is_idle = newest is None or _is_final_event(newest)
+        if is_idle and not self._run.may_have_started and self._run.status not in LIVE_STATES:
             self._feed.extend([self._make_event(1, "lifecycle", [], _CANCELLED)])
         self._feed.remove_writer()
 
     def _append_event(self, method: str, namespace: list[str], data: Any) -> None:
+        """Append an event to the feed."""
         self._feed.extend([self._make_event(1, method, namespace, data)])
 
     def _make_event(self, offset: int, method: str, namespace: list[str], data: Any) -> LoggedEvent:
-        """The event that will be the nth from now."""
+        """Return an event in the form of the protocol.
+
+        Args:
+            offset: The distance of its number from that of the newest event, from 1.
+            method: The channel of the event.
+            namespace: The namespace of the graph or subgraph.
+            data: The data of the event.
+        """
         number = self._feed.last + offset
-        at, sent = int(time.time() * 1000), orjson.Fragment(encode_event_data(data))
-        params = {"namespace": namespace, "timestamp": at, "data": sent}
+        sent_at, encoded = int(time.time() * 1000), orjson.Fragment(encode_event_data(data))
+        params = {"namespace": namespace, "timestamp": sent_at, "data": encoded}
         event = {
             "type": "event",
             "event_id": f"{self._run.run_id}-{number}",
@@ -396,13 +452,16 @@ class ThreadEvents:
             "params": params,
         }
         labels = ("name", "event") if method in ("custom", "lifecycle") else ()
-        about = {name: data.get(name) for name in labels if isinstance(data, Mapping)}
-        kind = {"method": method, "params": {"namespace": namespace, "data": about}}
+        labels_of_kind = {name: data.get(name) for name in labels if isinstance(data, Mapping)}
+        kind = {"method": method, "params": {"namespace": namespace, "data": labels_of_kind}}
         return self._feed.make_event(number, method, event, kind)
 
 
 def _summarize_checkpoint(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint in short; the whole has the config, with the login of the user."""
+    """Return the ids, the step and the source of a checkpoint.
+
+    The full checkpoint has the config, with the login of the user.
+    """
     parent = data.get("parent_config") or {"configurable": {}}
     return {
         "id": data["config"]["configurable"].get("checkpoint_id"),

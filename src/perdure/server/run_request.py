@@ -1,4 +1,4 @@
-"""What a client asks a run to do, checked. Nobody runs as somebody else."""
+"""The body of a request for a run. Clients cannot set values that are reserved for the server."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ StreamMode = Literal[
 _RESERVED_NAMES: Final = (
     "user_id", "owner", "thread_id", "run_id", "assistant_id", "graph_id", CALLER, DEED,
 )  # fmt: skip
-_INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")  # the id of one
+_INTERRUPT_ID: Final = re.compile("[0-9a-f]{32}")
 _UNSUPPORTED_FIELDS: Final = ("strict_resume", "feedback_keys", "langsmith_tracer")
-_MAX_DELAY_S: Final = 10 * 365 * 24 * 3600
+_MAX_DELAY_S: Final = 10 * 365 * 24 * 3600  # the largest `after_seconds` of a run: ten years
 
 
 class Goto(BaseModel):
-    """A node to go to, with an input of its own."""
+    """A node that the graph continues with, and the input of the node."""
 
     node: str
     input: Any = None
@@ -49,49 +49,53 @@ def _as_list(value: Any) -> Any:
 
 
 def _choose_modes(modes: list[StreamMode]) -> list[StreamMode]:
-    """Return each mode once: `messages-tuple` in place of `messages`, and `values` for no mode.
+    """Return each mode once. If `messages-tuple` is among them, `messages` is left out.
 
-    langgraph's server does the same. Otherwise each token would be sent twice.
+    langgraph's server does the same. Otherwise each token would be sent twice. Without a mode, the
+    result is `values`.
     """
     chosen = [*dict.fromkeys(modes)] or ["values"]
     return [mode for mode in chosen if mode != "messages" or "messages-tuple" not in chosen]
 
 
 def expand_arrays(values: Any) -> Any:
-    """Return the values of a query parameter that may be repeated, or one array of JSON.
+    """Return the values of a query parameter that is repeated or is one JSON array.
 
     The JavaScript SDK sends `stream_mode=values&stream_mode=updates`; earlier versions of it send
     `stream_mode=["values","updates"]`.
     """
-    given = values if isinstance(values, list) else [values]
-    return [*chain.from_iterable(map(_expand_array, given))]
+    items = values if isinstance(values, list) else [values]
+    return [*chain.from_iterable(map(_expand_array, items))]
 
 
 def _expand_array(value: Any) -> list[Any]:
+    """Return the elements of a text that is a JSON array, or else the value itself."""
     if isinstance(value, str) and value.startswith("["):
         try:
-            read = json.loads(value)
+            array = json.loads(value)
         except (ValueError, RecursionError):
             return [value]
-        return read if isinstance(read, list) else [value]
+        return array if isinstance(array, list) else [value]
     return [value]
 
 
 def is_reserved_name(name: str) -> bool:
-    """Whether the server alone sets what has this name in a config, or langgraph does."""
+    """Return whether only the server or langgraph may set this name in a config."""
     return name in _RESERVED_NAMES or name.startswith(("__", "langgraph_"))
 
 
 def _drop_reserved_names(metadata: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in metadata.items() if not is_reserved_name(name)}
+    """Return metadata without the names that only the server or langgraph may set."""
+    return {key: value for key, value in metadata.items() if not is_reserved_name(key)}
 
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_drop_reserved_names)]
-"""Metadata of a client, without what the server alone sets: a graph that calls this one sends it"""
+"""The metadata of a client, without reserved names. A graph that calls this server as a remote
+graph sends them, so they are dropped instead of refused."""
 
 
 class WithoutNulls(BaseModel):
-    """A part of a request, in which null is as good as nothing."""
+    """A part of a request in which null means the same as a missing field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -101,41 +105,48 @@ class WithoutNulls(BaseModel):
 
 
 class CommandFields(WithoutNulls):
-    """langgraph's `Command`."""
+    """The fields of langgraph's `Command` as a client sends them."""
 
     update: dict[str, Any] | list[tuple[str, Any]] | None = None
     resume: Any = None
     goto: Annotated[list[str | Goto], BeforeValidator(_as_list)] = []
 
     def to_command(self) -> Command[Any]:
-        """As langgraph takes it."""
+        """Return the command for langgraph."""
         goto = [
-            each if isinstance(each, str) else Send(each.node, each.input) for each in self.goto
+            target if isinstance(target, str) else Send(target.node, target.input)
+            for target in self.goto
         ]
         return Command(update=self.update, resume=self.resume, goto=goto)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the command has no content."""
+        """Return whether the command has no content."""
         return self.resume is None and not self.update and not self.goto
 
     @property
     def answers(self) -> list[Any]:
-        """The answers to interrupts, which may be by their ids."""
+        """Return the answers to interrupts.
+
+        A dict whose keys are ids of interrupts has one answer for each key.
+        """
         by_id = isinstance(self.resume, dict) and all(map(_INTERRUPT_ID.fullmatch, self.resume))
         return [] if self.resume is None else [*self.resume.values()] if by_id else [self.resume]
 
     @property
     def writes(self) -> list[tuple[str, Any]]:
-        """What langgraph stores of it before it runs; of answers by ids nothing."""
+        """Return what langgraph stores of the command before the graph runs.
+
+        langgraph stores no answers that are given by the ids of interrupts.
+        """
         update = self.update or []
-        given = [*update.items()] if isinstance(update, dict) else [*update]
+        writes = [*update.items()] if isinstance(update, dict) else [*update]
         is_plain = self.answers == [self.resume]
-        return [*given, *([(RESUME, self.resume)] if is_plain else [])]
+        return [*writes, *([(RESUME, self.resume)] if is_plain else [])]
 
 
 class CheckpointRef(BaseModel):
-    """Where to go on from."""
+    """The checkpoint from which a run continues."""
 
     thread_id: str | None = None
     checkpoint_id: str | None = None
@@ -144,13 +155,13 @@ class CheckpointRef(BaseModel):
 
 
 class Configurable(CheckpointRef):
-    """The same, and what else a graph takes."""
+    """The `configurable` of a config: the checkpoint, and any values for the graph."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class ClientConfig(WithoutNulls):
-    """Of langchain's config, what a client may set."""
+    """The parts of langchain's config that a client may set."""
 
     tags: list[str] = []
     recursion_limit: int = Field(default=25, ge=1, le=1000)
@@ -190,24 +201,24 @@ class RunRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in _UNSUPPORTED_FIELDS:
-            if value := getattr(self, name):
+        for field in _UNSUPPORTED_FIELDS:
+            if value := getattr(self, field):
                 raise ValueError(
-                    f"{name} is {value!r}, which this server does not do: leave it out"
+                    f"{field} is {value!r}, and this server does not support {field}; remove it"
                 )
         if self.durability is None and self.checkpoint_during is not None:  # its former name
             self.durability = "async" if self.checkpoint_during else "exit"
         if self.after_seconds and self.multitask_strategy == "reject":
             raise ValueError(
-                "after_seconds with multitask_strategy 'reject': nobody could be told that it is "
-                "rejected when its time has come; choose another strategy"
+                "after_seconds cannot be combined with multitask_strategy 'reject', because no "
+                "client is left to receive the rejection; choose another strategy"
             )
         self._choose_input()
         self.check_metadata()
         return self
 
     def _choose_input(self) -> None:
-        """Drop the command if it is empty, and otherwise drop the input beside it.
+        """Drop the command if it is empty, and otherwise drop the input beside the command.
 
         Clients send the transcript, or an empty object, beside the answer to an interrupt.
         """
@@ -217,49 +228,53 @@ class RunRequest(WithoutNulls):
             self.input = None
 
     def check_metadata(self) -> None:
-        """Check what its checkpoints would have as their metadata."""
+        """Check the metadata that the checkpoints of the run would have.
+
+        Raises:
+            ConfigurationError: See `validate_metadata`.
+        """
         labels = {
             n: v for n, v in self._merged_configurable.items() if isinstance(v, str | int | float)
         }
         validate_metadata({**labels, **self.config.metadata, **self.metadata})
 
     def graph_input(self) -> Any:
-        """The graph's input."""
+        """Return the input of the graph: the command, if there is one, or else the input."""
         return self.command.to_command() if self.command else self.input
 
     @property
     def call_options(self) -> dict[str, Any]:
-        """How the graph is called, whoever reads what it tells."""
+        """Return the options with which the graph is called."""
         names = {"context", "interrupt_before", "interrupt_after", "durability"}
         return self.model_dump(include=names)
 
     def to_stored(self) -> dict[str, Any]:
-        """As it is stored; its metadata and assistant are told of the run."""
+        """Return the request as it is stored with the run, without its metadata and assistant."""
         return self.model_dump(exclude={"metadata", "assistant_id"}, exclude_unset=True)
 
     @property
     def has_message(self) -> bool:
-        """Whether it says something new, beside an answer to a question."""
+        """Return whether the request has new content besides an answer to a question."""
         if self.command is None:
             return self.input is not None
-        sent = [each for each in self.command.goto if not isinstance(each, str)]
-        return bool(self.command.update) or any(each.input is not None for each in sent)
+        sends = [target for target in self.command.goto if not isinstance(target, str)]
+        return bool(self.command.update) or any(target.input is not None for target in sends)
 
     def with_assistant(self, assistant: Mapping[str, Any]) -> Self:
-        """The request upon what its assistant is configured with, which is fixed by that.
+        """Return the request combined with the configuration of its assistant.
 
-        Of the config's `configurable` and metadata, of the context and the metadata it overrides
-        what it names; tags are added.
+        Values of the request override values of the assistant in `configurable`, in the metadata of
+        the config, in the context and in the metadata. Tags are added.
 
         Raises:
-            ConfigurationError: The metadata of both is too much.
+            ConfigurationError: The combined metadata is too large.
         """
-        base, own = assistant["config"], self.config.model_dump(exclude_unset=True)
-        tags = dict.fromkeys((*base.get("tags", ()), *own.get("tags", ())))
-        config = {**base, **own, "tags": [*tags]}
+        base_config, own_config = assistant["config"], self.config.model_dump(exclude_unset=True)
+        tags = dict.fromkeys((*base_config.get("tags", ()), *own_config.get("tags", ())))
+        config = {**base_config, **own_config, "tags": [*tags]}
         for name in ("configurable", "metadata"):
-            config[name] = {**base.get(name, {}), **own.get(name, {})}
-        made = self.model_copy(
+            config[name] = {**base_config.get(name, {}), **own_config.get(name, {})}
+        combined = self.model_copy(
             update={
                 "assistant_id": assistant["assistant_id"],
                 "config": ClientConfig.model_validate(config),
@@ -267,60 +282,79 @@ class RunRequest(WithoutNulls):
                 "context": {**assistant["context"], **(self.context or {})} or self.context,
             }
         )
-        made.check_metadata()
-        return made
+        combined.check_metadata()
+        return combined
 
     def check_reserved_names(self, thread_id: str, user: str) -> None:
-        """Refuse what the server alone decides.
+        """Refuse values that only the server may set.
+
+        Args:
+            thread_id: The thread of the run.
+            user: The person whose memories the run uses.
 
         Raises:
-            ConfigurationError: The config or the context names another user or thread, or keys of
-                langgraph's own.
+            ConfigurationError: The config or the context names another user or thread, or reserved
+                names of langgraph.
         """
-        own = {"thread_id": thread_id, "user_id": user, "owner": user}
+        allowed = {"thread_id": thread_id, "user_id": user, "owner": user}
         for name, value in chain(self._merged_configurable.items(), (self.context or {}).items()):
-            if is_reserved_name(name) and value is not None and value != own.get(name):
+            if is_reserved_name(name) and value is not None and value != allowed.get(name):
                 raise ConfigurationError(
-                    f"{name!r} is {value!r}, and the server alone sets it: leave it out"
+                    f"{name!r} is {value!r}, but only the server may set {name!r}; remove it"
                 )
 
     def team_names(self) -> set[str]:
         """Return the teams that the config or the context names.
 
         Raises:
-            InvalidConfig: One of them is no name.
+            InvalidConfig: A name of a team is invalid.
         """
         names = set[str]()
-        for given in (self._merged_configurable, self.context or {}):
-            for team, teams in ((given.get("team"), None), (None, given.get("teams"))):
+        for values in (self._merged_configurable, self.context or {}):
+            for team, teams in ((values.get("team"), None), (None, values.get("teams"))):
                 names |= {*(parse_teams(team, teams) or ())}
         return names
 
     @property
     def checkpoint_ids(self) -> dict[str, str]:
-        """The checkpoints that it names, by their namespaces."""
-        at = self._merged_configurable
-        here = {at.get("checkpoint_ns", ""): at.get("checkpoint_id")}
-        return {ns: id for ns, id in {**here, **at.get("checkpoint_map", {})}.items() if id}
+        """Return the ids of the checkpoints that the request names, by their namespaces."""
+        configurable = self._merged_configurable
+        named_ids = {configurable.get("checkpoint_ns", ""): configurable.get("checkpoint_id")}
+        return {
+            ns: id
+            for ns, id in {**named_ids, **configurable.get("checkpoint_map", {})}.items()
+            if id
+        }
 
     @property
     def _merged_configurable(self) -> dict[str, Any]:
-        given = self.config.configurable.model_dump(exclude_unset=True)
-        given |= (self.checkpoint or CheckpointRef()).model_dump(exclude_none=True)
-        given |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
+        """Return the `configurable` of the config, with the checkpoint that the request names."""
+        configurable = self.config.configurable.model_dump(exclude_unset=True)
+        configurable |= (self.checkpoint or CheckpointRef()).model_dump(exclude_none=True)
+        configurable |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
         return {
-            n: v for n, v in given.items() if v is not None or n not in CheckpointRef.model_fields
+            n: v
+            for n, v in configurable.items()
+            if v is not None or n not in CheckpointRef.model_fields
         }
 
     def build_config(
         self, server_values: Mapping[str, Any], *, is_continued: bool
     ) -> RunnableConfig:
-        """The config of the run, with what the server alone sets; one that has begun goes on."""
-        given = self._merged_configurable
+        """Return the config of the run.
+
+        Args:
+            server_values: Values that only the server sets.
+            is_continued: Whether an earlier execution of the run is continued. The config then
+                names no checkpoint, so that the run continues from its own last one.
+        """
+        configurable = self._merged_configurable
         if is_continued:
-            given = {n: v for n, v in given.items() if n not in CheckpointRef.model_fields}
+            configurable = {
+                n: v for n, v in configurable.items() if n not in CheckpointRef.model_fields
+            }
         return {
-            "configurable": {**given, **server_values},
+            "configurable": {**configurable, **server_values},
             "metadata": {**self.config.metadata, **self.metadata},
             "tags": self.config.tags,
             "recursion_limit": self.config.recursion_limit,

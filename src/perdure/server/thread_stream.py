@@ -1,4 +1,4 @@
-"""The events of all runs of a thread in one stream, for `client.threads.join_stream`."""
+"""Stream the events of all runs of a thread, for `client.threads.join_stream`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perdure.server.runs import Runs, ServerRuns
 
 routes = APIRouter(tags=["runs"])
 ThreadMode = Literal["run_modes", "lifecycle", "state_update"]
-_EVENT_ID: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?")  # of an event of a thread
+_EVENT_ID: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?")  # `seq` of a run, and event
 
 
 @routes.get("/threads/{thread_id}/stream")
@@ -38,7 +38,7 @@ async def join_thread(
     thread_id: PathId,
     stream_mode: Annotated[list[ThreadMode] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
-    """The events of all runs of a thread as they come, or those after the header Last-Event-ID."""
+    """Stream the events of all runs of a thread, or those after the header Last-Event-ID."""
     await call.permit_thread(thread_id)
     frames = ThreadFrames(call, runs, request, thread_id)
     last = request.headers.get("last-event-id", "")
@@ -46,9 +46,10 @@ async def join_thread(
 
 
 class ThreadFrames:
-    """What is told of the runs of a thread, one after the other, to a reader of all of them.
+    """The frames of the events of all runs of a thread, one run after the other, for one reader.
 
-    An event's id names the run by its place in the thread, and the event, if the run goes on.
+    The id of an event has the `seq` of its run and, before the end of the run, the number of the
+    event.
     """
 
     def __init__(self, call: Call, runs: Runs, request: Request, thread_id: str) -> None:
@@ -56,17 +57,27 @@ class ThreadFrames:
         self._thread_id, self._tenant = thread_id, call.identity.tenant
         self._looked = monotonic()
 
-    async def iter_frames(self, modes: Collection[str], last: str) -> AsyncGenerator[bytes, None]:
-        """What follows an event, as it comes; `""`: the runs that are under way, and the next."""
+    async def iter_frames(
+        self, modes: Collection[str], last_event_id: str
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the frames of the events after an event as they come.
+
+        Args:
+            modes: The kinds of events that the reader wants.
+            last_event_id: The id of the last event that the reader has received. If it is `""`,
+                the reader begins with the runs that are under way.
+        """
         try:
-            seq, number = await self._find_start(last)
+            seq, number = await self._find_start(last_event_id)
             head = await self._read_head() if "state_update" in modes else None
             while True:
-                for at, run_id, _ in await self._list_runs_after(seq):
-                    async with aclosing(self._iter_run_frames(run_id, at, number, modes)) as frames:
+                for run_seq, run_id, _ in await self._list_runs_after(seq):
+                    async with aclosing(
+                        self._iter_run_frames(run_id, run_seq, number, modes)
+                    ) as frames:
                         async for part in frames:
                             yield part
-                    seq, number = at, None
+                    seq, number = run_seq, None
                 if "state_update" in modes and head != (head := await self._read_head()):
                     yield b"id: %d\n%b" % (seq, build_frame("state_update", {"checkpoint": head}))
                 await asyncio.sleep(SWEEP_S)
@@ -75,20 +86,23 @@ class ThreadFrames:
             name = "StreamLost" if isinstance(exc, LookupError) else type(exc).__name__
             yield build_frame("error", {"error": name, "message": str(exc)})
 
-    async def _find_start(self, last: str) -> tuple[int, int | None]:
-        if named := _EVENT_ID.fullmatch(last):
-            seq, number = named.groups()
+    async def _find_start(self, last_event_id: str) -> tuple[int, int | None]:
+        """Return the `seq` before the first run to read, and the last event of that run."""
+        if match := _EVENT_ID.fullmatch(last_event_id):
+            seq, number = match.groups()
             return (int(seq), None) if number is None else (int(seq) - 1, int(number))
-        known = await self._list_runs_after(0)
-        live = [seq - 1 for seq, _, status in known if status in LIVE_STATES]
-        return min(live, default=known[-1][0] if known else 0), None
+        runs = await self._list_runs_after(0)
+        live_seqs = [seq - 1 for seq, _, status in runs if status in LIVE_STATES]
+        return min(live_seqs, default=runs[-1][0] if runs else 0), None
 
     async def _list_runs_after(self, seq: int) -> list[tuple[int, str, RunState]]:
+        """Return the `seq`, the id and the status of the runs after a `seq`."""
         return await (await self._runs.for_tenant(self._tenant)).table.list_runs_after(
             self._thread_id, seq
         )
 
     async def _read_head(self) -> Any:
+        """Return the reference of the newest checkpoint, or None if there is no checkpoint."""
         head = await self._call.saver.ahead(self._thread_id)
         if head is None:
             return None
@@ -97,7 +111,11 @@ class ThreadFrames:
         )
 
     async def _check_access(self) -> None:
-        """Refuse whoever is no longer known, or may not reach the thread any more."""
+        """Check now and then that the reader is still the same user and may reach the thread.
+
+        Raises:
+            Refused: The reader may no longer read the thread.
+        """
         if monotonic() - self._looked >= ACCESS_CHECK_S:
             self._looked = monotonic()
             await check_identity(self._request)
@@ -106,20 +124,27 @@ class ThreadFrames:
     async def _iter_run_frames(
         self, run_id: str, seq: int, number: int | None, modes: Collection[str]
     ) -> AsyncGenerator[bytes, None]:
-        """The frames of a run."""
+        """Yield the frames of the events of one run.
+
+        Args:
+            run_id: The run.
+            seq: The `seq` of the run.
+            number: The number of the last event that the reader has received, or None.
+            modes: The kinds of events that the reader wants.
+        """
         run = await self._runs.get(self._tenant, self._thread_id, run_id)
         await self._runs.load_events(run)
-        told = not {"run_modes", "lifecycle"}.isdisjoint(modes)
-        if told and number is None:
+        has_lifecycle = not {"run_modes", "lifecycle"}.isdisjoint(modes)
+        if has_lifecycle and number is None:
             yield b"id: %d.0\n%b" % (
                 seq,
                 build_frame(METADATA_EVENT, {"run_id": run_id, "attempt": 1}),
             )
         if "run_modes" in modes and not run.events_dropped and run.protocol == "run":
-            reading = number, partial(check_identity, self._request), run.seq_range
+            position = number, partial(check_identity, self._request), run.seq_range
             identity = self._call.identity
             async for entries in self._runs.read_events(
-                identity, run.thread_key, run.log, *reading
+                identity, run.thread_key, run.log, *position
             ):
                 for part in split_frames(entries, lambda each: b"id: %d.%d\n" % (seq, each.number)):
                     yield part
@@ -128,8 +153,8 @@ class ThreadFrames:
             await self._check_access()
         if run.status in LIVE_STATES:
             raise LookupError(SERVER_CLOSING)
-        if run.error and told:
+        if run.error and has_lifecycle:
             yield build_frame("error", run.error)
-        if told:
-            done = {"run_id": run_id, "status": "run_done"}
-            yield b"id: %d\n%b" % (seq, build_frame("metadata", done))
+        if has_lifecycle:
+            end_data = {"run_id": run_id, "status": "run_done"}
+            yield b"id: %d\n%b" % (seq, build_frame("metadata", end_data))
