@@ -289,7 +289,7 @@ def test_a_tenant_that_a_file_cannot_keep_apart_is_refused(
             headers = {"authorization": "Bearer desk", "x-perdure-user": person}
             url = f"{desk.url}/memories/search"
             replied = httpx.post(url, headers=headers, json={"query": "refund"}, timeout=60)
-            assert (replied.status_code, "on Postgres only" in replied.text) == (422, True)
+            assert (replied.status_code, "need a Postgres database" in replied.text) == (422, True)
 
 
 def test_handlers_see_the_person_beside_a_user_of_another_class(

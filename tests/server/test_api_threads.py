@@ -124,8 +124,8 @@ MOST = {"a": [[[[[[[1]]]]]]], "text": "x" * 63_000}
     ("metadata", "limit"),
     [
         (LARGE, "expected at most 64000"),
-        (DEEP, "more than 8 levels"),
-        ({"a": [{"b": 2**64}]}, "number of 65 bits"),
+        (DEEP, "at most 8 levels"),
+        ({"a": [{"b": 2**64}]}, "integer of 65 bits"),
     ],
 )
 def test_metadata_is_bounded(metadata: Any, limit: str, standing: Standing) -> None:

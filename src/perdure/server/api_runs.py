@@ -591,7 +591,9 @@ async def _reply_with_output(
                 run.cancel()
         if run.has_ended and run.status in LIVE_STATES:
             raise Refused(
-                f"{SERVER_CLOSING}; join the run", 503, {"Content-Location": path, "Retry-After": "1"}
+                f"{SERVER_CLOSING}; join the run",
+                503,
+                {"Content-Location": path, "Retry-After": "1"},
             )
         if run.error:
             content = encode_json({"__error__": run.error})

@@ -1,4 +1,4 @@
-"""States of threads by REST, in the form that langgraph's clients know."""
+"""States of threads over HTTP, in the form that langgraph's clients expect."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ class StateChange(BaseModel):
 
 
 class NodeUpdate(BaseModel):
-    """What a node is as if it had returned; a command in place of values."""
+    """An update of a state as if a node had returned it: its values, or a command."""
 
     values: JSONObject | list[JSONObject] | None = None
     command: CommandFields | None = None
     as_node: str | None = None
 
     def to_state_update(self) -> StateUpdate:
-        """As langgraph takes it."""
+        """Return the update for langgraph."""
         is_command = self.command is not None and not self.command.is_empty
         values: Any = self.command.to_command() if self.command and is_command else self.values
         return StateUpdate(values, self.as_node)
 
 
 class Superstep(BaseModel):
-    """Updates that were made at once."""
+    """Updates that are applied together, as one step."""
 
     updates: list[NodeUpdate] = Field(min_length=1, max_length=1000)
 
@@ -90,9 +90,9 @@ async def get_state(
     subgraphs: bool = False,
     select: Annotated[list[str] | None, Query(), BeforeValidator(expand_arrays)] = None,
 ) -> Response:
-    """The newest state of a thread, or that at a checkpoint."""
-    at = {"checkpoint_id": checkpoint_id}
-    body = StateQuery(checkpoint=at, subgraphs=subgraphs, select=select)
+    """Return the newest state of a thread, or the state at a checkpoint."""
+    checkpoint = {"checkpoint_id": checkpoint_id}
+    body = StateQuery(checkpoint=checkpoint, subgraphs=subgraphs, select=select)
     return await get_state_at(call, runs, thread_id, body)
 
 
@@ -101,7 +101,7 @@ async def get_state(
 async def get_state_at(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: StateQuery
 ) -> Response:
-    """The state at a checkpoint, also of a subgraph."""
+    """Return the state at a checkpoint, which may be that of a subgraph."""
     thread, config = (
         await call.permit_thread_row(thread_id),
         build_checkpoint_config(thread_id, body.checkpoint),
@@ -109,10 +109,10 @@ async def get_state_at(
     checkpoint = await get_checkpoint(call, config)
     async with _open_graph(runs, call, thread) as graph:
         if graph is not None:
-            found = await graph.aget_state(config, subgraphs=body.subgraphs)
+            state = await graph.aget_state(config, subgraphs=body.subgraphs)
         else:
-            found = await _read_unserved_state(call, checkpoint, config)
-    return await build_json_reply(_select_fields(build_state_json(found), body.select))
+            state = await _read_unserved_state(call, checkpoint, config)
+    return await build_json_reply(_select_fields(build_state_json(state), body.select))
 
 
 @routes.post("/threads/{thread_id}/state")
@@ -122,18 +122,21 @@ async def update_state(
 ) -> JSONObject:
     """Update the state as if a node had returned the values.
 
-    From an older checkpoint the thread goes on as a branch, which becomes the newest state.
+    If the checkpoint is not the newest one, the thread continues from it as a branch, which becomes
+    the newest state.
     """
     thread = await call.permit_thread_row(thread_id)
     config = build_checkpoint_config(
         thread_id, body.checkpoint or {"checkpoint_id": body.checkpoint_id}
     )
     step = Superstep(updates=[NodeUpdate(values=body.values, as_node=body.as_node)])
-    made = build_checkpoint_ref(await update_thread_state(call, runs, thread, config, [step]))
+    new_checkpoint = build_checkpoint_ref(
+        await update_thread_state(call, runs, thread, config, [step])
+    )
     return {
-        "checkpoint": made,
-        "configurable": made,
-        "checkpoint_id": made and made["checkpoint_id"],
+        "checkpoint": new_checkpoint,
+        "configurable": new_checkpoint,
+        "checkpoint_id": new_checkpoint and new_checkpoint["checkpoint_id"],
     }
 
 
@@ -146,7 +149,7 @@ async def list_history(
     limit: Annotated[int, Query(ge=1, le=1000)] = SEARCH_LIMIT,
     before: str | None = None,
 ) -> Response:
-    """The states of a thread, the newest first."""
+    """List the states of a thread, newest first."""
     return await search_history(call, runs, thread_id, HistoryQuery(limit=limit, before=before))
 
 
@@ -155,24 +158,24 @@ async def list_history(
 async def search_history(
     call: CurrentCall, runs: ServerRuns, thread_id: PathId, body: HistoryQuery
 ) -> Response:
-    """The states of a thread, the newest first."""
+    """List the states of a thread that match, newest first."""
     thread, config = (
         await call.permit_thread_row(thread_id),
         build_checkpoint_config(thread_id, body.checkpoint),
     )
     before = {"checkpoint_id": body.before} if isinstance(body.before, str) else body.before
-    page: JSONObject = {"limit": body.limit, "filter": body.metadata}
-    page["before"] = build_checkpoint_config(thread_id, before) if before else None
+    options: JSONObject = {"limit": body.limit, "filter": body.metadata}
+    options["before"] = build_checkpoint_config(thread_id, before) if before else None
     async with _open_graph(runs, call, thread) as graph:
         if graph is not None:
-            found = [each async for each in graph.aget_state_history(config, **page)]
+            states = [each async for each in graph.aget_state_history(config, **options)]
         else:
-            found = [
+            states = [
                 await _read_unserved_state(call, each, each.config)
-                async for each in call.saver.alist(config, **page)
+                async for each in call.saver.alist(config, **options)
             ]
     return await build_json_reply(
-        [_select_fields(build_state_json(each), body.select) for each in found]
+        [_select_fields(build_state_json(each), body.select) for each in states]
     )
 
 
@@ -186,13 +189,13 @@ async def list_items(
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
     before: Annotated[int | None, Query(ge=0, le=1 << 60)] = None,
 ) -> Response:
-    """List the newest items that were ever in a channel, in the order of time.
+    """List the newest items that were ever in a channel, in chronological order.
 
-    The list includes items that are no longer in the state. To get the page before, pass the
+    The list includes items that are no longer in the state. To get the previous page, pass the
     `position` of the first item as `before`.
     """
     await call.permit_thread(thread_id)
-    found = await call.saver.ahistory(
+    history = await call.saver.ahistory(
         thread_id,
         channel=channel,
         checkpoint_ns=checkpoint_ns,
@@ -201,7 +204,9 @@ async def list_items(
         missing_ok=True,
     )
     names = ("position", "seen", "branch", "stored_at", "value")
-    return await build_json_reply([{name: getattr(item, name) for name in names} for item in found])
+    return await build_json_reply(
+        [{name: getattr(item, name) for name in names} for item in history]
+    )
 
 
 async def update_thread_state(
@@ -211,145 +216,166 @@ async def update_thread_state(
     config: RunnableConfig,
     supersteps: Sequence[Superstep],
 ) -> RunnableConfig:
-    """Update a state; returns the config of the new one."""
+    """Apply updates to the state of a thread, and return the config of the new checkpoint.
+
+    Args:
+        call: The call of the client.
+        runs: The runs of the server.
+        thread: The thread.
+        config: The checkpoint to start from.
+        supersteps: The updates, one step after the other.
+
+    Raises:
+        ConfigurationError: The graph of the thread is not served.
+        InvalidUpdate: A channel of the graph does not accept the values.
+        AlreadyLocked: A run of the thread is under way.
+    """
     thread_id = thread.thread_id
     steps = [[each.to_state_update() for each in step.updates] for step in supersteps]
     async with _open_graph(runs, call, thread) as graph, call.threads.lock_for_change(thread_id):
-        thread = await call.threads.get_permitted_row(thread_id)  # it may be deleted by now
+        thread = await call.threads.get_permitted_row(thread_id)  # raises if it was deleted
         await get_checkpoint(call, config)
         if graph is None:
             raise ConfigurationError(
                 f"the thread {thread_id!r} belongs to the graph "
                 f"{thread.metadata.get('graph_id')!r}, which is not served, so its state cannot "
-                "be updated; name one that is, as graph_id in its metadata"
+                "be updated; set graph_id in its metadata to a graph that is served"
             )
         sender, person = _choose_person(runs, call, thread)
-        about = person.metadata(sender)
+        person_metadata = person.metadata(sender)
         steps = [
             [each._replace(values=person.input(each.values)) for each in step] for step in steps
         ]
-        for step in steps:  # one at a time: langgraph gives the metadata to the first only
-            config = _build_update_config(thread, config, about)
+        for step in steps:  # one call for each, because langgraph adds metadata to the first only
+            config = _build_update_config(thread, config, person_metadata)
             try:
                 config = await graph.abulk_update_state(config, [step])
             except PerdureError:
                 raise
-            except Exception as exc:  # a channel of the graph takes other values
-                why = f"{type(exc).__name__}: {exc!s:.300}"
-                raise InvalidUpdate(f"the update cannot be applied: {why}") from exc
+            except Exception as exc:  # a channel of the graph refuses the values
+                message = f"{type(exc).__name__}: {exc!s:.300}"
+                raise InvalidUpdate(f"the update cannot be applied: {message}") from exc
         is_open = (await call.saver.astatus(thread_id)).next
         await call.threads.set_run_status(thread_id, "interrupted" if is_open else "idle")
     return config
 
 
-# -- what they need
+# -- graphs and checkpoints
 
 
 @asynccontextmanager
 async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIterator[Any]:
-    """The compiled graph that a thread belongs to; None: it is not served."""
+    """Open the compiled graph of a thread, or yield None if the graph is not served."""
     name, graphs = thread.metadata.get("graph_id", ""), runs.graphs
     if name not in graphs:
         yield None
         return
     person = call.threads.find_person(thread)
-    user = call.identity.person if person is None else person
-    about = {"thread_id": thread.thread_id, "user_id": user}
-    parts = name, call.saver, call.store, RunnableConfig(configurable=about)
+    person_id = call.identity.person if person is None else person
+    configurable = {"thread_id": thread.thread_id, "user_id": person_id}
+    graph_args = name, call.saver, call.store, RunnableConfig(configurable=configurable)
     access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
-    async with graphs.open_graph(*parts, access=access, user=call.identity.raw) as graph:
+    async with graphs.open_graph(*graph_args, access=access, user=call.identity.raw) as graph:
         yield graph
 
 
 def _choose_person(runs: Runs, call: Call, thread: ListedThread) -> tuple[Sender, Person]:
     """Return the sender of an update, and the person of the thread.
 
-    Of messages that another user adds, who may not act for the person, nothing is remembered.
+    Nothing is remembered of messages that another user adds without the right to act for the
+    person.
     """
     identity = call.identity
-    acts = identity.acting_for, identity.may_act
-    sender = Sender(identity.user, *acts, author=identity.person, deed="changed")
+    acting = identity.acting_for, identity.may_act
+    sender = Sender(identity.user, *acting, author=identity.person, deed="changed")
     return sender, choose_person(thread, sender, owners_are_people=runs.owners_are_people)
 
 
 def build_checkpoint_config(
     thread_id: str, checkpoint: Mapping[str, Any] | None = None
 ) -> RunnableConfig:
-    """The config of a checkpoint as clients name one; whatever thread it names, of this thread."""
-    asked = checkpoint or {}
-    given = {name: asked[name] for name in CheckpointRef.model_fields if asked.get(name)}
-    return {"configurable": {"checkpoint_ns": "", **given, "thread_id": thread_id}}
+    """Return the config for a checkpoint reference of a client. The thread is always this one."""
+    requested = checkpoint or {}
+    fields = {name: requested[name] for name in CheckpointRef.model_fields if requested.get(name)}
+    return {"configurable": {"checkpoint_ns": "", **fields, "thread_id": thread_id}}
 
 
 async def get_checkpoint(call: Call, config: RunnableConfig) -> CheckpointTuple | None:
-    """The checkpoint at a config; None: the thread has none.
+    """Return the checkpoint of a config, or None if the thread has no checkpoint.
 
     Raises:
-        UnknownCheckpoint: The config names one that does not exist.
+        UnknownCheckpoint: The config names a checkpoint that does not exist.
     """
-    asked, found = config["configurable"], await call.saver.aget_tuple(config)
-    if found is None and "checkpoint_id" in asked:
+    configurable, checkpoint = config["configurable"], await call.saver.aget_tuple(config)
+    if checkpoint is None and "checkpoint_id" in configurable:
         raise UnknownCheckpoint(
-            f"thread {asked['thread_id']!r} has no checkpoint {asked['checkpoint_id']!r}"
+            f"thread {configurable['thread_id']!r} has no checkpoint "
+            f"{configurable['checkpoint_id']!r}"
         )
-    return found
+    return checkpoint
 
 
 def _build_update_config(
-    thread: ListedThread, config: RunnableConfig, about: Mapping[str, Any]
+    thread: ListedThread, config: RunnableConfig, person_metadata: Mapping[str, Any]
 ) -> RunnableConfig:
     """Build the config for a new checkpoint, with the metadata and the person of the thread.
 
     The caller becomes the person only if the thread has none. The user `""` means that the thread
     belongs to nobody.
     """
-    left_out = ("user_id", CALLER, DEED)  # of the head
-    known = {name: value for name, value in thread.metadata.items() if name not in left_out}
-    known.setdefault("assistant_id", default_assistant_id(known["graph_id"]))
-    user = {"user_id": about["user_id"]}
-    return {"configurable": {**config["configurable"], **user}, "metadata": {**known, **about}}
-
-
-# -- states as clients know them
-
-
-def build_state_json(found: StateSnapshot) -> dict[str, Any]:
-    """Return a state as clients know it. If the thread has no state, the checkpoint is None."""
-    checkpoint_id = found.config["configurable"].get("checkpoint_id")
+    excluded = ("user_id", CALLER, DEED)  # of the head
+    metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
+    metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
+    user = {"user_id": person_metadata["user_id"]}
     return {
-        "values": found.values,
-        "next": list(found.next),
-        "tasks": [_build_task_json(each) for each in found.tasks],
-        "metadata": found.metadata,
-        "created_at": found.created_at,
-        "checkpoint": build_checkpoint_ref(found.config) if checkpoint_id else None,
-        "parent_checkpoint": build_checkpoint_ref(found.parent_config),
-        "interrupts": [build_interrupt(each) for each in found.interrupts],
+        "configurable": {**config["configurable"], **user},
+        "metadata": {**metadata, **person_metadata},
+    }
+
+
+# -- states in the form of langgraph's API
+
+
+def build_state_json(state: StateSnapshot) -> dict[str, Any]:
+    """Return a state in the form of langgraph's API. Without a state, the checkpoint is None."""
+    checkpoint_id = state.config["configurable"].get("checkpoint_id")
+    return {
+        "values": state.values,
+        "next": list(state.next),
+        "tasks": [_build_task_json(each) for each in state.tasks],
+        "metadata": state.metadata,
+        "created_at": state.created_at,
+        "checkpoint": build_checkpoint_ref(state.config) if checkpoint_id else None,
+        "parent_checkpoint": build_checkpoint_ref(state.parent_config),
+        "interrupts": [build_interrupt(each) for each in state.interrupts],
         "checkpoint_id": checkpoint_id,
     }
 
 
 def build_checkpoint_ref(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A config as clients name a checkpoint."""
+    """Return the reference with which clients name the checkpoint of a config."""
     if config is None:
         return None
-    known = config["configurable"]
-    return {"checkpoint_ns": "", **{n: known[n] for n in CheckpointRef.model_fields if n in known}}
+    configurable = config["configurable"]
+    return {
+        "checkpoint_ns": "",
+        **{n: configurable[n] for n in CheckpointRef.model_fields if n in configurable},
+    }
 
 
-def _select_fields(found: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
-    """Those fields of a state that are named; `values.messages` is one of its values."""
+def _select_fields(state: dict[str, Any], select: list[str] | None) -> dict[str, Any]:
+    """Return the fields of a state that are named. `values.messages` selects one of its values."""
     if not select:
-        return found
-    chosen = {name: found[name] for name in select if name in found}
+        return state
+    selected = {name: state[name] for name in select if name in state}
     names = [name.removeprefix("values.") for name in select if name.startswith("values.")]
-    if names and "values" not in chosen and isinstance(found["values"], Mapping):
-        chosen["values"] = {name: found["values"].get(name) for name in names}
-    return chosen
+    if names and "values" not in selected and isinstance(state["values"], Mapping):
+        selected["values"] = {name: state["values"].get(name) for name in names}
+    return selected
 
 
 def select_public_values(channels: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a state, of the channels that are not langgraph's own."""
+    """Return the values of the channels that are not langgraph's own."""
     return {
         name: value
         for name, value in channels.items()
@@ -358,17 +384,20 @@ def select_public_values(channels: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _read_unserved_state(
-    call: Call, found: CheckpointTuple | None, config: RunnableConfig
+    call: Call, checkpoint: CheckpointTuple | None, config: RunnableConfig
 ) -> StateSnapshot:
-    """What a checkpoint tells of a state whose graph is not served.
+    """Return the state of a checkpoint whose graph is not served.
 
-    As langgraph does, it tells of the newest what is left to be done, of another what was.
+    As in langgraph, the newest checkpoint has the tasks that are left, and an older one has the
+    tasks that were done.
     """
-    if found is None:
+    if checkpoint is None:
         return StateSnapshot({}, (), config, None, None, None, (), ())
-    at = found.config["configurable"]
+    configurable = checkpoint.config["configurable"]
     status = await call.saver.astatus(
-        at["thread_id"], checkpoint_ns=at["checkpoint_ns"], checkpoint_id=at["checkpoint_id"]
+        configurable["thread_id"],
+        checkpoint_ns=configurable["checkpoint_ns"],
+        checkpoint_id=configurable["checkpoint_id"],
     )
     is_past = "checkpoint_id" in config["configurable"]
     tasks = tuple(
@@ -376,24 +405,25 @@ async def _read_unserved_state(
             task.id or "",
             task.node,
             task.path,
-            task.error,  # type: ignore[arg-type]  # as text, as savers store it
+            task.error,  # type: ignore[arg-type]  # a text, as savers store errors
             task.interrupts if is_past or not task.done else (),
         )
         for task in status.tasks
     )
     return StateSnapshot(
-        values=select_public_values(await arun(read_channel_values(call.saver, found))),
+        values=select_public_values(await arun(read_channel_values(call.saver, checkpoint))),
         next=tuple(task.node for task in status.tasks) if is_past else status.next,
-        config=found.config,
-        metadata=found.metadata,
-        created_at=found.checkpoint["ts"],
-        parent_config=found.parent_config,
+        config=checkpoint.config,
+        metadata=checkpoint.metadata,
+        created_at=checkpoint.checkpoint["ts"],
+        parent_config=checkpoint.parent_config,
         tasks=tasks,
         interrupts=tuple(one for task in tasks for one in task.interrupts),
     )
 
 
 def _build_task_json(task: Any) -> dict[str, Any]:
+    """Return a task in the form of langgraph's API."""
     nested = task.state
     return {
         "id": task.id,

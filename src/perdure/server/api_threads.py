@@ -1,4 +1,4 @@
-"""Threads by REST: the paths and shapes of langgraph's server, for its SDK's `ThreadsClient`."""
+"""Threads over HTTP, with the paths and the JSON of langgraph's server, for its `ThreadsClient`."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
 
 routes = APIRouter(tags=["threads"])
-_LONGEST_TTL: Final = 100 * 366 * 24 * 60  # minutes
+_LONGEST_TTL: Final = 100 * 366 * 24 * 60  # the longest time to live of a thread, in minutes
 Metadata = Annotated[JSONObject, AfterValidator(validate_metadata)]
 NewMetadata = Annotated[Metadata, AfterValidator(validate_owners)]
-"""Metadata that is stored. It may name an owner, who has a name."""
+"""Metadata that is stored. If it names an owner, the name must not be blank."""
 ThreadIds = Annotated[list[Annotated[str, AfterValidator(check_thread_id)]], Field(max_length=1000)]
 MAX_THREADS_READ: Final = 1_000
-"""Of how many threads a search reads the values, if it is for values."""
+"""The maximum number of threads whose values are read by a search for values."""
 ValuePath = Annotated[
     str, Field(pattern=r"^[^.\[\]]+(\.[^.\[\]]+|\[-?[0-9]{1,9}\])*$", max_length=1000)
 ]
-"""Of a value in a thread: `values.messages[-1].content`."""
+"""The path of a value in a thread, such as `values.messages[-1].content`."""
 _PATH_STEP: Final = re.compile(r"\[(-?[0-9]+)\]|([^.\[\]]+)")
 
 
 class Lifetime(BaseModel):
-    """How many minutes without activity end a thread, or all of it but its newest state."""
+    """The minutes without activity after which a thread is deleted or reduced to its last state."""
 
     ttl: float = Field(gt=0, le=_LONGEST_TTL)
     strategy: Literal["delete", "keep_latest"] = "delete"
 
     def time_to_live(self) -> TimeToLive:
-        """As it is kept."""
+        """Return the time to live as it is stored."""
         return TimeToLive(self.ttl, self.strategy == "keep_latest")
 
 
-def _as_lifetime(given: Any) -> Any:
-    return given if isinstance(given, dict) else {"ttl": given}
+def _as_lifetime(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"ttl": value}
 
 
 Ttl = Annotated[Lifetime, BeforeValidator(_as_lifetime)]
@@ -121,69 +121,69 @@ class Prune(BaseModel):
 @action("threads:create")
 async def create_thread(call: CurrentCall, runs: ServerRuns, body: NewThread) -> Response:
     """Create a thread."""
-    asked = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
-    given = await call.permit(asked | {"metadata": body.metadata or {}})
+    arguments = body.model_dump(include={"thread_id", "if_exists", "ttl"}, exclude_none=True)
+    permitted = await call.permit(arguments | {"metadata": body.metadata or {}})
     ttl = body.ttl.time_to_live() if body.ttl else None
     try:
-        made = await call.threads.create(body.thread_id, given["metadata"], ttl=ttl)
+        thread_json = await call.threads.create(body.thread_id, permitted["metadata"], ttl=ttl)
     except VersionConflict:
         if body.if_exists == "raise" or body.thread_id is None:
             raise
         return await get_thread(call.with_action("threads:read"), body.thread_id)
-    call.record_for_audit(thread_id=made["thread_id"])
+    call.record_for_audit(thread_id=thread_json["thread_id"])
     if body.supersteps:
         try:
-            thread = await call.threads.get_permitted_row(made["thread_id"])
+            thread = await call.threads.get_permitted_row(thread_json["thread_id"])
             await update_thread_state(
                 call, runs, thread, build_checkpoint_config(thread.thread_id), body.supersteps
             )
-            made = await call.threads.get(thread.thread_id)
+            thread_json = await call.threads.get(thread.thread_id)
         except BaseException:
-            await call.threads.delete(made["thread_id"])
+            await call.threads.delete(thread_json["thread_id"])
             raise
-    return await _reply_with_values(call, made)
+    return await _reply_with_values(call, thread_json)
 
 
 @routes.post("/threads/search")
 @action("threads:search")
 async def search_threads(call: CurrentCall, body: ThreadSearch) -> Response:
-    """Threads that match, the latest activity first unless another order is given."""
-    wanted = await _permit_filters(call, body)
-    page = wanted.pop("limit"), wanted.pop("offset")
+    """List threads that match. The latest activity comes first unless another order is given."""
+    filters = await _permit_filters(call, body)
+    page = filters.pop("limit"), filters.pop("offset")
     fields: set[str] = {*(body.select or ())}
     if body.values:
-        found = await _search_by_values(call, ThreadQuery(**wanted), body.values, *page)
+        threads = await _search_by_values(call, ThreadQuery(**filters), body.values, *page)
     else:
-        found = await call.threads.search(ThreadQuery(**wanted), *page)
+        threads = await call.threads.search(ThreadQuery(**filters), *page)
         if not fields or "values" in fields or body.extract:
-            found = [await _add_values(call, thread) for thread in found]
+            threads = [await _add_values(call, thread) for thread in threads]
 
-    def shown(thread: Thread) -> Thread:
+    def select_fields(thread: Thread) -> Thread:
         row = {name: value for name, value in thread.items() if not fields or name in fields}
         if body.extract:
-            plain = orjson.loads(encode_json(thread))
+            decoded = orjson.loads(encode_json(thread))
             row["extracted"] = {
-                name: _get_by_path(plain, path) for name, path in body.extract.items()
+                name: _get_by_path(decoded, path) for name, path in body.extract.items()
             }
         return row
 
-    return await asyncio.to_thread(lambda: JSONReply([shown(thread) for thread in found]))
+    return await asyncio.to_thread(lambda: JSONReply([select_fields(thread) for thread in threads]))
 
 
 @routes.post("/threads/count")
 @action("threads:search")
 async def count_threads(call: CurrentCall, body: ThreadFilters) -> int:
-    """How many threads match."""
-    wanted = ThreadQuery(**await _permit_filters(call, body))
+    """Count the threads that match."""
+    query = ThreadQuery(**await _permit_filters(call, body))
     if body.values:
-        return len(await _search_by_values(call, wanted, body.values, MAX_THREADS_READ, 0))
-    return await call.threads.count(wanted)
+        return len(await _search_by_values(call, query, body.values, MAX_THREADS_READ, 0))
+    return await call.threads.count(query)
 
 
 @routes.post("/threads/prune")
 @action("threads:delete")
 async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dict[str, int]:
-    """Delete threads, or all their checkpoints but the newest; unknown ids are passed over."""
+    """Delete threads, or all their checkpoints except the newest. Unknown ids are skipped."""
     pruned = 0
     for thread_id in dict.fromkeys(body.thread_ids):
         with suppress(UnknownThread):
@@ -201,7 +201,7 @@ async def prune_threads(call: CurrentCall, runs: ServerRuns, body: Prune) -> dic
 async def get_thread(
     call: CurrentCall, thread_id: PathId, include: Literal["ttl"] | None = None
 ) -> Response:
-    """A thread; what it may include is told of each that has it."""
+    """Return a thread. Its time to live is always included if it has one."""
     return await _reply_with_values(call, await call.permit_thread(thread_id))
 
 
@@ -211,13 +211,15 @@ async def update_thread(
     call: CurrentCall, request: Request, thread_id: PathId, body: ThreadChange
 ) -> Response:
     """Add metadata to a thread."""
-    asked = body.model_dump(include={"ttl"}, exclude_none=True)
-    given = await call.permit({"thread_id": thread_id, "metadata": body.metadata or {}, **asked})
+    changes = body.model_dump(include={"ttl"}, exclude_none=True)
+    permitted = await call.permit(
+        {"thread_id": thread_id, "metadata": body.metadata or {}, **changes}
+    )
     ttl = body.ttl.time_to_live() if body.ttl else None
-    changed = await call.threads.update(thread_id, given["metadata"], ttl)
+    updated = await call.threads.update(thread_id, permitted["metadata"], ttl)
     if request.headers.get("prefer") == "return=minimal":
         return Response(status_code=204)
-    return await _reply_with_values(call, changed)
+    return await _reply_with_values(call, updated)
 
 
 @routes.delete("/threads/{thread_id}", status_code=204)
@@ -236,7 +238,7 @@ async def delete_thread(
     places = await find_memory_places(call) if memories == "erase" else []
     await runs.stop_thread(call.identity.tenant, thread_id)
     if places:
-        # the memories first: nothing would find them after a crash once the thread is gone
+        # memories first, because after a crash nothing could find them without the thread
         receipt = await aforget_thread_memories(call.store, [thread_id], places=places)
         call.record_for_audit(hashes=receipt.hashes)
     await call.threads.delete(thread_id)
@@ -250,9 +252,9 @@ async def find_memory_places(call: Call) -> list[Namespace]:
     """
     if call.identity.is_admin:
         return [*PLACES]
-    erasing, user = call.with_action("store:delete"), call.memories[1:]
+    erase_call, user = call.with_action("store:delete"), call.memories[1:]
     return [
-        tuple((await erasing.permit({"namespace": (*place, *user)}))["namespace"])
+        tuple((await erase_call.permit({"namespace": (*place, *user)}))["namespace"])
         for place in PLACES
     ]
 
@@ -262,48 +264,48 @@ async def find_memory_places(call: Call) -> list[Namespace]:
 async def copy_thread(call: CurrentCall, thread_id: PathId) -> Response:
     """Copy a thread under a new id."""
     await call.with_action("threads:read").permit_thread(thread_id)
-    given = await call.permit({"metadata": {}})
-    made = await call.threads.copy(thread_id, given["metadata"])
-    call.record_for_audit(thread_id=made["thread_id"])
-    return await _reply_with_values(call, made)
+    permitted = await call.permit({"metadata": {}})
+    copied = await call.threads.copy(thread_id, permitted["metadata"])
+    call.record_for_audit(thread_id=copied["thread_id"])
+    return await _reply_with_values(call, copied)
 
 
 async def _permit_filters(call: Call, body: ThreadFilters) -> JSONObject:
-    """What is asked for, as handlers leave it: they may add to the metadata."""
-    asked = body.model_dump(exclude={"select", "extract"})
-    asked |= {"metadata": body.metadata or {}, "values": body.values or {}}
-    given = await call.permit(asked)
-    return {name: given[name] for name in asked if name != "values"}
+    """Return the filters after the authentication handlers, which may add to the metadata."""
+    filters = body.model_dump(exclude={"select", "extract"})
+    filters |= {"metadata": body.metadata or {}, "values": body.values or {}}
+    permitted = await call.permit(filters)
+    return {name: permitted[name] for name in filters if name != "values"}
 
 
 async def _search_by_values(
-    call: Call, wanted: ThreadQuery, values: JSONObject, limit: int, offset: int
+    call: Call, query: ThreadQuery, values: JSONObject, limit: int, offset: int
 ) -> list[Thread]:
-    """A page of the threads whose values contain some, with their values.
+    """Return a page of the threads whose values contain the requested ones, with their values.
 
     Raises:
-        ConfigurationError: They would be looked for in too many threads.
+        ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions.
     """
-    holds, found = containing(values), list[Thread]()
-    threads = await call.threads.search(wanted, MAX_THREADS_READ + 1)
+    contains_values, matching = containing(values), list[Thread]()
+    threads = await call.threads.search(query, MAX_THREADS_READ + 1)
     for thread in threads[:MAX_THREADS_READ]:
-        whole = await _add_values(call, thread)
+        complete = await _add_values(call, thread)
         if await asyncio.to_thread(
-            lambda each: holds(orjson.loads(encode_json(each))), whole["values"]
+            lambda each: contains_values(orjson.loads(encode_json(each))), complete["values"]
         ):
-            found.append(whole)
-        if len(found) == limit + offset:
-            return found[offset:]
+            matching.append(complete)
+        if len(matching) == limit + offset:
+            return matching[offset:]
     if len(threads) > MAX_THREADS_READ:
         raise ConfigurationError(
             f"more than {MAX_THREADS_READ} threads match the other conditions, and a search by "
             f"values reads at most {MAX_THREADS_READ}; add metadata, ids or a status to the search"
         )
-    return found[offset:]
+    return matching[offset:]
 
 
 def _get_by_path(value: Any, path: str) -> Any:
-    """What is at a path in JSON; None: nothing is."""
+    """Return the value at a path in JSON, or None if there is no such value."""
     for index, name in _PATH_STEP.findall(path):
         try:
             value = value[int(index)] if index and isinstance(value, list) else value[name]
@@ -313,13 +315,16 @@ def _get_by_path(value: Any, path: str) -> Any:
 
 
 async def _reply_with_values(call: Call, thread: Thread) -> Response:
+    """Reply with a thread and its values."""
     return await build_json_reply(await _add_values(call, thread))
 
 
 async def _add_values(call: Call, thread: Thread) -> Thread:
-    """A thread with its values."""
-    found = await call.saver.aget_tuple(build_checkpoint_config(thread["thread_id"]))
+    """Return a thread with the values of its newest state."""
+    checkpoint = await call.saver.aget_tuple(build_checkpoint_config(thread["thread_id"]))
     values = (
-        select_public_values(await arun(read_channel_values(call.saver, found))) if found else None
+        select_public_values(await arun(read_channel_values(call.saver, checkpoint)))
+        if checkpoint
+        else None
     )
     return {**thread, "config": {}, "values": values}

@@ -1,4 +1,4 @@
-"""A request: who asks, and, once it is permitted, what of the database it may reach."""
+"""A request to the server: its user, and, after a permission check, its access to the database."""
 
 from __future__ import annotations
 
@@ -38,30 +38,33 @@ AUDITED_NAMES: Final = (
     "namespace",
     "key",
 )
-"""What an action is about, as the values of `permit` name it; the audit log keeps it."""
+"""The names of arguments that identify the object of an action. The audit log keeps them."""
 Row = TypeVar("Row")
-_PAGE_SIZE: Final = 1_000  # read at once, where such are left out
+_PAGE_SIZE: Final = 1_000  # rows read at once when hidden namespaces are left out
 
 
 class LiveRuns(Protocol):
     """The runs of this process, as far as threads need to know them."""
 
     def is_thread_busy(self, tenant: str | None, thread_id: str) -> bool:
-        """Whether one of a thread has not ended, be it of one that was deleted."""
+        """Return whether a run of a thread has not ended, even if the thread was deleted."""
 
     def forget_thread(self, tenant: str | None, thread_id: str) -> None:
-        """Forget what is known of a thread that is no more."""
+        """Forget the runs and the events of a deleted thread."""
 
 
 class Call:
-    """A request for an action. The database is out of reach until `permit` was awaited.
+    """A request for an action. It has no access to the database until `permit` was awaited.
 
     Args:
-        identity: Who asks.
-        action: What for.
-        access: What is allowed.
-        databases: What is out of reach before.
-        runs: What runs in this process; None: nothing does.
+        identity: The user.
+        action: The action that the user requests.
+        access: Decides which actions are permitted.
+        databases: The databases of the server.
+        runs: The runs of this process, or None if it has none.
+
+    Attributes:
+        recorded: What the audit log records of each `permit`.
     """
 
     def __init__(
@@ -79,103 +82,109 @@ class Call:
         self.recorded: list[dict[str, Any]] = []  # for each `permit`
 
     def record_for_audit(self, **ids: Any) -> None:
-        """Add to the record of the audit log: ids, or `hashes` of a receipt; never content."""
+        """Add ids, or the `hashes` of a receipt, to the audit record. Content must not be added."""
         self.recorded[-1:] = [{**each, **ids} for each in self.recorded[-1:] or [{}]]
 
     async def permit(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Ask whether the action is allowed; returns its value as a handler left it.
+        """Check that the action is permitted, and return its arguments as a handler left them.
 
         Raises:
-            Forbidden: It is not.
+            Forbidden: The action is not permitted.
         """
-        asked = dict(value or {})
+        arguments = dict(value or {})
         self.recorded.append(
-            {name: asked[name] for name in AUDITED_NAMES if asked.get(name) is not None}
+            {name: arguments[name] for name in AUDITED_NAMES if arguments.get(name) is not None}
         )
         if self.action == "admin" and not self.identity.is_admin:
-            raise Forbidden(f"{self.identity.user!r} may not see or change the whole database")
+            raise Forbidden(
+                f"{self.identity.user!r} may not see or change the whole database; only an "
+                "admin may do this"
+            )
         if self.action != "admin":
-            self._filter = await self._access.permit(self.identity, self.action, asked)
+            self._filter = await self._access.permit(self.identity, self.action, arguments)
         if self.action.startswith("store:"):
-            check_team(self.identity, self.action, asked.get("namespace") or ())
-        writes = self.action in ("store:put", "store:delete")
-        if is_internal_namespace(asked.get("namespace") or ()) and (
-            writes or not self.identity.is_admin
+            check_team(self.identity, self.action, arguments.get("namespace") or ())
+        is_write = self.action in ("store:put", "store:delete")
+        if is_internal_namespace(arguments.get("namespace") or ()) and (
+            is_write or not self.identity.is_admin
         ):
-            raise Forbidden(f"{asked['namespace']!r} is one of perdure's own namespaces")
+            raise Forbidden(
+                f"{arguments['namespace']!r} is a namespace for internal data of perdure; use another "
+                "namespace"
+            )
         self._database = await self._databases.get_or_open(self.identity.tenant)
-        return asked
+        return arguments
 
     async def permit_thread(self, thread_id: str, **about: Any) -> Thread:
-        """A thread that the action is about, if that is allowed, and the thread may be reached.
+        """Check that the action on a thread is permitted, and return the thread.
 
         Raises:
             Forbidden: See `permit`.
-            UnknownThread: There is none, or it may not be reached.
+            UnknownThread: The thread does not exist, or the caller may not reach it.
         """
         await self.permit({"thread_id": thread_id, **about})
         return await self.threads.get(thread_id)
 
     async def permit_thread_row(self, thread_id: str) -> ListedThread:
-        """Return the row of a thread that the action is about; see `permit_thread`."""
+        """Check that the action is permitted, and return the row; see `permit_thread`."""
         await self.permit({"thread_id": thread_id})
         return await self.threads.get_permitted_row(thread_id)
 
     async def permit_memories(self, value: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that say where the user's memories are, if the action is allowed."""
-        allowed = await self.permit({"namespace": self.memories, **value})
-        template, config = build_literal_template(tuple(allowed["namespace"]))
+        """Check that the action is permitted, and return arguments that select the memories."""
+        permitted = await self.permit({"namespace": self.memories, **value})
+        template, config = build_literal_template(tuple(permitted["namespace"]))
         return {"namespace": template, "config": config}
 
     def keep_database_open(self) -> AbstractContextManager[None]:
-        """While it lasts, the database stays open; for what goes on after the reply."""
+        """Keep the database open until the block ends, for work that continues after the reply."""
         return self._databases.keep_open(self.identity.tenant)
 
     def with_action(self, action: Action) -> Call:
-        """The same request for what it needs to be permitted as well, such as to read a source."""
+        """Return the same request for another action, which must be permitted, too."""
         return Call(self.identity, action, self._access, self._databases, self._runs)
 
     def with_identity(self, identity: Identity) -> Call:
-        """The same request of a caller who acts for somebody, or no longer does."""
+        """Return the same request of another identity, such as one that acts for a person."""
         return Call(identity, self.action, self._access, self._databases, self._runs)
 
     def without_acting_for(self) -> Call:
-        """The same request of a caller who acts for nobody."""
+        """Return the same request of a caller who acts for nobody."""
         return self.with_identity(replace(self.identity, acting_for=None))
 
     @property
     def access(self) -> Access:
-        """What is allowed."""
+        """Return the rules that decide which actions are permitted."""
         return self._access
 
     async def may_use_thread(self, action: Action, thread: Mapping[str, Any]) -> bool:
-        """Whether the user may do something else with a thread that they have reached."""
-        asking = self.with_action(action)
+        """Return whether the user may perform another action on a thread that they have reached."""
+        other_call = self.with_action(action)
         try:
-            await asking.permit({"thread_id": thread["thread_id"], "metadata": {}})
+            await other_call.permit({"thread_id": thread["thread_id"], "metadata": {}})
         except Refused:
             return False
-        return meets(thread["metadata"], asking._filter)
+        return meets(thread["metadata"], other_call._filter)
 
     @property
     def filter(self) -> Filter:
-        """What the metadata of a thread or an assistant must meet that is reached."""
+        """Return the filter that the metadata of threads and assistants must meet."""
         self._require_database()
         return self._filter
 
     @property
     def saver(self) -> Checkpointer:
-        """The checkpointer; which threads may be seen, `threads` tells."""
+        """Return the checkpointer. It does not restrict access; `threads` does."""
         return self._require_database().saver
 
     @property
     def store(self) -> WholeStore:
-        """The store."""
+        """Return the store."""
         return self._require_database().store
 
     @property
     def threads(self) -> Threads:
-        """The threads that may be reached."""
+        """Return the threads that the caller may reach."""
         runs, tenant, database = self._runs, self.identity.tenant, self._require_database()
         people = getattr(self._access, "owners_are_people", True)
         options: Any = {"default_ttl": self._databases.thread_ttl, "owners_are_people": people}
@@ -187,7 +196,7 @@ class Call:
     async def search_transcripts(
         self, text: str, query: ThreadQuery, limit: int, wait_s: float
     ) -> ThreadHits:
-        """What was said in the threads of a search; nothing, if that is turned off."""
+        """Search the transcripts of threads. Return nothing if that search is turned off."""
         if not (self._databases.search_threads and text.strip()):
             return ThreadHits()
         return await self.threads.search_transcripts(self.store, text, query, limit, wait_s)
@@ -199,57 +208,72 @@ class Call:
         hides_own: bool = False,
         **options: Any,
     ) -> list[Any]:
-        """Return a list or a search of the store, perdure's own namespaces only to an admin.
+        """Return a list or a search of the store without namespaces that the caller may not see.
 
-        The namespaces of a team are shown to its members and admins.
+        Namespaces of perdure are shown to admins only. Namespaces of a team are shown to its
+        members and to admins.
 
-        With `hides_own`, an admin gets perdure's own namespaces only if the prefix names them.
+        Args:
+            read: The method of the store.
+            args: Its positional arguments.
+            hides_own: Whether an admin sees namespaces of perdure only if the prefix names them.
+            options: Its keyword arguments.
+
+        Raises:
+            ConfigurationError: The offset is too large for a list from which rows are left out.
         """
         prefix = args[0] if args else options["prefix"]
-        shows_own = self.identity.is_admin and not hides_own
-        is_checked = len(prefix or ()) > 1 and prefix[0] != "*"
-        if shows_own or is_checked or (prefix or "*")[0] not in ("*", TEAMS):
+        shows_internal = self.identity.is_admin and not hides_own
+        is_permission_checked = len(prefix or ()) > 1 and prefix[0] != "*"
+        if shows_internal or is_permission_checked or (prefix or "*")[0] not in ("*", TEAMS):
             return await read(*args, **options)
-        found: list[Any] = []
-        start, at = options.pop("offset"), 0
-        if start > 10 * _PAGE_SIZE:  # to leave out perdure's own, all that is before it is read
-            raise ConfigurationError(f"offset is {start}; expected at most 10,000, or a prefix")
-        end = start + options.pop("limit")
-        size = min(end, _PAGE_SIZE)
-        while len(found) < end:
-            page = await read(*args, **options, limit=size, offset=at)
-            found += [each for each in page if self._is_visible(getattr(each, "namespace", each))]
-            if len(page) < size:
+        visible: list[Any] = []
+        offset, read_count = options.pop("offset"), 0
+        if offset > 10 * _PAGE_SIZE:  # all rows before the offset are read, to leave some out
+            raise ConfigurationError(
+                f"offset is {offset}; expected at most 10,000 in a list without a prefix; add a "
+                "prefix"
+            )
+        visible_limit = offset + options.pop("limit")
+        page_size = min(visible_limit, _PAGE_SIZE)
+        while len(visible) < visible_limit:
+            page = await read(*args, **options, limit=page_size, offset=read_count)
+            visible += [row for row in page if self._is_visible(getattr(row, "namespace", row))]
+            if len(page) < page_size:
                 break
-            at, size = at + size, _PAGE_SIZE
-        return found[start:end]
+            read_count, page_size = read_count + page_size, _PAGE_SIZE
+        return visible[offset:visible_limit]
 
     def _is_visible(self, namespace: Sequence[str]) -> bool:
-        """Return whether a namespace is shown in a list of all."""
+        """Return whether a namespace is shown in a list of all namespaces."""
         return not is_internal_namespace(namespace) and may_reach(self.identity, namespace)
 
     def find_team_author(self, namespace: Sequence[str]) -> str | None:
-        """Return the author of what the user writes into a namespace, if it is that of a team."""
+        """Return the user as the author of a team's item, or None outside of a team's namespace."""
         return self.identity.person if is_of_team(namespace) else None
 
     @property
     def memories(self) -> tuple[str, ...]:
-        """The namespace of the user's memories."""
+        """Return the namespace of the user's memories."""
         return (NAMESPACE[0], self.identity.person)
 
     def _require_database(self) -> OpenDatabase:
+        """Return the database. Raise `RuntimeError` if the action was not permitted before."""
         if self._database is None:
-            raise RuntimeError(f"{self.action} reaches for the database before it is permitted")
+            raise RuntimeError(f"{self.action} uses the database before `permit` was awaited")
         return self._database
 
 
 def is_internal_namespace(namespace: Sequence[str]) -> bool:
-    """Whether a namespace is one of perdure's own, which nobody writes to by hand."""
+    """Return whether a namespace has internal data of perdure, which users do not write."""
     return tuple(namespace[:1]) == (RESERVED_LABEL,)
 
 
 def build_literal_template(namespace: Namespace) -> tuple[Namespace, RunnableConfig]:
-    """A template that is filled in to be a namespace, whatever its labels hold; what fills it."""
+    """Return a namespace template that yields exactly this namespace, and the config for it.
+
+    The labels are passed by the config, so that braces in them are not template fields.
+    """
     if is_of_team(namespace) and len(namespace) > 1:
         template, config = build_literal_template(namespace[2:])
         team = {"configurable": {**config["configurable"], "team": namespace[1]}}
@@ -259,10 +283,10 @@ def build_literal_template(namespace: Namespace) -> tuple[Namespace, RunnableCon
 
 
 async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
-    """The call that a request is, until its reply was sent."""
+    """Yield the call of a request until its reply was sent."""
     state, access = connection.app.state, connection.app.state.access
-    known = getattr(connection.state, "identity", None)
-    identity: Identity = known or await identify(connection)
+    known_identity = getattr(connection.state, "identity", None)
+    identity: Identity = known_identity or await identify(connection)
     connection.state.user = identity.user
     endpoint = connection.scope["route"].endpoint
     call = Call(identity, endpoint.action, access, state.databases, state.runs)
@@ -273,34 +297,43 @@ async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
 
 
 class Page(BaseModel):
-    """Which of the rows that a search finds are shown, as its body says."""
+    """The limit and the offset of a search, as its body has them."""
 
     limit: int = Field(SEARCH_LIMIT, ge=0, le=1000)
     offset: int = Field(0, ge=0)
 
     def slice_rows(self, rows: list[Row]) -> list[Row]:
-        """These rows."""
+        """Return the rows of this page."""
         return rows[self.offset :][: self.limit]
 
 
 class SortedPage(Page):
-    """The same, with their order and the fields that are shown."""
+    """The limit, the offset, the order and the selected fields of a search."""
 
     sort_by: str
     sort_order: Literal["asc", "desc"] = "desc"
     select: Sequence[str] = ()
 
-    def select_rows(self, rows: list[dict[str, Any]], **also: Any) -> list[dict[str, Any]]:
-        """What is shown of rows, in their order; `also` is shown if it is selected."""
-        by = self.sort_by
-        rows.sort(key=lambda row: (row[by] is not None, row[by]), reverse=self.sort_order == "desc")
+    def select_rows(self, rows: list[dict[str, Any]], **extra_fields: Any) -> list[dict[str, Any]]:
+        """Return the selected fields of the rows of this page, sorted.
+
+        Args:
+            rows: All rows that the search finds.
+            extra_fields: Fields that are added to each row if they are selected.
+        """
+        sort_field = self.sort_by
+        rows.sort(
+            key=lambda row: (row[sort_field] is not None, row[sort_field]),
+            reverse=self.sort_order == "desc",
+        )
         return [
-            {name: (row | also)[name] for name in self.select or row}
+            {name: (row | extra_fields)[name] for name in self.select or row}
             for row in self.slice_rows(rows)
         ]
 
 
 CurrentCall = Annotated[Call, Depends(open_call)]
-"""An endpoint's argument."""
+"""The call of a request, as an argument of an endpoint."""
 PathId = Annotated[str, AfterValidator(lambda text: text.replace("\0", "/"))]
-"""An argument of an endpoint that is a part of its path, and may be any text."""
+"""A part of a path that may be any text, as an argument of an endpoint. `guard.EncodedSlashes` has
+replaced its slashes by NUL characters."""

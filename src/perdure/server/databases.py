@@ -1,4 +1,4 @@
-"""The databases of a server: that of the settings, and of tenants each its own."""
+"""The databases of a server: the database of the settings, and a view of it for each tenant."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from perdure.settings import Settings, is_dsn
 from perdure.stores import SQLiteStore
 from perdure.stores.whole_store import WholeStore
 
-_MAX_OPEN_TENANTS: Final = 32  # tenants that are open
-_CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20  # of each tenant; connections they share
+_MAX_OPEN_TENANTS: Final = 32  # tenants whose checkpointers and stores are kept open
+# the memory of each tenant's caches and search indexes, in bytes; tenants share connections
+_CACHE_BYTES, _INDEX_BYTES = 16 << 20, 32 << 20
 
 
 class OpenDatabase(NamedTuple):
-    """The threads and the items of a database, or of a tenant of it."""
+    """The checkpointer and the store of a database, or of one tenant of it."""
 
     saver: Checkpointer
     store: WholeStore
@@ -44,13 +45,13 @@ class DatabaseOptions:
 
 
 class Databases:
-    """The database of the settings, opened when it is first used; of tenants, each its own.
+    """The database of the settings, and its tenants. Each is opened when it is first used.
 
-    Of many tenants, those that were not asked for in the longest time are closed.
+    If many tenants are open, those that have not been used for the longest time are closed.
 
     Args:
         settings: Name the database.
-        measured: Makes a subclass of a class of threads or items, whose methods are measured.
+        instrument: Returns a subclass of a checkpointer or store class whose methods are measured.
         saver_options: The options `types` and `aliases` of the checkpointers.
         options: The options of the stores and of new threads.
         has_organisations: Whether the `owner` of a thread may be an organisation. Each database
@@ -70,21 +71,21 @@ class Databases:
         self._settings, self._instrument = settings, instrument
         self._options = options or DatabaseOptions()
         self._saver_options = dict(saver_options or {})
-        self._parts: dict[str | None, OpenDatabase] = {}  # last is who asked last
+        self._parts: dict[str | None, OpenDatabase] = {}  # the tenant that was used last is last
         self._uses = Counter[str | None]()
 
     @property
     def search_threads(self) -> bool:
-        """Whether what was said in threads is searched."""
+        """Return whether the transcripts of threads can be searched."""
         return self._settings.search_threads
 
     @property
     def thread_ttl(self) -> TimeToLive | None:
-        """The time to live of new threads, or None."""
+        """Return the time to live of new threads, or None."""
         return self._options.thread_ttl
 
     async def get_or_open(self, tenant: str | None) -> OpenDatabase:
-        """Return the database of a tenant, which is opened if it is not open.
+        """Return the database of a tenant. Open it if it is not open.
 
         Raises:
             EmbedderMismatch: The vectors of the store come from another embedder than the
@@ -92,24 +93,24 @@ class Databases:
         """
         parts = self._parts.pop(tenant, None)
         if parts is None:
-            opened = await self._open_database(tenant)
+            new_parts = await self._open_database(tenant)
             parts = self._parts.pop(tenant, None)  # another request may have opened it meanwhile
             if parts is None:
-                parts = opened
+                parts = new_parts
             else:
-                await asyncio.gather(opened.saver.aclose(), opened.store.aclose())
-        idle = [each for each in self._parts if not self._uses[each]]
+                await asyncio.gather(new_parts.saver.aclose(), new_parts.store.aclose())
+        idle_tenants = [open_tenant for open_tenant in self._parts if not self._uses[open_tenant]]
         self._parts[tenant] = parts
-        await self._close_tenants(*idle[: max(0, len(self._parts) - _MAX_OPEN_TENANTS)])
+        await self._close_tenants(*idle_tenants[: max(0, len(self._parts) - _MAX_OPEN_TENANTS)])
         return parts
 
     def is_open(self, tenant: str | None, parts: OpenDatabase) -> bool:
-        """Whether this is open."""
+        """Return whether this object is the open database of a tenant."""
         return self._parts.get(tenant) is parts
 
     @contextmanager
     def keep_open(self, tenant: str | None) -> Iterator[None]:
-        """While it lasts, what belongs to a tenant is not closed."""
+        """Keep the database of a tenant open until the block ends."""
         self._uses[tenant] += 1
         try:
             yield
@@ -117,10 +118,11 @@ class Databases:
             self._uses[tenant] -= 1
 
     async def aclose(self) -> None:
-        """Close all of it."""
+        """Close the databases of all tenants."""
         await self._close_tenants(*self._parts)
 
     async def _open_database(self, tenant: str | None) -> OpenDatabase:
+        """Open the database of a tenant, and check its embedder."""
         parts = self._create_parts(tenant)
         try:
             if "index" in self._options.store:
@@ -135,28 +137,37 @@ class Databases:
         return parts
 
     def _create_parts(self, tenant: str | None) -> OpenDatabase:
-        db, options = self._settings.db, {"key": self._settings.key}
-        of_saver, of_store = {**options, **self._saver_options}, {**options, **self._options.store}
+        """Create the checkpointer and the store of a tenant.
+
+        Raises:
+            ConfigurationError: There is a tenant, and the database is a file.
+        """
+        db, shared = self._settings.db, {"key": self._settings.key}
+        saver_args, store_args = (
+            {**shared, **self._saver_options},
+            {**shared, **self._options.store},
+        )
         if is_dsn(db):
-            of_saver["direct"] = self._settings.direct
+            saver_args["direct"] = self._settings.direct
         if tenant is not None:
-            of_saver |= {"tenant": tenant, "cache_bytes": _CACHE_BYTES}
-            of_store |= {"tenant": tenant, "index_bytes": _INDEX_BYTES}
+            saver_args |= {"tenant": tenant, "cache_bytes": _CACHE_BYTES}
+            store_args |= {"tenant": tenant, "index_bytes": _INDEX_BYTES}
             if not is_dsn(db):
                 raise ConfigurationError(
-                    f"the identity has the tenant {tenant!r}, and {db!r} is a file; tenants share "
-                    "a database on Postgres only"
+                    f"the identity has the tenant {tenant!r}, but {db!r} is a file; tenants need a "
+                    "Postgres database"
                 )
-        savers, stores = map(self._instrument, _choose_classes(db))
-        return OpenDatabase(savers.open(db, **of_saver), stores.open(db, **of_store))
+        saver_class, store_class = map(self._instrument, _choose_classes(db))
+        return OpenDatabase(saver_class.open(db, **saver_args), store_class.open(db, **store_args))
 
     async def _close_tenants(self, *tenants: str | None) -> None:
+        """Close the checkpointers and stores of tenants."""
         for part in chain(*map(self._parts.pop, tenants)):
             await part.aclose()
 
 
 def _choose_classes(db: str) -> tuple[Any, Any]:
-    """The classes that open a database."""
+    """Return the classes of the checkpointer and of the store for a database."""
     if is_dsn(db):
         from perdure.checkpointers.postgres import PostgresCheckpointer
         from perdure.stores.postgres import PostgresStore

@@ -1,4 +1,4 @@
-"""The graphs that the server runs: perdure's own, or those of a `langgraph.json`."""
+"""The graphs that the server serves: perdure's built-in graphs, or those of a `langgraph.json`."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from perdure.stores.whole_store import WholeStore
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 GraphSource: TypeAlias = Any
-"""A graph, compiled or not, or a function that makes one, awaited or not, or a context of one."""
+"""A graph, compiled or not; or a function that returns a graph, an awaitable of one, or a context
+manager that yields one."""
 _UNNAMED: Final = "LangGraph"  # the name that langgraph gives to a graph without one
 _ASSISTANT_NAMESPACE: Final = UUID("3d1b2f0e-7c52-5d0c-9c0f-8a3f6c1e2b47")
-# What `ServerRuntime` may be: for runs, and for reading.
+# the two classes of the union `ServerRuntime`: for runs, and for reads
 _RUN_RUNTIME, _READ_RUNTIME = (get_origin(each) for each in get_args(ServerRuntime.__value__))
 
 
 class UnknownGraph(Refused):
-    """No graph that is served has this name."""
+    """No graph with this name is served."""
 
     status = 404
 
 
 class Graphs:
-    """Graphs by their names.
+    """The graphs of the server, by name.
 
     Args:
         sources: The graphs, by name.
@@ -62,12 +63,14 @@ class Graphs:
 
     @classmethod
     def load_built_in(cls, settings: Settings) -> Self:
-        """The chat and the agent, with the model of the settings."""
+        """Return perdure's chat and agent, with the model of the settings."""
         return cls({name: _BuiltInGraph(name, settings) for name in ("chat", "agent")})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Import the graphs of a `langgraph.json`; its folder and dependencies join `sys.path`.
+        """Import the graphs of a `langgraph.json`.
+
+        The folder of the file and its dependencies are added to `sys.path`.
 
         `"perdure": {"types": "./file.py:TYPES", "aliases": {"old.module:Name": "module:Name"}}`
         sets the options of the checkpointer. The value of `aliases` may also be the path of an
@@ -95,78 +98,84 @@ class Graphs:
         user: Any = None,
         context: Any = None,
     ) -> AsyncIterator[Graph]:
-        """A graph with this checkpointer and store; the rest is for a function that makes one.
+        """Yield a graph with this checkpointer and store.
+
+        If the graph is made by a function, the remaining arguments are passed to it.
 
         Args:
-            name: Its name.
+            name: The name of the graph.
             saver: The checkpointer.
             store: The store.
-            config: The run's.
-            access: What the graph is used for.
-            user: What the authentication handler returned.
-            context: The run's.
+            config: The config of the run.
+            access: The purpose for which the graph is opened.
+            user: The user as the authentication handler returned it.
+            context: The context of the run.
 
         Raises:
-            UnknownGraph: It is not served.
+            UnknownGraph: The graph is not served.
         """
         if name not in self._sources:
             raise UnknownGraph(
                 f"the graph {name!r} is not served; the graphs are {', '.join(self._sources)}"
             )
-        made = self._sources[name]
-        if isinstance(made, _BuiltInGraph):
-            made = self._sources[name] = await asyncio.to_thread(made.build)
-        if not isinstance(made, Pregel):
+        source = self._sources[name]
+        if isinstance(source, _BuiltInGraph):
+            source = self._sources[name] = await asyncio.to_thread(source.build)
+        if not isinstance(source, Pregel):
             shared = {"access_context": access, "user": user, "store": store}
-            runs = access == "threads.create_run"
-            runtime = _RUN_RUNTIME(**shared, context=context) if runs else _READ_RUNTIME(**shared)
-            made = await asyncio.to_thread(_call_factory, made, config or {}, runtime)
-            if inspect.isawaitable(made):
-                made = await made
-        entered: Any = made if hasattr(made, "__aenter__") else nullcontext(made)
-        async with entered as graph:
+            is_run = access == "threads.create_run"
+            runtime = _RUN_RUNTIME(**shared, context=context) if is_run else _READ_RUNTIME(**shared)
+            source = await asyncio.to_thread(_call_factory, source, config or {}, runtime)
+            if inspect.isawaitable(source):
+                source = await source
+        graph_context: Any = source if hasattr(source, "__aenter__") else nullcontext(source)
+        async with graph_context as graph:
             yield _bind_graph(graph, name, saver, store)
 
 
 class _BuiltInGraph(NamedTuple):
-    """A graph of perdure's, made when it is first needed: its imports take seconds."""
+    """A graph of perdure. It is built when it is first needed, because its imports take seconds."""
 
     name: str
     settings: Settings
 
     def build(self) -> Graph:
-        """Make it."""
+        """Build the graph."""
         from perdure.graphs import configured
 
-        make = {"chat": configured.build_memory_chat, "agent": configured.build_memory_agent}[
-            self.name
-        ]
-        return make(self.settings)
+        build_graph = {
+            "chat": configured.build_memory_chat,
+            "agent": configured.build_memory_agent,
+        }[self.name]
+        return build_graph(self.settings)
 
 
 @cache
 def default_assistant_id(name: str) -> str:
-    """The id of a graph's own assistant."""
+    """Return the id of the assistant that each graph has by default."""
     return str(uuid5(_ASSISTANT_NAMESPACE, name))
 
 
 def _bind_graph(graph: Any, name: str, saver: Checkpointer, store: WholeStore) -> Graph:
-    """Return the graph with a checkpointer, a store, and its own name or that of the file."""
+    """Return the graph with a checkpointer, a store and a name.
+
+    A graph without a name of its own gets the name under which it is served.
+    """
     compiled = graph.compile() if isinstance(graph, StateGraph) else graph
     if not isinstance(compiled, Pregel):
         raise ConfigurationError(
             f"the function of the graph {name!r} returned {graph!r:.80}; expected a StateGraph or "
             "a compiled graph"
         )
-    update = {"checkpointer": saver, "store": store}
-    return compiled.copy(update | ({"name": name} if compiled.name == _UNNAMED else {}))
+    changes = {"checkpointer": saver, "store": store}
+    return compiled.copy(changes | ({"name": name} if compiled.name == _UNNAMED else {}))
 
 
-def _call_factory(make: Any, config: RunnableConfig, runtime: Any) -> Any:
-    """Call a function that takes nothing, a config, a `ServerRuntime`, or both."""
-    given = []
-    for parameter in inspect.signature(make).parameters.values():
-        wants = parameter.name == "runtime" or "ServerRuntime" in str(parameter.annotation)
-        if wants or parameter.default is parameter.empty:
-            given.append(runtime if wants else config)
-    return make(*given)
+def _call_factory(factory: Any, config: RunnableConfig, runtime: Any) -> Any:
+    """Call a function that takes no argument, a config, a `ServerRuntime`, or both."""
+    arguments = []
+    for parameter in inspect.signature(factory).parameters.values():
+        takes_runtime = parameter.name == "runtime" or "ServerRuntime" in str(parameter.annotation)
+        if takes_runtime or parameter.default is parameter.empty:
+            arguments.append(runtime if takes_runtime else config)
+    return factory(*arguments)

@@ -1,4 +1,4 @@
-"""Replies: values as JSON, errors as their status and a sentence."""
+"""Replies of the server: values as JSON, and errors with their HTTP status and a sentence."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ _ORJSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def encode_json(value: Any) -> bytes:
-    """A value as JSON: messages as their fields, what JSON has no form for as its text."""
+    """Encode a value as JSON.
+
+    Messages become objects of their fields. Values without a form in JSON become their text.
+    """
     try:
         return orjson.dumps(value, _to_json_type, _ORJSON_OPTIONS)
     except TypeError:  # integers beyond 64 bits, lone surrogates, deep nesting
@@ -60,6 +63,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def _to_json_type(value: Any) -> Any:
+    """Return a value of another type as a type that JSON has."""
     if isinstance(value, BaseMessage | BaseModel):
         return value.model_dump()
     if isinstance(value, Mapping):
@@ -72,18 +76,26 @@ def _to_json_type(value: Any) -> Any:
 
 
 def format_as_text(value: Any) -> str:
-    """A text as it is, another value as JSON."""
+    """Return a text unchanged, and another value as JSON."""
     return value if isinstance(value, str) else encode_json(value).decode()
 
 
 def truncate_text(text: str, max_length: int) -> tuple[str, int]:
-    """The beginning of a text, and how many characters are left out."""
+    """Return the start of a text, and the number of characters that were left out.
+
+    Args:
+        text: The text.
+        max_length: The maximum length of the start.
+    """
     return (text, 0) if len(text) <= max_length else (text[:max_length], len(text) - max_length)
 
 
 def escape_unprintable(text: str) -> str:
-    """Text in which what cannot be seen is escaped as in JSON, but for line feeds."""
-    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    """Escape unprintable characters of a text as JSON does. Line feeds stay."""
+    return "".join(
+        character if character == "\n" or character.isprintable() else json.dumps(character)[1:-1]
+        for character in text
+    )
 
 
 class JSONReply(Response):
@@ -92,34 +104,42 @@ class JSONReply(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """The body."""
+        """Return the body."""
         return encode_json(content)
 
 
 async def build_json_reply(content: Any) -> Response:
-    """A reply with stored values: encoded in a thread, as those of a long conversation take long.
+    """Return a reply with stored values, encoded in another thread.
 
-    What an endpoint returns otherwise passes through pydantic, which refuses some of them.
+    The values of a long conversation take long to encode. Endpoints do not return such values
+    themselves, because FastAPI would pass them through pydantic, which refuses some of them.
     """
     return await asyncio.to_thread(JSONReply, content)
 
 
 def http_status(error: PerdureError) -> int:
-    """The status of HTTP for an error."""
+    """Return the HTTP status for an error."""
     if isinstance(error, Refused):
         return error.status
-    return next((code for kinds, code in _STATUS_BY_ERROR.items() if isinstance(error, kinds)), 500)
+    return next(
+        (
+            status
+            for error_types, status in _STATUS_BY_ERROR.items()
+            if isinstance(error, error_types)
+        ),
+        500,
+    )
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of an address of a client; of what is none, empty ones."""
+    """Return the parts of a URL of a client. An invalid URL has empty parts."""
     try:
         return urlsplit(url)
-    except ValueError:  # brackets that are no address
+    except ValueError:  # for example, brackets without an IPv6 address
         return urlsplit("")
 
 
 def wants_json(request: Request) -> bool:
-    """Whether a request for a page is for its JSON twin: at `.json`, or if JSON is accepted."""
+    """Return whether a request for a page wants JSON, by its suffix or its Accept header."""
     accepts = request.headers.get("accept", "")
     return request.url.path.endswith(".json") or accepts.startswith("application/json")

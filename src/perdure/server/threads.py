@@ -1,9 +1,10 @@
-"""Threads as the server knows them: those of the checkpointer, with what clients gave them.
+"""Threads as the server shows them: threads of the checkpointer with the metadata of clients.
 
-What langgraph's clients give a thread stands in its row, where no checkpoint keeps it: metadata,
-and that a thread without a turn exists. How a run of the server ended does too; whether the thread
-waits for an answer its newest checkpoint tells, whoever wrote it. A new thread only reserves its
-id: if another program writes the first checkpoint, what the client gave counts for nothing.
+The metadata that clients give a thread is stored in the thread's row, because no checkpoint
+contains it. The row also says that a thread without checkpoints exists, and how the last run of the
+server ended. Whether the thread waits for an answer follows from its newest checkpoint, whichever
+program wrote it. A new thread only reserves its id. If another program writes the first checkpoint,
+the metadata of the client is ignored.
 """
 
 from __future__ import annotations
@@ -46,38 +47,48 @@ from perdure.stores.store import Store
 from perdure.stores.values import encode_value
 
 Thread = dict[str, Any]
-"""A thread as langgraph's clients know it, without its values."""
+"""A thread in the form of langgraph's API, without its values."""
 MAX_METADATA_BYTES: Final = 64_000
-"""How much JSON the metadata of a thread may be that a client gives it."""
+"""The maximum size in bytes of the metadata that a client gives a thread, as JSON."""
 MAX_METADATA_LEVELS: Final = 8
-"""How many levels it may have: `{"a": 1}` has one."""
-_MAX_ID_BYTES: Final = 4096  # of a thread that is made here
+"""The maximum nesting of that metadata. `{"a": 1}` has one level."""
+_MAX_ID_BYTES: Final = 4096  # the maximum length of the id of a new thread
 _NO_LIMIT: Final = 1 << 31
-_RUNS_PER_READ: Final = 500  # runs read at once, of those whose threads are compared
+_RUNS_PER_READ: Final = 500  # the number of runs that a search reads at once
 LOCK_RELEASE_S: Final = 0.5
-"""How many seconds a change of a thread without a live run waits for the lock of the thread."""
-_DELETE_WAIT_S: Final = 5  # for the end of another program's turn, before a thread is deleted
+"""Seconds for which a change of a thread without a live run waits for the lock of the thread."""
+_DELETE_WAIT_S: Final = 5  # seconds for which a deletion waits for the turn of another program
 
 
 def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Metadata that a client gives a thread, which every list of threads reads.
+    """Check the metadata that a client gives a thread, and return it.
+
+    Every list of threads reads this metadata, so it is limited.
 
     Raises:
-        ConfigurationError: It has more than 64 kB as JSON, more than 8 levels, or a whole number
-            beyond 64 bits, which no checkpoint can hold.
+        ConfigurationError: The metadata has more than 64 kB as JSON, more than 8 levels, or an
+            integer of more than 64 bits, which no checkpoint can hold.
     """
-    level: list[Any] = [metadata]
+    containers: list[Any] = [metadata]
     for _ in range(MAX_METADATA_LEVELS):
-        values = [*chain(*(part.values() if isinstance(part, dict) else part for part in level))]
-        level = [value for value in values if isinstance(value, dict | list)]
+        values = [
+            *chain(
+                *(
+                    container.values() if isinstance(container, dict) else container
+                    for container in containers
+                )
+            )
+        ]
+        containers = [value for value in values if isinstance(value, dict | list)]
         for value in values:
             if isinstance(value, int) and not -(2**63) <= value < 2**64:
                 raise ConfigurationError(
-                    f"the metadata has a number of {value.bit_length()} bits; expected at most 64"
+                    f"the metadata has an integer of {value.bit_length()} bits; expected at most 64"
                 )
-    if level:
+    if containers:
         raise ConfigurationError(
-            f"the metadata {metadata!r:.80} has more than {MAX_METADATA_LEVELS} levels"
+            f"the metadata {metadata!r:.80} is nested too deeply; expected at most "
+            f"{MAX_METADATA_LEVELS} levels"
         )
     if (size := len(encode_json(metadata))) > MAX_METADATA_BYTES:
         raise ConfigurationError(
@@ -87,7 +98,7 @@ def validate_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_owners(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Check the user that a client's metadata names, if any, and return the metadata.
+    """Check the users that a client's metadata names, if any, and return the metadata.
 
     Raises:
         ConfigurationError: `owner` or `user_id` is blank.
@@ -99,13 +110,14 @@ def validate_owners(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 class Threads:
-    """The threads whose metadata meets a filter; any other is unknown.
+    """The threads that a caller may reach. All other threads count as unknown.
 
     Args:
-        saver: Where they are.
-        filter: What their metadata must meet.
-        busy: Whether a run of this process is under way on a thread that may be no more.
-        forget: Called with the id of a thread that is no more, before another has it.
+        saver: The checkpointer that has the threads.
+        filter: A filter that the metadata of a thread must meet.
+        is_busy: Returns whether a run of this process is under way on a thread, even on a deleted
+            one.
+        forget_thread: Called with the id of a deleted thread, before a new thread gets this id.
         default_ttl: The time to live of new threads that are given none.
         owners_are_people: Whether the `owner` of threads is the user of an API key.
     """
@@ -127,14 +139,14 @@ class Threads:
     # -- one thread
 
     async def get(self, thread_id: str) -> Thread:
-        """Return a thread as clients know it; see `reach`."""
+        """Return a thread in the form of langgraph's API; see `get_permitted_row`."""
         return _build_thread(await self.get_permitted_row(thread_id))
 
     async def get_permitted_row(self, thread_id: str) -> ListedThread:
         """Return the row of a thread that the caller may reach.
 
         Raises:
-            UnknownThread: There is no such thread, or the caller may not reach it.
+            UnknownThread: The thread does not exist, or the caller may not reach it.
         """
         thread = await self.get_row(thread_id)
         if not meets(thread.metadata, self._filter):
@@ -149,11 +161,17 @@ class Threads:
         source_user: str | None = None,
         ttl: TimeToLive | None = None,
     ) -> Thread:
-        """Create a thread; None: under a new id. `source_user`: whose thread it is a copy of.
+        """Create a thread.
+
+        Args:
+            thread_id: The id of the thread, or None for a new id.
+            metadata: The metadata of the thread.
+            source_user: The user of the thread of which the new thread is a copy, or None.
+            ttl: The time to live, or None for the default.
 
         Raises:
-            VersionConflict: There is a thread of this id.
-            Forbidden: It could not be reached with this metadata.
+            VersionConflict: A thread with this id exists.
+            Forbidden: The caller could not reach a thread with this metadata.
         """
         thread_id = str(uuid4()) if thread_id is None else thread_id
         client = ClientMetadata(_copy_storable(metadata or {}), source_user, is_reserved=True)
@@ -163,26 +181,26 @@ class Threads:
         raise already_exists_error(f"a thread {thread_id!r}")
 
     async def get_or_create_row(self, thread_id: str, metadata: Mapping[str, Any]) -> ListedThread:
-        """Return the row of a thread, which is created with the metadata if there is none.
+        """Return the row of a thread. If the thread does not exist, create it with the metadata.
 
         Raises:
-            UnknownThread: The caller may not reach the thread of this id.
-            VersionConflict: The thread of this id was deleted meanwhile.
-            Forbidden: A new thread with this metadata could not be reached.
+            UnknownThread: The caller may not reach the thread with this id.
+            VersionConflict: The thread with this id was deleted meanwhile.
+            Forbidden: The caller could not reach a new thread with this metadata.
         """
         client = ClientMetadata(_copy_storable(metadata), None, is_reserved=True)
-        known = await self._find_or_check_new(thread_id, client.metadata)
-        if known is None:
+        existing = await self._find_or_check_new(thread_id, client.metadata)
+        if existing is None:
             if await self._insert(thread_id, client):
                 return await self.get_permitted_row(thread_id)
-            known = await self._list.aget(thread_id)
-        if known is None:
+            existing = await self._list.aget(thread_id)
+        if existing is None:
             raise already_exists_error(f"a thread {thread_id!r}")
-        if not meets(known.metadata, self._filter):
+        if not meets(existing.metadata, self._filter):
             raise _unknown_thread_error(
                 thread_id
             )  # as all other requests for the thread of somebody else
-        return known
+        return existing
 
     async def _insert(
         self, thread_id: str, client: ClientMetadata, ttl: TimeToLive | None = None
@@ -197,54 +215,67 @@ class Threads:
     async def update(
         self, thread_id: str, metadata: Mapping[str, Any], ttl: TimeToLive | None = None
     ) -> Thread:
-        """Add metadata to a thread; what has the same name is replaced. None: `ttl` stays.
+        """Add metadata to a thread. Existing entries with the same names are replaced.
+
+        Args:
+            thread_id: The thread.
+            metadata: The metadata to add.
+            ttl: The new time to live, or None to leave it unchanged.
 
         Raises:
             UnknownThread: See `get`.
-            Forbidden: It could not be reached any more.
-            ConfigurationError: See `checked_metadata`.
+            Forbidden: The caller could no longer reach the thread.
+            ConfigurationError: See `validate_metadata`.
         """
         thread = await self.get(thread_id)
         check_reach("a thread", {**thread["metadata"], **metadata}, self._filter)
 
-        def changed(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
-            client, ended = _choose_stored_fields(thread)
-            given = validate_metadata({**client.metadata, **metadata})
-            return client._replace(metadata=_copy_storable(given)), ended
+        def merge_metadata(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
+            client, last_status = _choose_stored_fields(thread)
+            merged = validate_metadata({**client.metadata, **metadata})
+            return client._replace(metadata=_copy_storable(merged)), last_status
 
-        await self._list.aupdate(thread_id, changed)
+        await self._list.aupdate(thread_id, merge_metadata)
         if ttl is not None:
             await self._list.aset_ttl(thread_id, ttl)
         return await self.get(thread_id)
 
     async def get_row(self, thread_id: str) -> ListedThread:
-        """A thread as lists have it, whoever may reach it.
+        """Return the row of a thread without checking who may reach it.
 
         Raises:
-            UnknownThread: There is none.
+            UnknownThread: The thread does not exist.
         """
         if thread := await self._list.aget(thread_id):
             return thread
         raise _unknown_thread_error(thread_id)
 
     async def set_run_status(
-        self, thread_id: str, status: RunStatus, before: ListedThread | None = None
+        self, thread_id: str, status: RunStatus, former_row: ListedThread | None = None
     ) -> None:
-        """Write how a run of a thread ended, if that changed; `before` is how the thread was."""
-        waits = status == "interrupted"
+        """Store how the last run of a thread ended, if that has changed.
+
+        Args:
+            thread_id: The thread.
+            status: How the run ended.
+            former_row: The row of the thread before the run, or None if it is unknown.
+        """
+        is_waiting = status == "interrupted"
         if (
-            before
-            and before.head_metadata is not None
-            and not waits
-            and _is_unchanged(before, status)
+            former_row
+            and former_row.head_metadata is not None
+            and not is_waiting
+            and _is_unchanged(former_row, status)
         ):
             return
         await self._list.aupdate(
-            thread_id, lambda thread: (_choose_stored_fields(thread)[0], status), may_wait=waits
+            thread_id,
+            lambda thread: (_choose_stored_fields(thread)[0], status),
+            may_wait=is_waiting,
         )
 
     async def delete(self, thread_id: str) -> None:
-        """Delete a thread with its checkpoints; memories that rest on it stay.
+        """Delete a thread with its checkpoints. Memories that rest on it stay.
 
         Raises:
             UnknownThread: See `get`.
@@ -254,7 +285,7 @@ class Threads:
             await self.delete_locked(thread_id, recorded=True)
 
     async def delete_locked(self, thread_id: str, *, recorded: bool) -> None:
-        """Delete a thread whose lock the caller holds; its runs are deleted with it.
+        """Delete a thread and its runs. The caller holds the lock of the thread.
 
         Args:
             thread_id: The thread.
@@ -268,18 +299,27 @@ class Threads:
         self._forget_thread(thread_id)
 
     async def delete_expired(self, limit: int) -> int:
-        """Delete some threads whose time is over, and return how many; not those in a turn."""
-        done = 0
+        """Delete threads whose time to live is over, and return how many were deleted.
+
+        Threads whose lock is held are skipped.
+
+        Args:
+            limit: The maximum number of threads.
+        """
+        deleted_count = 0
         for thread_id in await self._list.alist_expired(limit):
             with suppress(AlreadyLocked):
                 async with self.lock_for_change(thread_id, timeout_s=0):
-                    done += await self._list.adelete_if_expired(thread_id)
+                    deleted_count += await self._list.adelete_if_expired(thread_id)
                     if await self._list.aget(thread_id) is None:
                         self._forget_thread(thread_id)
-        return done
+        return deleted_count
 
     async def prune(self, thread_id: str, keep: Retention) -> None:
-        """Delete the checkpoints of a thread that a rule does not keep; see `get` and `turn`."""
+        """Delete the checkpoints of a thread that a retention rule does not keep.
+
+        The errors are those of `get` and `lock_for_change`.
+        """
         async with self.lock_for_change(thread_id):
             await self.get(thread_id)
             await self._saver.aretain(keep, thread_ids=[thread_id])
@@ -291,14 +331,20 @@ class Threads:
         target: str | None = None,
         checkpoint_id: str | None = None,
     ) -> Thread:
-        """Copy a thread, which the caller may read, to another; None: under a new id.
+        """Copy a thread. The caller must be allowed to read it.
 
-        The copy has its checkpoints, up to one if that is named, and its metadata, and what is
-        given of that.
+        The copy has the checkpoints of the thread, and its metadata combined with the given
+        metadata.
+
+        Args:
+            thread_id: The thread to copy.
+            metadata: Metadata of the copy, which replaces entries of the same names.
+            target: The id of the copy, or None for a new id.
+            checkpoint_id: The last checkpoint to copy, or None for all checkpoints.
 
         Raises:
-            UnknownThread: There is no thread to copy.
-            VersionConflict: There is a thread with the id of the copy.
+            UnknownThread: The thread does not exist.
+            VersionConflict: A thread with the id of the copy exists.
             Forbidden: See `create`.
         """
         source = _build_thread(await self.get_row(thread_id))
@@ -307,11 +353,11 @@ class Threads:
         client = ClientMetadata(_copy_storable({**source["metadata"], **metadata}), user)
         if await self._find_or_check_new(target, client.metadata) is not None:
             raise already_exists_error(f"a thread {target!r}")
-        goes_on = source["status"] == "busy" or checkpoint_id is not None
-        stands: RunStatus = "idle" if goes_on else source["status"]
+        is_continued = source["status"] == "busy" or checkpoint_id is not None
+        status: RunStatus = "idle" if is_continued else source["status"]
         try:
-            await self._list.acopy_thread(thread_id, target, checkpoint_id, client, stands)
-        except UnknownThread:  # it has no turn
+            await self._list.acopy_thread(thread_id, target, checkpoint_id, client, status)
+        except UnknownThread:  # the thread has no checkpoint
             return await self.create(target, client.metadata, source_user=user)
         except InvalidConfig as exc:
             raise already_exists_error(f"a thread {target!r}") from exc
@@ -323,7 +369,7 @@ class Threads:
     async def lock_for_change(
         self, thread_id: str, timeout_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Hold the lock of a thread while it is changed.
+        """Hold the lock of a thread while the thread is changed.
 
         Args:
             thread_id: The thread.
@@ -335,21 +381,21 @@ class Threads:
             AlreadyLocked: A run holds the lock; or a run is accepted and waits for a server,
                 because its former server has died.
         """
-        why = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
+        message = f"a run of the thread {thread_id!r} is under way; wait for its end, or cancel it"
         table = RunTable(self._saver)
         timeouts = [0, LOCK_RELEASE_S] if timeout_s is None else [timeout_s]
         async with AsyncExitStack() as stack:
-            for number, timeout in enumerate(timeouts, 1):
+            for attempt, timeout in enumerate(timeouts, 1):
                 try:
                     await stack.enter_async_context(self._saver.lock(thread_id, timeout_s=timeout))
                     break
                 except StorageUnavailable as exc:
                     if not isinstance(exc.__cause__, TimeoutError):
-                        raise  # nobody can tell
-                    if number == len(timeouts) or await table.list_live_run_ids(thread_id):
-                        raise AlreadyLocked(why) from exc
+                        raise  # it is unknown whether a run is under way
+                    if attempt == len(timeouts) or await table.list_live_run_ids(thread_id):
+                        raise AlreadyLocked(message) from exc
             if await table.list_live_run_ids(thread_id):
-                raise AlreadyLocked(why)
+                raise AlreadyLocked(message)
             yield
 
     def find_person(self, thread: ListedThread) -> str | None:
@@ -357,25 +403,34 @@ class Threads:
         return find_person(thread, owners_are_people=self._owners_are_people)
 
     async def is_readable_by(self, thread_id: str, person: str) -> bool:
-        """Return whether a thread is the person's, or nobody's."""
+        """Return whether a thread belongs to the person or to nobody."""
         return self._is_readable_by(await self.get_row(thread_id), person)
 
     def _is_readable_by(self, thread: ListedThread, person: str) -> bool:
-        # without a person, also if nothing is remembered of the thread, its owner may read it
-        known = self.find_person(thread) or thread.metadata.get("owner")
-        return known is None or known == person
+        """Return whether a thread belongs to the person or to nobody.
+
+        If a thread has no person, or nothing is remembered of it, its owner may read it.
+        """
+        owner = self.find_person(thread) or thread.metadata.get("owner")
+        return owner is None or owner == person
 
     async def _find_or_check_new(
         self, thread_id: str, metadata: Mapping[str, Any]
     ) -> ListedThread | None:
-        """The thread that there is, else check that whoever makes it may reach it."""
+        """Return the row of a thread, or None if the caller may create a thread with this id.
+
+        Raises:
+            InvalidConfig: The id is too long, or has a NUL character.
+            VersionConflict: A run of a deleted thread with this id is still under way.
+            Forbidden: The caller could not reach a thread with this metadata.
+        """
         if "\0" in thread_id or len(check_thread_id(thread_id).encode()) > _MAX_ID_BYTES:
             raise InvalidConfig(
                 f"the thread_id {thread_id!r:.80} has {len(thread_id.encode())} bytes; expected at "
-                f"most {_MAX_ID_BYTES}, and no NUL"
+                f"most {_MAX_ID_BYTES} bytes and no NUL character"
             )
         thread = await self._list.aget(thread_id)
-        if thread is None and self._is_busy(thread_id):  # by one of now, or that was deleted
+        if thread is None and self._is_busy(thread_id):  # a run of a new or of a deleted thread
             thread = await self._list.aget(thread_id)
             if thread is None:
                 raise already_exists_error(f"a thread {thread_id!r}")
@@ -389,12 +444,13 @@ class Threads:
     async def search(
         self, query: ThreadQuery, limit: int = SEARCH_LIMIT, offset: int = 0
     ) -> list[Thread]:
-        """A page of the threads of a query.
+        """Return one page of the threads that match a query.
 
-        It is one SELECT over the rows of threads. Of an order, a time, a status, texts and numbers
-        in the metadata and, unless the database is encrypted, a text SQL tells which threads have
-        them; for other conditions the rows of all threads are opened, off the event loop. In order
-        of their status it is one SELECT for each, as that of some threads is told by their heads.
+        The search is one SELECT over the rows of threads. SQL evaluates the order, the time, the
+        status, texts and numbers in the metadata and, unless the database is encrypted, the text.
+        For all other conditions, the rows of all threads are decrypted outside of the event loop. A
+        search that is sorted by status is one SELECT for each status, because the status of some
+        threads follows from their heads.
         """
         if query.sort_by == "status":
             return await self._search_by_status(query, limit, offset)
@@ -403,7 +459,7 @@ class Threads:
         )
 
     async def find_ids_of_person(self, query: ThreadQuery) -> set[str]:
-        """Return the ids of the threads that `search` finds, without those that have no person."""
+        """Return the ids of the threads that `search` finds and whose person the query names."""
         match = self._build_match(query)
 
         def match_person(listed: ListedThread) -> str | None:
@@ -415,34 +471,43 @@ class Threads:
     async def search_runs(
         self, query: ThreadQuery, status: str | None, limit: int, offset: int
     ) -> list[tuple[RunRow, bool, Thread]]:
-        """A page of the runs of the threads of a query, newest first, whatever their order.
+        """Return one page of runs, newest first, from all threads that match the query.
 
-        Each with whether it is the last of its thread, and the thread.
+        The sort order of the query is ignored.
+
+        Returns:
+            For each run its row, whether it is the last run of its thread, and the thread.
         """
-        table, narrowed = RunTable(self._saver), self._narrow_query(query)
-        found: list[tuple[RunRow, bool, Thread]] = []
+        table, sql_query = RunTable(self._saver), self._narrow_query(query)
+        matching: list[tuple[RunRow, bool, Thread]] = []
         for start in count(0, _RUNS_PER_READ):
-            page = await table.search_runs(narrowed, status, _RUNS_PER_READ, start)
+            page = await table.search_runs(sql_query, status, _RUNS_PER_READ, start)
             ids = [*{row.live.thread_id for row, _ in page}]
-            of = {
-                each["thread_id"]: each
-                for each in await self.search(replace(query, ids=ids), len(ids))
+            threads_by_id = {
+                thread["thread_id"]: thread
+                for thread in await self.search(replace(query, ids=ids), len(ids))
             }
-            found += [
-                (row, is_last, of[row.live.thread_id])
+            matching += [
+                (row, is_last, threads_by_id[row.live.thread_id])
                 for row, is_last in page
-                if row.live.thread_id in of
+                if row.live.thread_id in threads_by_id
             ]
-            if len(found) >= offset + limit or len(page) < _RUNS_PER_READ:
+            if len(matching) >= offset + limit or len(page) < _RUNS_PER_READ:
                 break
-        return found[offset:][:limit]
+        return matching[offset:][:limit]
 
     async def search_transcripts(
         self, store: Store, text: str, query: ThreadQuery, limit: int, wait_s: float
     ) -> ThreadHits:
-        """The threads, of those of a query, in which a text was said.
+        """Search the transcripts of the threads that match a query.
 
-        It waits so long while threads are read that have changed; see `memory.search_threads`.
+        Args:
+            store: The store whose embedder is used.
+            text: The text to search for.
+            query: The query for threads.
+            limit: The maximum number of threads.
+            wait_s: How long to wait, in seconds, while changed threads are indexed; see
+                `memory.search_threads`.
         """
         visible = VisibleThreads(self._narrow_query(query), self._build_match(query))
 
@@ -454,45 +519,45 @@ class Threads:
         return await asyncio.to_thread(search)
 
     def _build_match(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
-        """What makes a thread of one of a query, and None of any other."""
+        """Return a function that returns a thread if it matches the query, or else None."""
         has_metadata = containing(dict(query.metadata or {}))
 
         def match(listed: ListedThread) -> Thread | None:
             thread = _build_thread(listed)
-            metadata, at = thread["metadata"], thread["updated_at"]
+            metadata, updated_at = thread["metadata"], thread["updated_at"]
             matches = (
                 has_metadata(metadata)
                 and meets(metadata, self._filter)
                 and query.text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
                 and query.status in (None, thread["status"])
                 and (query.person is None or self._is_readable_by(listed, query.person))
-                and (query.active_since is None or at >= query.active_since)
-                and (query.active_until is None or at <= query.active_until)
+                and (query.active_since is None or updated_at >= query.active_since)
+                and (query.active_until is None or updated_at <= query.active_until)
             )
             return thread if matches else None
 
         return match
 
     async def _search_by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
-        """A page of the threads of a query, in order of their status."""
+        """Return one page of the threads that match a query, sorted by their status."""
         statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
-        found: dict[str, Thread] = {}  # once, though one may change while others are read
+        threads_by_id: dict[str, Thread] = {}  # once, though one may change while others are read
         for status in statuses if query.status is None else (query.status,):
-            if len(found) < limit + offset:
-                alike = replace(query, status=status, sort_by=None, sort_order=None)
-                for thread in await self.search(alike, limit + offset - len(found)):
-                    found.setdefault(thread["thread_id"], thread)
-        return [*found.values()][offset:][:limit]
+            if len(threads_by_id) < limit + offset:
+                status_query = replace(query, status=status, sort_by=None, sort_order=None)
+                for thread in await self.search(status_query, limit + offset - len(threads_by_id)):
+                    threads_by_id.setdefault(thread["thread_id"], thread)
+        return [*threads_by_id.values()][offset:][:limit]
 
     async def count(self, query: ThreadQuery) -> int:
-        """How many threads a query finds."""
-        narrowed = self._narrow_query(query)
-        if narrowed.is_exact:
-            return await self._list.acount(narrowed)
+        """Count the threads that match a query."""
+        sql_query = self._narrow_query(query)
+        if sql_query.is_exact:
+            return await self._list.acount(sql_query)
         return len(await self.search(query, _NO_LIMIT))
 
     def _narrow_query(self, query: ThreadQuery) -> ThreadQuery:
-        """What SQL is asked for: at least the threads of a query that may be reached."""
+        """Return the query for SQL, which finds at least all matching and permitted threads."""
         metadata = {
             **(query.metadata or {}),
             **dict(map(_condition_as_metadata, self._filter.items())),
@@ -502,10 +567,10 @@ class Threads:
 
 
 def _copy_storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of metadata, which can be stored as JSON.
+    """Return a copy of metadata, after checking that it can be stored as JSON.
 
     Raises:
-        InvalidValue: It cannot.
+        InvalidValue: The metadata cannot be stored as JSON.
     """
     encode_value(metadata)
     return dict(metadata)
@@ -516,13 +581,13 @@ def _unknown_thread_error(thread_id: str) -> UnknownThread:
 
 
 def already_exists_error(subject: str) -> VersionConflict:
-    """The error of what is to be created with an id that another has."""
-    why = f"there is {subject} already; choose another id, or if_exists='do_nothing'"
-    return VersionConflict(why)
+    """Return the error for a new object whose id is already in use."""
+    message = f"{subject} exists already; choose another id, or pass if_exists='do_nothing'"
+    return VersionConflict(message)
 
 
 def _condition_as_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
-    """A condition of a filter as metadata that has what meets it."""
+    """Return a condition of a filter as metadata that every matching thread contains."""
     match condition:
         case name, {"$eq": value, **others} if not others:
             return name, value
@@ -532,7 +597,10 @@ def _condition_as_metadata(condition: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def _choose_stored_fields(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
-    """What the server keeps of a thread from now on; if another program began it, nothing more."""
+    """Return the metadata of clients and the run status to store for a thread.
+
+    If another program has written the first checkpoint, both are reset.
+    """
     client = thread.client or ClientMetadata({})
     if not client.is_reserved or thread.head_metadata is None:
         return client, thread.last_run_status
@@ -542,13 +610,13 @@ def _choose_stored_fields(thread: ListedThread) -> tuple[ClientMetadata, RunStat
 
 
 def _is_unchanged(thread: ListedThread, status: RunStatus) -> bool:
-    """Whether a run that ends so changes nothing of what the server keeps of a thread."""
+    """Return whether the end of a run changes nothing in the stored fields of a thread."""
     return (_choose_stored_fields(thread)[0], status) == (thread.client, thread.last_run_status)
 
 
 def _build_thread(thread: ListedThread) -> Thread:
-    """A thread as clients know it."""
-    stands = _choose_status(
+    """Return a thread in the form of langgraph's API."""
+    status = _choose_status(
         thread.status, thread.last_run_status if thread.uses_client_metadata else "idle"
     )
     ttl = thread.ttl and {
@@ -561,10 +629,10 @@ def _build_thread(thread: ListedThread) -> Thread:
         "created_at": thread.created_at,
         "updated_at": thread.updated_at,
         "metadata": thread.metadata,
-        "title": thread.display_title,  # which langgraph's clients do not know
-        "status": "busy" if thread.is_busy else stands,
+        "title": thread.display_title,  # an addition of perdure
+        "status": "busy" if thread.is_busy else status,
         "interrupts": {
-            task.id: [build_interrupt(one) for one in task.interrupts]
+            task.id: [build_interrupt(interrupt) for interrupt in task.interrupts]
             for task in thread.status.tasks
             if task.interrupts and not task.done
         },
@@ -572,17 +640,22 @@ def _build_thread(thread: ListedThread) -> Thread:
     }
 
 
-def _choose_status(status: ThreadStatus, ended: RunStatus) -> RunStatus:
-    """How a thread stands whose last run here ended so; other programs may have run it since."""
+def _choose_status(status: ThreadStatus, last_run_status: RunStatus) -> RunStatus:
+    """Return the status of a thread from its head and from the end of its last run on this server.
+
+    Other programs may have run the thread since that run.
+    """
     if status.state == "waiting":
         return "interrupted"
-    return "idle" if status.state == "idle" and ended == "interrupted" else ended
+    return (
+        "idle" if status.state == "idle" and last_run_status == "interrupted" else last_run_status
+    )
 
 
-def build_interrupt(one: Any) -> Any:
-    """What a task asked, as clients know it."""
-    if isinstance(one, dict):
-        return one
-    schema = getattr(one, "response_schema", None)
-    asked = {"value": getattr(one, "value", one), "id": getattr(one, "id", None)}
-    return asked | ({} if schema is None else {"response_schema": schema})
+def build_interrupt(interrupt: Any) -> Any:
+    """Return an interrupt of a task in the form of langgraph's API."""
+    if isinstance(interrupt, dict):
+        return interrupt
+    response_schema = getattr(interrupt, "response_schema", None)
+    fields = {"value": getattr(interrupt, "value", interrupt), "id": getattr(interrupt, "id", None)}
+    return fields | ({} if response_schema is None else {"response_schema": response_schema})
