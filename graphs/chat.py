@@ -84,6 +84,7 @@ def chat_graph(
     steps = list(nodes)
 
     async def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
+        """Call the model, and choose the next node."""
         messages: list[Any] = state["messages"]
         if select_messages is not None:
             messages = await Effect(

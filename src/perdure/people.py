@@ -99,9 +99,9 @@ class Report:
     dry_run: bool = False
     by_owner: tuple[str, ...] = ()
 
-    def count(self, what: str) -> int:
+    def count(self, kind: str) -> int:
         """Return the number of erased objects of one kind."""
-        return sum(part.count for part in self.erased if part.what == what)
+        return sum(part.count for part in self.erased if part.what == kind)
 
 
 def export(
@@ -220,13 +220,13 @@ def forget(
 
 def limit_to_namespaces(report: Report, visible: Collection[str]) -> Report:
     """Return the report without the kept namespaces that are not in `visible`."""
-    kept = (
+    kept_parts = (
         replace(part, ids=tuple(namespace for namespace in part.ids if namespace in visible))
         if part.what == "namespaces"
         else part
         for part in report.kept
     )
-    return replace(report, kept=tuple(part for part in kept if part.count))
+    return replace(report, kept=tuple(part for part in kept_parts if part.count))
 
 
 async def aplan(*args: Any, **options: Any) -> Report:
@@ -268,7 +268,7 @@ class _PersonErasure:
         """Count the data that would be erased."""
         threads, person_namespaces = self._find_threads_and_namespaces()
         self._record_owned_threads(threads)
-        kept = self._list_kept_parts(threads, person_namespaces)
+        kept_parts = self._list_kept_parts(threads, person_namespaces)
         for cron in self.rows.list_crons(frozenset(threads))[0]:
             self._count("crons", cron.cron_id)
         for run_id in self.rows.list_webhook_run_ids():
@@ -276,7 +276,7 @@ class _PersonErasure:
         self._forget_items(threads, dry_run=True)
         for thread_id in threads:
             self._count_thread(thread_id)
-        return self._build_report(kept, scrubbed=False, dry_run=True)
+        return self._build_report(kept_parts, scrubbed=False, dry_run=True)
 
     def forget(self, timeout_s: float) -> Report:
         """Erase the data, then the data that others have written during the erasure."""
@@ -286,7 +286,7 @@ class _PersonErasure:
             self._scrub_databases()  # an earlier call may have been interrupted before it
             raise
         self._record_owned_threads(threads)
-        kept = self._list_kept_parts(threads, person_namespaces)
+        kept_parts = self._list_kept_parts(threads, person_namespaces)
         for _ in range(_MAX_ROUNDS):
             self._stop_runs(threads, timeout_s)
             # first the items, because the threads name the conversations in `chat_memory`
@@ -297,7 +297,7 @@ class _PersonErasure:
                 threads, _ = self._find_threads_and_namespaces()
             except UnknownPerson:
                 break
-        return self._build_report(kept, scrubbed=self._scrub_databases(), dry_run=False)
+        return self._build_report(kept_parts, scrubbed=self._scrub_databases(), dry_run=False)
 
     def _find_threads_and_namespaces(self) -> tuple[list[str], PersonNamespaces]:
         return _find_threads_and_namespaces(
@@ -369,10 +369,10 @@ class _PersonErasure:
             self.counts["checkpoints"] += self.saver.thread(thread_id).checkpoints
         self.counts["messages"] += sum(1 for _ in iter_messages(self.saver, thread_id))
 
-    def _count(self, what: str, id: str) -> None:
-        if id not in self.ids[what]:
-            self.counts[what] += 1
-            self.ids[what].append(id)
+    def _count(self, kind: str, id: str) -> None:
+        if id not in self.ids[kind]:
+            self.counts[kind] += 1
+            self.ids[kind].append(id)
 
     def _scrub_databases(self) -> bool:
         """Overwrite the erased bytes, and return whether none of them is left."""
@@ -382,17 +382,19 @@ class _PersonErasure:
         self, threads: list[str], person_namespaces: PersonNamespaces
     ) -> tuple[Part, ...]:
         """List the data that mentions the person and belongs to others."""
-        kept = [Part("namespaces", tuple(map(_join_labels, person_namespaces.others)))]
+        kept_parts = [Part("namespaces", tuple(map(_join_labels, person_namespaces.others)))]
         if self.looks_elsewhere:
             own_threads = frozenset(threads)
             other_owned_threads = tuple(
-                each for each in self.owned_thread_ids if each not in own_threads
+                candidate for candidate in self.owned_thread_ids if candidate not in own_threads
             )
-            item_namespaces = [each for each in person_namespaces.own if each[0] != RESERVED_LABEL]
+            item_namespaces = [
+                candidate for candidate in person_namespaces.own if candidate[0] != RESERVED_LABEL
+            ]
             crons, crons_elsewhere = self.rows.list_crons(own_threads)
             quoting_threads, cron_threads = self._find_quotations(threads, item_namespaces, crons)
             runs_elsewhere = self.rows.list_runs_on_other_threads(own_threads)
-            kept += [
+            kept_parts += [
                 Part("threads of this owner", other_owned_threads),
                 Part("threads with quotations", quoting_threads),
                 Part("threads with the message of a cron", cron_threads),
@@ -405,12 +407,16 @@ class _PersonErasure:
                     tuple(self._find_memories_of_others(own_threads, person_namespaces)),
                 ),
                 Part(
-                    "runs on threads of others", tuple(each.live.run_id for each in runs_elsewhere)
+                    "runs on threads of others",
+                    tuple(candidate.live.run_id for candidate in runs_elsewhere),
                 ),
-                Part("crons on threads of others", tuple(each.cron_id for each in crons_elsewhere)),
+                Part(
+                    "crons on threads of others",
+                    tuple(candidate.cron_id for candidate in crons_elsewhere),
+                ),
                 Part("assistants", tuple(self.rows.list_assistants())),
             ]
-        return tuple(part for part in kept if part.count)
+        return tuple(part for part in kept_parts if part.count)
 
     def _find_quotations(
         self, threads: list[str], namespaces: list[Namespace], crons: list[CronRow]
@@ -431,8 +437,8 @@ class _PersonErasure:
             text for text in own_texts if text not in human_texts.foreign and text not in cron_texts
         )
         finders = [QuotationFinder(texts), QuotationFinder(cron_texts)]
-        others = self.rows.iter_other_threads(frozenset(threads))
-        return find_quoting_threads(self.saver, others, finders)
+        other_threads = self.rows.iter_other_threads(frozenset(threads))
+        return find_quoting_threads(self.saver, other_threads, finders)
 
     def _find_memories_of_others(
         self, own_threads: frozenset[str], person_namespaces: PersonNamespaces
@@ -451,18 +457,20 @@ class _PersonErasure:
                 ):
                     yield _join_labels((*namespace, key))
 
-    def _build_report(self, kept: tuple[Part, ...], *, scrubbed: bool, dry_run: bool) -> Report:
+    def _build_report(
+        self, kept_parts: tuple[Part, ...], *, scrubbed: bool, dry_run: bool
+    ) -> Report:
         """Build the report from the counts and ids that were collected."""
         erased = (
-            Part(what, tuple(dict.fromkeys(self.ids[what])), self.counts[what])
-            for what in ERASED
-            if self.counts[what]
+            Part(kind, tuple(dict.fromkeys(self.ids[kind])), self.counts[kind])
+            for kind in ERASED
+            if self.counts[kind]
         )
         if handed_over := self.counts["handed over"]:
-            kept = (*kept, Part("items of teams without the name", number=handed_over))
+            kept_parts = (*kept_parts, Part("items of teams without the name", number=handed_over))
         hashes = () if dry_run else tuple(sorted(self.hashes))
         report_fields = hashes, scrubbed, dry_run, self.by_owner
-        return Report(self.rows.user, tuple(erased), kept, *report_fields)
+        return Report(self.rows.user, tuple(erased), kept_parts, *report_fields)
 
 
 def _join_labels(labels: Sequence[str]) -> str:
@@ -475,6 +483,7 @@ def _build_person_rows(
     owners_are_people: bool | None,
     thread_ids: Collection[str] | None,
 ) -> PersonRows:
+    """Check the name of a person, and build the access to the person's rows."""
     check_user("user", user, "give the name of the person")
     only = None if thread_ids is None else frozenset(thread_ids)
     if owners_are_people is None:

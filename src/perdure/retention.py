@@ -67,14 +67,14 @@ class Report:
     @property
     def size_bytes(self) -> int:
         """The approximate total size. The file reuses this space for new data."""
-        return sum(each.size_bytes for each in self.removals)
+        return sum(removal.size_bytes for removal in self.removals)
 
-    def count(self, what: str) -> int:
+    def count(self, kind: str) -> int:
         """Return the number of objects of one kind."""
-        return sum(each.count for each in self.removals if each.what == what)
+        return sum(removal.count for removal in self.removals if removal.what == kind)
 
     def __bool__(self) -> bool:
-        return any(each.count for each in self.removals)
+        return any(removal.count for removal in self.removals)
 
 
 def plan(
@@ -154,7 +154,7 @@ class _RetentionPass:
     thread_ids: Sequence[str] | None
     skip: Collection[str]
     dry_run: bool
-    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     idle_thread_ids: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     erased_keys: set[tuple[Namespace, str]] = field(default_factory=set)
@@ -182,7 +182,7 @@ class _RetentionPass:
         """Erase old quarantined candidates, by the time at which each of them was added."""
         namespace_prefix = (RESERVED_LABEL, QUARANTINE)
         timestamps, size = (
-            [each.value["at"] for each in self._find_older_items(namespace_prefix, "at", days)],
+            [item.value["at"] for item in self._find_older_items(namespace_prefix, "at", days)],
             0,
         )
         for batch in _split_into_batches(timestamps, _ENTRIES_PER_BATCH):
@@ -192,21 +192,23 @@ class _RetentionPass:
         )
         yield Removal("entries in quarantine", len(names), size, names)
 
-    def _delete_idle_threads(self, before: datetime) -> Iterator[Removal]:
+    def _delete_idle_threads(self, idle_since: datetime) -> Iterator[Removal]:
         """Delete threads that were last active before a time, and erase their memories."""
-        idle_candidates = self.saver.delete_idle(before, thread_ids=self.thread_ids, dry_run=True)
+        idle_candidates = self.saver.delete_idle(
+            idle_since, thread_ids=self.thread_ids, dry_run=True
+        )
         ids = [info.thread_id for info in idle_candidates if info.thread_id not in {*self.skip}]
         erased_before, size, deleted = len(self.erased_keys), 0, list[ThreadInfo]()
         for batch in _split_into_batches(ids, _THREADS_PER_BATCH):
             with ExitStack() as stack:
                 if not self.dry_run:
                     batch = [thread_id for thread_id in batch if self._try_lock(thread_id, stack)]
-                batch_infos = self.saver.delete_idle(before, thread_ids=batch, dry_run=True)
+                batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch, dry_run=True)
                 batch = [info.thread_id for info in batch_infos]
                 if self.rules.memories and batch:  # first, because only the threads identify them
                     size += self._erase_items((), provenance={"thread_id": {"$in": batch}})
                 if not self.dry_run:
-                    batch_infos = self.saver.delete_idle(before, thread_ids=batch)
+                    batch_infos = self.saver.delete_idle(idle_since, thread_ids=batch)
                 deleted += batch_infos
         self.idle_thread_ids = sorted(info.thread_id for info in deleted)
         freed_bytes = sum(info.size_bytes for info in deleted)
@@ -291,7 +293,7 @@ class _RetentionPass:
         return items
 
     def _days_ago(self, days: float) -> datetime:
-        return self.now - timedelta(days=min(days, 700_000))
+        return self.started_at - timedelta(days=min(days, 700_000))
 
 
 def _split_into_batches(values: list[T], size: int) -> Iterator[list[T]]:

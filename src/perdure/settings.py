@@ -243,9 +243,9 @@ _SETTING_TABLES: Final = {"retention": Rules, "worker": Worker}
 NAMES: Final = {
     **{name: kind for name, kind in _list_field_kinds(Settings).items() if kind in _VALUE_KINDS},
     **{
-        f"{t}.{name}": kind
-        for t, of in _SETTING_TABLES.items()
-        for name, kind in _list_field_kinds(of).items()
+        f"{table}.{name}": kind
+        for table, table_class in _SETTING_TABLES.items()
+        for name, kind in _list_field_kinds(table_class).items()
     },
 }
 
@@ -315,9 +315,11 @@ def load(**arguments: str | None) -> Settings:
     _check_sources(settings)
     values: dict[str, Any] = {"db": "", **{table: {} for table in _SETTING_TABLES}}
     for name, (value, _) in settings.items():
-        table, _, last = name.rpartition(".")
-        (values[table] if table else values)[last] = value
-    values |= {table: of(**values[table]) for table, of in _SETTING_TABLES.items()}
+        table, _, field_name = name.rpartition(".")
+        (values[table] if table else values)[field_name] = value
+    values |= {
+        table: settings_class(**values[table]) for table, settings_class in _SETTING_TABLES.items()
+    }
     sources = {name: source for name, (_, source) in settings.items()}
     db = os.path.expanduser(values.pop("db")) or _build_default_path()
     if db != ":memory:" and not is_dsn(db) and sources.get("db") != "argument":
@@ -390,12 +392,12 @@ def _read_settings_file() -> dict[str, Setting]:
         if isinstance(values.get(table), dict):
             values |= {f"{table}.{name}": value for name, value in values.pop(table).items()}
     for name, value in values.items():
-        where = f"{name} in the settings file {str(path)!r}"
+        description = f"{name} in the settings file {str(path)!r}"
         if name not in NAMES:
-            raise ConfigurationError(f"unknown setting {where}; expected {', '.join(NAMES)}")
-        _check_value(where, value, NAMES[name])
+            raise ConfigurationError(f"unknown setting {description}; expected {', '.join(NAMES)}")
+        _check_value(description, value, NAMES[name])
         if name == "user":
-            check_user(where, value)
+            check_user(description, value)
     if values.get("db") not in (None, "", ":memory:") and not is_dsn(
         values["db"]
     ):  # relative to the folder of the file

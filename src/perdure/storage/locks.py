@@ -306,9 +306,9 @@ class Locks:
         self, hold: LockHold, loop: asyncio.AbstractEventLoop | None
     ) -> Iterator[Ticket]:
         """Join the queue for a lock, and leave the queue if the lock cannot be taken."""
-        first = self._queues.first_ticket(hold.name)
-        if first is not None and any(
-            hold_of_run.ticket is first for hold_of_run in _holds_of_run.get()
+        first_ticket = self._queues.first_ticket(hold.name)
+        if first_ticket is not None and any(
+            hold_of_run.ticket is first_ticket for hold_of_run in _holds_of_run.get()
         ):
             raise AlreadyLocked(
                 f"{hold.name!r} is already locked by this run, which would wait for itself; take "

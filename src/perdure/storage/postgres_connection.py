@@ -331,6 +331,7 @@ class UserPool(Connections):
             self._return_connection(lent)
 
     def _borrow_connection(self, within_s: float) -> Borrowed:
+        """Take a connection from the pool, and prepare it for requests."""
         conn = self._take_connection(within_s)
         with self._guard:
             session = self._sessions.get(conn)

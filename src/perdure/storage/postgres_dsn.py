@@ -70,8 +70,8 @@ def normalize_dsn(dsn: object) -> str:
         parts = conninfo_to_dict(dsn)
         is_odd = any("@" in str(parts.get(name, "")) for name in ("host", "dbname"))
         if not is_odd and "\0" not in dsn:  # libpq would ignore the text after a NUL
-            own = {"client_encoding": "UTF8", **_encode_hosts(parts.get("host"))}
-            return make_conninfo(dsn, **{**_DEFAULTS, **parts, **own})
+            overrides = {"client_encoding": "UTF8", **_encode_hosts(parts.get("host"))}
+            return make_conninfo(dsn, **{**_DEFAULTS, **parts, **overrides})
     raise ConfigurationError(  # the message leaves out the DSN, which may contain a password
         "the DSN is not a DSN of Postgres; expected postgresql://user:password@host/database. In a "
         "password write %40 for @, %2F for / and %25 for %"

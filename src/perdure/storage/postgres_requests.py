@@ -38,11 +38,12 @@ def number_placeholders(sql: str) -> bytes:
     No placeholder works in both, because SQLite takes `$2` for a name. No literal in the statements
     contains a question mark.
     """
-    head, *rest = sql.split("?")
+    first_part, *other_parts = sql.split("?")
     parts = (
-        part if part[:1].isdigit() else f"{number}{part}" for number, part in enumerate(rest, 1)
+        part if part[:1].isdigit() else f"{number}{part}"
+        for number, part in enumerate(other_parts, 1)
     )
-    return "$".join((head, *parts)).encode()
+    return "$".join((first_part, *parts)).encode()
 
 
 class _IntegerLoader(NumericBinaryLoader):

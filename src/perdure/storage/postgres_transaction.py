@@ -66,7 +66,7 @@ class Transaction:
         statements = request if isinstance(request, list) else [request]
         try:
             rows = self._send_statements(
-                statements, last=isinstance(request, LastRequest | GuardedRequest)
+                statements, is_last=isinstance(request, LastRequest | GuardedRequest)
             )
         except (errors.DivisionByZero, errors.UniqueViolation) as exc:
             if not isinstance(request, GuardedRequest):
@@ -79,29 +79,33 @@ class Transaction:
         )
         return rows if isinstance(request, list) and not returns_guard_rows else rows[0]
 
-    def _send_statements(self, statements: Sequence[Statement], *, last: bool) -> list[list[Row]]:
+    def _send_statements(
+        self, statements: Sequence[Statement], *, is_last: bool
+    ) -> list[list[Row]]:
         """Send statements, with BEGIN before the first and COMMIT after the last request."""
-        single = last and not self._conn.needs_transaction  # a request is a transaction by itself
+        single = (
+            is_last and not self._conn.needs_transaction
+        )  # a request is a transaction by itself
         begin = () if single else self._begin
-        first = [] if self._is_open else [*begin, *self._function_calls]
-        end = [_COMMIT] if last and (begin or self._is_open) else []
+        opening_statements = [] if self._is_open else [*begin, *self._function_calls]
+        closing_statements = [_COMMIT] if is_last and (begin or self._is_open) else []
         try:
-            rows = self._conn.send_request([*first, *statements, *end])
+            rows = self._conn.send_request([*opening_statements, *statements, *closing_statements])
         except psycopg.Error as exc:
             if (
                 self._transaction_number is None
-                or not last
+                or not is_last
                 or not is_lost(exc)
                 or not self._was_committed()
             ):
                 raise
             rows = [[] for _ in statements]
-        self._is_open = not last and (self._is_open or bool(begin))
-        if self._writes and first:
+        self._is_open = not is_last and (self._is_open or bool(begin))
+        if self._writes and opening_statements:
             self._transaction_number = rows[len(begin)][0][0] if self._is_open else None
-        elif last:
+        elif is_last:
             self._transaction_number = None
-        return rows[len(first) : len(first) + len(statements)]
+        return rows[len(opening_statements) : len(opening_statements) + len(statements)]
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +114,7 @@ class Transaction:
         if not self._is_open or self._conn.closed:
             return
         if error is None:
-            self._send_statements([], last=True)
+            self._send_statements([], is_last=True)
             return
         with suppress(psycopg.Error):  # if the connection is lost, the server rolls back
             self._conn.send_request([_ROLLBACK])

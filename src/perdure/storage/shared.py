@@ -145,6 +145,11 @@ class LazyDatabase(ABC, Generic[S]):
             await asyncio.to_thread(self.connect)
 
     def _connect_once(self) -> S:
+        """Return the resource, which is opened at the first call.
+
+        Raises:
+            StorageUnavailable: The database is closed, or the process was forked.
+        """
         resource = self._resource
         if resource is None:
             with self._resource_class.class_lock:
@@ -186,11 +191,13 @@ class LazyDatabase(ABC, Generic[S]):
 
 @atexit.register
 def _shut_down_all() -> None:
+    """Shut all resources down at the end of the process."""
     for resource in list(_all_resources):
         resource.shut_down()
 
 
 def _prepare_fork() -> None:
+    """Wait for transactions and reads to end, and block new ones during a fork."""
     for lock in _class_locks:
         lock.acquire()
     for resource in _all_resources:
@@ -198,6 +205,7 @@ def _prepare_fork() -> None:
 
 
 def _resume_in_parent() -> None:
+    """Allow work again in the parent after a fork."""
     for resource in _all_resources:
         resource.resume_after_fork()
     for lock in _class_locks:
@@ -205,6 +213,7 @@ def _resume_in_parent() -> None:
 
 
 def _resume_in_child() -> None:
+    """Refuse further work on the inherited resources, and release the locks."""
     inherited_resources.extend(_all_resources)
     for resource in _all_resources:
         resource.resume_after_fork()

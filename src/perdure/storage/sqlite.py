@@ -250,8 +250,8 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             connector = connector.with_guard(dict.fromkeys(tables), max_value_bytes)
         elif untrusted:
             check_version = partial(connector.has_component, schema=schema)
-            own = read_own_tables(schema.script)
-            connector = connector.with_guard(own, max_value_bytes, check_version)
+            table_sql = read_own_tables(schema.script)
+            connector = connector.with_guard(table_sql, max_value_bytes, check_version)
         self._connector = connector
         self._schema = schema
         self._component = "" if schema is None else schema.component

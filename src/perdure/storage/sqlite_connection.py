@@ -364,6 +364,7 @@ class Connector:
             return self._open_reader_with_mode("immutable=1")
 
     def _open_reader_with_mode(self, uri_mode: str) -> sqlite3.Connection:
+        """Open a connection that only reads, and check that it can read the schema."""
         conn = self._open_connection(uri_mode)
         try:
             with self.guarded_read(conn):
@@ -399,7 +400,7 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
     Raises:
         GuardFailed: The guard found or changed no row.
     """
-    guard, *others = statements
+    guard, *other_statements = statements
     try:
         cursor = conn.execute(guard.sql, guard.params)
         rows = cursor.fetchall()
@@ -407,7 +408,7 @@ def _execute_guarded(conn: sqlite3.Connection, statements: GuardedRequest) -> li
         raise GuardFailed from exc
     if not rows and cursor.rowcount < 1:  # a statement without RETURNING has only the count
         raise GuardFailed
-    for sql, params, execute_many in others:
+    for sql, params, execute_many in other_statements:
         (conn.executemany if execute_many else conn.execute)(sql, params)
     return rows
 

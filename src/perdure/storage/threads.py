@@ -121,8 +121,8 @@ class ThreadPool:
             # otherwise cancelled tasks would pile up behind threads that hang
             while (
                 self._queued_tasks
-                and (first := self._queued_tasks[0][0])
-                and first.future.cancelled()
+                and (first_promise := self._queued_tasks[0][0])
+                and first_promise.future.cancelled()
             ):
                 self._queued_tasks.popleft()
                 self._unfinished_count -= 1

@@ -81,11 +81,11 @@ def read_table_sql(tokens: list[str]) -> tuple[str, TableSQL] | None:
     """Return the name of a table and its SQL, or None if these tokens do not create a table."""
     if tokens[:2] != ["create", "table"]:
         return None
-    rest = tokens[5:] if tokens[2:5] == ["if", "not", "exists"] else tokens[2:]
-    if rest[1:2] != ["("]:
+    remaining_tokens = tokens[5:] if tokens[2:5] == ["if", "not", "exists"] else tokens[2:]
+    if remaining_tokens[1:2] != ["("]:
         return None
-    definitions, depth, end = [list[str]()], 1, len(rest)
-    for index, token in enumerate(rest[2:], 2):
+    definitions, depth, end = [list[str]()], 1, len(remaining_tokens)
+    for index, token in enumerate(remaining_tokens[2:], 2):
         depth += (token == "(") - (token == ")")
         if not depth:
             end = index
@@ -94,8 +94,8 @@ def read_table_sql(tokens: list[str]) -> tuple[str, TableSQL] | None:
             definitions.append([])
         else:
             definitions[-1].append(token)
-    options = " ".join(rest[end + 1 :]).split(" , ")
-    return rest[0], TableSQL(
+    options = " ".join(remaining_tokens[end + 1 :]).split(" , ")
+    return remaining_tokens[0], TableSQL(
         frozenset(map(" ".join, definitions)), frozenset(filter(None, options))
     )
 
@@ -312,10 +312,10 @@ class Guard:
         """Check that no page is used in two places, because a tree of such pages may never end."""
         for (problem,) in conn.execute(f"PRAGMA quick_check({name})"):
             if problem != "ok":
-                first = str(problem).splitlines()
+                lines = str(problem).splitlines()
                 raise CorruptRecord(
                     f"the table {name!r} of {self._path!r} is damaged, so nothing of the file is "
-                    f"read: {(first[1:] or first)[0]:.200}; restore it from a backup"
+                    f"read: {(lines[1:] or problem_lines)[0]:.200}; restore it from a backup"
                 )
 
     def _check_sizes(self, conn: UntrustedConnection, name: str) -> None:
@@ -327,10 +327,10 @@ class Guard:
         ).fetchall():
             raise self._build_size_error(f"the table {name!r} of {self._path!r}")
 
-    def _build_size_error(self, where: str) -> StorageError:
+    def _build_size_error(self, location: str) -> StorageError:
         """Build the error for a value that is too large."""
         return StorageError(
-            f"{where} has a value of more than {self._max_bytes / _MB:,.0f} MB, "
+            f"{location} has a value of more than {self._max_bytes / _MB:,.0f} MB, "
             "which is the limit for files from elsewhere; if you trust the file, raise the limit "
             "with max_value_bytes=, or 'perdure import --max-value-mb'"
         )
