@@ -49,7 +49,7 @@ ERASED: Final = (
 )
 """The kinds of data that are erased, in the order in which a report lists them."""
 _PAGE_LINES: Final = 100  # lines of an archive that a coroutine reads at once
-_MAX_ROUNDS: Final = 3  # passes that erase data which others have written meanwhile
+_MAX_ROUNDS: Final = 3  # passes, so that data which others write during the erasure is erased
 _PAUSE_S: Final = 0.05  # seconds between two checks whether cancelled runs have ended
 
 

@@ -545,7 +545,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         self._vacuum_tables(_MIN_DEAD_ROWS)
 
     def _vacuum_tables(self, min_dead_rows: int) -> None:
-        """Vacuum tables with at least so many deleted rows, unless another process does so."""
+        """Vacuum tables with many deleted rows, unless another process is doing so."""
         tables = partial(
             fetch_rows, _TABLES_TO_VACUUM_SQL, self._schema, self._tables, min_dead_rows
         )

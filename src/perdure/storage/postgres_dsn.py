@@ -312,7 +312,7 @@ def _describe_result(result: object) -> str:
 
 def _build_label(function: object, argument: str) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"the function {name}() that is given as {argument}="
+    return f"the function {name}() that is passed as {argument}="
 
 
 def _build_source_key(function: object) -> Hashable:
@@ -374,5 +374,7 @@ def build_pool_dsn_source(pool: ConnectionPool[Any]) -> DsnSource:
         parameters = {name: options[name] for name in options.keys() - _NOT_IN_A_DSN}
         return make_conninfo(text, **parameters) or "dbname="
 
-    label = f"the conninfo of the pool {pool.name!r}, from which the connection for locks is made,"
+    label = (
+        f"the conninfo of the pool {pool.name!r}, with which the connection for locks is opened,"
+    )
     return DsnFunction(build_dsn, label, _Identity(pool), "pass direct=, a DSN for locks")

@@ -129,7 +129,7 @@ class Transaction:
             StorageUnavailable: It cannot be determined whether the transaction was committed.
         """
         deadline = time.monotonic() + _SETTLED_S
-        reason = f"for {_SETTLED_S:.0f} s the server could not be asked whether it was done"
+        reason = f"for {_SETTLED_S:.0f} s the server did not answer whether it succeeded"
         while time.monotonic() < deadline:
             with (
                 suppress(StorageUnavailable, psycopg.OperationalError),

@@ -32,7 +32,7 @@ class SharedResource(ABC):
     Attributes:
         user_count: The number of databases that use the resource.
         refusal: The reason why work is refused, such as "is closed". Empty while work is accepted.
-        write_lock: A lock that is held during a transaction, so that no fork happens meanwhile.
+        write_lock: A lock that is held during a transaction, to delay a fork of the process.
         was_idle: Whether no connection was in use when this process was forked. The value is read
             only in a forked process, for inherited resources.
         submit_lock: A lock that is held while work is submitted, and while `refusal` is set.

@@ -216,7 +216,7 @@ class SQLiteDatabase(LazyDatabase[SQLiteFile]):
             empty `-wal` file next to a database that is read.
         timeout_s: The seconds to wait for another process that is writing.
         factory: The class of the connections. Tests pass a class that fails on demand.
-        untrusted: Whether the file comes from elsewhere. Such a file is only read, and only after
+        untrusted: Whether the file was written by others. Such a file is only read, and only after
             its tables were checked; see `untrusted_sqlite.py`. Without a schema, this is always so.
         tables: The names of the tables that are read, if there is no schema.
         max_value_bytes: The size of the largest value that is read from an untrusted file.

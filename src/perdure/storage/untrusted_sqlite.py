@@ -1,4 +1,4 @@
-"""Checks and limits for SQLite files from elsewhere, such as those that `perdure import` reads.
+"""Check untrusted SQLite files, such as those that `perdure import` reads, and limit the reads.
 
 The author of a file can choose what each name in it means, and how its pages are linked. A read of
 a view with the name of a table may never end. The same is true for a table whose pages form a
@@ -315,7 +315,7 @@ class Guard:
                 lines = str(problem).splitlines()
                 raise CorruptRecord(
                     f"the table {name!r} of {self._path!r} is damaged, so nothing of the file is "
-                    f"read: {(lines[1:] or problem_lines)[0]:.200}; restore it from a backup"
+                    f"read: {(lines[1:] or lines)[0]:.200}; restore it from a backup"
                 )
 
     def _check_sizes(self, conn: UntrustedConnection, name: str) -> None:
