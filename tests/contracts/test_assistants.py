@@ -49,7 +49,7 @@ def test_each_change_is_a_version_upon_the_latest(saver: Saver) -> None:
     assert (second.version, second.content) == (2, content(2))
     assert (third.version, third.content) == (3, content(2))  # upon version 1
     assert latest == third
-    assert latest.created_at < second.since < third.since
+    assert latest.created_at < second.latest_since < third.latest_since
     assert versions(saver) == [(3, 2, True), (2, 2, False), (1, 1, False)]
 
 
