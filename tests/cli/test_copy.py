@@ -29,7 +29,7 @@ from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow
 from perdure.cli import table_copy
-from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
+from perdure.cli.table_copy import DatabaseCopy, StoreTables, ThreadTables
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -129,12 +129,12 @@ def shape(of: Database) -> list[Any]:
 
 def copy(
     old: Database, new: Database, progress: Callable[[int], object] = lambda count: None
-) -> Copy:
+) -> DatabaseCopy:
     ends: Any = (
-        (ThreadTables.of(old.saver), ThreadTables.of(new.saver)),
-        (StoreTables.of(old.store), StoreTables.of(new.store)),
+        (ThreadTables.from_checkpointer(old.saver), ThreadTables.from_checkpointer(new.saver)),
+        (StoreTables.from_store(old.store), StoreTables.from_store(new.store)),
     )
-    made = Copy(ends, progress)
+    made = DatabaseCopy(ends, progress)
     made.run()
     return made
 
@@ -158,7 +158,7 @@ def test_a_copy_is_the_same_and_goes_on(
     old, new = database(source, "old"), database(target, "new")
     fill(old)
 
-    rows = copy(old, new).rows
+    rows = copy(old, new).row_counts
 
     assert shape(old) == shape(new)
     assert (rows["assistants"], rows["crons"]) == (3, 2)
@@ -277,13 +277,13 @@ def test_a_copy_is_refused_if_something_is_erased_meanwhile(
     """The copy still has it."""
     old, new = database("file", "old"), database("file", "new")
     put(old.saver, {"messages": [HumanMessage("hi", id="m0")]})
-    compared = Copy._compared
+    compared = DatabaseCopy._find_differing_owners
 
     def erasing(*args: Any) -> Any:
         old.saver.erase("t", ["m0"])
         return compared(*args)
 
-    monkeypatch.setattr(Copy, "_compared", erasing)
+    monkeypatch.setattr(DatabaseCopy, "_compared", erasing)
     with pytest.raises(ImportFailed, match="something was erased from"):
         copy(old, new)
 
@@ -387,7 +387,7 @@ def test_nul_in_names_is_refused_before_anything_is_written(database: Any) -> No
     put(old.saver, {"x": 1}, thread="a\0b", uid="1")
     put(old.saver, {"x\0y": [HumanMessage("hi", id="1")] * 9}, thread="channel", uid="1")
 
-    with pytest.raises(ImportFailed, match=r"takes no text with NUL.*'a\\x00b', 'channel'"):
+    with pytest.raises(ImportFailed, match=r"cannot store text with NUL.*'a\\x00b', 'channel'"):
         copy(old, new)
     copy(old, same := database("file", "new"))
 
@@ -404,7 +404,7 @@ def test_a_page_is_bounded_in_bytes(source: str, database: Any, monkeypatch: Any
     for n, size in enumerate((4_000, 4_000, 4_000, 20_000, 4_000, 9_000)):
         old.store.put(NOTES, f"long {n}", {"x": "y" * size}, index=False)
     pages = []
-    opened = StoreTables.opened
+    opened = StoreTables.decrypt_row
 
     def counted(self: Any, table: Any, row: Any) -> Any:
         if table.name == "store_items" and row[-2] is not None:
@@ -499,7 +499,7 @@ def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -
     """A source whose connection is lost is read anew."""
     old, new = database("postgres", "old"), database("file", "new")
     fill(old)
-    compared = Copy._compared
+    compared = DatabaseCopy._find_differing_owners
     lost: list[Any] = []
 
     def cut(self: Any, source: Any, target: Any, table: Any) -> Any:
@@ -510,8 +510,8 @@ def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -
                 conn.execute(f"{asked} WHERE query LIKE '%{schema_of(old)}%' AND {OTHER}")
         return compared(self, source, target, table)
 
-    monkeypatch.setattr(Copy, "_compared", cut)
-    rows = copy(old, new).rows
+    monkeypatch.setattr(DatabaseCopy, "_compared", cut)
+    rows = copy(old, new).row_counts
 
     assert lost
     assert (rows["assistants"], rows["crons"]) == (3, 2)

@@ -18,7 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from perdure import PostgresCheckpointer, PostgresStore
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers import postgres as threads
-from perdure.cli.table_copy import Copy, StoreTables, ThreadTables
+from perdure.cli.table_copy import DatabaseCopy, StoreTables, ThreadTables
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable, UnknownThread
 from perdure.memory.background import JobQueue
 from perdure.memory.extraction import ExtractionJob
@@ -321,8 +321,10 @@ def test_rights_on_rows_are_enough_for_a_copy_and_the_queue(schema: str, tmp_pat
         opened(schema, "copied") as (new_saver, new_store),
     ):
         store.put(NAMESPACE, "k", {"text": "tea"})
-        ends = ThreadTables.of(saver), ThreadTables.of(new_saver)
-        Copy([ends, (StoreTables.of(store), StoreTables.of(new_store))]).run()
+        ends = ThreadTables.from_checkpointer(saver), ThreadTables.from_checkpointer(new_saver)
+        DatabaseCopy(
+            [ends, (StoreTables.from_store(store), StoreTables.from_store(new_store))]
+        ).run()
         new_store.put(NAMESPACE, "k2", {"text": "milk"})
 
         assert [item.key for item in new_store.search(NAMESPACE)] == ["k", "k2"]

@@ -33,7 +33,7 @@ def copy(
     command. It continues where it stopped.
     """
     from perdure.cli.sources import open_copy
-    from perdure.cli.table_copy import Copy, StoreTables, Tables, ThreadTables
+    from perdure.cli.table_copy import DatabaseCopy, StoreTables, Tables, ThreadTables
 
     row_count = 0
 
@@ -55,14 +55,21 @@ def copy(
     ):
         table_pairs = list[tuple[Tables, Tables]]()
         if old.saver is not None:
-            table_pairs.append((ThreadTables.of(old.saver), ThreadTables.of(new.saver)))
+            table_pairs.append(
+                (
+                    ThreadTables.from_checkpointer(old.saver),
+                    ThreadTables.from_checkpointer(new.saver),
+                )
+            )
         if old.store is not None:
-            table_pairs.append((StoreTables.of(old.store), StoreTables.of(new.store)))
-        database_copy = Copy(table_pairs, advance, create_indexes)
+            table_pairs.append(
+                (StoreTables.from_store(old.store), StoreTables.from_store(new.store))
+            )
+        database_copy = DatabaseCopy(table_pairs, advance, create_indexes)
         database_copy.run()
     nouns = {"threads": "thread", "checkpoints": "checkpoint", "store_items": "item"}
-    counts = (format_count(database_copy.rows[table], noun) for table, noun in nouns.items())
-    print_result(database_copy.rows, json, f"copied and compared: {', '.join(counts)}")
+    counts = (format_count(database_copy.row_counts[table], noun) for table, noun in nouns.items())
+    print_result(database_copy.row_counts, json, f"copied and compared: {', '.join(counts)}")
 
 
 def _read_key_file(path: Path | None) -> str | None:

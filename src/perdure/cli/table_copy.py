@@ -1,7 +1,8 @@
-"""Copies of the tables of threads and items into another database: resumable, and compared.
+"""Copy the tables of threads and items into another database, and compare both databases.
 
-Rows keep their keys and are copied in the order of these, so the rows that a target has say where a
-copy goes on. Each row is opened with the key of the source, and sealed with that of the target.
+Rows keep their keys and are copied in the order of their keys, so a copy that was interrupted
+continues after the last row of the target. Each row is decrypted with the key of the source and
+encrypted with the key of the target.
 """
 
 from __future__ import annotations
@@ -40,26 +41,35 @@ from perdure.storage.flow import NO_LIMIT, Flow, NamedSQL, Row, Statement, fetch
 from perdure.stores.namespaces import decode_path
 from perdure.stores.whole_store import WholeStore
 
-_PAGE_BYTES: Final = 4 << 20  # of a page of rows, or one row that is larger
-_PAGE_ROWS: Final = 1000
-_AT_ONCE: Final = 64  # rows of one statement
-_TOP: Final = b"\xff" * 17  # comes after every id
-_TOP_TEXT: Final = "\U0010ffff"
-_NAME_BYTES: Final = 2600  # an index of Postgres takes a third of a page
-_NAMED: Final = 20  # of what differs
-_BEGUN: Final = "SELECT value FROM settings WHERE name = 'copy'"
-_BEGIN: Final = "INSERT INTO settings (name, value) VALUES ('copy', ?)"
-_DONE: Final = "DELETE FROM settings WHERE name = 'copy'"
+_PAGE_BYTES: Final = 4 << 20  # bytes of a page of rows; a larger row is a page of its own
+_PAGE_ROWS: Final = 1000  # most rows of a page
+_ROWS_PER_INSERT: Final = 64  # rows that one INSERT statement adds
+_MAX_ID: Final = b"\xff" * 17  # sorts after every id
+_MAX_TEXT: Final = "\U0010ffff"  # sorts after every text of the key columns
+_MAX_NAME_BYTES: Final = 2600  # bytes of an indexed text; Postgres allows a third of a page
+_MAX_LISTED_OWNERS: Final = 20  # threads and namespaces that differ and that an error lists
+_SELECT_COPY_MARK: Final = "SELECT value FROM settings WHERE name = 'copy'"
+_INSERT_COPY_MARK: Final = "INSERT INTO settings (name, value) VALUES ('copy', ?)"
+_DELETE_COPY_MARK: Final = "DELETE FROM settings WHERE name = 'copy'"
 
 
 class Table(NamedTuple):
-    """A table, by the columns that are copied.
+    """A table and the columns of it that are copied.
 
-    `owner` are expressions that name the owner of a row `r`, and `joins` what they take. `names`
-    are columns of text that users choose, `keyed` others of which there is an index, `large` those
-    of any length. Of a row with its owner, `ids` are the places of ids, `flags` of what is true or
-    false, and `sealed` what binds the last columns to it. `top` comes after what follows the first
-    column in a key.
+    Attributes:
+        name: The name of the table.
+        columns: The copied columns, separated by ", ".
+        owner: SQL expressions that name the owner of a row `r`, such as the id of its thread.
+        joins: The joins that these expressions need.
+        key: The columns of the primary key.
+        name_columns: Columns of text that users choose.
+        indexed_columns: Other columns that have an index.
+        large_columns: Columns without a limit of length.
+        id_positions: The positions of packed ids in a row that begins with its owner.
+        flag_positions: The positions of booleans in such a row.
+        associated_data: Returns the associated data of the encrypted columns, which are the last
+            columns of the row.
+        max_key_part: A value that sorts after all values of the key columns after the first.
     """
 
     name: str
@@ -67,120 +77,150 @@ class Table(NamedTuple):
     owner: str
     joins: str = ""
     key: str = "id"
-    names: str = ""
-    keyed: str = ""
-    large: str = ""
-    ids: Sequence[int] = ()
-    flags: Sequence[int] = ()
-    sealed: Callable[[Sequence[Any]], Sequence[AssociatedData]] = lambda row: ()
-    top: Any = _TOP
+    name_columns: str = ""
+    indexed_columns: str = ""
+    large_columns: str = ""
+    id_positions: Sequence[int] = ()
+    flag_positions: Sequence[int] = ()
+    associated_data: Callable[[Sequence[Any]], Sequence[AssociatedData]] = lambda row: ()
+    max_key_part: Any = _MAX_ID
 
-    def page(self, after: Sequence[Any]) -> Flow[list[Row]]:
-        """The next rows after a key, as many as may be held: first the owner, then the columns."""
+    def read_page(self, after: Sequence[Any]) -> Flow[list[Row]]:
+        """Read one page of the rows after a key. A row has its owner, then its columns."""
         marks = ", ".join("?" for _ in after)
         rest = f"FROM {self.name} WHERE ({self.key}) > ({marks}) ORDER BY {self.key} LIMIT ?"
-        columns = _each(self.names, self.keyed, self.large)
+        columns = _split_columns(self.name_columns, self.indexed_columns, self.large_columns)
         sizes = " + ".join(f"coalesce(length({column}), 0)" for column in columns)
         rows = yield Statement(f"SELECT {sizes} {rest}", (*after, _PAGE_ROWS))
         total = accumulate(size for (size,) in rows)
         limit = max(1, sum(size <= _PAGE_BYTES for size in total))
         sql = (
-            f"SELECT {self.owner}, {_of(self.columns)} FROM (SELECT * {rest}) AS r {self.joins} "
-            f"ORDER BY {_of(self.key)}"
+            f"SELECT {self.owner}, {_qualify_columns(self.columns)} "
+            f"FROM (SELECT * {rest}) AS r {self.joins} "
+            f"ORDER BY {_qualify_columns(self.key)}"
         )
         return (yield Statement(sql, (*after, limit)))  # type: ignore[no-any-return]
 
-    def insert(self, rows: Sequence[Row]) -> list[Statement]:
-        """The statements that add rows of the columns, unless their key is there already."""
+    def build_inserts(self, rows: Sequence[Row]) -> list[Statement]:
+        """Return the statements that insert rows, except rows whose key exists already."""
         marks = f"({', '.join('?' for _ in self.columns.split(', '))})"
-        made, start = [], 0
-        for width in (_AT_ONCE, 1):
+        statements, start = [], 0
+        for width in (_ROWS_PER_INSERT, 1):
             stop = len(rows) - len(rows) % width
             sql = (
                 f"INSERT INTO {self.name} ({self.columns}) VALUES {', '.join([marks] * width)} "
                 "ON CONFLICT DO NOTHING"
             )
-            flat = [[*chain(*rows[at : at + width])] for at in range(start, stop, width)]
-            if flat:
-                made.append(Statement(sql, flat, execute_many=True))
+            parameters = [
+                [*chain(*rows[position : position + width])]
+                for position in range(start, stop, width)
+            ]
+            if parameters:
+                statements.append(Statement(sql, parameters, execute_many=True))
             start = stop
-        return made
+        return statements
 
-    def first_key(self, last: int) -> list[Any]:
-        """What comes before all keys that begin with a number."""
-        return [last - 1, *(self.top for _ in self.key.split(", ")[1:])]
-
-
-def _each(*columns: str) -> list[str]:
-    return [column for some in columns for column in some.split(", ") if column]
+    def key_before(self, number: int) -> list[Any]:
+        """Return a key that sorts before all keys that begin with a number."""
+        return [number - 1, *(self.max_key_part for _ in self.key.split(", ")[1:])]
 
 
-def _of(columns: str) -> str:
+def _split_columns(*columns: str) -> list[str]:
+    """Return the names in lists of columns."""
+    return [name for names in columns for name in names.split(", ") if name]
+
+
+def _qualify_columns(columns: str) -> str:
+    """Return a list of columns with the prefix `r.`."""
     return ", ".join(f"r.{column}" for column in columns.split(", "))
 
 
 @dataclass
 class Tables:
-    """One end of a copy: the tables of a component, in the order in which they are copied.
+    """The tables of a component in the source or the target, in the order of the copy.
 
-    `open` opens what a column holds, and `shut` is how it is stored.
+    Attributes:
+        database: The database.
+        sql: The statements of the component.
+        decrypt: Returns the content of an encrypted column.
+        encrypt: Returns the stored form of a content.
+        tables: The tables.
+        noun: What the owner of a row is called in messages.
     """
 
     database: Database
     sql: NamedSQL
-    open: Callable[[Any, AssociatedData], Any]
-    shut: Callable[[Any, AssociatedData], Any]
+    decrypt: Callable[[Any, AssociatedData], Any]
+    encrypt: Callable[[Any, AssociatedData], Any]
     tables: ClassVar[Sequence[Table]]
-    noun: ClassVar[str]  # of an owner
+    noun: ClassVar[str]
 
-    def opened(self, table: Table, row: Row) -> Row:
-        """A row, owner first, as it is in all databases; CorruptRecord: it was damaged."""
-        out = [*row]
-        for at in table.ids:
-            out[at] = unpack_id(out[at])
-        for at in table.flags:
-            out[at] = bool(out[at])
-        for at, place in enumerate(reversed(table.sealed(out)), 1):
-            out[-at] = None if out[-at] is None else self.open(out[-at], place)
-        return tuple(out)
+    def decrypt_row(self, table: Table, row: Row) -> Row:
+        """Return a row in the form that is equal in all databases.
 
-    def sealed(self, table: Table, row: Row) -> Row:
-        """The columns of a row that was opened elsewhere, as they are stored here."""
-        out = [*row]
-        for at, place in enumerate(reversed(table.sealed(row)), 1):
-            out[-at] = None if out[-at] is None else self.shut(out[-at], place)
-        for at in table.ids:
-            out[at] = pack_id(out[at])
-        return tuple(out[len(row) - len(table.columns.split(", ")) :])
+        Raises:
+            CorruptRecord: The row is damaged.
+        """
+        values = [*row]
+        for position in table.id_positions:
+            values[position] = unpack_id(values[position])
+        for position in table.flag_positions:
+            values[position] = bool(values[position])
+        for position, associated_data in enumerate(reversed(table.associated_data(values)), 1):
+            values[-position] = (
+                None
+                if values[-position] is None
+                else self.decrypt(values[-position], associated_data)
+            )
+        return tuple(values)
 
-    def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
-        """The statements that add rows which were opened elsewhere."""
-        return table.insert([self.sealed(table, row) for row in rows])
+    def encrypt_row(self, table: Table, row: Row) -> Row:
+        """Return the columns of a decrypted row as this database stores them."""
+        values = [*row]
+        for position, associated_data in enumerate(reversed(table.associated_data(row)), 1):
+            values[-position] = (
+                None
+                if values[-position] is None
+                else self.encrypt(values[-position], associated_data)
+            )
+        for position in table.id_positions:
+            values[position] = pack_id(values[position])
+        return tuple(values[len(row) - len(table.columns.split(", ")) :])
 
-    def shown(self, owner: Any) -> str:
-        """An owner by its name."""
+    def build_inserts(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
+        """Return the statements that insert decrypted rows."""
+        return table.build_inserts([self.encrypt_row(table, row) for row in rows])
+
+    def format_owner(self, owner: Any) -> str:
+        """Return the name of an owner for messages."""
         return repr(owner)
 
-    def settings(self) -> Flow[list[Row]]:
-        """What is recorded beside the tables."""
+    def read_settings(self) -> Flow[list[Row]]:
+        """Read the settings of the component that are copied after its tables."""
         return []
         yield
 
-    def finish(self, settings: list[Row]) -> Flow[None]:
-        """What comes after all rows, with the settings of the source."""
+    def finish_copy(self, settings: list[Row]) -> Flow[None]:
+        """Store the settings of the source, after all rows are copied."""
         yield [self.sql("raise_keys_after_copy"), self.sql("analyze_tables")]
 
-    def unfit(self) -> Flow[list[str]]:
-        """The owners of names with NUL, or too long; StorageError: the database has none."""
+    def find_unsupported_names(self) -> Flow[list[str]]:
+        """Return the owners of names that Postgres cannot store, because of NUL or their length.
+
+        Raises:
+            StorageError: The database does not have the tables.
+        """
         owners = []
         for table in self.tables:
             sql = f"SELECT {table.owner} FROM {table.name} AS r {table.joins} WHERE"
-            for name in _each(table.names):
-                named = Statement(f"{sql} instr(r.{name}, ?) > 0", ("\0",))
-                owners += [self.shown(row[0]) for row in (yield named)]
-            for name in _each(table.names, table.keyed):
-                long = Statement(f"{sql} length(CAST(r.{name} AS blob)) > ?", (_NAME_BYTES,))
-                owners += [self.shown(row[0]) for row in (yield long)]
+            for name in _split_columns(table.name_columns):
+                with_nul = Statement(f"{sql} instr(r.{name}, ?) > 0", ("\0",))
+                owners += [self.format_owner(row[0]) for row in (yield with_nul)]
+            for name in _split_columns(table.name_columns, table.indexed_columns):
+                too_long = Statement(
+                    f"{sql} length(CAST(r.{name} AS blob)) > ?", (_MAX_NAME_BYTES,)
+                )
+                owners += [self.format_owner(row[0]) for row in (yield too_long)]
         return sorted({*owners})
 
 
@@ -200,7 +240,7 @@ _TAGS: Final = Table("tags", "tag, checkpoint_key", "")
 
 @dataclass
 class ThreadTables(Tables):
-    """Threads with their logs, checkpoints and pending writes; what finds them is made anew."""
+    """The tables of a checkpointer. Search keys depend on the encryption key and are rebuilt."""
 
     reader: CheckpointReader
     noun = "thread"
@@ -230,7 +270,7 @@ class ThreadTables(Tables):
             *_OF_LOG,
             key="row_key",
             large="body",
-            flags=[3],  # the hash depends on the key; aliases have none
+            flags=[3],  # the hash depends on the key; aliases have no hash
             sealed=lambda row: [item_associated_data(row[0], row[1], row[2] & 0xFFFFFFFF)],
         ),
         Table(
@@ -280,7 +320,7 @@ class ThreadTables(Tables):
             key="version, assistant_id",
             large="content",
             sealed=lambda row: [assistant_associated_data(row[2], row[1])],
-            top=_TOP_TEXT,
+            top=_MAX_TEXT,
         ),
         Table(
             "crons",
@@ -289,65 +329,71 @@ class ThreadTables(Tables):
             key="created_at, cron_id",
             large="content",
             sealed=lambda row: [("cron", row[2])],
-            top=_TOP_TEXT,
+            top=_MAX_TEXT,
         ),
     )
 
     @classmethod
-    def of(cls, saver: Checkpointer) -> ThreadTables:
-        """Those of a checkpointer."""
+    def from_checkpointer(cls, saver: Checkpointer) -> ThreadTables:
+        """Return the tables of a checkpointer."""
         reader = saver._reader
         return cls(saver.database, reader.sql, reader.seal.unseal, reader.seal.seal, reader)
 
-    def opened(self, table: Table, row: Row) -> Row:
+    def decrypt_row(self, table: Table, row: Row) -> Row:
         """See `Tables.opened`."""
-        columns = super().opened(table, row)
-        if table.name == "threads":  # what finds one depends on the key
+        columns = super().decrypt_row(table, row)
+        if table.name == "threads":  # the search keys depend on the encryption key
             return (*columns[:-4], None, None, *columns[-2:])
         return columns
 
-    def sealed(self, table: Table, row: Row) -> Row:
+    def encrypt_row(self, table: Table, row: Row) -> Row:
         """See `Tables.sealed`."""
         if table.name == "threads":
-            found = None if row[3] else b""  # none that began tells nothing
-            text, _, told = (None,) * 3 if row[-1] is None else unpack(row[-1])
-            if text is not None and told is not None:
-                told = self.reader.codec.decode(told)
-                found = build_search_keys(self.reader.seal, row[0], text, told)
+            search_keys = (
+                None if row[3] else b""
+            )  # a thread without a checkpoint has no search keys
+            text, _, metadata = (None,) * 3 if row[-1] is None else unpack(row[-1])
+            if text is not None and metadata is not None:
+                metadata = self.reader.codec.decode(metadata)
+                search_keys = build_search_keys(self.reader.seal, row[0], text, metadata)
             client = None if row[-2] is None else ClientMetadata(*json.loads(row[-2]))
-            by_client = client and build_client_search_keys(self.reader.seal, row[0], client)
-            row = (*row[:-4], found, by_client, *row[-2:])
+            client_search_keys = client and build_client_search_keys(
+                self.reader.seal, row[0], client
+            )
+            row = (*row[:-4], search_keys, client_search_keys, *row[-2:])
         if table.name == "items":
-            h = content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
-            row = (*row[:3], h, *row[4:])
-        return super().sealed(table, row)
+            new_hash = content_hash(self.reader.seal, row[2] >> 32, row[-1]) if row[3] else 0
+            row = (*row[:3], new_hash, *row[4:])
+        return super().encrypt_row(table, row)
 
-    def settings(self) -> Flow[list[Row]]:
-        """Return a settings row: the key of the hashes in removal records, and the owner record."""
+    def read_settings(self) -> Flow[list[Row]]:
+        """Read the key of the hashes in removal records, and the owner record, as one row."""
         yield from self.reader.removals.load_key(read_only=True)
         return [(self.reader.removals.key, (yield from owner_record.read_record()))]
 
-    def finish(self, settings: list[Row]) -> Flow[None]:
-        """See `Tables.finish`."""
-        yield from super().finish(settings)
+    def finish_copy(self, settings: list[Row]) -> Flow[None]:
+        """See `Tables.finish_copy`."""
+        yield from super().finish_copy(settings)
         if settings[0][0] is not None:
             yield from self.reader.removals.replace_key(settings[0][0])
         if settings[0][1]:
             yield from owner_record.add_record()
 
-    def removals(self) -> set[Row]:
+    def read_removals(self) -> set[Row]:
         """Return the thread hash and the number of each removal record."""
         sql = "SELECT thread_hash, number FROM removals"
         return {*self.database.read(lambda: fetch_rows(sql), snapshot=False)}
 
-    def writes(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
+    def build_inserts(self, table: Table, rows: Sequence[Row]) -> list[Statement]:
         """See `Tables.writes`."""
-        made = super().writes(table, rows)
+        statements = super().build_inserts(table, rows)
         if table.name == "checkpoints":
-            made += _TAGS.insert([(tag, row[2]) for row in rows for tag in self._tags(row[-1])])
-        return made
+            statements += _TAGS.build_inserts(
+                [(tag, row[2]) for row in rows for tag in self._build_tags(row[-1])]
+            )
+        return statements
 
-    def _tags(self, body: bytes) -> list[int]:
+    def _build_tags(self, body: bytes) -> list[int]:
         return metadata_tags(self.reader.seal, self.reader.codec.decode(unpack(body)[0][1]))
 
 
@@ -360,13 +406,13 @@ _OF_VERSION: Final = (
 _COMMON: Final = "id, ns, key, version, created_at, valid_from"
 
 
-def _of_item(path: bytes, key: str, version: int) -> list[AssociatedData]:
+def _item_associated_data(path: bytes, key: str, version: int) -> list[AssociatedData]:
     return [(name, path.decode(), key, version) for name in ("value", "provenance")]
 
 
 @dataclass
 class StoreTables(Tables):
-    """Items with their versions and vectors; compact indexes are made anew by searches."""
+    """The tables of a store. Searches rebuild the compact indexes."""
 
     noun = "namespace"
     tables = (
@@ -380,7 +426,7 @@ class StoreTables(Tables):
             names="key",
             large="value, provenance",
             flags=[-3],
-            sealed=lambda row: _of_item(row[0], *row[3:5]),
+            sealed=lambda row: _item_associated_data(row[0], *row[3:5]),
         ),
         Table(
             "store_versions",
@@ -390,7 +436,7 @@ class StoreTables(Tables):
             names="key",
             large="value, provenance",
             flags=[-3],
-            sealed=lambda row: _of_item(row[0], *row[4:6]),
+            sealed=lambda row: _item_associated_data(row[0], *row[4:6]),
         ),
         Table(
             "store_index",
@@ -409,189 +455,229 @@ class StoreTables(Tables):
     )
 
     @classmethod
-    def of(cls, store: WholeStore) -> StoreTables:
-        """Those of a store."""
+    def from_store(cls, store: WholeStore) -> StoreTables:
+        """Return the tables of a store."""
         records = store._parts.records
 
-        def opened(stored: Any, place: Any) -> Any:
-            if place[0] == "vectors":
-                return records.decode_vectors(stored, place[1])
-            return records.decode_text(stored, place)
+        def decrypt(stored: Any, associated_data: Any) -> Any:
+            if associated_data[0] == "vectors":
+                return records.decode_vectors(stored, associated_data[1])
+            return records.decode_text(stored, associated_data)
 
-        def shut(value: Any, place: Any) -> Any:
-            if place[0] == "vectors":
-                return records.encode_vectors(value, place[1])
-            return records.encode_text(value, place)
+        def encrypt(value: Any, associated_data: Any) -> Any:
+            if associated_data[0] == "vectors":
+                return records.encode_vectors(value, associated_data[1])
+            return records.encode_text(value, associated_data)
 
-        return cls(store.database, store._parts.sql, opened, shut)
+        return cls(store.database, store._parts.sql, decrypt, encrypt)
 
-    def shown(self, owner: Any) -> str:
+    def format_owner(self, owner: Any) -> str:
         """See `Tables.shown`."""
         return repr(decode_path(owner))
 
-    def settings(self) -> Flow[list[Row]]:
-        """The model of the vectors, counters, and which fields are searched."""
+    def read_settings(self) -> Flow[list[Row]]:
+        """Read the search settings: the model of the vectors, counters, searched fields."""
         return (yield self.sql("settings"))  # type: ignore[no-any-return]
 
-    def finish(self, settings: list[Row]) -> Flow[None]:
-        """See `Tables.finish`. How words are kept is the target's to say."""
+    def finish_copy(self, settings: list[Row]) -> Flow[None]:
+        """See `Tables.finish_copy`. The target keeps its own form of the word index."""
         for name, value in settings:
             if name == "words":
-                ((kept,),) = yield self.sql("get_setting", name)
-                value = json.dumps(json.loads(kept) | {"fields": json.loads(value)["fields"]})
+                ((own_setting,),) = yield self.sql("get_setting", name)
+                value = json.dumps(
+                    json.loads(own_setting) | {"fields": json.loads(value)["fields"]}
+                )
             yield self.sql("set_setting", name, str(value))
         yield split_script(self.sql["raise_keys_after_copy"])
 
 
 @dataclass
-class _Pages:
-    """Reads a table page by page."""
+class _TablePages:
+    """Reads a table page by page.
 
-    end: Tables
+    Attributes:
+        tables: The database and its decryption.
+        table: The table.
+        last_key: The key of the last row that was read.
+    """
+
+    tables: Tables
     table: Table
-    after: Sequence[Any]
+    last_key: Sequence[Any]
 
-    def next(self) -> Flow[list[Row]]:
-        """The next rows, opened; none at the end."""
-        rows = yield from self.table.page(self.after)
+    def read_next(self) -> Flow[list[Row]]:
+        """Read the next page of decrypted rows. It is empty at the end of the table."""
+        rows = yield from self.table.read_page(self.last_key)
         if not rows:
             return []
         columns = self.table.columns.split(", ")
         first = len(rows[0]) - len(columns)
-        self.after = [
+        self.last_key = [
             rows[-1][first + columns.index(column)] for column in self.table.key.split(", ")
         ]
         if any(None in row[:first] for row in rows):
             raise CorruptRecord(
-                f"{self.end.database.path}: a row of {self.table.name} up to {self.after!r} has no "
+                f"{self.tables.database.path}: a row of {self.table.name} up to "
+                f"{self.last_key!r} has no "
                 "owner: the database is damaged; restore it from a backup"
             )
-        return [self.end.opened(self.table, row) for row in rows]
+        return [self.tables.decrypt_row(self.table, row) for row in rows]
 
 
 @dataclass
-class Copy:
-    """Copies the tables of some components, each from its source to its target.
+class DatabaseCopy:
+    """Copies the tables of several components from a source to a target.
 
-    Each component is read in one snapshot. `progress` is called with how many rows were copied,
-    `last` when both are the same, before the copy counts as complete.
+    Each component is read in one snapshot.
+
+    Attributes:
+        table_pairs: For each component, the tables of the source and of the target.
+        progress: Called with the number of rows that were copied since its last call.
+        before_completion: Called when both databases are equal, before the copy counts as complete.
+        row_counts: The number of compared rows by table.
     """
 
-    ends: Sequence[tuple[Tables, Tables]]
+    table_pairs: Sequence[tuple[Tables, Tables]]
     progress: Callable[[int], object] = lambda count: None
-    last: Callable[[], object] = lambda: None
-    rows: Counter[str] = field(default_factory=Counter)
+    before_completion: Callable[[], object] = lambda: None
+    row_counts: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> None:
-        """Copy what is not in the target yet, and compare all of it; `rows` says how many of each.
+        """Copy the rows that the target does not have, and compare all rows.
 
         Raises:
-            ConfigurationError: The target holds something else.
-            ImportFailed: It cannot hold some names, or it is not the same in the end.
-            CorruptRecord: A row was damaged.
+            ConfigurationError: The target is not empty, and no interrupted copy of the source.
+            ImportFailed: The target cannot store some names, or the databases differ afterwards.
+            CorruptRecord: A row of the source is damaged.
         """
-        self._begin()
+        self._mark_target()
         differing = []
-        for source, target in self.ends:
-            owners = source.database.read(partial(self._copied, source, target))
+        for source, target in self.table_pairs:
+            owners = source.database.read(partial(self._copy_and_compare, source, target))
             differing += [f"{source.noun} {name}" for name in owners]
         if differing:
-            more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
-            raise ImportFailed(
-                f"{self._home.path} is not the same as {self._path}: "
-                f"{', '.join(differing[:_NAMED])}{more}; one of both was written to "
-                "meanwhile, or a row is damaged: stop the writers, and copy into an empty database"
+            more = (
+                f" and {len(differing) - _MAX_LISTED_OWNERS} more"
+                if len(differing) > _MAX_LISTED_OWNERS
+                else ""
             )
-        self._check_not_erased()
-        self.last()
-        self._home.write(lambda: fetch_rows(_DONE))
+            raise ImportFailed(
+                f"{self._marked_database.path} differs from {self._source_path}: "
+                f"{', '.join(differing[:_MAX_LISTED_OWNERS])}{more}; one of them was "
+                "changed during the copy, or a row is damaged; stop all writers, and copy into an "
+                "empty database"
+            )
+        self._check_nothing_erased()
+        self.before_completion()
+        self._marked_database.write(lambda: fetch_rows(_DELETE_COPY_MARK))
 
     def __post_init__(self) -> None:
-        self._path = self.ends[0][0].database.path
-        self._home = self.ends[0][1].database  # where it is recorded that a copy is not complete
+        self._source_path = self.table_pairs[0][0].database.path
+        self._marked_database = self.table_pairs[0][
+            1
+        ].database  # the database with the mark of an incomplete copy
 
-    def _begin(self) -> None:
-        if self.ends[0][0].database.read(lambda: fetch_rows(_BEGUN)):
+    def _mark_target(self) -> None:
+        """Check the target, and mark it as an incomplete copy of the source.
+
+        Raises:
+            ConfigurationError: The target is not empty, and no interrupted copy of the source.
+        """
+        if self.table_pairs[0][0].database.read(lambda: fetch_rows(_SELECT_COPY_MARK)):
             raise ConfigurationError(
-                f"{self._path} is a copy that was not completed; copy to it again first"
+                f"{self._source_path} is an incomplete copy; complete it first by repeating its "
+                "command"
             )
-        begun = self._home.read(lambda: fetch_rows(_BEGUN))
-        if begun and begun[0][0] != self._path.encode():
+        copy_mark = self._marked_database.read(lambda: fetch_rows(_SELECT_COPY_MARK))
+        if copy_mark and copy_mark[0][0] != self._source_path.encode():
             raise ConfigurationError(
-                f"{self._home.path} holds a part of {begun[0][0].decode()}, not of {self._path}: "
-                "copy that to its end, or give an empty database"
+                f"{self._marked_database.path} holds a part of {copy_mark[0][0].decode()}, not "
+                f"of {self._source_path}: "
+                "complete that copy, or pass an empty database"
             )
-        for source, target in self.ends:
-            for table in () if begun else target.tables:
+        for source, target in self.table_pairs:
+            for table in () if copy_mark else target.tables:
                 if target.database.read(partial(fetch_rows, f"SELECT 1 FROM {table.name} LIMIT 1")):
                     raise ConfigurationError(
                         f"{target.database.path} is not empty: it has rows in {table.name}; "
                         "copy into a new database"
                     )
             self._check_names(source, target)
-        if not begun:
-            self._home.write(lambda: fetch_rows(_BEGIN, self._path.encode()))
+        if not copy_mark:
+            self._marked_database.write(
+                lambda: fetch_rows(_INSERT_COPY_MARK, self._source_path.encode())
+            )
 
-    def _check_not_erased(self) -> None:
+    def _check_nothing_erased(self) -> None:
         """Raise ImportFailed if something was erased from the source during the copy."""
-        for source, target in self.ends:
+        for source, target in self.table_pairs:
             if not isinstance(source, ThreadTables) or not isinstance(target, ThreadTables):
                 continue
-            if source.removals() - target.removals():
+            if source.read_removals() - target.read_removals():
                 raise ImportFailed(
-                    f"something was erased from {self._path} while it was copied, and "
-                    f"{self._home.path} may still contain it; delete {self._home.path}, and copy "
+                    f"something was erased from {self._source_path} while it was copied, and "
+                    f"{self._marked_database.path} may still contain it; delete "
+                    f"{self._marked_database.path}, and copy "
                     "again into an empty database"
                 )
 
     def _check_names(self, source: Tables, target: Tables) -> None:
+        """Raise ImportFailed if the target is Postgres and cannot store a name of the source."""
         owners: list[str] = []
         try:
             target.database.read(lambda: fetch_rows("SELECT CAST(? AS text)", "\0"), snapshot=False)
         except StorageError:
             with suppress(StorageError):
-                owners = source.database.read(source.unfit, snapshot=False)
+                owners = source.database.read(source.find_unsupported_names, snapshot=False)
         if owners:
             raise ImportFailed(
-                f"{target.database.path} takes no text with NUL, and no ids, keys and names of "
-                f"more than {_NAME_BYTES:,} bytes; nothing was copied. Delete or rename these "
-                f"{source.noun}s of {self._path}: {', '.join(f'{name:.200}' for name in owners)}"
+                f"{target.database.path} cannot store text with NUL, or ids, keys and names of "
+                f"more than {_MAX_NAME_BYTES:,} bytes; nothing was copied. Delete or rename these "
+                f"{source.noun}s of {self._source_path}: "
+                f"{', '.join(f'{name:.200}' for name in owners)}"
             )
 
-    def _copied(self, source: Tables, target: Tables) -> Flow[list[str]]:
-        """Copy and compare. Returns the names of those that differ."""
+    def _copy_and_compare(self, source: Tables, target: Tables) -> Flow[list[str]]:
+        """Copy a component and compare it. Return the names of the owners whose rows differ."""
         for table in source.tables:
             number = table.key.split(", ")[0]
-            last = partial(fetch_rows, f"SELECT coalesce(max({number}), 0) FROM {table.name}")
-            pages = _Pages(source, table, table.first_key(target.database.read(last)[0][0]))
-            while rows := (yield from pages.next()):
-                target.database.write(partial(_written, target.writes(table, rows)))
+            last_number = partial(
+                fetch_rows, f"SELECT coalesce(max({number}), 0) FROM {table.name}"
+            )
+            pages = _TablePages(
+                source, table, table.key_before(target.database.read(last_number)[0][0])
+            )
+            while rows := (yield from pages.read_next()):
+                target.database.write(partial(_execute, target.build_inserts(table, rows)))
                 self.progress(len(rows))
-        settings = yield from source.settings()
-        target.database.write(partial(target.finish, settings))
+        settings = yield from source.read_settings()
+        target.database.write(partial(target.finish_copy, settings))
         differing = set[str]()
         for table in source.tables:
-            differing |= yield from self._compared(source, target, table)
+            differing |= yield from self._find_differing_owners(source, target, table)
         return sorted(differing)
 
-    def _compared(self, source: Tables, target: Tables, table: Table) -> Flow[set[str]]:
-        """The owners of rows that are not in both; the order of pages may not be the same."""
-        ours = _Pages(source, table, table.first_key(0))
-        theirs = _Pages(target, table, table.first_key(0))
-        alone: dict[bytes, Any] = {}
-        self.rows[table.name] = 0  # a read whose connection was lost is done anew
+    def _find_differing_owners(
+        self, source: Tables, target: Tables, table: Table
+    ) -> Flow[set[str]]:
+        """Return the owners of rows that are not in both databases. Pages may differ in order."""
+        source_pages = _TablePages(source, table, table.key_before(0))
+        target_pages = _TablePages(target, table, table.key_before(0))
+        unmatched: dict[bytes, Any] = {}
+        self.row_counts[table.name] = 0  # the flow starts again if its connection is lost
         while True:
-            here = yield from ours.next()
-            there = target.database.read(theirs.next)
-            if not here and not there:
-                return {source.shown(owner) for owner in alone.values()}
-            self.rows[table.name] += len(here)
-            for row in chain(here, there):
+            source_rows = yield from source_pages.read_next()
+            target_rows = target.database.read(target_pages.read_next)
+            if not source_rows and not target_rows:
+                return {source.format_owner(owner) for owner in unmatched.values()}
+            self.row_counts[table.name] += len(source_rows)
+            for row in chain(source_rows, target_rows):
                 data = repr(row).encode(errors="surrogatepass")
                 digest = hashlib.blake2b(data, digest_size=16).digest()
-                if alone.pop(digest, None) is None:
-                    alone[digest] = row[0]
+                if unmatched.pop(digest, None) is None:
+                    unmatched[digest] = row[0]
 
 
-def _written(made: list[Statement]) -> Flow[None]:
-    yield made
+def _execute(statements: list[Statement]) -> Flow[None]:
+    """Execute statements in one transaction."""
+    yield statements
