@@ -89,7 +89,7 @@ def import_(
             min=1,
             max=2047,
             metavar="N",
-            help="Refuse databases with larger values.",
+            help="Refuse values above N MB.",
         ),
     ] = 256,
     user: UserOption = None,

@@ -103,13 +103,13 @@ def forget(
         except UnknownPerson as exc:
             print_note(f"perdure: {exc}")
             raise typer.Exit(1) from exc
-    kept = [*report.kept, *(part for part in in_files if part.count)]
+    kept_parts = [*report.kept, *(part for part in in_files if part.count)]
     if json:
         print_json(
             {
                 **asdict(report),
                 "erased": _build_parts_json(report.erased),
-                "kept": _build_parts_json(kept),
+                "kept": _build_parts_json(kept_parts),
             }
         )
         return
@@ -144,8 +144,8 @@ def _build_rows(report: Report, in_files: list[Part]) -> list[tuple[str, str, in
         Rows of an action (`erase` or `keep`), a noun, a count and the first ids.
     """
     rows = [("erase", *_build_part_cells(part)) for part in report.erased]
-    kept = [part for part in (*report.kept, *in_files) if part.count]
-    return rows + [("keep", *_build_part_cells(part)) for part in kept]
+    kept_parts = [part for part in (*report.kept, *in_files) if part.count]
+    return rows + [("keep", *_build_part_cells(part)) for part in kept_parts]
 
 
 def _build_part_cells(part: Part) -> tuple[str, int, str]:
