@@ -191,8 +191,8 @@ class Codec:
             raise _forbidden_type_error(exc.name, "a stored value") from exc
         except Exception as exc:
             raise CorruptRecord(
-                f"a stored value of {len(data)} bytes cannot be read back ({exc}); "
-                "was it written with another serializer?"
+                f"a stored value of {len(data)} bytes cannot be decoded ({exc}); open the "
+                "checkpointer with the serializer that has written the value"
             ) from exc
         if blocked:
             raise _forbidden_type_error(blocked[0], "a stored value")

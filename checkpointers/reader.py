@@ -640,7 +640,10 @@ class CheckpointReader:
         if log is None:
             rows = yield self.sql("find_log_channel", key)
             if not rows:
-                raise CorruptRecord(f"thread {thread_id!r}: log {key} is missing")
+                raise CorruptRecord(
+                    f"log {key} of thread {thread_id!r} is missing, so the database is damaged; "
+                    "restore it from a backup"
+                )
             log = thread.get_or_add_log(key, rows[0][0])
         missing_ranges = [pair for pair in ranges if not log.has_range(*pair)]
         aliases = [pair for pair in missing_ranges if pair[0] >= ALIASES]
@@ -698,8 +701,8 @@ class CheckpointReader:
             )  # a damaged range may be huge, so compare the length first
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
-                    f"thread {thread_id!r}: not all items from {start} to {stop} of channel "
-                    f"{log.name!r} are in the log; restore it from a backup"
+                    f"items {start} to {stop} of channel {log.name!r} of thread {thread_id!r} are "
+                    "not all in the log, so the database is damaged; restore it from a backup"
                 )
             bodies = [body for _, body in rows]
             contents += self.seal.unseal_rows(bodies, ("item", thread_id, log.name), start)

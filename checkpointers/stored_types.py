@@ -321,7 +321,7 @@ def _follow_alias(
         name = stored_name(target) if isinstance(target, type) else target
         if name in chain:
             cycle = " to ".join(map(_format_name, [*chain, name]))
-            raise ConfigurationError(f"aliases form a cycle: {cycle}")
+            raise ConfigurationError(f"aliases form a cycle: {cycle}; remove one of them")
         if name in steps:
             chain.append(name)
         elif isinstance(target, type):

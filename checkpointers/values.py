@@ -442,7 +442,7 @@ class Converter:
         if code == _ARRAY:
             array = _decode_by_langgraph(code, data)
             if array is None:
-                raise ValueError("an array cannot be read; install numpy, or the array is damaged")
+                raise ValueError("an array cannot be decoded; install numpy if it is missing")
             return array
         module, name, payload, *rest = self._unpack_value(data)
         if (

@@ -173,6 +173,6 @@ def test_a_range_of_any_length_is_refused_by_a_read(other: Path) -> None:
     edit_head(other, lambda refs, log, n: {"messages": [LIST, log, [0, 1 << 40]]})
     with (
         SQLiteCheckpointer.open(other) as saver,
-        pytest.raises(CorruptRecord, match="not all items"),
+        pytest.raises(CorruptRecord, match="not all in the log"),
     ):
         saver.get_tuple({"configurable": {"thread_id": "t"}})
