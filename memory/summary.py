@@ -72,22 +72,26 @@ ON_FAILURE: Final = ("keep", "raise")
 Size = tuple[Literal["messages", "tokens", "fraction"], float]
 """A size such as `("messages", 40)`, `("tokens", 4000)` or `("fraction", 0.7)` of the window."""
 
-_INPUT_TOKENS: Final = 16_000  # maximum tokens of a request to a model whose window is unknown
-_SHARE: Final = 0.75  # share of the window for the request; the rest is for answer and errors
+_DEFAULT_INPUT_TOKENS: Final = (
+    16_000  # maximum tokens of a request to a model whose window is unknown
+)
+_REQUEST_SHARE: Final = 0.75  # share of the window for the request; the rest is for the answer
 _LOG = logging.getLogger("perdure")
 
 _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
 )
-_EARLY: Final = 0.75  # share of the trigger at which a summary is written in the background
-_QUESTION_CHARS: Final = 2_000  # maximum characters of the question in a request for a summary
+_BACKGROUND_SHARE: Final = (
+    0.75  # share of the trigger at which a summary is written in the background
+)
+_MAX_QUESTION_CHARS: Final = 2_000  # maximum characters of the question in a request for a summary
 
 
 def _find_smallest_limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
     """Return the smallest number of messages and the smallest number of tokens among sizes.
 
-    A number is infinite if no size has this unit.
+    A number is infinite if no size has this unit. `name` is the name of the option, for errors.
     """
     messages = tokens = inf
     for size in sizes:
@@ -108,7 +112,7 @@ def _find_smallest_limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[
 
 
 class Selection(NamedTuple):
-    """The messages that are to be summarised now.
+    """The messages that the next summary will replace.
 
     Attributes:
         turns: The messages of whole turns.
@@ -167,12 +171,12 @@ class Summarize(MessagesNode):
         super().__init__(messages_key)
         call = make_model_call(model)
         known_model = call.model.model_name if isinstance(call.model, NamedModel) else call.model
-        counter, max_input = counter_of(token_counter), _INPUT_TOKENS
+        counter, max_input = counter_of(token_counter), _DEFAULT_INPUT_TOKENS
         if token_counter is None and isinstance(known_model, BaseChatModel | str):
             with suppress(errors.UnknownModel):  # tokens are estimated in this case
                 counter = counter_of(known_model)
         with suppress(errors.ConfigurationError):
-            max_input = int(_SHARE * context_window(known_model))
+            max_input = int(_REQUEST_SHARE * context_window(known_model))
         several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
         sizes: Sequence[Any] = trigger if several else [trigger]
         limits = _find_smallest_limits("trigger", sizes, known_model)
@@ -336,7 +340,7 @@ class Summarize(MessagesNode):
     def _with_lower_trigger(self) -> Self:
         """Return a copy of this node with three quarters of the trigger."""
         early = copy(self)
-        early.trigger = self.trigger[0] * _EARLY, self.trigger[1] * _EARLY
+        early.trigger = self.trigger[0] * _BACKGROUND_SHARE, self.trigger[1] * _BACKGROUND_SHARE
         return early
 
     def _find_saved_thread(self) -> SavedThread | None:
@@ -455,7 +459,7 @@ class Summarize(MessagesNode):
         if steps and not ends_with_answer(messages):
             request = replace(request, note=_UNFINISHED)
         if selection.question is not None:
-            question = cut_middle(render_message(selection.question), _QUESTION_CHARS)
+            question = cut_middle(render_message(selection.question), _MAX_QUESTION_CHARS)
             units = [*turns, question, *steps]
         loaded = find_run_thread(config)
         text = await request.write_summary(previous["text"] if previous else "", units)
@@ -510,8 +514,8 @@ class Summarize(MessagesNode):
         if not self._is_reached(_exclude_system_messages(messages), size):
             return _NOTHING
         limit = self._max_kept_tokens(size)
-        cut = self._find_first_kept(messages, limit)
-        old, rest = _exclude_system_messages(messages[:cut]), messages[cut:]
+        first_kept = self._find_first_kept(messages, limit)
+        old, rest = _exclude_system_messages(messages[:first_kept]), messages[first_kept:]
         old += find_late_results(old, rest)
         if len(list(iter_turn_ranges(rest))) == 1 and (
             not old or self._newest_turn_reaches_trigger(rest, size)
@@ -559,10 +563,10 @@ class Summarize(MessagesNode):
 
     def _newest_turn_reaches_trigger(self, rest: Messages, size: RequestSize | None) -> bool:
         """Return whether the messages of the newest turn alone reach a trigger."""
-        own = _exclude_system_messages(rest)
+        messages = _exclude_system_messages(rest)
         if size is not None:
-            size = size.with_messages(sum(map(self.counter.count_message, own)))
-        return self._is_reached(own, size)
+            size = size.with_messages(sum(map(self.counter.count_message, messages)))
+        return self._is_reached(messages, size)
 
     def _max_kept_tokens(self, size: RequestSize | None) -> float:
         """Return the maximum number of tokens of the messages that are kept."""
@@ -573,18 +577,19 @@ class Summarize(MessagesNode):
 
     def _find_first_kept(self, messages: Messages, limit: float) -> int:
         """Return the position of the first message that is kept, or 0 if all are kept."""
-        count = tokens = cut = 0
+        count = tokens = first_kept = 0
         for turn in iter_turn_ranges(messages):
-            more = self._count_messages_and_tokens(
-                _exclude_system_messages(messages[turn.start : turn.stop]), limit
-            )
-            count, tokens = count + more[0], tokens + more[1]
-            if cut and self._exceeds_keep(count, tokens, limit):
-                return cut
-            cut = turn.start
+            turn_messages = _exclude_system_messages(messages[turn.start : turn.stop])
+            added = self._count_messages_and_tokens(turn_messages, limit)
+            count, tokens = count + added[0], tokens + added[1]
+            if first_kept and self._exceeds_keep(count, tokens, limit):
+                return first_kept
+            first_kept = turn.start
         # messages before the first human message form a turn, too
-        more = self._count_messages_and_tokens(_exclude_system_messages(messages[:cut]), limit)
-        return cut if self._exceeds_keep(count + more[0], tokens + more[1], limit) else 0
+        oldest = _exclude_system_messages(messages[:first_kept])
+        added = self._count_messages_and_tokens(oldest, limit)
+        is_over = self._exceeds_keep(count + added[0], tokens + added[1], limit)
+        return first_kept if is_over else 0
 
     def _count_messages_and_tokens(
         self, messages: Iterable[BaseMessage], limit: float
