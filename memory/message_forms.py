@@ -103,8 +103,8 @@ def _convert_openai_message(form: dict[str, Any], fields: Any) -> BaseMessage:
         (message,) = convert_to_messages([form])
         if fields is not None:
             kind = fields.get("type", message.type)
-            plain = message.model_dump() if kind == message.type else {}
-            data = {**plain, **fields, "id": form["id"]}
+            defaults = message.model_dump() if kind == message.type else {}
+            data = {**defaults, **fields, "id": form["id"]}
             (message,) = messages_from_dict([{"type": kind, "data": data}])
             if isinstance(message, RemoveMessage):
                 raise ValueError("a RemoveMessage is not a message of a conversation")
@@ -188,8 +188,8 @@ def _check_openai_message(message: Any) -> dict[str, Any]:
         role == "assistant" and any(key in message for key in _ANSWER_KEYS)
     ):
         raise MalformedPart("no content")
-    parts = all(isinstance(part, str | dict) for part in get_by_path(content, list))
-    if not (parts and isinstance(content, str | list | None)):
+    has_parts = all(isinstance(part, str | dict) for part in get_by_path(content, list))
+    if not (has_parts and isinstance(content, str | list | None)):
         raise MalformedPart("content is neither text nor a list of parts")
     if isinstance(content, list):
         content = [_convert_content_part(part) for part in content]

@@ -117,19 +117,19 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         The request is therefore built first, and a summary that is then due is applied to it.
         """
         name = get_model_name(request.model)
-        adjusted = self._adjust_view(request.tools, self._reported_names.get(name or "", name))
+        adjusted_view = self._adjust_view(request.tools, self._reported_names.get(name or "", name))
         update: dict[str, Any] | None = None
-        if adjusted is not None:
+        if adjusted_view is not None:
             config = get_config()
-            changed = await self._apply_view(adjusted, request, config)
-            is_first = self._note_request(config, adjusted, changed.system_message)
+            changed = await self._apply_view(adjusted_view, request, config)
+            is_first = self._note_request(config, adjusted_view, changed.system_message)
             if is_first and ExtendedModelResponse is not None:
                 update = await self._summarize_if_due(
                     self._get_summaries(config), request.state, config
                 )
             if update and not _replaces_all_messages(update):
                 shortened = _apply_update(request, update)
-                changed = await self._apply_view(adjusted, shortened, config)
+                changed = await self._apply_view(adjusted_view, shortened, config)
             request = changed
         response = await Effect(lambda: handler(request), lambda: handler(request))
         if name is not None:
@@ -139,13 +139,13 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return response
 
     async def _apply_view(
-        self, adjusted: View, request: ModelRequest[Any], config: RunnableConfig
+        self, adjusted_view: View, request: ModelRequest[Any], config: RunnableConfig
     ) -> ModelRequest[Any]:
         """Return the request with the messages that the view selects."""
         system = [request.system_message] if request.system_message is not None else []
         messages = [*system, *request.messages]
         selected: list[Any] = await call_method(
-            adjusted, "select_messages", messages, request.state, config
+            adjusted_view, "select_messages", messages, request.state, config
         )
         first = selected[0] if selected and isinstance(selected[0], SystemMessage) else None
         rest = selected[1:] if first is not None else selected
@@ -156,7 +156,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         agent, name = _find_agent(config)
         return self._agents.get(agent) or [part.for_agent(name) for part in self._summaries]
 
-    def _note_request(self, config: Any, adjusted: View, system: SystemMessage | None) -> bool:
+    def _note_request(self, config: Any, adjusted_view: View, system: SystemMessage | None) -> bool:
         """Store the size of the tools and system message of a request for the next trigger.
 
         Return True if this is the first request of the agent that is stored.
@@ -165,7 +165,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             return False
         agent, name = _find_agent(config)
         is_first = agent not in self._agents
-        summaries = (part for part in adjusted.parts if isinstance(part, Summarize))
+        summaries = (part for part in adjusted_view.parts if isinstance(part, Summarize))
         _store_note(self._agents, agent, [part.for_agent(name, system) for part in summaries])
         return is_first
 
@@ -196,12 +196,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
         The adjusted view of the last request is cached.
         """
-        last_tools, last_model, adjusted = self._cached
+        last_tools, last_model, adjusted_view = self._cached
         same_tools = len(last_tools) == len(tools) and all(map(operator.is_, last_tools, tools))
         if self._view is not None and not (same_tools and last_model == model):
-            adjusted = self._view.with_tools(tools).for_model(model)
-            self._cached = list(tools), model, adjusted
-        return adjusted
+            adjusted_view = self._view.with_tools(tools).for_model(model)
+            self._cached = list(tools), model, adjusted_view
+        return adjusted_view
 
 
 def _find_agent(config: RunnableConfig) -> tuple[Any, str | None]:

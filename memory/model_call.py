@@ -28,9 +28,8 @@ from perdure.storage.threads import ThreadPool, await_outcome, wait_for_outcome
 T = TypeVar("T")
 RequestMessages = Sequence[BaseMessage]
 _MAX_FAULTS: Final = 5  # maximum validation errors of an answer that are listed
-_MIN_CONVERSATION_CHARS: Final = (
-    1_000  # characters; a conversation is not shortened below this number
-)
+# characters; a conversation is not shortened below this number
+_MIN_CONVERSATION_CHARS: Final = 1_000
 _MAX_QUOTED_CHARS: Final = 4_000  # characters of a refused answer that are sent to the model again
 # keys in the metadata of an answer for the reason why it ended
 _REASON_KEYS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")

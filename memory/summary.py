@@ -72,9 +72,8 @@ ON_FAILURE: Final = ("keep", "raise")
 Size = tuple[Literal["messages", "tokens", "fraction"], float]
 """A size such as `("messages", 40)`, `("tokens", 4000)` or `("fraction", 0.7)` of the window."""
 
-_DEFAULT_INPUT_TOKENS: Final = (
-    16_000  # maximum tokens of a request to a model whose window is unknown
-)
+# maximum tokens of a request to a model whose window is unknown
+_DEFAULT_INPUT_TOKENS: Final = 16_000
 _REQUEST_SHARE: Final = 0.75  # share of the window for the request; the rest is for the answer
 _LOG = logging.getLogger("perdure")
 
@@ -82,9 +81,8 @@ _UNFINISHED: Final = (
     "The assistant is still at work on the last request of the user, and will see the newest steps "
     "again. Say what it has done for this request and found so far, and what it has not done yet."
 )
-_BACKGROUND_SHARE: Final = (
-    0.75  # share of the trigger at which a summary is written in the background
-)
+# share of the trigger at which a summary is written in the background
+_BACKGROUND_SHARE: Final = 0.75
 _MAX_QUESTION_CHARS: Final = 2_000  # maximum characters of the question in a request for a summary
 
 

@@ -37,16 +37,16 @@ if TYPE_CHECKING:  # importing them takes a second, and estimating texts does no
 # tokens that are added for each message, name, call, result and request; source:
 # https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-_MIN_MEASURED: Final = (
-    50  # estimated tokens; the usage of a shorter answer does not scale estimates
-)
+_MIN_MEASURED: Final = 50  # estimated tokens; a shorter answer's usage does not scale estimates
 _MAX_SCALE: Final = 4.0  # largest factor by which reported usage scales the estimates
 # created once, because creating an encoder for each call takes three times as long
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class TokenCounter:
-    """Counts the tokens of messages, including the fixed tokens that OpenAI adds to each message.
+    """A counter of the tokens of texts, messages, tools and requests.
+
+    The count of a message includes the fixed number of tokens that OpenAI adds to each message.
 
     Args:
         encoding: The name of an OpenAI encoding. If it is not installed, tokens are estimated.
@@ -68,8 +68,8 @@ class TokenCounter:
         self._count_encoded = None if encoding is None else _load_encoding(encoding)
         self.encoding = encoding if self._count_encoded else None
         self.counts_messages = function is len  # messages are counted instead of tokens
-        counts = function is not None and function is not len
-        self._function = CountingFunction(function) if counts else None  # type: ignore[arg-type]
+        is_custom = function is not None and function is not len
+        self._function = CountingFunction(function) if is_custom else None  # type: ignore[arg-type]
         self._tools, self.scale, self.model = tools, scale, model
         self.bound_tool_tokens = self.count_tools(tools)
 
