@@ -162,7 +162,7 @@ def test_what_is_refused(
     assert "Address already in use" in says("--port", str(taken_port))
     for origin in ("*", "http://a.example/", "a.example"):
         said = says("--port", "0", "--cors-origin", origin)
-        assert f"the origin is {origin!r}; expected that of one site" in said
+        assert f"the origin is {origin!r}; expected the origin of one site" in said
     assert "pass another --host" in says("--host", "no-such-host.invalid", "--keys", str(keys))
 
 

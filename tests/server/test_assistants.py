@@ -235,7 +235,9 @@ def test_the_graphs_own_assistants_stay_as_they_are(sdk: SyncLangGraphClient) ->
             lambda at=at: sdk.assistants.update(at, name="x"),
             lambda at=at: sdk.assistants.set_latest(at, 1),
         ):
-            with pytest.raises(PermissionDeniedError, match="create another one of the graph"):
+            with pytest.raises(
+                PermissionDeniedError, match="create another assistant of the graph"
+            ):
                 call()
 
 

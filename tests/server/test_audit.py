@@ -194,7 +194,7 @@ def test_what_cannot_be_recorded_is_answered_with_an_error(
         failed = httpx.patch(f"{url}/probe/a", json={}, headers={"x-request-id": "r-1"})
         assert (failed.status_code, failed.headers["x-request-id"]) == (500, "r-1")
         assert failed.headers["x-content-type-options"] == "nosniff"
-        assert failed.json() == {"detail": "the server failed; its log says why"}
+        assert failed.json() == {"detail": "the server failed; see its log for the error"}
         assert httpx.post(f"{url}/probe/broken").headers["x-content-type-options"] == "nosniff"
         assert httpx.get(f"{url}/probe/a").status_code == 200
     logged = [

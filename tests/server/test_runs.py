@@ -658,7 +658,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"config": {"configurable": {"langgraph_auth_user": {}}}}, 422, "'langgraph_auth_user'"),
     ({"checkpoint": {"thread_id": "other"}}, 422, "'thread_id' is 'other'"),
     ({"config": {"recursion_limit": 100_000}}, 422, "recursion_limit"),
-    ({"webhook": "http://a.b"}, 422, "webhook is 'http://a.b', and this server calls no host"),
+    ({"webhook": "http://a.b"}, 422, "webhook is 'http://a.b', but this server calls no host"),
     ({"after_seconds": -5}, 422, "after_seconds"),
     ({"after_seconds": 1e12}, 422, "after_seconds"),
     ({"after_seconds": 5, "multitask_strategy": "reject"}, 422, "cannot be combined"),

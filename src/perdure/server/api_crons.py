@@ -1,7 +1,8 @@
-"""Crons by REST: runs on a schedule, for langgraph's SDK. They run as whoever wrote them last.
+"""Crons over HTTP: runs on a schedule, for langgraph's SDK.
 
-The person of a thread sees and may delete each cron on the thread, since its runs use the person's
-memories. Only those who reach the cron by its metadata may change it.
+The runs of a cron have the rights of the user who changed it last. The person of a thread sees and
+may delete each cron on the thread, because its runs use the person's memories. Only users who reach
+the cron by its metadata may change it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from perdure.server.threads import validate_metadata
 
 routes = APIRouter(tags=["crons"])
 _SCHEDULE_FIELDS: Final = {"schedule", "timezone", "end_time", "enabled"}
-_THREADS_PER_QUERY: Final = 500  # threads of a query
+_THREADS_PER_QUERY: Final = 500  # the maximum number of thread ids in one query
 _PRIVATE_FIELDS: Final = {"config", "context", "webhook"}
-"""Fields of a payload that the person of the thread is not shown of a cron of somebody else."""
+"""Fields of a cron's payload that the person of its thread does not see if the cron is somebody
+else's."""
 
 
 class FoundCron(NamedTuple):
@@ -68,14 +70,16 @@ class CronSearch(CronFilters, SortedPage):
 async def create_cron(
     call: CurrentCall, runs: ServerRuns, body: CronRequest, thread_id: PathId | None = None
 ) -> Response:
-    """Run a graph on a schedule, on a thread, or on a new one each time."""
+    """Run a graph on a schedule, on a thread or on a new thread each time."""
     now, cron_id = time.time(), str(uuid4())
-    about = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
+    ids = {"cron_id": cron_id, "thread_id": thread_id, "user_id": call.identity.person}
     times = {"schedule": body.schedule, "end_time": body.end_time}
     metadata = dict(body.metadata)
-    asked = await call.permit({**about, **times, "payload": body.to_stored(), "metadata": metadata})
-    empty = CronRow(cron_id, thread_id, None, now, now, {})
-    cron = await _validate_cron(call, runs, body, empty, asked["metadata"] or {})
+    permitted = await call.permit(
+        {**ids, **times, "payload": body.to_stored(), "metadata": metadata}
+    )
+    new_cron = CronRow(cron_id, thread_id, None, now, now, {})
+    cron = await _validate_cron(call, runs, body, new_cron, permitted["metadata"] or {})
     if not await CronTable(call.saver).create(cron):
         raise UnknownThread(f"there is no thread {thread_id!r}")
     return JSONReply(_build_cron_json(cron))
@@ -86,9 +90,9 @@ async def create_cron(
 async def update_cron(
     call: CurrentCall, runs: ServerRuns, cron_id: PathId, body: dict[str, Any]
 ) -> Response:
-    """Change what is given of a cron; metadata is added. It runs as whoever changes it then."""
+    """Change fields of a cron, and add metadata. Its runs then have the rights of the caller."""
     metadata = body.get("metadata") or {}
-    asked = await call.permit(
+    permitted = await call.permit(
         {
             "cron_id": cron_id,
             "payload": body,
@@ -98,15 +102,17 @@ async def update_cron(
     )
     cron = await _get_changeable_cron(call, cron_id)
     if unknown := body.keys() - CronRequest.model_fields.keys():
-        raise ConfigurationError(f"a cron has no {', '.join(sorted(unknown))}")
+        raise ConfigurationError(
+            f"a cron has no field {', '.join(sorted(unknown))}; remove it from the request"
+        )
     try:
         merged = {**cron.content["payload"], **body, "metadata": metadata}
         changed = CronRequest.model_validate(merged)
     except ValidationError as exc:
         raise RequestValidationError(exc.errors()) from exc
     changed.metadata = {**cron.content["metadata"], **changed.metadata}
-    allowed = {**changed.metadata, **(asked["metadata"] or {})}
-    cron = await _validate_cron(call, runs, changed, cron, allowed)
+    merged_metadata = {**changed.metadata, **(permitted["metadata"] or {})}
+    cron = await _validate_cron(call, runs, changed, cron, merged_metadata)
     stored = await CronTable(call.saver).update(
         cron, sets_next_time=bool(_SCHEDULE_FIELDS & body.keys())
     )
@@ -118,7 +124,7 @@ async def update_cron(
 @routes.delete("/runs/crons/{cron_id}", status_code=204)
 @action("crons:delete")
 async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
-    """Delete a cron; a run of it that has begun goes on."""
+    """Delete a cron. A run that it has started continues."""
     await call.permit({"cron_id": cron_id})
     cron = await CronTable(call.saver).get(cron_id)
     if cron is None or not (
@@ -132,34 +138,48 @@ async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
 @routes.post("/runs/crons/search")
 @action("crons:search")
 async def search_crons(call: CurrentCall, runs: ServerRuns, body: CronSearch) -> Response:
-    """Crons that match, the newest first unless another order is given."""
-    shown = [_build_cron_json(*each) for each in await _find_crons(call, runs, body)]
-    rows = [row for row in shown if body.enabled in (None, row["enabled"])]
+    """List crons that match, newest first unless another order is given."""
+    cron_list = [_build_cron_json(*found) for found in await _find_crons(call, runs, body)]
+    rows = [row for row in cron_list if body.enabled in (None, row["enabled"])]
     return JSONReply(body.select_rows(rows, now=datetime.now(UTC)))
 
 
 @routes.post("/runs/crons/count")
 @action("crons:search")
 async def count_crons(call: CurrentCall, runs: ServerRuns, body: CronFilters) -> int:
-    """How many crons match."""
+    """Count the crons that match."""
     return len(await _find_crons(call, runs, body))
 
 
 async def _validate_cron(
     call: Call, runs: Runs, body: CronRequest, cron: CronRow, metadata: dict[str, Any]
 ) -> CronRow:
-    """A cron as it is asked for, whose run its caller may begin now."""
+    """Return a cron with new fields, after checking that the caller may start its run now.
+
+    Args:
+        call: The call of the client.
+        runs: The runs of the server.
+        body: The fields of the cron.
+        cron: The cron before the change.
+        metadata: The metadata after the change.
+
+    Raises:
+        ConfigurationError: A field is invalid.
+        Forbidden: The caller could not reach the cron, or may not start its run.
+    """
     if cron.thread_id is not None and "on_run_completed" in body.model_fields_set:
-        raise ConfigurationError("on_run_completed is of crons that have no thread: leave it out")
+        raise ConfigurationError(
+            "on_run_completed applies only to crons without a thread_id; remove it"
+        )
     check_reach("a cron", validate_metadata(metadata), call.filter)
     next_at = await asyncio.to_thread(body.next_time, time.time())
-    running, identity = (
+    run_call, identity = (
         call.with_action("threads:create_run"),
         act_for_context_user(call, body).identity,
     )
-    await prepare_run(running, runs, body.model_copy(), cron.thread_id)
+    await prepare_run(run_call, runs, body.model_copy(), cron.thread_id)
     assistant = await get_run_assistant(
-        running.without_acting_for(), runs.graphs, body.assistant_id
+        run_call.without_acting_for(), runs.graphs, body.assistant_id
     )
     content = {
         "payload": {**body.to_stored(), "assistant_id": assistant["assistant_id"]},
@@ -177,7 +197,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
     """Return a cron that the caller may change.
 
     Raises:
-        Refused: There is none, or the caller may not reach it.
+        Refused: The cron does not exist, or the caller may not reach it.
         Forbidden: It is a cron of somebody else on the caller's thread.
     """
     cron = await CronTable(call.saver).get(cron_id)
@@ -185,67 +205,71 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
         return cron
     if cron is not None and await _is_on_own_thread(call, cron, "threads:read"):
         raise Forbidden(
-            f"the cron {cron_id!r} on your thread is somebody else's, and only they change it; "
-            "you may delete it"
+            f"the cron {cron_id!r} on your thread belongs to somebody else, and only its owner can "
+            "change it; you may delete it"
         )
     raise _unknown_cron_error(cron_id)
 
 
-async def _is_on_own_thread(call: Call, cron: CronRow, of_thread: Action) -> bool:
-    """Return whether a cron runs on a thread of which the caller is the person.
+async def _is_on_own_thread(call: Call, cron: CronRow, thread_action: Action) -> bool:
+    """Return whether a cron runs on a thread whose person is the caller.
 
-    It does not count if the caller may not do with the thread what the action says.
+    Return False if the caller may not perform the action on the thread.
     """
     if cron.thread_id is None:
         return False
-    asking = call.with_action(of_thread)
+    other_call = call.with_action(thread_action)
     try:
-        thread = await asking.permit_thread_row(cron.thread_id)
+        thread = await other_call.permit_thread_row(cron.thread_id)
     except (Refused, UnknownThread):
         return False
-    return asking.threads.find_person(thread) == call.identity.person
+    return other_call.threads.find_person(thread) == call.identity.person
 
 
 async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> set[str]:
-    """Return those of some threads of which the caller is the person, and that lists show."""
-    listing, found = call.with_action("threads:search"), set[str]()
+    """Return those threads whose person is the caller and that lists show to the caller."""
+    search_call, own_ids = call.with_action("threads:search"), set[str]()
     ids = [thread_id for thread_id in thread_ids if thread_id is not None]
     try:
-        asked = await listing.permit({"metadata": {}})
+        permitted = await search_call.permit({"metadata": {}})
     except Refused:
-        return found
+        return own_ids
     for start in range(0, len(ids), _THREADS_PER_QUERY):
         page = ids[start : start + _THREADS_PER_QUERY]
-        query = ThreadQuery(ids=page, metadata=asked["metadata"], person=call.identity.person)
-        found |= await listing.threads.find_ids_of_person(query)
-    return found
+        query = ThreadQuery(ids=page, metadata=permitted["metadata"], person=call.identity.person)
+        own_ids |= await search_call.threads.find_ids_of_person(query)
+    return own_ids
 
 
-async def _find_crons(call: Call, runs: Runs, wanted: CronFilters) -> list[FoundCron]:
-    """Return the crons that match, of those that the caller reaches or whose thread is theirs."""
-    asked = await call.permit(wanted.model_dump())
-    is_permitted = containing(asked["metadata"] or {})  # handlers add the owner to it
-    is_wanted = containing(wanted.metadata)
-    named = find_default_assistant(runs.graphs, wanted.assistant_id or "")
-    assistant_id = named["assistant_id"] if named else wanted.assistant_id
-    found = [
+async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[FoundCron]:
+    """Return the crons that match and that the caller reaches by metadata or by the thread."""
+    permitted = await call.permit(filters.model_dump())
+    is_permitted = containing(permitted["metadata"] or {})  # handlers add the owner to it
+    matches_metadata = containing(filters.metadata)
+    default = find_default_assistant(runs.graphs, filters.assistant_id or "")
+    assistant_id = default["assistant_id"] if default else filters.assistant_id
+    crons = [
         FoundCron(cron, meets(metadata, call.filter) and is_permitted(metadata))
         for cron in await CronTable(call.saver).list_crons()
-        if is_wanted(metadata := cron.content["metadata"])
+        if matches_metadata(metadata := cron.content["metadata"])
         and assistant_id in (None, cron.content["payload"]["assistant_id"])
-        and wanted.thread_id in (None, cron.thread_id)
+        and filters.thread_id in (None, cron.thread_id)
     ]
-    others = {each.cron.thread_id for each in found if not each.is_reachable}
-    threads = await _find_own_threads(call, others)
-    return [each for each in found if each.is_reachable or each.cron.thread_id in threads]
+    unreached_threads = {found.cron.thread_id for found in crons if not found.is_reachable}
+    own_threads = await _find_own_threads(call, unreached_threads)
+    return [found for found in crons if found.is_reachable or found.cron.thread_id in own_threads]
 
 
 def _unknown_cron_error(cron_id: str) -> Refused:
+    """Return the error for a cron that does not exist or cannot be reached."""
     return Refused(f"there is no cron {cron_id!r}", 404)
 
 
 def _build_cron_json(cron: CronRow, is_reached: bool = True) -> dict[str, Any]:
-    """A cron as langgraph's clients know it; of one that is not reached, without private fields."""
+    """Return a cron in the form of langgraph's API.
+
+    If the caller does not reach the cron by its metadata, private fields are left out.
+    """
     content, payload = cron.content, cron.content["payload"]
     if not is_reached:
         payload = {name: value for name, value in payload.items() if name not in _PRIVATE_FIELDS}
@@ -265,5 +289,6 @@ def _build_cron_json(cron: CronRow, is_reached: bool = True) -> dict[str, Any]:
     }
 
 
-def _to_datetime(at: float | None) -> datetime | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC)
+def _to_datetime(timestamp: float | None) -> datetime | None:
+    """Return seconds since the epoch as a time in UTC."""
+    return None if timestamp is None else datetime.fromtimestamp(timestamp, UTC)

@@ -1,6 +1,7 @@
-"""Assistants by REST: a graph with what is configured, in versions, for langgraph's SDK.
+"""Assistants over HTTP: a graph with a configuration, in versions, for langgraph's SDK.
 
-Each graph that is served has one of its own, which nobody changes. Others are rows of the database.
+Each served graph has a default assistant, which cannot be changed. Other assistants are rows of the
+database.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from perdure.server.runs import Runs, ServerRuns
 from perdure.server.threads import already_exists_error, validate_metadata, validate_owners
 
 Assistant = dict[str, Any]
-"""An assistant as langgraph's clients know it."""
-# of the graphs' own: when the server was installed, which is the same for each of its processes
+"""An assistant in the form of langgraph's API."""
+# the creation time of default assistants: when the server was installed, which is the same for all
+# of its processes
 _INSTALLED_AT: Final = datetime.fromtimestamp(Path(__file__).stat().st_mtime, UTC)
 _DEFAULT_FIELDS: Final[Assistant] = {
     "name": "Untitled",
@@ -41,24 +43,25 @@ _DEFAULT_FIELDS: Final[Assistant] = {
     "context": {},
     "metadata": {},
 }
-"""What an assistant has that is given nothing."""
+"""The fields of an assistant that is created without them."""
 _NO_LIMIT: Final = 1 << 31
 MAX_ASSISTANT_BYTES: Final = 256_000
-"""How many bytes of JSON an assistant may have: each search reads all of them."""
+"""The maximum size in bytes of an assistant as JSON. It is limited because each search reads all
+assistants."""
 
 
 class UnknownAssistant(Refused):
-    """There is no such assistant, or it may not be reached."""
+    """The assistant does not exist, or the caller may not reach it."""
 
     status = 404
 
 
 class Assistants:
-    """The assistants that may be reached; any other is unknown.
+    """The assistants that a caller may reach. All other assistants count as unknown.
 
     Args:
-        call: Who asks, which is permitted; the graphs' own count as theirs.
-        graphs: What is served.
+        call: The permitted call. Default assistants of graphs count as owned by its user.
+        graphs: The graphs that the server serves.
     """
 
     def __init__(self, call: Call, graphs: Graphs) -> None:
@@ -66,28 +69,33 @@ class Assistants:
         self._filter, self._user = call.filter, call.identity.person
 
     async def get(self, assistant_id: str) -> Assistant:
-        """An assistant, by its id; that of a graph also by the graph's name.
+        """Return an assistant by its id. The name of a graph finds its default assistant.
 
         Raises:
-            UnknownAssistant: There is none, or it may not be reached.
+            UnknownAssistant: The assistant does not exist, or the caller may not reach it.
         """
-        found = find_default_assistant(self._graphs, assistant_id)
-        if found is None and (row := await self._table.get(_canonical_id(assistant_id))):
-            found = _build_assistant(row)
-        if found is None or not self._is_reachable(found):
+        assistant = find_default_assistant(self._graphs, assistant_id)
+        if assistant is None and (row := await self._table.get(_canonical_id(assistant_id))):
+            assistant = _build_assistant(row)
+        if assistant is None or not self._is_reachable(assistant):
             raise unknown_assistant_error(self._graphs, assistant_id)
-        return found
+        return assistant
 
     async def create(
         self, assistant_id: str, content: Mapping[str, Any], *, if_exists: str = "raise"
     ) -> Assistant:
         """Create an assistant.
 
+        Args:
+            assistant_id: The id of the assistant.
+            content: The fields of the assistant.
+            if_exists: With `do_nothing`, an existing assistant is returned if the caller may reach
+                it.
+
         Raises:
-            VersionConflict: There is one of this id; with `do_nothing` it is returned instead, if
-                it may be reached.
-            Forbidden: It could not be reached with this metadata.
-            UnknownGraph: Its graph is not served.
+            VersionConflict: An assistant with this id exists.
+            Forbidden: The caller could not reach an assistant with this metadata.
+            UnknownGraph: The graph is not served.
         """
         content = self._validate_content(content)
         is_free = find_default_assistant(self._graphs, assistant_id) is None
@@ -99,31 +107,31 @@ class Assistants:
         return await self.get(assistant_id)
 
     async def update(self, assistant_id: str, changes: Mapping[str, Any]) -> Assistant:
-        """Make a new version, with what is given in place of what it had; metadata is added.
+        """Create a new version of an assistant. Fields are replaced, and metadata is added.
 
         Raises:
             UnknownAssistant: See `get`.
-            Forbidden: It is that of a graph, or could not be reached any more.
-            UnknownGraph: Its graph is not served.
+            Forbidden: It is a default assistant, or the caller could no longer reach it.
+            UnknownGraph: The graph is not served.
         """
         key = self._check_changeable(assistant_id)
 
-        def changed(row: AssistantRow) -> dict[str, Any]:
+        def apply_changes(row: AssistantRow) -> dict[str, Any]:
             if not meets(row.content["metadata"], self._filter):
                 raise unknown_assistant_error(self._graphs, assistant_id)
             metadata = {**row.content["metadata"], **changes["metadata"]}
             return self._validate_content({**row.content, **changes, "metadata": metadata})
 
-        row = await self._table.add_version(key, changed)
+        row = await self._table.add_version(key, apply_changes)
         if row is None:
             raise unknown_assistant_error(self._graphs, assistant_id)
         return _build_assistant(row)
 
     async def list_versions(self, assistant_id: str) -> list[Assistant]:
-        """All versions of an assistant, newest first; see `get`."""
-        found = await self.get(assistant_id)
-        stored = await self._table.list_versions(found["assistant_id"])
-        rows = [*map(_build_assistant, stored)] or [found]  # that of a graph
+        """Return all versions of an assistant, newest first; see `get`."""
+        assistant = await self.get(assistant_id)
+        stored = await self._table.list_versions(assistant["assistant_id"])
+        rows = [*map(_build_assistant, stored)] or [assistant]  # that of a graph
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
             for row in rows
@@ -131,7 +139,7 @@ class Assistants:
         ]
 
     async def set_latest(self, assistant_id: str, version: int) -> Assistant:
-        """Have another version be the latest; see `update`."""
+        """Make another version the latest one; see `update`."""
         key = self._check_changeable(assistant_id)
         if version not in [row["version"] for row in await self.list_versions(assistant_id)]:
             raise UnknownAssistant(f"assistant {assistant_id!r} has no version {version}")
@@ -145,38 +153,49 @@ class Assistants:
         await self._table.delete(key)
 
     async def search(self, filters: AssistantFilters) -> list[Assistant]:
-        """All that match, the newest first."""
+        """Return all assistants that match, newest first."""
         rows = [
             *map(_build_assistant, await self._table.list_assistants()),
             *map(_build_default_assistant, self._graphs),
         ]
-        has_wanted, name = containing(filters.metadata), filters.name.casefold()
+        matches_metadata, name_part = containing(filters.metadata), filters.name.casefold()
         return [
             row
             for row in rows
-            if meets(seen := self._build_visible_metadata(row), self._filter)
-            and has_wanted(seen)
+            if meets(visible := self._build_visible_metadata(row), self._filter)
+            and matches_metadata(visible)
             and filters.graph_id in (None, row["graph_id"])
-            and name in row["name"].casefold()
+            and name_part in row["name"].casefold()
         ]
 
     def _is_reachable(self, assistant: Assistant) -> bool:
+        """Return whether the caller may reach an assistant."""
         return meets(self._build_visible_metadata(assistant), self._filter)
 
     def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
-        """The metadata that is asked for; who asks owns what belongs to a graph."""
+        """Return the metadata to which filters apply.
+
+        The caller counts as the owner of default assistants.
+        """
         is_own = find_default_assistant(self._graphs, assistant["assistant_id"]) is not None
         return {**assistant["metadata"], **({"owner": self._user} if is_own else {})}
 
     def _check_changeable(self, assistant_id: str) -> str:
-        if found := find_default_assistant(self._graphs, assistant_id):
+        """Return the id of an assistant as it is stored.
+
+        Raises:
+            Forbidden: It is a default assistant.
+        """
+        if default := find_default_assistant(self._graphs, assistant_id):
             raise Forbidden(
-                f"assistant {assistant_id!r} is that of the graph {found['graph_id']!r} and cannot "
-                "be changed or deleted: create another one of the graph"
+                f"assistant {assistant_id!r} is the default assistant of the graph "
+                f"{default['graph_id']!r} and cannot be changed or deleted; create another "
+                "assistant of the graph"
             )
         return _canonical_id(assistant_id)
 
     def _validate_content(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Check the fields of an assistant, and return a copy of them."""
         if content["graph_id"] not in self._graphs:
             raise UnknownGraph(
                 f"graph_id is {content['graph_id']!r}, which is not served; the graphs are "
@@ -194,7 +213,7 @@ class Assistants:
 
 
 def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | None:
-    """The assistant of a graph, by the graph's name or by its id; None: it is none."""
+    """Return the default assistant with this id or of the graph with this name, or None."""
     return next(
         (
             _build_default_assistant(name)
@@ -208,53 +227,56 @@ def find_default_assistant(graphs: Graphs, assistant_id: str) -> Assistant | Non
 def unknown_assistant_error(
     graphs: Graphs, assistant_id: str, status: int = 404
 ) -> UnknownAssistant:
-    """The error of an assistant that cannot be reached."""
+    """Return the error for an assistant that cannot be reached."""
     return UnknownAssistant(
         f"there is no assistant {assistant_id!r}; the graphs are {', '.join(graphs)}", status
     )
 
 
 async def get_run_assistant(call: Call, graphs: Graphs, assistant_id: str) -> Assistant:
-    """The assistant that a run is to be of, as it is now; see `RunRequest.of_assistant`.
+    """Return the assistant of a new run, in its latest version; see `RunRequest.with_assistant`.
 
-    A graph's own needs no permission but that of the run; who made it is no matter of the run.
+    A default assistant needs no permission besides that for the run. Its metadata is left out,
+    because the run must not carry the name of the assistant's creator.
 
     Raises:
-        UnknownAssistant: There is none that may be read, or its graph is not served.
+        UnknownAssistant: The caller may not read the assistant, it does not exist, or its graph is
+            not served.
     """
-    if found := find_default_assistant(graphs, assistant_id):
-        return {**found, "metadata": {}}
-    reading = call.with_action("assistants:read")
+    if assistant := find_default_assistant(graphs, assistant_id):
+        return {**assistant, "metadata": {}}
+    read_call = call.with_action("assistants:read")
     try:
-        await reading.permit({"assistant_id": assistant_id, "metadata": {}})
-        found = await Assistants(reading, graphs).get(assistant_id)
+        await read_call.permit({"assistant_id": assistant_id, "metadata": {}})
+        assistant = await Assistants(read_call, graphs).get(assistant_id)
     except Refused as exc:
         raise unknown_assistant_error(graphs, assistant_id, 422) from exc
-    if found["graph_id"] not in graphs:
+    if assistant["graph_id"] not in graphs:
         raise UnknownAssistant(
-            f"assistant {assistant_id!r} is of the graph {found['graph_id']!r}, which is not "
-            f"served; the graphs are {', '.join(graphs)}",
+            f"assistant {assistant_id!r} belongs to the graph {assistant['graph_id']!r}, which is "
+            f"not served; the graphs are {', '.join(graphs)}",
             422,
         )
-    return found
+    return assistant
 
 
 async def choose_thread_assistant(call: Call, graphs: Graphs, thread: Mapping[str, Any]) -> str:
-    """Who goes on with a thread: the assistant of its last run, else the own one of its graph.
+    """Return the assistant that continues a thread: that of its last run, or the default assistant.
 
-    That has no more if the assistant may not be read, is deleted, or is of another graph now.
+    The default assistant of the thread's graph is chosen if the caller may not read the last
+    assistant, or if that was deleted or belongs to another graph now.
     """
-    graph: str = thread["metadata"].get("graph_id") or ""
-    last = thread["metadata"].get("assistant_id")
+    graph_id: str = thread["metadata"].get("graph_id") or ""
+    last_assistant_id = thread["metadata"].get("assistant_id")
     with suppress(UnknownAssistant):
-        if isinstance(last, str):
-            found = await get_run_assistant(call, graphs, last)
-            return last if found["graph_id"] == graph else graph
-    return graph
+        if isinstance(last_assistant_id, str):
+            assistant = await get_run_assistant(call, graphs, last_assistant_id)
+            return last_assistant_id if assistant["graph_id"] == graph_id else graph_id
+    return graph_id
 
 
 def _canonical_id(assistant_id: str) -> str:
-    """An id as it is stored; `""`, which no assistant has, of what is none."""
+    """Return an id as it is stored. For an invalid id return `""`, which no assistant has."""
     try:
         return str(UUID(assistant_id))
     except ValueError:
@@ -262,17 +284,19 @@ def _canonical_id(assistant_id: str) -> str:
 
 
 def _build_assistant(row: AssistantRow) -> Assistant:
-    since = row.latest_since or row.created_at
+    """Return a stored assistant in the form of langgraph's API."""
+    updated_at = row.latest_since or row.created_at
     return {
         "assistant_id": row.assistant_id,
         **row.content,
         "version": row.version,
         "created_at": datetime.fromtimestamp(row.created_at, UTC),
-        "updated_at": datetime.fromtimestamp(since, UTC),
+        "updated_at": datetime.fromtimestamp(updated_at, UTC),
     }
 
 
 def _build_default_assistant(name: str) -> Assistant:
+    """Return the default assistant of a graph in the form of langgraph's API."""
     return {
         **_DEFAULT_FIELDS,
         "assistant_id": default_assistant_id(name),
@@ -285,16 +309,17 @@ def _build_default_assistant(name: str) -> Assistant:
     }
 
 
-# -- by REST
+# -- endpoints
 
 routes = APIRouter(prefix="/assistants", tags=["assistants"])
 
 
 def _refuse_reserved_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Refuse values of a `configurable` or context that only a run may set."""
     for name, value in values.items():
         if is_reserved_name(name) or name in CheckpointRef.model_fields:
             raise ConfigurationError(
-                f"{name!r} is {value!r:.80}, and it is a run's own: leave it out"
+                f"{name!r} is {value!r:.80}, but an assistant cannot set it for its runs; remove it"
             )
     return values
 
@@ -303,7 +328,7 @@ Configurable = Annotated[dict[str, Any], AfterValidator(_refuse_reserved_names)]
 
 
 class AssistantConfig(ClientConfig):
-    """What runs of an assistant are configured with."""
+    """The config of the runs of an assistant."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -321,7 +346,7 @@ class AssistantChange(WithoutNulls):
     description: str = ""
 
     def stored_fields(self) -> dict[str, Any]:
-        """What is given of what is stored."""
+        """Return those fields of the request that are stored with the assistant."""
         return self.model_dump(include={"graph_id", *_DEFAULT_FIELDS}, exclude_unset=True)
 
 
@@ -334,7 +359,7 @@ class NewAssistant(AssistantChange):
 
 
 class AssistantFilters(WithoutNulls):
-    """The body of `POST /assistants/count`; `name` is a part of it, in any case."""
+    """The body of `POST /assistants/count`. `name` matches a part of the name, in any case."""
 
     graph_id: str | None = None
     name: str = ""
@@ -361,7 +386,7 @@ class Version(BaseModel):
 
 
 async def permit_assistant(call: CurrentCall, runs: ServerRuns, assistant_id: PathId) -> Assistants:
-    """The assistants that may be reached, for what is asked of one of them."""
+    """Return the assistants that the caller may reach, after checking the action on one of them."""
     await call.permit({"assistant_id": assistant_id})
     return Assistants(call, runs.graphs)
 
@@ -370,13 +395,16 @@ PermittedAssistants = Annotated[Assistants, Depends(permit_assistant)]
 
 
 async def open_assistant_graph(
-    call: CurrentCall, runs: ServerRuns, reached: PermittedAssistants, assistant_id: PathId
+    call: CurrentCall, runs: ServerRuns, assistants: PermittedAssistants, assistant_id: PathId
 ) -> AsyncIterator[tuple[str, Graph]]:
-    """The graph of an assistant, with its name."""
-    found = await reached.get(assistant_id)
-    parts, user = (found["graph_id"], call.saver, call.store, found["config"]), call.identity.raw
-    async with runs.graphs.open_graph(*parts, access="assistants.read", user=user) as graph:
-        yield found["graph_id"], graph
+    """Yield the name and the graph of an assistant."""
+    assistant = await assistants.get(assistant_id)
+    graph_args, user = (
+        (assistant["graph_id"], call.saver, call.store, assistant["config"]),
+        call.identity.raw,
+    )
+    async with runs.graphs.open_graph(*graph_args, access="assistants.read", user=user) as graph:
+        yield assistant["graph_id"], graph
 
 
 OpenedGraph = Annotated[tuple[str, Graph], Depends(open_assistant_graph)]
@@ -385,45 +413,46 @@ OpenedGraph = Annotated[tuple[str, Graph], Depends(open_assistant_graph)]
 @routes.post("")
 @action("assistants:create")
 async def create_assistant(call: CurrentCall, runs: ServerRuns, body: NewAssistant) -> Response:
-    """Create an assistant of a graph; this is its version 1."""
+    """Create version 1 of an assistant of a graph."""
     content, assistant_id = (
         {**deepcopy(_DEFAULT_FIELDS), **body.stored_fields()},
         str(body.assistant_id),
     )
-    about = {"assistant_id": assistant_id, "if_exists": body.if_exists}
-    content["metadata"] = (await call.permit({**content, **about}))["metadata"]
-    created = Assistants(call, runs.graphs).create(assistant_id, content, if_exists=body.if_exists)
-    return await build_json_reply(await created)
+    identity_fields = {"assistant_id": assistant_id, "if_exists": body.if_exists}
+    content["metadata"] = (await call.permit({**content, **identity_fields}))["metadata"]
+    creation = Assistants(call, runs.graphs).create(assistant_id, content, if_exists=body.if_exists)
+    return await build_json_reply(await creation)
 
 
 @routes.post("/search")
 @action("assistants:search")
 async def search_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantSearch) -> Response:
-    """The assistants that a search finds; `X-Pagination-Next` is the offset of the next ones."""
-    found = await _search_permitted(call, runs, body)
-    answer = await build_json_reply(body.select_rows(found))
-    if len(found) > (end := body.offset + body.limit):
-        answer.headers["X-Pagination-Next"] = str(end)
-    return answer
+    """List assistants that match. The offset of the next page is in `X-Pagination-Next`."""
+    assistants = await _search_permitted(call, runs, body)
+    response = await build_json_reply(body.select_rows(assistants))
+    if len(assistants) > (end := body.offset + body.limit):
+        response.headers["X-Pagination-Next"] = str(end)
+    return response
 
 
 @routes.post("/count")
 @action("assistants:search")
 async def count_assistants(call: CurrentCall, runs: ServerRuns, body: AssistantFilters) -> int:
-    """How many assistants a search finds."""
+    """Count the assistants that match."""
     return len(await _search_permitted(call, runs, body))
 
 
-async def _search_permitted(call: Call, runs: Runs, wanted: AssistantFilters) -> list[Assistant]:
-    wanted.metadata = (await call.permit(wanted.model_dump()))["metadata"]
-    return await Assistants(call, runs.graphs).search(wanted)
+async def _search_permitted(call: Call, runs: Runs, filters: AssistantFilters) -> list[Assistant]:
+    """Return the assistants that match and that the caller may reach."""
+    filters.metadata = (await call.permit(filters.model_dump()))["metadata"]
+    return await Assistants(call, runs.graphs).search(filters)
 
 
 @routes.get("/{assistant_id}")
 @action("assistants:read")
-async def get_assistant(reached: PermittedAssistants, assistant_id: PathId) -> Response:
-    """An assistant, by its id or by its graph's name."""
-    return await build_json_reply(await reached.get(assistant_id))
+async def get_assistant(assistants: PermittedAssistants, assistant_id: PathId) -> Response:
+    """Return an assistant by its id, or by the name of its graph."""
+    return await build_json_reply(await assistants.get(assistant_id))
 
 
 @routes.patch("/{assistant_id}")
@@ -431,10 +460,10 @@ async def get_assistant(reached: PermittedAssistants, assistant_id: PathId) -> R
 async def update_assistant(
     call: CurrentCall, runs: ServerRuns, assistant_id: PathId, body: AssistantChange
 ) -> Response:
-    """Make a new version of an assistant, which is the latest then."""
+    """Create a new version of an assistant, which becomes the latest one."""
     changes = {"metadata": {}, **body.stored_fields()}
-    asked = await call.permit({**changes, "assistant_id": assistant_id})
-    changes["metadata"] = asked["metadata"]
+    permitted = await call.permit({**changes, "assistant_id": assistant_id})
+    changes["metadata"] = permitted["metadata"]
     return await build_json_reply(await Assistants(call, runs.graphs).update(assistant_id, changes))
 
 
@@ -443,84 +472,91 @@ async def update_assistant(
 async def delete_assistant(
     call: CurrentCall,
     runs: ServerRuns,
-    reached: PermittedAssistants,
+    assistants: PermittedAssistants,
     assistant_id: PathId,
     delete_threads: bool = False,
 ) -> None:
-    """Delete an assistant with all its versions; its threads stay, or are deleted before."""
-    found = await reached.get(assistant_id)
+    """Delete an assistant with all its versions, and its threads if that is requested."""
+    assistant = await assistants.get(assistant_id)
     if delete_threads:
-        searching = call.with_action("threads:search")
-        asked = {"metadata": {"assistant_id": found["assistant_id"]}}
-        wanted = ThreadQuery(metadata=(await searching.permit(asked))["metadata"])
-        for thread in await searching.threads.search(wanted, _NO_LIMIT):
+        search_call = call.with_action("threads:search")
+        filters = {"metadata": {"assistant_id": assistant["assistant_id"]}}
+        query = ThreadQuery(metadata=(await search_call.permit(filters))["metadata"])
+        for thread in await search_call.threads.search(query, _NO_LIMIT):
             with suppress(UnknownThread):
-                deleting = call.with_action("threads:delete")
-                await api_threads.delete_thread(deleting, runs, thread["thread_id"])
-    await reached.delete(assistant_id)
+                delete_call = call.with_action("threads:delete")
+                await api_threads.delete_thread(delete_call, runs, thread["thread_id"])
+    await assistants.delete(assistant_id)
 
 
 @routes.post("/{assistant_id}/versions")
 @action("assistants:read")
 async def list_assistant_versions(
-    reached: PermittedAssistants, assistant_id: PathId, body: VersionSearch
+    assistants: PermittedAssistants, assistant_id: PathId, body: VersionSearch
 ) -> Response:
-    """The versions of an assistant, newest first."""
-    has_wanted = containing(body.metadata)
-    found = [
-        each for each in await reached.list_versions(assistant_id) if has_wanted(each["metadata"])
+    """List the versions of an assistant, newest first."""
+    matches_metadata = containing(body.metadata)
+    matching = [
+        version
+        for version in await assistants.list_versions(assistant_id)
+        if matches_metadata(version["metadata"])
     ]
-    return await build_json_reply(body.slice_rows(found))
+    return await build_json_reply(body.slice_rows(matching))
 
 
 @routes.post("/{assistant_id}/latest")
 @action("assistants:update")
 async def set_latest_version(
-    reached: PermittedAssistants, assistant_id: PathId, body: Version
+    assistants: PermittedAssistants, assistant_id: PathId, body: Version
 ) -> Response:
-    """Go back to a version, or forward again."""
-    return await build_json_reply(await reached.set_latest(assistant_id, body.version))
+    """Make another version of an assistant the latest one."""
+    return await build_json_reply(await assistants.set_latest(assistant_id, body.version))
 
 
 @routes.get("/{assistant_id}/graph")
 @action("assistants:read")
-async def get_assistant_graph(named: OpenedGraph, xray: bool | int = False) -> dict[str, Any]:
-    """Its nodes and edges."""
-    return (await named[1].aget_graph(xray=xray)).to_json()
+async def get_assistant_graph(opened: OpenedGraph, xray: bool | int = False) -> dict[str, Any]:
+    """Return the nodes and edges of the graph."""
+    return (await opened[1].aget_graph(xray=xray)).to_json()
 
 
 @routes.get("/{assistant_id}/schemas")
 @action("assistants:read")
-async def get_assistant_schemas(named: OpenedGraph) -> dict[str, Any]:
-    """The schemas of its input, output and context; null where its types have none in JSON."""
-    return _build_schemas(*named)
+async def get_assistant_schemas(opened: OpenedGraph) -> dict[str, Any]:
+    """Return the schemas of the input, the output and the context of the graph.
+
+    A schema is null if the types have none in JSON.
+    """
+    return _build_schemas(*opened)
 
 
 @routes.get("/{assistant_id}/subgraphs")
 @routes.get("/{assistant_id}/subgraphs/{namespace}")
 @action("assistants:read")
 async def get_assistant_subgraphs(
-    named: OpenedGraph, namespace: PathId | None = None, recurse: bool = False
+    opened: OpenedGraph, namespace: PathId | None = None, recurse: bool = False
 ) -> dict[str, Any]:
-    """The schemas of its subgraphs by their namespaces, of one if it is named."""
-    graph_id, whole = named
-    found = whole.aget_subgraphs(namespace=namespace, recurse=recurse)
-    return {name: _build_schemas(graph_id, each) async for name, each in found}
+    """Return the schemas of the subgraphs by their namespaces, or those of one namespace."""
+    graph_id, graph = opened
+    subgraphs = graph.aget_subgraphs(namespace=namespace, recurse=recurse)
+    return {name: _build_schemas(graph_id, subgraph) async for name, subgraph in subgraphs}
 
 
-def _build_schemas(graph_id: str, made: Any) -> dict[str, Any]:
-    output = _schema_or_none(made.get_output_jsonschema)
+def _build_schemas(graph_id: str, graph: Any) -> dict[str, Any]:
+    """Return the schemas of a graph in the form of langgraph's API."""
+    output = _schema_or_none(graph.get_output_jsonschema)
     return {
         "graph_id": graph_id,
-        "input_schema": _schema_or_none(made.get_input_jsonschema),
+        "input_schema": _schema_or_none(graph.get_input_jsonschema),
         "output_schema": output,
         "state_schema": output,
         "config_schema": None,
-        "context_schema": _schema_or_none(made.get_context_jsonschema),
+        "context_schema": _schema_or_none(graph.get_context_jsonschema),
     }
 
 
-def _schema_or_none(make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+def _schema_or_none(build_schema: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return a schema, or None if its types have none in JSON."""
     with suppress(PydanticUserError, PydanticInvalidForJsonSchema):
-        return make()
+        return build_schema()
     return None

@@ -109,8 +109,8 @@ class Call:
             is_write or not self.identity.is_admin
         ):
             raise Forbidden(
-                f"{arguments['namespace']!r} is a namespace for internal data of perdure; use another "
-                "namespace"
+                f"{arguments['namespace']!r} is a namespace for internal data of perdure; use "
+                "another namespace"
             )
         self._database = await self._databases.get_or_open(self.identity.tenant)
         return arguments

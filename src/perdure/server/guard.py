@@ -1,4 +1,4 @@
-"""What surrounds each request: whose site it comes from, how much it is, what is recorded of it.
+"""The checks and limits around each request, its line in the log, and its audit record.
 
 The line of a request in the log has no content and no ids.
 """
@@ -33,11 +33,11 @@ from perdure.server.pages import error_page
 from perdure.server.reply import JSONReply, http_status, split_url, wants_json
 
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
-"""The names of a server that only its own machine reaches."""
+"""The names of a server that only its own machine can reach."""
 _LOG: Final = logging.getLogger("perdure.requests")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS: Final = (*SAFE_METHODS, "POST", "PUT", "PATCH", "DELETE")
-"""What is allowed at all."""
+"""The HTTP methods that are allowed."""
 EXPOSED_HEADERS: Final = (
     "Content-Location",
     "Location",
@@ -45,31 +45,38 @@ EXPOSED_HEADERS: Final = (
     "X-Pagination-Next",
     "X-Request-ID",
 )
-"""Headers of replies that scripts of other sites may read."""
+"""The headers of replies that scripts of other sites may read."""
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 _PAGES_PREFIX: Final = "/ui/"
-_MAX_LOGGED_PATH: Final = 200  # characters of a path that no route has, in the log
-_SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")
+_MAX_LOGGED_PATH: Final = 200  # characters that the log shows of a path without a route
+_SECRET_PART: Final = re.compile(r"[0-9]{6}|.{25}")  # a part of a path that may be a key or an id
 _DEFAULT_HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Of replies that have no others."""
+"""The headers of replies that do not set them themselves."""
 
 
 @dataclass(slots=True)
 class RequestSummary:
-    """What is known of a request once it was answered; the route is a template, not the path.
+    """The fields of a request's line in the log. The route is a template, not the path.
 
     Attributes:
-        path: Of one that no route has, without what may be a key or an id.
+        method: The HTTP method, or `other`.
+        request_id: The id of the request, from the client or new.
+        route: The template of the route, or `-` if no route has the path.
+        status: The HTTP status of the reply.
+        bytes: The size of the reply's body.
+        ms: The duration in milliseconds.
+        stream: Whether the reply is a stream or a websocket.
+        path: The path, if no route has it. Parts that may be a key or an id are left out.
     """
 
     method: str
     request_id: str
-    route: str = "-"  # of a path that no route has
+    route: str = "-"
     status: int = 500
     bytes: int = 0
     ms: float = 0.0
@@ -78,10 +85,10 @@ class RequestSummary:
 
 
 class Guard:
-    """Refuses requests for another host's name, of other sites, of a form that claims to be JSON.
+    """Refuses requests for other host names, from other sites, and of forms that imitate JSON.
 
-    It passes messages on as they come, so that streams stay streams. What it needs to know is in
-    the state of the application.
+    It passes messages on as they come, so that streams stay streams. It reads its settings from the
+    state of the application.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -94,58 +101,64 @@ class Guard:
             return
         is_socket = scope["type"] == "websocket"
         scope = {**scope, "method": "GET"} if is_socket else scope
-        state, headers, begun = scope["app"].state, Headers(scope=scope), time.perf_counter()
+        state, headers, started_at = scope["app"].state, Headers(scope=scope), time.perf_counter()
         method = scope["method"] if scope["method"] in METHODS else "other"
-        given = headers.get("x-request-id", "")
-        seen = RequestSummary(method, given if _REQUEST_ID.fullmatch(given) else uuid4().hex)
+        client_id = headers.get("x-request-id", "")
+        summary = RequestSummary(
+            method, client_id if _REQUEST_ID.fullmatch(client_id) else uuid4().hex
+        )
         is_head = scope["method"] == "HEAD"
         scope = {**scope, "method": "GET"} if is_head else scope
-        scope.setdefault("state", {}).update(request_id=seen.request_id, head=is_head)
+        scope.setdefault("state", {}).update(request_id=summary.request_id, head=is_head)
         answered = False
 
-        async def sending(message: Message) -> None:
+        async def send_reply(message: Message) -> None:
             nonlocal answered
             kind = message["type"].removeprefix("websocket.")
             if kind in ("http.response.start", "accept"):
-                seen.status = message.get("status", 101)
+                summary.status = message.get("status", 101)
                 reply = MutableHeaders(scope=message)
-                _add_headers(reply, seen.request_id)
-                await _record_request(scope, seen.status)
+                _add_headers(reply, summary.request_id)
+                await _record_request(scope, summary.status)
                 answered = True
                 content = "" if is_socket else reply.get("content-type", "")
-                seen.stream = seen.status == 101 or content.startswith("text/event-stream")
-                if is_head:  # its end, also of a stream
+                summary.stream = summary.status == 101 or content.startswith("text/event-stream")
+                if is_head:  # end the reply after its headers, even if it is a stream
                     await send(message)
                     message = {"type": "http.response.body"}
             elif is_head:
                 return
-            elif kind == "close" and not answered:  # the application refuses a websocket
-                seen.status, answered = 403, True
+            elif kind == "close" and not answered:  # the application refuses the websocket
+                summary.status, answered = 403, True
             elif kind in ("http.response.body", "send"):
-                seen.bytes += len(message.get("body") or message.get("text") or b"")
+                summary.bytes += len(message.get("body") or message.get("text") or b"")
             await send(message)
 
-        measured = state.telemetry.request(headers, seen) if state.telemetry else nullcontext()
-        with measured:
+        measurement = (
+            state.telemetry.request(headers, summary) if state.telemetry else nullcontext()
+        )
+        with measurement:
             try:
                 app = _check_request(scope, headers) or self._app
                 body = _wrap_receive(scope, receive, state.limits.body_wait_s)
-                await app(scope, receive if is_socket else body, sending)
+                await app(scope, receive if is_socket else body, send_reply)
             finally:
                 try:
                     if not answered:
-                        failure = Refused("the server failed; its log says why", 500)
+                        failure = Refused("the server failed; see its log for the error", 500)
                         await build_error_reply(_as_http_request(scope), failure)(
-                            scope, receive, sending
+                            scope, receive, send_reply
                         )
                 finally:
                     route = getattr(scope.get("route"), "path", None)
-                    seen.route = route or scope["root_path"] or "-"
-                    seen.path = _redact_path(scope) if route is None and seen.status == 404 else ""
-                    seen.ms = round(1000 * (time.perf_counter() - begun), 3)
-                    where = seen.path or seen.route
-                    line = f"{seen.method} {where} {seen.status} {seen.ms:.0f} ms"
-                    _LOG.info(line, extra={"fields": asdict(seen)})
+                    summary.route = route or scope["root_path"] or "-"
+                    summary.path = (
+                        _redact_path(scope) if route is None and summary.status == 404 else ""
+                    )
+                    summary.ms = round(1000 * (time.perf_counter() - started_at), 3)
+                    logged_path = summary.path or summary.route
+                    line = f"{summary.method} {logged_path} {summary.status} {summary.ms:.0f} ms"
+                    _LOG.info(line, extra={"fields": asdict(summary)})
 
 
 def _add_headers(reply: MutableHeaders, request_id: str) -> None:
@@ -153,36 +166,39 @@ def _add_headers(reply: MutableHeaders, request_id: str) -> None:
     reply["X-Request-ID"] = request_id
     for name, value in _DEFAULT_HEADERS.items():
         reply.setdefault(name, value)
-    if "etag" not in reply:  # which assets have
+    if "etag" not in reply:  # assets have one, and may be cached
         reply.setdefault("Cache-Control", "no-store")
 
 
 def _redact_path(scope: Scope) -> str:
-    """The path of a request as it was sent, without what may be a key or an id, and the query."""
-    sent = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")
-    parts = ("…" if _SECRET_PART.search(part) else part for part in sent.split("/"))
-    return "/".join(parts)[
-        :_MAX_LOGGED_PATH
-    ]  # a key is left out before it can be cut to less than one
+    """Return the path of a request without its query and without possible keys or ids."""
+    path = quote(scope.get("raw_path") or b"", safe="/%:@!$&'()*+,;=~")
+    parts = ("…" if _SECRET_PART.search(part) else part for part in path.split("/"))
+    # keys are left out before the path is cut, because a part of a key would not be recognised
+    return "/".join(parts)[:_MAX_LOGGED_PATH]
 
 
 async def _record_request(scope: Scope, status: int) -> None:
-    """Record a request in the audit log if it changes something, or was to."""
+    """Record a request in the audit log if its action changes something, even if it was refused."""
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
     if is_change(action, scope["method"]):
-        state, given = scope["state"], scope.get("path_params", {})
-        path = {name: given[name].replace("\0", "/") for name in AUDITED_NAMES if name in given}
+        state, path_params = scope["state"], scope.get("path_params", {})
+        path = {
+            name: path_params[name].replace("\0", "/")
+            for name in AUDITED_NAMES
+            if name in path_params
+        }
         audit: Audit = scope["app"].state.audit
         try:
             await audit.record(state.get("call"), action, status, state["request_id"], path)
         except OSError:
             if status < 500:
-                raise  # the reply is an error then, for which it is tried again
+                raise  # the reply becomes an error, and the error is recorded in turn
             _LOG.exception("a change could not be recorded")
 
 
 def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:
-    """The reply to a request that is refused; None: it is not."""
+    """Return the reply that refuses a request, or None if the request is accepted."""
     state = scope["app"].state
     try:
         _check_host(headers.get("host", ""), state.hosts)
@@ -206,40 +222,47 @@ def build_refusal(scope: Scope, error: PerdureError) -> Response:
 
 
 def _as_http_request(scope: Scope) -> Request:
-    """A request, also one for a websocket."""
+    """Return a request, also for the scope of a websocket."""
     return Request({**scope, "type": "http"})
 
 
 def _check_host(host: str, hosts: Collection[str] | None) -> None:
-    """Refuse another name: a site whose name leads here is of the same origin (DNS rebinding)."""
+    """Refuse other host names.
+
+    A site whose name resolves to this server would have the same origin for a browser (DNS
+    rebinding).
+    """
     if hosts is not None and split_url(f"//{host}").hostname not in hosts:
-        raise Refused(f"{host!r} is not served here; --allowed-host names what is", 421)
+        raise Refused(
+            f"the host {host!r} is not served here; start the server with --allowed-host for it",
+            421,
+        )
 
 
 def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
-    """The body as it comes in, of whoever is known, or not at all."""
-    begun = whole = False
+    """Return a `receive` that identifies the user before it reads the body, and limits the wait."""
+    has_started = is_complete = False
 
-    async def receiving() -> Message:
-        nonlocal begun, whole
-        if whole:
+    async def receive_body() -> Message:
+        nonlocal has_started, is_complete
+        if is_complete:
             return await receive()
-        if not begun:
-            begun = True
+        if not has_started:
+            has_started = True
             await _identify_sender(scope)
         try:
             async with asyncio.timeout(wait_s):
                 message = await receive()
         except TimeoutError as exc:
             raise HTTPException(408, "the body did not arrive in time") from exc
-        whole = not message.get("more_body", False)
+        is_complete = not message.get("more_body", False)
         return message
 
-    return receiving
+    return receive_body
 
 
 async def _identify_sender(scope: Scope) -> None:
-    """Tell who sends a body before it is read: strangers can make the server hold none."""
+    """Identify the user before the body is read, so that strangers cannot fill the memory."""
     access = scope["app"].state.access
     action = getattr(getattr(scope.get("route"), "endpoint", None), "action", None)
     if action is None or getattr(access, "reads_body", False):
@@ -251,65 +274,77 @@ async def _identify_sender(scope: Scope) -> None:
 
 
 def _check_site(headers: Headers, has_session: bool) -> None:
-    """Refuse what a page of another site makes a browser send.
+    """Refuse requests that a page of another site makes a browser send.
+
+    A request without both headers does not come from a browser. With a cookie it is refused,
+    because only browsers have cookies.
 
     Source: CrossOriginProtection of Go's net/http; the OWASP cheat sheet on cross-site request
-    forgery, "Fetch Metadata headers". A request without both headers is of no browser; with a
-    cookie it is refused, for that a browser has.
+    forgery, "Fetch Metadata headers".
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
-        same = site in ("same-origin", "none")
+        is_same_site = site in ("same-origin", "none")
     elif origin is not None:
-        same = split_url(origin).netloc == headers.get("host", "") != ""
+        is_same_site = split_url(origin).netloc == headers.get("host", "") != ""
     else:
-        same = not has_session
-    if not same:
-        raise Forbidden("the request comes from a page of another site")
+        is_same_site = not has_session
+    if not is_same_site:
+        raise Forbidden("the request comes from a page of another site; use a page of this server")
 
 
 def validate_origins(origins: Collection[str]) -> list[str]:
-    """Origins, in the form that browsers send.
+    """Check the origins of other sites, and return them in the form that browsers send.
 
     Raises:
-        ConfigurationError: One is none. `*` is not: any site that a user visits could read and
-            change all that this server lets the user's browser reach.
+        ConfigurationError: An origin is invalid. `*` is not allowed, because any site that a user
+            visits could then read and change everything that the user's browser can reach on this
+            server.
     """
     for origin in origins:
         if not _ORIGIN.fullmatch(origin):
             raise ConfigurationError(
-                f"the origin is {origin!r}; expected that of one site, as its pages have it in "
-                "location.origin: http://localhost:3000"
+                f"the origin is {origin!r}; expected the origin of one site, as location.origin "
+                "shows it in the site's pages, such as http://localhost:3000"
             )
     return [*origins]
 
 
 def _is_perdure_path(path: str, state: Any) -> bool:
-    """Return whether a path may be perdure's own, and not only of the custom application."""
+    """Return whether a path may belong to perdure, and not only to the custom application."""
     return state.first_segments is None or path.lstrip("/").split("/")[0] in state.first_segments
 
 
 def _check_content_type(path: str, headers: Headers) -> None:
-    """Refuse a body that a form of another site can send, where JSON is expected."""
+    """Refuse a body with a content type that a form of another site can send, except for pages."""
     length = headers.get("content-length", "0")
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    empty = length == "0" and "transfer-encoding" not in headers
-    if not empty and not path.startswith(_PAGES_PREFIX) and kind != "application/json":
-        raise Refused(f"the content type is {kind!r}; expected application/json", 415)
+    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_empty = length == "0" and "transfer-encoding" not in headers
+    if not is_empty and not path.startswith(_PAGES_PREFIX) and content_type != "application/json":
+        raise Refused(f"the content type is {content_type!r}; expected application/json", 415)
 
 
 # -- replies to requests that failed
 
 
 def build_error_reply(request: Request, error: PerdureError) -> Response:
-    """The reply to a request that failed; to a browser without a session, the page to log in."""
+    """Return the reply to a request that failed.
+
+    A browser without a session is sent to the page to log in.
+    """
     headers = error.headers if isinstance(error, Refused) else {}
     if isinstance(error, Unauthenticated) and request.url.path.startswith("/ui/"):
-        part = "hx-request" in request.headers  # of the page that is shown
-        here = split_url(request.headers.get("hx-current-url", "") if part else str(request.url))
-        back = urlunsplit(("", "", here.path, here.query, "")) if request.method == "GET" else ""
-        login = f"/ui/login?next={quote(back, safe='')}"
-        if part:
+        is_partial = "hx-request" in request.headers  # the request replaces a part of the page
+        page_url = split_url(
+            request.headers.get("hx-current-url", "") if is_partial else str(request.url)
+        )
+        return_path = (
+            urlunsplit(("", "", page_url.path, page_url.query, ""))
+            if request.method == "GET"
+            else ""
+        )
+        login = f"/ui/login?next={quote(return_path, safe='')}"
+        if is_partial:
             return Response(status_code=401, headers={"HX-Redirect": login})
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse(login, 303)
@@ -317,20 +352,20 @@ def build_error_reply(request: Request, error: PerdureError) -> Response:
 
 
 def add_error_replies(app: FastAPI) -> None:
-    """Reply to an error of perdure with its status and its sentence."""
+    """Reply to errors with their HTTP status and their message."""
 
     @app.exception_handler(PerdureError)
-    async def _(request: Request, error: Exception) -> Response:
+    async def reply_to_perdure_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, PerdureError)
         return build_error_reply(request, error)
 
     @app.exception_handler(HTTPException)
-    async def _(request: Request, error: Exception) -> Response:
+    async def reply_to_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return _build_error_content(request, error.status_code, error.detail, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def _(request: Request, error: Exception) -> Response:
+    async def reply_to_invalid_request(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         return _build_error_content(
             request, 422, "; ".join(map(_describe_invalid_field, error.errors()))
@@ -340,29 +375,30 @@ def add_error_replies(app: FastAPI) -> None:
 def _build_error_content(
     request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
 ) -> Response:
+    """Return an error as a page, or as JSON."""
     if request.url.path.startswith("/ui/") and not wants_json(request):
         return error_page(request, status, sentence, headers)
     return JSONReply({"detail": sentence}, status, dict(headers or {}))
 
 
 def _describe_invalid_field(error: Mapping[str, Any]) -> str:
-    """What of a request is wrong: where, the value, and what was expected."""
+    """Return a sentence that names an invalid field, its value and what was expected."""
     if error["type"] == "json_invalid":
-        return f"the body is no JSON: {error['ctx']['error']}"
-    where = ".".join(map(str, error["loc"]))
-    if error["type"] == "missing":  # its input is what it is missing in
-        return f"{where} is missing"
-    if error["type"] == "value_error":  # a sentence of ours, which names the value
+        return f"the body is not valid JSON: {error['ctx']['error']}"
+    location = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":  # the input of this error is the object without the field
+        return f"{location} is missing"
+    if error["type"] == "value_error":  # a message of perdure, which names the value
         sentence = str(error["ctx"]["error"])
-        return sentence if where == "body" else f"{where}: {sentence}"
-    return f"{where} is {error.get('input')!r:.80}: {error['msg']}"
+        return sentence if location == "body" else f"{location}: {sentence}"
+    return f"{location} is {error.get('input')!r:.80}: {error['msg']}"
 
 
 # -- ids in paths
 
 
 class EncodedSlashes:
-    """Hands encoded slashes on as NUL, which no id has; `call.Id` turns them back.
+    """Passes encoded slashes on as NUL, which no id contains. `call.PathId` turns them back.
 
     Servers decode `%2F` before routes are matched (the ASGI specification, on `path`).
     """
@@ -371,7 +407,7 @@ class EncodedSlashes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
+        """Replace encoded slashes in the path of a request, and pass the request on."""
         raw = scope.get("raw_path") or b""
         if b"%2f" in raw.lower() or b"%00" in raw:
             parts = (

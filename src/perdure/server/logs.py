@@ -1,10 +1,10 @@
-"""The audit log, and logs on stderr.
+"""The audit log, and the formats of the logs on stderr.
 
-The audit log says who changed or erased what, and whether it was allowed: a record for every
-request and tool whose action changes something, unless it is refused for its host, site, rate or
-content type. They are written by what surrounds requests and tools, not by endpoints. What a
-record is about is what `Call.permit` was asked; an endpoint adds the hashes of a receipt by
-`Call.record`. There is no content in it.
+The audit log says who changed or erased what, and whether this was permitted. It has a record for
+every request and every tool call whose action changes something, unless the request is refused for
+its host, site, rate or content type. `guard.py` and `mcp.py` write the records, not the endpoints.
+A record names the objects that were passed to `Call.permit`. An endpoint adds the hashes of a
+receipt by `Call.record_for_audit`. Records have no content.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from perdure.server.call import Call
 
 _LOG: Final = logging.getLogger("perdure.audit")
-_MIN_FREE_BYTES: Final = 1_000_000  # bytes of a disk that are kept for records
+_MIN_FREE_BYTES: Final = 1_000_000  # free space on the disk below which changes are refused
 SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
-"""Methods that change nothing."""
-# a run is a turn, which the thread's own history records
+"""The HTTP methods that change nothing."""
+# runs are not recorded, because the history of the thread shows them
 _UNRECORDED_ACTIONS: Final = ("read", "search", "get", "list_namespaces", "create_run")
 
 
 def is_change(action: Action | None, method: str = "POST") -> bool:
-    """Whether an action is one that is recorded."""
+    """Return whether an action changes something, so that it is recorded."""
     return (
         action is not None
         and action.split(":")[-1] not in _UNRECORDED_ACTIONS
@@ -45,9 +45,9 @@ def is_change(action: Action | None, method: str = "POST") -> bool:
 class Audit:
     """Writes records to a file of JSON lines, or to the logger `perdure.audit`.
 
-    A line is on the disk before the reply is sent. On a disk that is almost full nothing may be
-    changed; a change whose record cannot be written for another reason is answered with an error.
-    Several processes may write to one file; lines are only ever added to it.
+    A line is on the disk before the reply is sent. On a disk that is almost full, changes are
+    refused. A change whose record cannot be written for another reason is answered with an error.
+    Several processes may write to one file, because lines are only appended.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -55,10 +55,10 @@ class Audit:
         if path is not None:
             try:
                 self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                os.fsync(self._file)  # what is no file has no disk
+                os.fsync(self._file)  # fails for a path that is not a regular file
             except OSError as exc:
                 raise ConfigurationError(
-                    f"the audit log {str(path)!r} cannot be written: {exc}; give a file"
+                    f"the audit log {str(path)!r} cannot be written: {exc}; choose another file"
                 ) from exc
 
     def close(self) -> None:
@@ -71,14 +71,14 @@ class Audit:
         """Refuse a change that could not be recorded.
 
         Raises:
-            StorageFull: There is no room for records.
+            StorageFull: The disk has no room for records.
         """
         if self._path is not None and is_change(action, method):
             free = (await asyncio.to_thread(shutil.disk_usage, self._path)).free
             if free < _MIN_FREE_BYTES:
                 raise StorageFull(
-                    f"nothing is changed: the disk of the audit log has {free:,} bytes left; "
-                    f"expected {_MIN_FREE_BYTES:,} or more"
+                    f"nothing was changed, because the disk of the audit log has {free:,} bytes "
+                    f"left; expected {_MIN_FREE_BYTES:,} or more"
                 )
 
     async def record(
@@ -89,10 +89,18 @@ class Audit:
         request_id: str | None,
         path: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record a call for an action, of nobody if it is None; `path` has the ids of a path."""
-        about = [each for each in call.recorded if each] if call else []
-        if path and not any(path.items() <= each.items() for each in about):
-            about = [dict(path), *about]
+        """Write a record of an action.
+
+        Args:
+            call: The call, or None if the caller is unknown.
+            action: The action.
+            status: The HTTP status of the reply.
+            request_id: The id of the request.
+            path: The ids in the path of the request.
+        """
+        objects = [entry for entry in call.recorded if entry] if call else []
+        if path and not any(path.items() <= entry.items() for entry in objects):
+            objects = [dict(path), *objects]
         record = {
             "at": datetime.now(UTC).isoformat(),
             "user": call and call.identity.user,
@@ -102,21 +110,23 @@ class Audit:
             "outcome": "ok" if status < 400 else "denied" if status in (401, 403) else "failed",
             "status": status,
             "request_id": request_id,
-            "about": about or None,
+            "about": objects or None,
         }
-        line = _encode_line({name: each for name, each in record.items() if each is not None})
+        line = _encode_line({name: entry for name, entry in record.items() if entry is not None})
         await asyncio.shield(asyncio.to_thread(self._append_line, f"{line}\n".encode()))
 
     def _append_line(self, line: bytes) -> None:
+        """Append a line to the file and flush it to the disk, or log it."""
         if self._file is None:
             _LOG.info(line.decode().rstrip())
             return
         if os.write(self._file, line) < len(line):
-            raise OSError("the audit log has a part of a record only: is the disk full?")
+            raise OSError("only a part of a record was written to the audit log; is the disk full?")
         os.fsync(self._file)
 
 
 def _encode_line(fields: dict[str, Any]) -> str:
+    """Return fields as one line of JSON without unprintable characters."""
     from perdure.server.reply import (
         encode_json,
         escape_unprintable,
@@ -128,31 +138,34 @@ def _encode_line(fields: dict[str, Any]) -> str:
 
 
 class TextLines(logging.Formatter):
-    """A log record as text, whose lines but the first are indented; a terminal shows all of it."""
+    """Formats a log record as text.
+
+    The lines after the first are indented, and unprintable characters are escaped.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines."""
+        """Return the lines of a record."""
         from perdure.server.reply import escape_unprintable
 
         return escape_unprintable(super().format(record)).replace("\n", "\n  ")
 
 
 class JSONLines(logging.Formatter):
-    """A log record as one line of JSON."""
+    """Formats a log record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line of a record."""
         fields: dict[str, Any] = getattr(record, "fields", None) or {"message": record.getMessage()}
         if record.exc_info:
             fields = {**fields, "error": self.formatException(record.exc_info)}
-        at = datetime.fromtimestamp(record.created, UTC).isoformat()
+        logged_at = datetime.fromtimestamp(record.created, UTC).isoformat()
         return _encode_line(
-            {"time": at, "level": record.levelname, "logger": record.name, **fields}
+            {"time": logged_at, "level": record.levelname, "logger": record.name, **fields}
         )
 
 
 def log_to_stderr(style: Literal["text", "json"] = "text") -> None:
-    """Send all logs of the process to stderr, those of perdure from INFO on."""
+    """Send all logs of the process to stderr, and those of perdure from the level INFO on."""
     handler = logging.StreamHandler(sys.stderr)
     text = TextLines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JSONLines() if style == "json" else text)
