@@ -229,7 +229,7 @@ def test_a_look_at_the_connection_leaves_nothing_behind(files: Savers) -> None:
     def epoch() -> object:
         return asyncio.run(writer.wait_for_epoch("checkpointer", saver._watch))
 
-    with writer._exclusive_use():
+    with writer._use_connection():
         assert epoch() is None
     assert not writer._epoch_requests
     assert epoch() is not None

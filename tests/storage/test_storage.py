@@ -214,7 +214,7 @@ def test_an_urgent_write_is_committed_by_its_caller(database: SQLiteDatabase) ->
 
     database.write(partial(noted, 0), urgent=True)
     with ThreadPoolExecutor(2) as pool:
-        with database._connect_once().writer.between_commits():
+        with database._connect_once().writer.lend_connection():
             waiting = [
                 pool.submit(database.write, partial(noted, n), urgent=n == 2) for n in (1, 2)
             ]

@@ -123,21 +123,21 @@ class Job(Promise[T]):
         self.component, self.watch = component, watch
         self.may_wait, self.deletes_rows = may_wait, deletes_rows
 
-    def succeed(self) -> None:
+    def finish_with_commit(self) -> None:
         """Call `on_commit` with the result, after the transaction was committed."""
         try:
             if self.on_commit is not None:
                 self.on_commit(self.result)
         except Exception:
             _log.exception("on_commit() failed; the write is stored, on_rollback() is called")
-            self._undo()
+            self._call_on_rollback()
 
-    def fail(self, error: BaseException) -> None:
+    def finish_with_error(self, error: BaseException) -> None:
         """Record the error of the flow or of the commit, and call `on_rollback`."""
         self.error = error
-        self._undo()
+        self._call_on_rollback()
 
-    def _undo(self) -> None:
+    def _call_on_rollback(self) -> None:
         try:
             if self.on_rollback is not None:
                 self.on_rollback()
@@ -415,7 +415,7 @@ class DatabaseOwner:
 
     @classmethod
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """Open a database; the name by which langgraph's savers and stores offer `open`."""
+        """Open a database as `open` does. Langgraph's savers and stores have a method of this name."""
         return cls.open(conn_string, **options)
 
     def setup(self) -> LazyAwaitable[None]:

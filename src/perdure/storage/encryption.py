@@ -202,6 +202,7 @@ class AESGCMSeal(Seal):
 
 
 def _build_key_check_data(tenant: str | None) -> bytes:
+    """Return the data to which the key check of a tenant is bound."""
     return repr((_KEY_CHECK, tenant)).encode()
 
 

@@ -281,7 +281,7 @@ class Locks:
         with self._wait_in_queue(hold, None) as ticket:
             ticket.turn.result(hold.remaining_s())
             while not self._try_take(hold):
-                time.sleep(self._pause_s(hold))
+                time.sleep(self._compute_pause_s(hold))
         return hold
 
     async def aacquire(self, name: str, timeout_s: float | None) -> LockHold:
@@ -292,7 +292,7 @@ class Locks:
                 async with asyncio.timeout(hold.remaining_s()):
                     await asyncio.wrap_future(ticket.turn)
             while not await self._try_take_async(hold):  # noqa: ASYNC110 - no event tells of other processes
-                await asyncio.sleep(self._pause_s(hold))
+                await asyncio.sleep(self._compute_pause_s(hold))
         return hold
 
     async def _try_take_async(self, hold: LockHold) -> bool:
@@ -350,7 +350,7 @@ class Locks:
             self._process_locks.release(hold.name)
         return hold.is_taken
 
-    def _pause_s(self, hold: LockHold) -> float:
+    def _compute_pause_s(self, hold: LockHold) -> float:
         """Return the pause before the next attempt, or raise TimeoutError if the time is over."""
         remaining = hold.remaining_s()
         if remaining == 0:

@@ -62,9 +62,9 @@ try:
         OwnPool,
         Server,
         UserPool,
+        build_pooled_locks_message,
+        compute_lock_key,
         describe_pool,
-        lock_key,
-        pooled_locks_message,
     )
     from perdure.storage.postgres_dsn import (
         Dsn,
@@ -75,7 +75,7 @@ try:
     )
     from perdure.storage.postgres_errors import is_lost, map_errors, translate_error
     from perdure.storage.postgres_requests import Requests
-    from perdure.storage.postgres_schema import check_tenant_name, list_table_names, make_tables
+    from perdure.storage.postgres_schema import check_tenant_name, create_tables, list_table_names
     from perdure.storage.postgres_transaction import BEGIN, Transaction
 except ImportError as exc:
     raise MissingDependency(
@@ -215,7 +215,7 @@ class PostgresDatabase(LazyDatabase[Server]):
     def queue_location(self) -> QueueLocation:
         """See `Database.queue_location`. Each schema and each tenant has its own queue."""
         tenant_suffix = (
-            f"_{lock_key(*self._lock_namespace) & 0xFFFFFFFFFFFFFFFF:016x}"
+            f"_{compute_lock_key(*self._lock_namespace) & 0xFFFFFFFFFFFFFFFF:016x}"
             if self._tenant is not None
             else ""
         )
@@ -242,7 +242,7 @@ class PostgresDatabase(LazyDatabase[Server]):
         server = self._join_or_create(key, self._start_server)
         try:
             with map_errors(server.name), server.connection() as conn:
-                make_tables(
+                create_tables(
                     conn,
                     server.name,
                     self._component,
@@ -386,7 +386,7 @@ class PostgresDatabase(LazyDatabase[Server]):
                 self._commit_jobs(server, jobs, exclusive_names)
         except BaseException as exc:
             for job in jobs:
-                job.fail(exc)
+                job.finish_with_error(exc)
         deliver_promises(jobs)
 
     def _commit_jobs(
@@ -401,10 +401,12 @@ class PostgresDatabase(LazyDatabase[Server]):
         except BaseException as exc:
             is_final = len(jobs) == 1 or isinstance(exc, StorageUnavailable)
             for job in jobs:
-                job.fail(exc) if is_final else self._commit_jobs(server, [job], exclusive_names)
+                job.finish_with_error(exc) if is_final else self._commit_jobs(
+                    server, [job], exclusive_names
+                )
         else:
             for job, job.result in zip(jobs, result if len(jobs) > 1 else [result], strict=True):
-                job.succeed()
+                job.finish_with_commit()
 
     def epoch(self, watch: Watch) -> object | None:
         """Return None, because the epoch of a server cannot be read without I/O."""
@@ -477,10 +479,10 @@ class PostgresDatabase(LazyDatabase[Server]):
         transaction_call = "pg_current_xact_id()::text, set_config('lock_timeout', ?, true)"
         calls: list[_FunctionCall] = [(transaction_call, self._lock_timeout)]
         if names is None or len(names) > _MAX_LOCK_NAMES:
-            return [*calls, ("pg_advisory_xact_lock(?)", lock_key(*namespace))]
-        calls.append(("pg_advisory_xact_lock_shared(?)", lock_key(*namespace)))
+            return [*calls, ("pg_advisory_xact_lock(?)", compute_lock_key(*namespace))]
+        calls.append(("pg_advisory_xact_lock_shared(?)", compute_lock_key(*namespace)))
         keys = sorted(
-            lock_key(*namespace, name) for name in names
+            compute_lock_key(*namespace, name) for name in names
         )  # sorted, so that two transactions cannot deadlock
         if len(keys) == 1:
             return [*calls, ("pg_advisory_xact_lock(?)", keys[0])]
@@ -519,7 +521,7 @@ class PostgresDatabase(LazyDatabase[Server]):
             ConfigurationError: The only DSN leads to a pooler.
         """
         if not self._can_lock:
-            raise ConfigurationError(pooled_locks_message(self.path))
+            raise ConfigurationError(build_pooled_locks_message(self.path))
         return NamedLock(lambda: self._locks, self.aconnect, name, timeout_s)
 
     # -- maintenance

@@ -51,7 +51,7 @@ SERVER_RUN_SQL: Final = "SELECT stats_reset FROM pg_stat_bgwriter"
 """A query whose result changes after a crash of the server, and differs on its standby."""
 
 
-def lock_key(*parts: str) -> int:
+def compute_lock_key(*parts: str) -> int:
     """Return the key of an advisory lock for a name in several parts."""
     digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
@@ -484,8 +484,8 @@ class AdvisoryLocks(ProcessLocks):
             self._conn.execute(_DISABLE_IDLE_TIMEOUT_SQL)
             if not self._is_direct and is_pooled(self._conn):
                 self._drop_connection()
-                raise ConfigurationError(pooled_locks_message(self._source.name))
-        key = lock_key(*self._namespace, "lock", name)
+                raise ConfigurationError(build_pooled_locks_message(self._source.name))
+        key = compute_lock_key(*self._namespace, "lock", name)
         ((is_done,),) = self._conn.execute(f"SELECT {function}(%s::bigint)", (key,)).fetchall()
         return bool(is_done)
 
@@ -512,7 +512,7 @@ class AdvisoryLocks(ProcessLocks):
             self._drop_connection()
 
 
-def pooled_locks_message(name: str) -> str:
+def build_pooled_locks_message(name: str) -> str:
     """Return the message of the error for a lock that is requested through a pooler."""
     return (
         f"{name} is pooled, and a lock needs a connection of its own; pass direct=, the DSN of the "

@@ -100,7 +100,7 @@ def redact_dsn(dsn: str) -> str:
     return f"postgresql://{login}{host}{port_suffix}/{parts.get('dbname', '')}"
 
 
-def locate_dsn(dsn: str) -> DatabaseAddress:
+def parse_address(dsn: str) -> DatabaseAddress:
     """Return the host, port and database of a DSN."""
     parts = conninfo_to_dict(dsn)
     host, port = parts.get("host") or parts.get("hostaddr") or "", parts.get("port") or _PORT
@@ -165,7 +165,7 @@ class FixedDsn(DsnSource):
 
     def __init__(self, dsn: object) -> None:
         self.key = self._dsn = normalize_dsn(dsn)
-        self.name, self._address = redact_dsn(self._dsn), locate_dsn(self._dsn)
+        self.name, self._address = redact_dsn(self._dsn), parse_address(self._dsn)
 
     def resolve_dsn(self, within_s: float) -> str:
         """See `DsnSource.resolve_dsn`."""
@@ -226,12 +226,12 @@ class DsnFunction(DsnSource):
         self._problem = problem
         if problem:
             raise self._build_error(problem)
-        self.name, self._address = redact_dsn(dsn), locate_dsn(dsn)
+        self.name, self._address = redact_dsn(dsn), parse_address(dsn)
         return dsn
 
     def locate_database(self, within_s: float) -> DatabaseAddress:
         """See `DsnSource.locate_database`."""
-        return self._address or locate_dsn(self.resolve_dsn(within_s))
+        return self._address or parse_address(self.resolve_dsn(within_s))
 
     def _call_function(self, deadline: float) -> tuple[str, str]:
         """Return the normalized DSN and "", or "" and the reason why there is no DSN."""

@@ -18,7 +18,7 @@ import psycopg
 from perdure.errors import ConfigurationError, StorageError
 from perdure.storage.database import SCHEMA_VERSION, Schema, earlier_build_error, split_script
 from perdure.storage.flow import Row, Statement
-from perdure.storage.postgres_connection import lock_key
+from perdure.storage.postgres_connection import compute_lock_key
 from perdure.storage.postgres_requests import Requests
 
 _SCHEMAS_TABLE: Final = """
@@ -75,7 +75,7 @@ def build_statements(script: str, tenant: str | None) -> list[Statement]:
     return split_script(f"{script_with_keys};{policies}")
 
 
-def make_tables(
+def create_tables(
     conn: Requests,
     name: str,
     component: Schema,
@@ -108,7 +108,7 @@ def make_tables(
         raise StorageError(
             f"{name} has no tables of {component.component}; open it once without read_only"
         )
-    lock = Statement("SELECT pg_advisory_xact_lock(?)", (lock_key(schema, "schemas"),))
+    lock = Statement("SELECT pg_advisory_xact_lock(?)", (compute_lock_key(schema, "schemas"),))
     with _transaction_block(conn):
         _run_statements(conn, lock)
         # CREATE SCHEMA IF NOT EXISTS could use data that the server cached before the lock

@@ -110,7 +110,7 @@ class SQLiteFile(SharedResource):
         borrow_connection = (
             self.readers.borrow_connection
             if self.connector.is_on_disk
-            else self.writer.between_commits
+            else self.writer.lend_connection
         )
         with map_errors(self.path), borrow_connection() as conn:
             if self.connector.guard is not None:

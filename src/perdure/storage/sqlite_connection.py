@@ -118,7 +118,7 @@ class Reserve:
             os.unlink(self._path)
 
     @contextlib.contextmanager
-    def released_during(self) -> Iterator[None]:
+    def release_while(self) -> Iterator[None]:
         """Release the reserved space while the block runs, and reserve it again afterwards."""
         self._remove()
         try:
@@ -133,7 +133,7 @@ class Reserve:
         except sqlite3.OperationalError as exc:
             if not is_disk_full(exc):
                 raise
-        with self.released_during():
+        with self.release_while():
             return work()
 
 

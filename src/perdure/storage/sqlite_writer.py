@@ -108,11 +108,11 @@ class SQLiteWriter:
         while more:
             jobs, more = self._collect_jobs()
             if jobs:
-                with self._exclusive_use():
+                with self._use_connection():
                     self._commit_jobs(jobs)
                     self._after_commit()
                 while self._epoch_requests:
-                    with self._exclusive_use():
+                    with self._use_connection():
                         deliver_promises(self._answer_epoch_requests())
             del jobs  # otherwise the results would stay in memory until the next job
 
@@ -165,7 +165,7 @@ class SQLiteWriter:
         except StopIteration as stop:
             job.result = stop.value
         self._count_commits([job])
-        job.succeed()
+        job.finish_with_commit()
         deliver_promises([job, *self._answer_epoch_requests()])
         return True
 
@@ -216,20 +216,20 @@ class SQLiteWriter:
                 for job in jobs:
                     self._commit_jobs([job])
             elif is_full and jobs[0].deletes_rows and not uses_reserve:
-                with self._disk_reserve():
+                with self._use_disk_reserve():
                     self._commit_jobs(jobs, uses_reserve=True)
             else:
                 self._fail_jobs(jobs, error)
         else:
             self._count_commits(jobs)
             for job in jobs:
-                job.succeed()
+                job.finish_with_commit()
             deliver_promises([*jobs, *self._answer_epoch_requests()])
 
     def _fail_jobs(self, jobs: list[Job[Any]], error: BaseException) -> None:
         """Deliver an error to jobs."""
         for job in jobs:
-            job.fail(error)
+            job.finish_with_error(error)
         deliver_promises([*jobs, *self._answer_epoch_requests()])
 
     def _count_commits(self, jobs: list[Job[Any]]) -> None:
@@ -339,7 +339,7 @@ class SQLiteWriter:
         return self._conn
 
     @contextmanager
-    def _exclusive_use(self) -> Iterator[None]:
+    def _use_connection(self) -> Iterator[None]:
         """Hold the lock of the connection, for more than reading the epoch."""
         with self.lock:
             self._is_committing = True
@@ -349,9 +349,9 @@ class SQLiteWriter:
                 self._is_committing = False
 
     @contextmanager
-    def between_commits(self) -> Iterator[sqlite3.Connection]:
+    def lend_connection(self) -> Iterator[sqlite3.Connection]:
         """Lend the connection to work that is not a job."""
-        with self._exclusive_use(), map_errors(self._connector.path):
+        with self._use_connection(), map_errors(self._connector.path):
             try:
                 yield self._get_connection()
             except BaseException:
@@ -360,7 +360,7 @@ class SQLiteWriter:
 
     def add_component(self, schema: Schema) -> None:
         """Create the tables of another component, unless they exist."""
-        with self.between_commits() as conn:
+        with self.lend_connection() as conn:
             self._connector.add_component(conn, schema)
 
     # -- the WAL and the size of the file
@@ -392,17 +392,17 @@ class SQLiteWriter:
         except sqlite3.OperationalError as exc:
             if not is_disk_full(exc):
                 raise
-            with self._disk_reserve():
+            with self._use_disk_reserve():
                 return False
 
     @contextmanager
-    def _disk_reserve(self) -> Iterator[None]:
+    def _use_disk_reserve(self) -> Iterator[None]:
         """Release the reserved disk space for a deletion, and shrink the file afterwards.
 
         Deleted rows are not overwritten in the block, because that would write each of their pages.
         The caller must request a scrub. https://sqlite.org/pragma.html#pragma_secure_delete
         """
-        with self._connector.reserve.released_during():
+        with self._connector.reserve.release_while():
             with suppress(sqlite3.Error, StorageError, OSError):
                 self._checkpoint_wal(self._get_connection())
             with suppress(sqlite3.Error):
@@ -457,7 +457,7 @@ class SQLiteWriter:
             Whether no trace is left. The result is False while another process reads the earlier
             state, or while the disk has no room for a copy of the file.
         """
-        with self.between_commits() as conn:
+        with self.lend_connection() as conn:
             scrub_request = conn.execute(
                 "SELECT name, value FROM settings WHERE name = 'scrub'"
             ).fetchone()
@@ -468,7 +468,7 @@ class SQLiteWriter:
             except sqlite3.OperationalError as exc:
                 if not is_disk_full(exc):
                     raise
-                with self._disk_reserve():  # frees the deleted pages only
+                with self._use_disk_reserve():  # frees the deleted pages only
                     return False
             is_moved = self._checkpoint_wal(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
             if is_moved:  # except a request that was made since
@@ -487,7 +487,7 @@ class SQLiteWriter:
         self._is_vacuuming = True
         while self._is_vacuuming:
             commit_nothing()
-        with self.between_commits() as conn:
+        with self.lend_connection() as conn:
             self._checkpoint_wal(conn, wait_s=1.0)
 
     def shut_down(self) -> None:
