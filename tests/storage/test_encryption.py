@@ -63,7 +63,7 @@ def test_a_key_for_a_plain_file(tmp_path: Path, filled: bool) -> None:
         if filled:
             put(saver, messages=[HumanMessage("plain", id="1")])
     for read_only in (False, True):
-        with pytest.raises(WrongKey, match="made without a key"):
+        with pytest.raises(WrongKey, match="created without a key"):
             SQLiteCheckpointer.open(path, key=KEY, read_only=read_only)
 
     with SQLiteCheckpointer.open(path) as saver:
@@ -121,7 +121,11 @@ def test_reading_records_no_key(tmp_path: Path) -> None:
 
 def tables() -> Iterator[tuple[str, str, str]]:
     """`(table, column, key)` of every sealed column."""
-    yield from (("items", "body", "id"), ("checkpoints", "body", "id"), ("writes", "body", "task"))
+    yield from (
+        ("items", "body", "row_key"),
+        ("checkpoints", "body", "row_key"),
+        ("writes", "body", "task_id"),
+    )
 
 
 @pytest.mark.parametrize(("table", "column", "key"), list(tables()))

@@ -233,7 +233,7 @@ def test_what_gives_no_wall_is_refused(schema: str, tmp_path: Path) -> None:
     PostgresStore.open(owner, schema=plain).close()
     with pytest.raises(ConfigurationError, match="bypasses row-level security"):
         PostgresStore.open(postgres_server.dsn(), schema=schema, tenant="acme")
-    with pytest.raises(ConfigurationError, match="made without tenants"):
+    with pytest.raises(ConfigurationError, match="created without tenants"):
         PostgresCheckpointer.open(owner, schema=plain, tenant="acme")
     with pytest.raises(ConfigurationError, match="pass tenant="):
         PostgresStore.open(owner, schema=schema)

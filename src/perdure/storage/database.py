@@ -415,7 +415,7 @@ class DatabaseOwner:
 
     @classmethod
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """Open a database as `open` does. Langgraph's savers and stores have a method of this name."""
+        """Open a database as `open` does; langgraph's savers and stores have this method, too."""
         return cls.open(conn_string, **options)
 
     def setup(self) -> LazyAwaitable[None]:
