@@ -283,7 +283,7 @@ def test_a_copy_is_refused_if_something_is_erased_meanwhile(
         old.saver.erase("t", ["m0"])
         return compared(*args)
 
-    monkeypatch.setattr(DatabaseCopy, "_compared", erasing)
+    monkeypatch.setattr(DatabaseCopy, "_find_differing_owners", erasing)
     with pytest.raises(ImportFailed, match="something was erased from"):
         copy(old, new)
 
@@ -293,7 +293,7 @@ import os, signal, sys
 from perdure.cli import table_copy
 from perdure.cli import main
 table_copy._PAGE_BYTES = 1600
-written = table_copy._written
+written = table_copy._execute
 left = 14
 def counted(made):
     global left
@@ -301,7 +301,7 @@ def counted(made):
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
     return written(made)
-table_copy._written = counted
+table_copy._execute = counted
 sys.argv = ["perdure", "copy", "--from", "old/plain.db", "--to", "new.db"]
 main()
 """
@@ -323,7 +323,7 @@ def test_a_killed_command_goes_on(
     told = run("copy", "--from", "old/plain.db", "--to", "new.db")
 
     assert ended.returncode == -signal.SIGKILL
-    assert "new.db is a copy that was not completed" in later
+    assert "new.db is an incomplete copy" in later
     assert "holds a part of" in other
     assert told.startswith("copied and compared: 5 threads, ")
 
@@ -349,7 +349,7 @@ def test_a_source_that_changed_is_named(database: Any, monkeypatch: pytest.Monke
     old, new = database("file", "old"), database("file", "new")
     fill(old)
     with monkeypatch.context() as patch:
-        patch.setattr(StoreTables, "settings", lambda self: (_ for _ in ()).throw(Killed))
+        patch.setattr(StoreTables, "read_settings", lambda self: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             copy(old, new)
     put(old.saver, {"x": 2}, thread="id-16-bytes-long", uid="2")
@@ -411,7 +411,7 @@ def test_a_page_is_bounded_in_bytes(source: str, database: Any, monkeypatch: Any
             pages.append(len(row[-2]))
         return opened(self, table, row)
 
-    monkeypatch.setattr(StoreTables, "opened", counted)
+    monkeypatch.setattr(StoreTables, "decrypt_row", counted)
     held = []
 
     def progress(count: int) -> None:
@@ -510,7 +510,7 @@ def test_rows_are_counted_once(database: Any, monkeypatch: pytest.MonkeyPatch) -
                 conn.execute(f"{asked} WHERE query LIKE '%{schema_of(old)}%' AND {OTHER}")
         return compared(self, source, target, table)
 
-    monkeypatch.setattr(DatabaseCopy, "_compared", cut)
+    monkeypatch.setattr(DatabaseCopy, "_find_differing_owners", cut)
     rows = copy(old, new).row_counts
 
     assert lost
