@@ -231,7 +231,9 @@ class WindowChatMemory(ABC):
             at_front = False
             if isinstance(message, SystemMessage):
                 system_contents = [
-                    other.content for other in window if isinstance(other, SystemMessage)
+                    message_before.content
+                    for message_before in window
+                    if isinstance(message_before, SystemMessage)
                 ]
                 if not has_visible_content(message) or message.content in system_contents:
                     continue
@@ -247,7 +249,7 @@ class WindowChatMemory(ABC):
         # a cut must not separate a tool call from its results
         inner_cuts = (i for i, m in enumerate(window) if i and not isinstance(m, ToolMessage))
         cuts = [0, *inner_cuts, len(window)]
-        cut = cuts[bisect_left(cuts[:-1], True, key=lambda at: self.fits(cut_window(at)))]
+        cut = cuts[bisect_left(cuts[:-1], True, key=lambda cut: self.fits(cut_window(cut)))]
         if window and cut == len(window) and not isinstance(window[-1], SystemMessage):
             _LOG.warning(
                 "the newest message was evicted, because it does not fit into the window of a chat "
@@ -338,13 +340,16 @@ class MessageChatMemory:
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
         """Add one or several messages at the end of a conversation, in one write."""
-        new, atomic = _to_message_list(messages), getattr(self.repository, "change_messages", None)
+        new_messages, atomic = (
+            _to_message_list(messages),
+            getattr(self.repository, "change_messages", None),
+        )
         if atomic is None:
-            self.repository.save(conversation_id, new)
+            self.repository.save(conversation_id, new_messages)
         else:
             atomic(
                 conversation_id,
-                partial(MessageWindowChatMemory(self.max_size).apply_window, new=new),
+                partial(MessageWindowChatMemory(self.max_size).apply_window, new=new_messages),
             )
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:

@@ -68,9 +68,8 @@ _LOST_AFTER_S: Final = 60.0  # seconds after `Pace.limit_s` when a job's worker 
 _EXTRACT_WORKFLOW_NAME: Final = "perdure.extract"
 _EXTRACT_ALL_WORKFLOW_NAME: Final = "perdure.extract_all"
 _QUEUE_NAME: Final = "perdure.extraction"
-logging.getLogger("dbos").addHandler(
-    logging.NullHandler()
-)  # otherwise DBOS adds a handler that prints
+# otherwise DBOS adds a handler that prints
+logging.getLogger("dbos").addHandler(logging.NullHandler())
 _WORKFLOW_VERSION: Final = "2"  # DBOS gives a job only to workers of the same version
 _APPLICATION_NAME: Final = "perdure"
 _DEFAULT_SCHEMA: Final = "perdure_jobs"  # of a queue that has a database of its own
@@ -364,15 +363,19 @@ class Background:
                 self._due.drop_thread(job.thread_id)
                 return
             head = heads[0].checkpoint_id if heads else None
-            mark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
-            if exc is None and mark.checkpoint_id == head:  # the worker ended after the extraction
+            watermark = run(read_watermark(adapter, job.namespace, job.thread_id, name))
+            if (
+                exc is None and watermark.checkpoint_id == head
+            ):  # the worker ended after the extraction
                 return
-            mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
+            watermark = watermark.with_failure(error, datetime.now(UTC), head, final=final)
             with suppress(errors.VersionConflict):  # another extraction wrote meanwhile
-                run(adapter.write([mark.build_put(job.namespace, job.thread_id)]))
-                state: State = "dead" if final or mark.attempts > self.pace.retries else "retrying"
+                run(adapter.write([watermark.build_put(job.namespace, job.thread_id)]))
+                state: State = (
+                    "dead" if final or watermark.attempts > self.pace.retries else "retrying"
+                )
                 self._log_and_notify(
-                    replace(job, state=state, attempts=mark.attempts, error=error), exc
+                    replace(job, state=state, attempts=watermark.attempts, error=error), exc
                 )
                 return
 
@@ -675,10 +678,10 @@ def _check_sessions(url: str) -> None:
     engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
     session = text("SELECT pg_backend_pid()")
     try:
-        with engine.connect() as one, engine.connect() as other:
-            first_pid = one.scalar(session)
-            one.commit()
-            other_pid, last_pid = other.scalar(session), one.scalar(session)
+        with engine.connect() as first_session, engine.connect() as second_session:
+            first_pid = first_session.scalar(session)
+            first_session.commit()
+            other_pid, last_pid = second_session.scalar(session), first_session.scalar(session)
     finally:
         engine.dispose()
     if first_pid != last_pid or other_pid == first_pid:

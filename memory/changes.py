@@ -200,9 +200,8 @@ async def plan_proposal(proposal: Proposal, gate: Gate, scope: Scope) -> ChangeP
         for change in changes
         if not isinstance(change, Revision) or _is_permitted_replacement(change, current)
     ]
-    has_facts = not counter_puts or bool(
-        counter_puts[0].if_version
-    )  # unknown for a store without versions
+    # without a counter, which other stores do not have, the namespace may have facts
+    has_facts = not counter_puts or bool(counter_puts[0].if_version)
     end_dates = (await _find_end_dates(permitted, current, scope)) if has_facts else {}
     if deletions.puts:
         deletions = deletions._replace(puts=await add_former_ids(scope.adapter, deletions.puts))
@@ -297,8 +296,10 @@ async def _find_end_dates(
     changes: Sequence[Change], current: CurrentMemories, scope: Scope
 ) -> dict[str, str]:
     """Return the end dates of new turns whose facts were superseded already, by message id."""
-    new = [change.candidate for change in changes if change.key not in current]
-    turns = [change.provenance for change in new if change.kind == TURN and change.provenance]
+    new_candidates = [change.candidate for change in changes if change.key not in current]
+    turns = [
+        change.provenance for change in new_candidates if change.kind == TURN and change.provenance
+    ]
     ids = [id for source in turns for id in source.message_ids]
     return (await find_end_dates(scope, turns[0].thread_id, ids)) if turns else {}
 
@@ -352,9 +353,8 @@ async def plan_admitted_changes(
                 source = proposed.candidate.provenance
                 turn_puts += await build_superseded_turn_puts(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
-                    dropped_ids = find_dropped_messages(
-                        memory.provenance, source
-                    )  # turns of these messages may be among the changes
+                    # turns of the dropped messages may be among the changes
+                    dropped_ids = find_dropped_messages(memory.provenance, source)
                     end_dates |= dict.fromkeys(dropped_ids, until.isoformat())
         elif (
             is_extracted
@@ -721,9 +721,11 @@ def _validate_fields(
     Raises:
         InvalidValue: The fields do not fit the schema.
     """
-    others = {name: part for name, part in previous_fields.items() if name in schema.model_fields}
+    kept_fields = {
+        name: part for name, part in previous_fields.items() if name in schema.model_fields
+    }
     try:
-        document = to_json({**others, **fields})
+        document = to_json({**kept_fields, **fields})
         memory = schema.model_validate_json(document, by_alias=True, by_name=True)
     except ValidationError as exc:
         raise InvalidValue(

@@ -204,8 +204,8 @@ class Collection:
     async def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Receipt:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
-        The conversation that the memory comes from is not changed. A tombstone prevents that the
-        memory is extracted from it again.
+        The conversation that the memory comes from is not changed. A tombstone prevents the memory
+        from being extracted from it again.
 
         Raises:
             UnknownMemory: There is no memory with this key, and none was deleted.
@@ -339,13 +339,16 @@ class Collection:
             return []
         adapter, namespace = self._get_adapter_and_namespace(config)
         memories: Memories = []
-        seen, size = 0, max(end, _ANSWERS_FIRST_PAGE_SIZE if answers_first else _PAGE_SIZE)
+        read_count, page_size = (
+            0,
+            max(end, _ANSWERS_FIRST_PAGE_SIZE if answers_first else _PAGE_SIZE),
+        )
         while len(memories) < end:
-            page = await adapter.search(namespace, limit=size, offset=seen, **options)
+            page = await adapter.search(namespace, limit=page_size, offset=read_count, **options)
             memories += [memory for memory in page if memory.namespace == namespace]
-            if len(page) < size:
+            if len(page) < page_size:
                 break
-            seen, size = seen + size, 2 * size
+            read_count, page_size = read_count + page_size, 2 * page_size
         if answers_first:
             ordered, _ = rank_answers_first([*enumerate(memories, 1)], options["query"])
             memories = [memory for _, memory in ordered]
@@ -528,9 +531,8 @@ async def forget_matching_memories(
         ConfigurationError: Both the thread and the query are missing, or the store is not
             perdure's.
     """
-    check_text(
-        "thread_id or query", query if thread_id is None else thread_id
-    )  # without both, all memories would match
+    # without both conditions, all memories would match
+    check_text("thread_id or query", query if thread_id is None else thread_id)
     check_instance(
         "store", adapter.store, Versioned, "a perdure store, because others cannot erase by query"
     )
@@ -575,9 +577,8 @@ async def _erase_namespace(adapter: StoreAdapter, namespace: Namespace) -> Recei
     if keys and len(keys) == len(preview.keys):
         receipt: Receipt = await adapter.call("forget", namespace)
         return receipt
-    return await erase_items(
-        adapter, namespace, *keys
-    )  # a prefix would also erase longer namespaces
+    # erasing by the prefix would also erase longer namespaces
+    return await erase_items(adapter, namespace, *keys)
 
 
 async def _erase_quarantine_entries(
@@ -702,13 +703,12 @@ class Quarantine:
         put = build_put(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if existing is None else existing.version)
         await adapter.write([put, build_removal(entries_namespace, key, stored.version)])
-        await erase_items(
-            adapter, entries_namespace, key
-        )  # past versions of the entry contain the text, too
+        # past versions of the entry contain the text, too
+        await erase_items(adapter, entries_namespace, key)
         return Outcome("added" if existing is None else "updated", entry.memory_key)
 
     async def _discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Erase an entry. A tombstone prevents that its text is extracted again.
+        """Erase an entry. A tombstone prevents its text from being extracted again.
 
         Raises:
             UnknownMemory: There is no such entry.

@@ -134,8 +134,8 @@ class Assemble(MessagesNode):
         )
 
         def pack_with_reserve(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
-            whole = replace(model_input, turns=iter(all_turns))
-            return self._pack_context(whole, contents, counter, reserve)
+            model_input_copy = replace(model_input, turns=iter(all_turns))
+            return self._pack_context(model_input_copy, contents, counter, reserve)
 
         def count_excess_tokens(packed: tuple[SystemMessage | None, list[Turn]]) -> float:
             messages = ModelInput(packed[0], iter(packed[1])).to_messages()

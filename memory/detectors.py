@@ -225,7 +225,7 @@ def find_spans(text: str, detectors: Iterable[Detector]) -> list[Finding]:
     positions = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
     merged: list[Finding] = []
     findings = (finding for detector in detectors for finding in detector(plain))
-    for kind, start, end in sorted(findings, key=lambda each: each[1]):
+    for kind, start, end in sorted(findings, key=lambda finding: finding[1]):
         if merged and start < merged[-1][2]:
             merged[-1] = *merged[-1][:2], max(end, merged[-1][2])
         else:
@@ -327,7 +327,7 @@ class SensitiveDataRules:
         ignored = () if len(text.split()) > 1 else (emails, phones)
         label = f"{name.replace('_', ' ')}: "
         findings = find_spans(
-            label + text, [each for each in self.detectors if each not in ignored]
+            label + text, [detector for detector in self.detectors if detector not in ignored]
         )
         offset = len(label)
         return [

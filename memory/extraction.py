@@ -209,10 +209,10 @@ class Extraction:
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
         thread_id = check_thread_id(thread_id)
 
-        async def read_thread(mark: Watermark) -> ThreadHistory:
+        async def read_thread(watermark: Watermark) -> ThreadHistory:
             pipeline.loaded = await begin_loading_thread(self.saver, thread_id, self.messages_key)
             return await thread_messages.read_history(
-                self.saver, thread_id, self.messages_key, mark.ids
+                self.saver, thread_id, self.messages_key, watermark.ids
             )
 
         if anew:
@@ -279,31 +279,37 @@ class Pipeline:
         """
         report = ExtractionReport(thread_id)
         while True:  # again if another extraction wrote first
-            mark = await self._read_watermark(thread_id)
-            history = await read_thread(mark)
-            unread = mark.find_unread(history)
-            if not unread and (mark.checkpoint_id != history.checkpoint_id or mark.attempts):
-                advanced = mark.advance((), history.checkpoint_id)  # the thread is no longer due
+            watermark = await self._read_watermark(thread_id)
+            history = await read_thread(watermark)
+            unread = watermark.find_unread(history)
+            if not unread and (
+                watermark.checkpoint_id != history.checkpoint_id or watermark.attempts
+            ):
+                advanced = watermark.advance(
+                    (), history.checkpoint_id
+                )  # the thread is no longer due
                 with suppress(VersionConflict):
                     await self.scope.adapter.write([self._build_watermark_put(advanced, thread_id)])
-            if unread and mark.version == 0 and self.guards:
+            if unread and watermark.version == 0 and self.guards:
                 with suppress(VersionConflict):
-                    await self.scope.adapter.write([self._build_watermark_put(mark, thread_id)])
+                    await self.scope.adapter.write(
+                        [self._build_watermark_put(watermark, thread_id)]
+                    )
                 continue  # from now on, an erasure of the watermark stops this extraction
             while unread:
                 size = max(1, self.extractor.count_batch_messages(unread[: self.batch]))
-                batch, unread = _build_batch(unread[:size], mark, history), unread[size:]
+                batch, unread = _build_batch(unread[:size], watermark, history), unread[size:]
                 proposal = await self.extractor.propose_changes(batch, self.scope)
                 # the thread stays due until its last batch is written
-                checkpoint_id = mark.checkpoint_id if unread else history.checkpoint_id
-                advanced = mark.advance(batch.messages, checkpoint_id)
-                plan = await self._write_proposal(batch, proposal, mark, advanced)
+                checkpoint_id = watermark.checkpoint_id if unread else history.checkpoint_id
+                advanced = watermark.advance(batch.messages, checkpoint_id)
+                plan = await self._write_proposal(batch, proposal, watermark, advanced)
                 if plan is None:
                     break
                 report = report.add_batch(len(batch.messages), plan, proposal.usage)
                 if unread:
-                    mark = await self._read_watermark(thread_id)
-                    if not mark.has_same_progress(advanced):
+                    watermark = await self._read_watermark(thread_id)
+                    if not watermark.has_same_progress(advanced):
                         break
             else:
                 return report
@@ -312,9 +318,9 @@ class Pipeline:
         """Reset the watermark of a thread, so that the whole thread is read again."""
 
         async def plan() -> ChangePlan:
-            mark = await self._read_watermark(thread_id)
+            watermark = await self._read_watermark(thread_id)
             return ChangePlan(
-                [self._build_watermark_put(mark.reset(), thread_id)] if mark.count else []
+                [self._build_watermark_put(watermark.reset(), thread_id)] if watermark.count else []
             )
 
         await plan_and_write_exclusively(self.scope.adapter, self.scope.namespace, plan)
@@ -324,11 +330,11 @@ class Pipeline:
             self.scope.adapter, self.scope.namespace, thread_id, self.extractor.name
         )
 
-    def _build_watermark_put(self, mark: Watermark, thread_id: str) -> PutItem:
-        return mark.build_put(self.scope.namespace, thread_id)
+    def _build_watermark_put(self, watermark: Watermark, thread_id: str) -> PutItem:
+        return watermark.build_put(self.scope.namespace, thread_id)
 
     async def _write_proposal(
-        self, batch: Batch, proposal: Proposal, mark: Watermark, advanced: Watermark
+        self, batch: Batch, proposal: Proposal, watermark: Watermark, advanced: Watermark
     ) -> ChangePlan | None:
         """Write a proposal with the watermark.
 
@@ -346,7 +352,7 @@ class Pipeline:
         async def plan() -> ChangePlan:
             if next(tries):  # another change was written; give up if it changed the watermark
                 current = await self._read_watermark(thread_id)
-                if current.version != mark.version or not current.has_same_progress(mark):
+                if current.version != watermark.version or not current.has_same_progress(watermark):
                     return ChangePlan()
             scope = self.scope._replace(thread=self.loaded)
             change_plan = await plan_proposal(proposal, self.gate, scope)
@@ -357,19 +363,19 @@ class Pipeline:
         change_plan = await plan_and_write_exclusively(adapter, self.scope.namespace, plan)
         if not change_plan.puts:
             return None
-        if mark.version and mark.version % _MAX_WATERMARK_VERSIONS == 0:
+        if watermark.version and watermark.version % _MAX_WATERMARK_VERSIONS == 0:
             await adapter.call("retain", VersionRetention(last=0), prefix=put.namespace)
         return change_plan
 
 
 def _build_batch(
-    messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory
+    messages: Sequence[ThreadMessage], watermark: Watermark, history: ThreadHistory
 ) -> Batch:
     """Build the batch of messages that an extractor reads, with the messages before them."""
     first = next(i for i, message in enumerate(history.messages) if message.id == messages[0].id)
-    before = history.messages[max(0, first - _CONTEXT_MESSAGES) : first]
-    edited = mark.ids & {message.id for message in messages}
-    return Batch(history.thread_id, history.checkpoint_id, messages, before, edited)
+    context = history.messages[max(0, first - _CONTEXT_MESSAGES) : first]
+    edited = watermark.ids & {message.id for message in messages}
+    return Batch(history.thread_id, history.checkpoint_id, messages, context, edited)
 
 
 class RememberTurns(Learner):
@@ -418,8 +424,8 @@ class RememberTurns(Learner):
         )
         loaded, read_count = find_run_thread(config, self.messages_key), count()
 
-        async def read_thread(mark: Watermark) -> ThreadHistory:
-            unread = _skip_read_messages(mark, messages)
+        async def read_thread(watermark: Watermark) -> ThreadHistory:
+            unread = _skip_read_messages(watermark, messages)
             if next(read_count):  # messages may have been erased since the first read
                 unread = await remove_erased(loaded, unread)
             history = thread_messages.build_history_from_state(thread_id, checkpoint_id, unread)
@@ -445,16 +451,16 @@ class RememberTurns(Learner):
             return None
 
 
-def _skip_read_messages(mark: Watermark, messages: Messages) -> Messages:
+def _skip_read_messages(watermark: Watermark, messages: Messages) -> Messages:
     """Return messages without those that were certainly read before.
 
     The costs of a turn must not grow with the length of the thread.
     """
-    if mark.count == len(mark.known) or not all(message.id for message in messages):
+    if watermark.count == len(watermark.known) or not all(message.id for message in messages):
         return messages
-    read_ids = mark.ids
-    first = next((i for i, message in enumerate(messages) if message.id in read_ids), 0)
-    return messages[max(0, first - _CONTEXT_MESSAGES) :]
+    read_ids = watermark.ids
+    first_read = next((i for i, message in enumerate(messages) if message.id in read_ids), 0)
+    return messages[max(0, first_read - _CONTEXT_MESSAGES) :]
 
 
 remember_turns = RememberTurns
@@ -584,30 +590,30 @@ class DueThreads:
             adapter, name = self._extraction.get_adapter(), self._extraction.extractor.name
             unread = [*self._unread.items()]
             watermark_keys = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
-            marks, jobs = run(read_watermarks(adapter, watermark_keys, name)), []
-            for (thread_id, unread_thread), mark in zip(unread, marks, strict=True):
+            watermarks, jobs = run(read_watermarks(adapter, watermark_keys, name)), []
+            for (thread_id, unread_thread), watermark in zip(unread, watermarks, strict=True):
                 head, first_seen, namespace, labels = unread_thread
-                if mark.checkpoint_id == head.checkpoint_id:
+                if watermark.checkpoint_id == head.checkpoint_id:
                     del self._unread[thread_id]
                     self._confirmed.pop(thread_id, None)
                     continue
                 state, due_at = compute_job_state(
-                    self._pace, head, mark, first_seen, datetime.now(UTC)
+                    self._pace, head, watermark, first_seen, datetime.now(UTC)
                 )
-                if exclude_read and state in ("waiting", "due") and self._is_read(head, mark):
+                if exclude_read and state in ("waiting", "due") and self._is_read(head, watermark):
                     continue
-                failed = mark.failed_head == head.checkpoint_id
-                failure = (mark.attempts, mark.error) if failed else (0, "")
+                failed = watermark.failed_head == head.checkpoint_id
+                failure = (watermark.attempts, watermark.error) if failed else (0, "")
                 jobs.append(ExtractionJob(thread_id, namespace, state, *failure, due_at, labels))
             return jobs
 
-    def _is_read(self, head: ThreadHead, mark: Watermark) -> bool:
+    def _is_read(self, head: ThreadHead, watermark: Watermark) -> bool:
         """Return whether all messages of a thread were read, even if its head is newer."""
-        state = head.checkpoint_id, mark.count, mark.known
+        state = head.checkpoint_id, watermark.count, watermark.known
         cached = self._confirmed.get(head.thread_id)
         if cached is None or cached[0] != state:
             position = head.thread_id, head.checkpoint_id, self._extraction.messages_key
-            is_read = run(thread_messages.is_read_in_full(self._saver, *position, mark))
+            is_read = run(thread_messages.is_read_in_full(self._saver, *position, watermark))
             cached = self._confirmed[head.thread_id] = state, is_read
         return cached[1]
 
@@ -652,9 +658,9 @@ class DueThreads:
 
     def _refresh_unread(self) -> None:
         """Add the threads that were active since the previous call."""
-        started_at, after = datetime.now(UTC), None
-        while page := self._saver.heads(limit=500, after=after, active_since=self._since):
-            after = page[-1].thread_id
+        started_at, last_thread_id = datetime.now(UTC), None
+        while page := self._saver.heads(limit=500, after=last_thread_id, active_since=self._since):
+            last_thread_id = page[-1].thread_id
             for head in page:
                 previous = self._unread.pop(head.thread_id, None)
                 first_seen = previous[1] if previous else min(started_at, head.updated_at)
@@ -705,7 +711,7 @@ def read_label_values(metadata: Mapping[str, Any], names: Iterable[str]) -> dict
 
 
 def compute_job_state(
-    pace: Pace, head: ThreadHead, mark: Watermark, first_seen: datetime, now: datetime
+    pace: Pace, head: ThreadHead, watermark: Watermark, first_seen: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
     """Return the state of a thread with unread messages, and when the thread is due.
 
@@ -716,11 +722,11 @@ def compute_job_state(
         first_seen: When the unread messages were first seen.
         now: The present time.
     """
-    if mark.failed_at is not None and mark.failed_head == head.checkpoint_id:
-        if mark.final or mark.attempts > pace.retries:
+    if watermark.failed_at is not None and watermark.failed_head == head.checkpoint_id:
+        if watermark.final or watermark.attempts > pace.retries:
             return "dead", None
-        pause = min(pace.backoff_s * 2.0 ** min(mark.attempts - 1, 60), _LONGEST_PAUSE_S)
-        due_at = mark.failed_at + timedelta(seconds=pause)
+        pause = min(pace.backoff_s * 2.0 ** min(watermark.attempts - 1, 60), _LONGEST_PAUSE_S)
+        due_at = watermark.failed_at + timedelta(seconds=pause)
         return ("due" if due_at <= now else "retrying"), due_at
     if pace.delay_s is None:
         return "waiting", None

@@ -95,8 +95,8 @@ async def find_tombstones(
             "batch", [GetOp(tombstones_namespace, key) for key in dict.fromkeys(digests)]
         )
         return {item.key: item.value for item in items if item is not None}
-    own = (note for note in notes if note.namespace == tombstones_namespace)
-    return {note.key: note.value for note in own if note.key in digests}
+    own_notes = (note for note in notes if note.namespace == tombstones_namespace)
+    return {note.key: note.value for note in own_notes if note.key in digests}
 
 
 async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -> bool:
@@ -459,8 +459,8 @@ async def _find_similar_facts(
         memories += await adapter.search(
             namespace, filter=build_previous_text_filter(text), limit=_COMPARED_MEMORIES
         )
-    own = [memory for memory in memories if memory.namespace == namespace]
-    return [memory for memory in own if memory.kind not in EVENT_KINDS]
+    own_memories = [memory for memory in memories if memory.namespace == namespace]
+    return [memory for memory in own_memories if memory.kind not in EVENT_KINDS]
 
 
 def _refuse_repeated(judgement: _Judgement) -> None:
@@ -488,9 +488,8 @@ def _find_content_fault(candidate: Candidate) -> tuple[str, str] | None:
     text = candidate.text
     if not isinstance(text, str):
         return "content", f"the text is of type {type(text).__name__}; expected str"
-    words = (
-        text.split(": ", 1)[-1] if candidate.kind in EVENT_KINDS else text
-    )  # without the speaker
+    # the text of an event begins with the speaker
+    words = text.split(": ", 1)[-1] if candidate.kind in EVENT_KINDS else text
     if not any(map(str.isalnum, words)):
         return "content", "the text has no words"
     try:

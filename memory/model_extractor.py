@@ -107,9 +107,8 @@ class ProfileChange(_Part):
         if self.value is not None:
             try:
                 text = json.dumps(json.loads(self.value), ensure_ascii=False)
-                operation["value"] = json.loads(
-                    make_storable(text)
-                )  # escapes may stand for lone surrogates
+                # escapes may stand for lone surrogates
+                operation["value"] = json.loads(make_storable(text))
             except (ValueError, RecursionError):  # models forget the quotes around text
                 operation["value"] = make_storable(self.value)
         return operation
@@ -270,16 +269,16 @@ async def plan_profile_patch(
     """
     messages: dict[str, ThreadMessage] = {}
     for number, change in enumerate(changes, 1):
-        users = {
+        user_messages = {
             message.id: message for message in _select_messages(change.messages, batch, "user")
         }
-        messages |= users
+        messages |= user_messages
         description = f"operation {number}, {change.op} {change.path!r:.200},"
         if change.profile not in ("", state.name):
             raise InvalidPatch(
                 f"{description} names the profile {change.profile!r:.80}, which does not exist"
             )
-        if not users:
+        if not user_messages:
             raise InvalidPatch(
                 f"{description} names no message of a user that says so; leave out what only the "
                 "assistant or a tool says"
@@ -317,15 +316,15 @@ def build_instructions_plan(
     refused: list[Outcome] = []
     for wish in wishes:
         line = " ".join(make_storable(wish.text).split())
-        users = _select_messages(wish.messages, batch, "user")
-        if not users:
+        user_messages = _select_messages(wish.messages, batch, "user")
+        if not user_messages:
             refused.append(_build_refusal("adds an instruction that no user asked for"))
         elif not 0 < len(line) <= _WISH_CHARS:
             refused.append(_build_refusal(f"adds an instruction of {len(line)} characters"))
         else:
             # the model decided that this is a lasting wish, and the gate only looks for secrets
             candidates.append(
-                replace(batch.build_candidate(users, line, INSTRUCTIONS), explicit=True)
+                replace(batch.build_candidate(user_messages, line, INSTRUCTIONS), explicit=True)
             )
 
     async def plan(gate: Gate) -> ChangePlan:
@@ -452,10 +451,10 @@ class ModelExtractor:
 
     def count_batch_messages(self, messages: Sequence[ThreadMessage]) -> int:
         """Return how many messages fit into one call, at least 1."""
-        room = self.max_chars
+        chars_left = self.max_chars
         for count, message in enumerate(messages):
-            room -= len(_render_dated_message(message)) + _NUMBER_CHARS
-            if room < 0:
+            chars_left -= len(_render_dated_message(message)) + _NUMBER_CHARS
+            if chars_left < 0:
                 return max(1, count)
         return len(messages)
 
@@ -517,8 +516,8 @@ class ModelExtractor:
                 [message for message in memories_found if message.namespace == scope.namespace]
             )
         rows = zip_longest(*ranked)
-        near = {message.key: message for row in rows for message in row if message is not None}
-        return list(near.values())[:_MAX_SIMILAR_FACTS]
+        facts = {message.key: message for row in rows for message in row if message is not None}
+        return list(facts.values())[:_MAX_SIMILAR_FACTS]
 
     async def _request_answer(
         self, batch: Batch, context: _PromptContext, scope: Scope
@@ -526,10 +525,10 @@ class ModelExtractor:
         """Request an answer, again if it is unusable, and return it with the calls and tokens."""
         retries_left, usage = self._call.retries, Usage()
 
-        def build_request(room: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
+        def build_request(max_chars: int, refused: RefusedAnswer | None) -> list[BaseMessage]:
             nonlocal usage
             usage += Usage(calls=1)
-            return self._build_request(batch, context, room, refused)
+            return self._build_request(batch, context, max_chars, refused)
 
         async def parse_answer(raw_answer: Any) -> ModelAnswer:
             nonlocal retries_left, usage
@@ -555,7 +554,7 @@ class ModelExtractor:
         return (await operation), usage
 
     def _build_request(
-        self, batch: Batch, context: _PromptContext, room: int, refused: RefusedAnswer | None
+        self, batch: Batch, context: _PromptContext, max_chars: int, refused: RefusedAnswer | None
     ) -> list[BaseMessage]:
         """Build the messages of a request. After a refused answer, they quote it and its fault."""
         lines = [f"{name}: {_render_memory(memory)}" for name, memory in context.memories.items()]
@@ -565,7 +564,7 @@ class ModelExtractor:
             *map(_render_profile, context.profiles),
             fence_text("instructions", context.instructions),
             fence_text("earlier", "\n".join(earlier)),
-            fence_text("conversation", _render_transcript(batch.messages, room)),
+            fence_text("conversation", _render_transcript(batch.messages, max_chars)),
         ]
         if refused is not None:
             sections.append(fence_text("refused_answer", quote_answer(refused.answer)))
@@ -628,15 +627,17 @@ def _render_profile(state: ProfileState[Any]) -> str:
     return "\n".join(filter(None, parts))
 
 
-def _render_transcript(messages: Sequence[ThreadMessage], room: int) -> str:
+def _render_transcript(messages: Sequence[ThreadMessage], max_chars: int) -> str:
     """Render messages with their numbers, within about `room` characters.
 
     Long messages are cut in the middle, and then the oldest messages are left out.
     """
     lines = [_render_dated_message(message) for message in messages]
-    max_line_chars = room - _MARK_CHARS if sum(map(len, lines)) <= room else room // 2
+    max_line_chars = (
+        max_chars - _MARK_CHARS if sum(map(len, lines)) <= max_chars else max_chars // 2
+    )
     numbered = enumerate((_indent_lines(cut_middle(line, max_line_chars)) for line in lines), 1)
-    return keep_newest_units([f"[{number}] {line}" for number, line in numbered if line], room)
+    return keep_newest_units([f"[{number}] {line}" for number, line in numbered if line], max_chars)
 
 
 def _render_dated_message(message: ThreadMessage) -> str:

@@ -73,11 +73,11 @@ def iter_archive(
         "user": rows.user,
         "exported_at": datetime.now(UTC).isoformat(),
         "threads": len(threads),
-        "threads_by_owner": [each for each in rows.list_threads_by_owner() if each in {*threads}],
+        "threads_by_owner": [id for id in rows.list_threads_by_owner() if id in {*threads}],
         "namespaces": [[*namespace] for namespace in namespaces.own],
         # the archive names no other person
         "other_namespaces": [
-            [*each] for each in namespaces.others if each not in namespaces.owned_by_others
+            [*other] for other in namespaces.others if other not in namespaces.owned_by_others
         ],
     }
     for thread_id in threads:
@@ -88,11 +88,11 @@ def iter_archive(
     for namespace in _sort_notes_last(namespaces.own):
         yield from store.export(namespace)
     yield from _iter_authored_versions(store, namespaces.authored_items, rows.user)
-    own = frozenset(threads)
+    own_threads = frozenset(threads)
     for thread_id in threads:
         for run in rows.list_runs(thread_id):
             yield {RUN_KEY: build_run_record(run, rows.user)}
-    for cron in rows.list_crons(own)[0]:
+    for cron in rows.list_crons(own_threads)[0]:
         yield {CRON_KEY: build_cron_record(cron, rows.user)}
 
 

@@ -111,7 +111,7 @@ async def find_person_namespaces(
         tuple(dict.fromkeys((*owned, *notes, *items))),
         tuple(dict.fromkeys(others)),
         await _find_authored_items(adapter, user, owned),
-        frozenset(each for each in others if _belongs_to_person_or_chat(each, patterns)),
+        frozenset(other for other in others if _belongs_to_person_or_chat(other, patterns)),
     )
 
 
@@ -203,8 +203,12 @@ async def _delete_under(adapter: StoreAdapter, prefix: Namespace, *, dry_run: bo
 
 async def _list_extracted_threads(adapter: StoreAdapter, user: str) -> list[str]:
     """Return the ids of the threads from which memories of a person were extracted."""
-    marks = await adapter.items_under(build_notes_namespace(WATERMARKS, ("memories", user)))
-    return [str(mark.value["thread_id"]) for mark in marks if "thread_id" in mark.value]
+    watermarks = await adapter.items_under(build_notes_namespace(WATERMARKS, ("memories", user)))
+    return [
+        str(watermark.value["thread_id"])
+        for watermark in watermarks
+        if "thread_id" in watermark.value
+    ]
 
 
 async def _is_person(adapter: StoreAdapter, name: str) -> bool:

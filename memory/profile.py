@@ -167,9 +167,9 @@ def is_unchanged_since(operations: Sequence[Document], seen: Document, now: Docu
     )
 
 
-def is_same_json(one: Any, other: Any) -> bool:
+def is_same_json(left: Any, right: Any) -> bool:
     """Return whether two JSON values are equal. Other than in Python, true is not equal to 1."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
 def copy_json(value: Any, description: str) -> Any:
@@ -516,14 +516,18 @@ class Profile(Generic[M]):
     ) -> tuple[Sequence[PutItem], M]:
         """Plan a change, and return the puts, and the profile once they are written."""
         try:
-            new = change(state.document)
+            new_document = change(state.document)
         except InvalidPatch as exc:  # the message may quote names that the gate has not judged
             raise InvalidPatch(self.gate.sensitive.redact(str(exc))) from None
         # stored values are not judged again, even if they move within a list
         stored = {(leaf.label, repr(leaf.value)) for leaf in iter_leaves(state.document)}
-        leaves = [leaf for leaf in iter_leaves(new) if (leaf.label, repr(leaf.value)) not in stored]
+        leaves = [
+            leaf
+            for leaf in iter_leaves(new_document)
+            if (leaf.label, repr(leaf.value)) not in stored
+        ]
         values = await _screen_values(self.gate, leaves, handle)
-        profile = validate_profile(self.schema, replace_leaves(new, leaves, values))
+        profile = validate_profile(self.schema, replace_leaves(new_document, leaves, values))
         document: Document = copy_json(dump_profile(profile), "the profile")
         if is_same_json(document, state.document) and (state.item or name != "set"):
             return [], profile

@@ -247,9 +247,9 @@ class MemorySearch:
             memories = [memory for _, memory in ordered]
         texts = {normalize_text(memory.text) for ranking in rankings for _, memory in ranking}
         below = [
-            each
-            for each in merge_rankings(below_rankings, limit)
-            if normalize_text(each.text) not in texts
+            memory
+            for memory in merge_rankings(below_rankings, limit)
+            if normalize_text(memory.text) not in texts
         ]
         lines = [render_memory_line(memory) for memory in memories]
         fitting_numbers, tokens = fit_section(
@@ -329,9 +329,9 @@ def _rank_remaining(
 ) -> list[tuple[int, Memory]]:
     """Return the memories that are in no ranking, with ranks after those of all rankings."""
     ranked = {(m.namespace, m.key) for ranking in rankings for _, m in ranking}
-    last = max((rank for ranking in rankings for rank, _ in ranking), default=0)
+    last_rank = max((rank for ranking in rankings for rank, _ in ranking), default=0)
     rest = [memory for memory in memories if (memory.namespace, memory.key) not in ranked]
-    return list(enumerate(rest, last + 1))
+    return list(enumerate(rest, last_rank + 1))
 
 
 async def _recall(
@@ -439,10 +439,10 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     def get_sort_key(rank: int, memory: Memory) -> tuple[float, bool]:
         if memory.kind == TURN:
             return rank, True
-        before = [
+        turn_ranks = [
             turns[message] - 0.5 for message in _list_source_messages(memory) if message in turns
         ]
-        return min([rank / 2, *before]), False
+        return min([rank / 2, *turn_ranks]), False
 
     sort_keys = {id(memory): get_sort_key(rank, memory) for rank, memory in enumerate(memories, 1)}
     return sorted(memories, key=lambda memory: sort_keys[id(memory)])
@@ -473,10 +473,10 @@ def _remove_source_turns(memories: Sequence[Memory]) -> list[Memory]:
 def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     """Remove superseded memories whose successor is among the first `limit` memories."""
     superseded_ids = {
-        id
+        message_id
         for memory in memories[:limit]
         for previous in memory.previous
-        for id in previous.message_ids
+        for message_id in previous.message_ids
     }
 
     def is_replaced(memory: Memory) -> bool:
@@ -577,7 +577,9 @@ def check_recall(
 
     def is_key(text: str) -> bool:
         with suppress(InvalidNamespace):  # a text that cannot be a key
-            return any(run(adapter.get(place, text)) for place in search.fill_namespaces(config))
+            return any(
+                run(adapter.get(namespace, text)) for namespace in search.fill_namespaces(config)
+            )
         return False
 
     for question, expected in _check_questions(questions):

@@ -261,9 +261,8 @@ def _render_line(
     )
     if team is not None and trust == "user":  # in a team, "the user" would mean the reader
         actor = author or "a member of the team"
-    names_speaker = isinstance(body, str) and body.startswith(
-        f"{actor}:"
-    )  # the text of a turn does
+    # the text of a turn begins with its speaker
+    names_speaker = isinstance(body, str) and body.startswith(f"{actor}:")
     details: Mapping[str, Any] = {
         "said_by": None if names_speaker else actor,
         "trust": None if trust == actor else trust,

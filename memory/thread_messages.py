@@ -194,7 +194,7 @@ async def read_history(
 
 
 async def is_read_in_full(
-    saver: Any, thread_id: str, head: str | None, channel: str, mark: Watermark
+    saver: Any, thread_id: str, head: str | None, channel: str, watermark: Watermark
 ) -> bool:
     """Return whether a watermark covers all messages of a thread up to its head.
 
@@ -214,18 +214,20 @@ async def is_read_in_full(
         newest = _iter_thread_messages(
             check_messages([item.value for item in tail], f"the channel {channel!r}")
         )
-        if not tail or not mark.count:
+        if not tail or not watermark.count:
             return not tail
-        read_messages = {message.id: message for message in mark.known}
+        read_messages = {message.id: message for message in watermark.known}
         messages = [message for message in newest if message.message.id]
         if messages[-1:] and messages[-1].id not in read_messages:
             return False
         are_read = not any(
             _is_unread(message, read_messages.get(message.id)) for message in messages
         )
-        if are_read and len(messages) == len(tail) and tail[-1].position + 1 == mark.count:
+        if are_read and len(messages) == len(tail) and tail[-1].position + 1 == watermark.count:
             return True
-        return not mark.find_unread(await read_history(saver, thread_id, channel, mark.ids))
+        return not watermark.find_unread(
+            await read_history(saver, thread_id, channel, watermark.ids)
+        )
     except PerdureError:
         return False
 
@@ -404,18 +406,18 @@ class Watermark:
         """
         positions = {message.id: message.position for message in self.known}
         read_indices = [i for i, message in enumerate(messages) if message.id in positions]
-        first, last = (read_indices[0], read_indices[-1]) if read_indices else (0, -1)
+        first_read, last_read = (read_indices[0], read_indices[-1]) if read_indices else (0, -1)
         positioned: list[ThreadMessage] = []
         position, next_position = (
-            positions[messages[first].id] - first - 1 if read_indices else 0,
+            positions[messages[first_read].id] - first_read - 1 if read_indices else 0,
             self.next,
         )
         for number, message in enumerate(messages):
             if message.id in positions:
                 position = positions[message.id]
-            elif number < first:
+            elif number < first_read:
                 position += 1
-            elif number > last:
+            elif number > last_read:
                 position, next_position = next_position, next_position + 1
             positioned.append(replace(message, position=position))
         return positioned
@@ -469,11 +471,11 @@ class Watermark:
         value |= _NOTE_ADAPTER.dump_python(
             self, mode="json", exclude={"version"}, exclude_defaults=True
         )
-        place, key = (
+        namespace_of_note, key = (
             build_notes_namespace(WATERMARKS, namespace),
             _build_key(self.extractor, thread_id),
         )
-        return build_note_put(place, key, value, if_version=self.version)
+        return build_note_put(namespace_of_note, key, value, if_version=self.version)
 
 
 _NOTE_ADAPTER: Final = TypeAdapter(Watermark)  # converts notes to watermarks and back
@@ -483,8 +485,8 @@ async def read_watermark(
     adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURN_EXTRACTOR
 ) -> Watermark:
     """Read the watermark of a thread. It is empty if the extractor has not read the thread."""
-    [mark] = await read_watermarks(adapter, [(namespace, thread_id)], extractor)
-    return mark
+    [watermark] = await read_watermarks(adapter, [(namespace, thread_id)], extractor)
+    return watermark
 
 
 async def read_watermarks(
@@ -515,8 +517,8 @@ def build_failure_reset(note: Item) -> PutItem:
 
     The thread is then not due until it goes on. After that, its unread messages are read, too.
     """
-    mark, (_, _, *namespace) = _decode_watermark(note), note.namespace
-    reset_mark = mark.advance((), mark.failed_head)
+    watermark, (_, _, *namespace) = _decode_watermark(note), note.namespace
+    reset_mark = watermark.advance((), watermark.failed_head)
     return reset_mark.build_put(tuple(namespace), note.value["thread_id"])
 
 

@@ -115,8 +115,9 @@ class ThreadHit:
         first = self.marks[0][0] if self.marks else 0
         start = max(0, min(first - _EXCERPT_LEAD_CHARS, len(self.text) - max_chars))
         end = min(len(self.text), start + max_chars)
-        cuts = [start, *(min(at, end) for at in chain(*self.marks)), end]
-        pieces = [(self.text[at:to], n % 2 == 1) for n, (at, to) in enumerate(pairwise(cuts))]
+        cuts = [start, *(min(index, end) for index in chain(*self.marks)), end]
+        spans = enumerate(pairwise(cuts))
+        pieces = [(self.text[span[0] : span[1]], number % 2 == 1) for number, span in spans]
         ellipses = ("…" if start else "", False), ("…" if end < len(self.text) else "", False)
         return [piece for piece in (ellipses[0], *pieces, ellipses[1]) if piece[0]]
 
@@ -452,13 +453,13 @@ def find_marks(text: str, query: str) -> tuple[tuple[int, int], ...]:
         for part in wanted_words.intersection(chain(parts, stemmed)):
             # in a script without spaces, and in words joined by marks, only the part is marked
             form = re.escape(part) if len(parts) > 1 else ".+"
-            for at in re.finditer(form, run[0], re.IGNORECASE):
-                marked_positions |= {*range(run.start() + at.start(), run.start() + at.end())}
-    starts = sorted(at for at in marked_positions if at - 1 not in marked_positions)
+            for match in re.finditer(form, run[0], re.IGNORECASE):
+                marked_positions |= {*range(run.start() + match.start(), run.start() + match.end())}
+    starts = sorted(index for index in marked_positions if index - 1 not in marked_positions)
     return tuple(
         zip(
             starts,
-            sorted(at + 1 for at in marked_positions if at + 1 not in marked_positions),
+            sorted(index + 1 for index in marked_positions if index + 1 not in marked_positions),
             strict=True,
         )
     )

@@ -337,14 +337,14 @@ def build_tool(
 
     # langgraph passes `runtime`, which the model does not see
     def call_tool(
-        config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **arguments_given: Any
+        config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
-        return run(call(arguments_given, build_attribution(runtime, config)))
+        return run(call(tool_arguments, build_attribution(runtime, config)))
 
     async def acall_tool(
-        config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **given: Any
+        config: RunnableConfig, runtime: ToolRuntime = _NO_RUNTIME, **tool_arguments: Any
     ) -> Any:
-        return await arun(call(given, build_attribution(runtime, config)))
+        return await arun(call(tool_arguments, build_attribution(runtime, config)))
 
     def describe_wrong_arguments(exc: Any) -> str:
         faults = describe_validation_errors(exc)
