@@ -546,9 +546,8 @@ class JobQueue:
                 "enable_otlp": False,
             }
             logger = logging.getLogger("dbos")
-            stack.callback(
-                logger.setLevel, logger.level
-            )  # DBOS changes the level and does not restore it
+            # DBOS changes the level and does not restore it
+            stack.callback(logger.setLevel, logger.level)
             with _translate_errors("opened"):
                 if not _active_worker:
                     DBOS(config=config)

@@ -718,7 +718,7 @@ def compute_job_state(
     Args:
         pace: When threads are extracted.
         head: The head of the thread.
-        mark: Its watermark.
+        watermark: Its watermark.
         first_seen: When the unread messages were first seen.
         now: The present time.
     """

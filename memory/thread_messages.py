@@ -206,7 +206,7 @@ async def is_read_in_full(
         thread_id: The thread.
         head: The checkpoint id of the head.
         channel: The channel of the messages.
-        mark: The watermark.
+        watermark: The watermark.
     """
     try:
         options = {"channel": channel, "checkpoint_id": head, "ends": (0, _TAIL_MESSAGES)}
