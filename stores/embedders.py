@@ -241,26 +241,26 @@ class CheckedEmbedder:
             ConfigurationError: `texts` is not a list of strings.
         """
         return run_flow(
-            self._embed_batches(texts, query=False), partial(self._call_model, self._documents)
+            self._embed_batches(texts, is_query=False), partial(self._call_model, self._documents)
         )
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
         """Return the vectors of texts; see `embed`."""
         return await arun_flow(
-            self._embed_batches(texts, query=False), partial(self._acall_model, self._documents)
+            self._embed_batches(texts, is_query=False), partial(self._acall_model, self._documents)
         )
 
     def embed_query(self, text: str) -> Floats:
         """Return the vector of a query, float32[dims]. Raises the errors of `embed`."""
         rows = run_flow(
-            self._embed_batches([text], query=True), partial(self._call_model, self._queries)
+            self._embed_batches([text], is_query=True), partial(self._call_model, self._queries)
         )
         return rows[0]  # type: ignore[no-any-return]
 
     async def aembed_query(self, text: str) -> Floats:
         """Return the vector of a query; see `embed_query`."""
         rows = await arun_flow(
-            self._embed_batches([text], query=True), partial(self._acall_model, self._queries)
+            self._embed_batches([text], is_query=True), partial(self._acall_model, self._queries)
         )
         return rows[0]  # type: ignore[no-any-return]
 
@@ -272,7 +272,7 @@ class CheckedEmbedder:
             self._clear_model()
 
     def _embed_batches(
-        self, texts: Sequence[str], *, query: bool
+        self, texts: Sequence[str], *, is_query: bool
     ) -> Generator[list[str], Floats, Floats]:
         """Yield batches of texts, receive their vectors, and return the vectors of all texts."""
         original, texts = texts, list(texts)
@@ -280,27 +280,29 @@ class CheckedEmbedder:
             raise ConfigurationError(f"cannot embed {original!r}: expected a list of strings")
         if not texts:
             return np.empty((0, self._dims or 0), np.float32)
-        vector_of_text = self._take_from_cache(texts, query)
+        vector_of_text = self._take_from_cache(texts, is_query)
         missing = [text for text in dict.fromkeys(texts) if text not in vector_of_text]
         for start in range(0, len(missing), self._batch_size):
             batch = missing[start : start + self._batch_size]
             vectors = dict(zip(batch, (yield batch), strict=True))
             vector_of_text |= vectors
-            self._add_to_cache(vectors, query)
+            self._add_to_cache(vectors, is_query)
         return np.stack([vector_of_text[text] for text in texts])
 
-    def _take_from_cache(self, texts: Sequence[str], query: bool) -> dict[str, Floats]:
+    def _take_from_cache(self, texts: Sequence[str], is_query: bool) -> dict[str, Floats]:
         """Return the cached vectors of texts, and mark them as recently used."""
         with self._lock:
-            cached = {text: self._cache.pop((text, query), None) for text in dict.fromkeys(texts)}
+            cached = {
+                text: self._cache.pop((text, is_query), None) for text in dict.fromkeys(texts)
+            }
             hits = {text: vector for text, vector in cached.items() if vector is not None}
-            self._cache |= {(text, query): vector for text, vector in hits.items()}
+            self._cache |= {(text, is_query): vector for text, vector in hits.items()}
         return hits
 
-    def _add_to_cache(self, vectors: dict[str, Floats], query: bool) -> None:
+    def _add_to_cache(self, vectors: dict[str, Floats], is_query: bool) -> None:
         """Cache copies of vectors, so that no cached row keeps the array of its batch alive."""
         with self._lock:
-            self._cache |= {(text, query): vector.copy() for text, vector in vectors.items()}
+            self._cache |= {(text, is_query): vector.copy() for text, vector in vectors.items()}
             while len(self._cache) > CACHE_SIZE:
                 del self._cache[next(iter(self._cache))]
 

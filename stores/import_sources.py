@@ -48,32 +48,36 @@ def iter_text_lines(lines: Iterable[str], namespace: Namespace | None) -> Lines:
         ImportFailed: A line is not a JSON object with known fields.
     """
     for number, text in enumerate(lines, 1):
-        where = f"line {number}"
+        line_name = f"line {number}"
         if not isinstance(text, str):
-            raise ImportFailed(f"{where}: a {type(text).__name__}; expected text")
+            raise ImportFailed(f"{line_name}: a {type(text).__name__}; expected text")
         if not text.strip():
             continue
         try:
             line = decode_value(text)
         except (ValueError, RecursionError) as exc:
-            raise ImportFailed(f"{where}: not JSON ({exc}); expected one object per line") from exc
+            raise ImportFailed(
+                f"{line_name}: not JSON ({exc}); expected one object per line"
+            ) from exc
         if not isinstance(line, dict):
             raise ImportFailed(
-                f"{where}: {str(line)[:60]!r} is not an object; expected one object per line"
+                f"{line_name}: {str(line)[:60]!r} is not an object; expected one object per line"
             )
-        yield where, _complete_line(where, line, namespace)
+        yield line_name, _complete_line(line_name, line, namespace)
 
 
 def _complete_line(
-    where: str, line: dict[str, Any], namespace: Namespace | None
+    line_name: str, line: dict[str, Any], namespace: Namespace | None
 ) -> Mapping[str, Any]:
     """Return a line with a namespace and a key. A key is made from the content if there is none."""
     if "value" not in line and "namespace" not in line:
         line = {"value": line, "key": line.get("key")}
-    _check_fields(where, line)
+    _check_fields(line_name, line)
     if "namespace" not in line:
         if namespace is None:
-            raise ImportFailed(f"{where}: the line has no namespace; add one, or pass namespace=")
+            raise ImportFailed(
+                f"{line_name}: the line has no namespace; add one, or pass namespace="
+            )
         line["namespace"] = namespace
     if line.get("key") is None:
         text = json.dumps(line["value"], sort_keys=True)
@@ -81,7 +85,7 @@ def _complete_line(
     return line
 
 
-def _check_fields(where: str, line: dict[str, Any]) -> None:
+def _check_fields(line_name: str, line: dict[str, Any]) -> None:
     """Raise an error for unknown fields, and for a value or a key of the wrong type."""
     provenance = line.get("provenance")
     provenance_fields = provenance if isinstance(provenance, dict) else {}
@@ -92,12 +96,15 @@ def _check_fields(where: str, line: dict[str, Any]) -> None:
         for name in names:
             if name not in fields:
                 raise ImportFailed(
-                    f"{where}: unknown field {name[:60]!r}{suffix}; {suggest_name(name, fields)}"
+                    f"{line_name}: unknown field {name[:60]!r}{suffix}; "
+                    f"{suggest_name(name, fields)}"
                 )
     if "value" not in line:
-        raise ImportFailed(f"{where}: the line has no field 'value'; expected a JSON object there")
+        raise ImportFailed(
+            f"{line_name}: the line has no field 'value'; expected a JSON object there"
+        )
     if not isinstance(line.get("key"), str | None):
-        raise ImportFailed(f"{where}: the key is {line['key']!r}; expected text in quotes")
+        raise ImportFailed(f"{line_name}: the key is {line['key']!r}; expected text in quotes")
 
 
 def iter_store_items(store: BaseStore) -> Lines:
@@ -223,7 +230,7 @@ WHERE (prefix, key) > (%s, %s) ORDER BY prefix, key LIMIT %s
 def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
     """Build the line of a row of langgraph's table, or an error if the row cannot be read."""
     prefix, key, value, created, updated, expires, ttl = row
-    where = f"{path!r}, {key!r} in {prefix!r}"
+    item_name = f"{path!r}, {key!r} in {prefix!r}"
     try:
         namespace = tuple(prefix.split("."))
         line = _build_line(
@@ -234,8 +241,8 @@ def _build_row_line(path: str, row: tuple[Any, ...]) -> Line:
         if ttl is not None:
             line["ttl"] = ttl
     except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as exc:
-        return where, ImportFailed(f"{where}: {exc}")
-    return where, line
+        return item_name, ImportFailed(f"{item_name}: {exc}")
+    return item_name, line
 
 
 def _parse_time(stored: str | datetime) -> datetime:

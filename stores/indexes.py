@@ -122,9 +122,9 @@ class CandidatePool:
             names: The name of each thread, by its number.
         """
         numbers = dict[Hashable, int]()
-        codes = [numbers.setdefault(name, len(numbers)) for name in names]
+        new_numbers = [numbers.setdefault(name, len(numbers)) for name in names]
         rows = self.candidates.rows.copy()
-        rows["thread"] = np.array([*codes, -1])[rows["thread"]]
+        rows["thread"] = np.array([*new_numbers, -1])[rows["thread"]]
         order = sort_rows(rows, np.arange(len(rows)))
         positions = build_positions(order, len(rows)).astype(np.int64)
         terms = {

@@ -124,10 +124,10 @@ class MissingEmbeddings:
 
         A group of rows for which the embedder fails is halved, down to single rows.
         """
-        groups, embedded_count = [rows] if rows else [], 0
+        pending_groups, embedded_count = [rows] if rows else [], 0
         last_error: EmbeddingFailed | None = None
-        while groups:
-            group = groups.pop()
+        while pending_groups:
+            group = pending_groups.pop()
             try:
                 encoded, model = await self._embed_groups([self._split_row(row) for row in group])
                 vectors_of_rows = [
@@ -139,14 +139,13 @@ class MissingEmbeddings:
                 embedded_count += len(group)
             except EmbeddingFailed as exc:
                 if len(group) > 1:
-                    groups += [group[len(group) // 2 :], group[: len(group) // 2]]
+                    pending_groups += [group[len(group) // 2 :], group[: len(group) // 2]]
                     continue
                 await self._runner.write(
                     partial(self._parts.writer.record_failure, group[0][0], str(exc))
                 )
-                if (
-                    last_error is not None and not embedded_count
-                ):  # two failures without a success are not due to the texts
+                # two failures without a success are not due to the texts
+                if last_error is not None and not embedded_count:
                     raise
                 last_error = exc
         if last_error is not None and not embedded_count:

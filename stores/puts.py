@@ -233,9 +233,9 @@ class VersionTimes(NamedTuple):
     are ordered by it.
     """
 
-    created: int
-    since: int
-    expires: int | None
+    created_at: int
+    valid_from: int
+    expires_at: int | None
     first_id: int | None = None
 
 
@@ -494,20 +494,17 @@ class ItemWriter:
         )[0]
         if _is_within_limit(limit, items - expired_items, size - expired_bytes):
             return
-        if (
-            len(limit.prefix) < self.records.root
-        ):  # the message must not reveal the size of the outer scope
+        # the message must not reveal the size of the outer scope
+        if len(limit.prefix) < self.records.root:
             raise LimitExceeded(
                 "the limit of an outer scope would be exceeded: delete items of that scope first"
             )
-        item_limit, byte_limit = (
-            "any number of" if limit_value is None else limit_value
-            for limit_value in (limit.items, limit.bytes)
-        )
+        limits = ((limit.items, "items"), (limit.bytes, "bytes"))
+        allowed = " and ".join(f"{number} {unit}" for number, unit in limits if number is not None)
         raise LimitExceeded(
             f"the scope would contain {items - expired_items} items and "
-            f"{size - expired_bytes} bytes; at most {item_limit} items and {byte_limit} bytes "
-            "are allowed: delete items first"
+            f"{size - expired_bytes} bytes; at most {allowed} are allowed: delete items "
+            "first"
         )
 
     # -- vectors

@@ -337,9 +337,11 @@ def scale_above_mean(cosines: Floats) -> Scores:
     if not has_vector.any():
         return np.zeros(len(cosines), np.float32)
     finite = np.where(has_vector, cosines, 0).astype(np.float32)
-    mean = finite.sum(dtype=np.float64) / np.count_nonzero(has_vector)
-    distance = float(finite.max(where=has_vector, initial=-1)) - mean
-    scaled = finite if distance < 1e-6 else (finite - np.float32(mean)) / np.float32(distance)
+    mean_cosine = finite.sum(dtype=np.float64) / np.count_nonzero(has_vector)
+    distance = float(finite.max(where=has_vector, initial=-1)) - mean_cosine
+    scaled = (
+        finite if distance < 1e-6 else (finite - np.float32(mean_cosine)) / np.float32(distance)
+    )
     return np.where(has_vector, np.clip(scaled, 0, 1), np.float32(0))
 
 
@@ -567,14 +569,14 @@ def build_arrangement(
         ends_with_question: Whether a row ends with a question; bool[n].
         said_at: The time of each row's message, NaN if unknown; float[n].
     """
-    n, has_thread = len(thread), thread >= 0
+    n, is_in_thread = len(thread), thread >= 0
     is_run_start = np.ones(n, bool)
     is_run_start[1:] = thread[1:] != thread[:-1]
     starts = np.flatnonzero(is_run_start)
     lengths_or_one = np.maximum(np.asarray(lengths, np.float32), 1)
     loan_share = np.minimum(1, np.float32(MAX_WORDS_FULL_LOAN) / lengths_or_one)
     steps = range(1, min(len(DEFAULT.neighbours), n - 1) + 1)
-    is_same_thread = [(thread[k:] == thread[:-k]) & has_thread[k:] for k in steps]
+    is_same_thread = [(thread[k:] == thread[:-k]) & is_in_thread[k:] for k in steps]
     known_times = said_at[np.isfinite(said_at)]
     later_count = len(known_times) - np.searchsorted(np.sort(known_times), said_at, side="right")
     fading = np.exp2(
@@ -583,11 +585,11 @@ def build_arrangement(
     return Arrangement(
         starts,
         np.cumsum(is_run_start) - 1,
-        has_thread[starts],
+        is_in_thread[starts],
         tuple(is_same * loan_share[k:] for k, is_same in enumerate(is_same_thread, 1)),
         tuple(is_same * loan_share[:-k] for k, is_same in enumerate(is_same_thread, 1)),
         np.where(
-            has_thread,
+            is_in_thread,
             np.minimum(1, np.float32(MAX_WORDS_FULL_THREAD) / lengths_or_one),
             np.float32(0),
         ),

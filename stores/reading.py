@@ -363,8 +363,8 @@ class ItemReader:
     def read_plan(self, selection: Selection) -> Flow[QueryPlan]:
         """Return the database's plan for a search without a query."""
         sql, params = yield from self._build_page_statement(selection)
-        bound = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
-        plan_rows = yield Statement(self.sql["explain"].format(query=sql), bound)
+        bounds = (*prefix_range(selection.prefix), selection.now, 10, 0, *params)
+        plan_rows = yield Statement(self.sql["explain"].format(query=sql), bounds)
         steps = tuple(row[-1] for row in plan_rows)
         used_paths = tuple(
             path

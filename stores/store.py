@@ -409,8 +409,8 @@ class Store(BaseStore):
         Namespaces with closed versions only are included.
         """
         parts, label_path = self._parts, check_prefix((label,))
-        sql, bounds = parts.sql["all_paths"], prefix_range(parts.root)
-        paths = [row[0] for row in self.database.read(lambda: fetch_rows(sql, *bounds))]
+        statement, bounds = parts.sql["all_paths"], prefix_range(parts.root)
+        paths = [row[0] for row in self.database.read(lambda: fetch_rows(statement, *bounds))]
         namespaces = (decode_path(path[len(parts.root) :]) for path in paths if label_path in path)
         return [namespace for namespace in namespaces if label in namespace]
 

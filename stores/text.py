@@ -213,11 +213,13 @@ def detect_language(text: str) -> str:
     def count_stop_words(stops: frozenset[str]) -> int:
         return sum(map(stops.__contains__, words))
 
-    lists = _load_stop_words()
-    best = max(lists, key=lambda name: tuple(map(count_stop_words, lists[name])))
-    foreign_only, stops = lists[best]
+    lists_by_language = _load_stop_words()
+    best_language = max(
+        lists_by_language, key=lambda name: tuple(map(count_stop_words, lists_by_language[name]))
+    )
+    foreign_only, stops = lists_by_language[best_language]
     min_count = max(2 - (not text.isascii()), count_stop_words(STOP_WORDS - stops) + 1)
-    return best if count_stop_words(foreign_only) >= min_count else ENGLISH
+    return best_language if count_stop_words(foreign_only) >= min_count else ENGLISH
 
 
 def split_words(text: str) -> list[str]:
@@ -501,12 +503,12 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
     >>> find_nearest_words("mountian", ["paint", "mountain", "fountain"])
     ['mountain']
     """
-    length, first, last = len(word), word[:1], word[-2:]
+    length, first_letter, last_letters = len(word), word[:1], word[-2:]
     max_edits = 2 if length >= _MIN_TWO_EDIT_LENGTH else 1
     others = [
         other
         for other in dict.fromkeys(vocabulary)
-        if (other[:1] == first or other[-2:] == last)
+        if (other[:1] == first_letter or other[-2:] == last_letters)
         and -max_edits <= len(other) - length <= max_edits
     ]
     candidates, is_english = [], message_frequency(word) > 0
@@ -518,7 +520,7 @@ def find_nearest_words(word: str, vocabulary: Iterable[str], limit: int = 1) -> 
         )
         if is_english and is_close and not (other.startswith(word) or word.startswith(other)):
             is_close = not message_frequency(other)
-        if is_close and (longer >= _MIN_TWO_EDIT_LENGTH or other[:1] == first):
+        if is_close and (longer >= _MIN_TWO_EDIT_LENGTH or other[:1] == first_letter):
             candidates.append((edits / longer, other))
     return [other for _, other in sorted(candidates)[:limit]]
 
@@ -548,8 +550,8 @@ def edit_distances(word: str, others: list[str]) -> NDArray[np.int64]:
         if i > 1:
             swapped = equal[:-1] & equal_before[1:]
             row[2:] = np.where(swapped, np.minimum(row[2:], row_before_last[:-2] + 1), row[2:])
-        for j in range(1, width + 1):
-            np.minimum(row[j], row[j - 1] + 1, out=row[j])
+        for column in range(1, width + 1):
+            np.minimum(row[column], row[column - 1] + 1, out=row[column])
         row_before_last, last_row, equal_before = last_row, row, equal
     return last_row[sizes, np.arange(len(others))].astype(np.int64)
 
@@ -607,10 +609,10 @@ def split_into_chunks(
     words = text.split() if text.isascii() else ()
     if words and len(words) <= limit_words and max(map(len, words)) <= _MAX_UNIT_LENGTH:
         return [text]
-    units = [match.span() for match in _UNIT.finditer(text)]
-    if len(units) <= limit_words:
-        return [text] if units else []
-    return _cut_at_units(text, units, limit_words, min(overlap_words, limit_words // 4))
+    unit_spans = [match.span() for match in _UNIT.finditer(text)]
+    if len(unit_spans) <= limit_words:
+        return [text] if unit_spans else []
+    return _cut_at_units(text, unit_spans, limit_words, min(overlap_words, limit_words // 4))
 
 
 def _cut_at_units(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:

@@ -165,18 +165,23 @@ class TombstoneReader:
 
     def _load_paths(self, paths: Iterable[bytes]) -> Flow[None]:
         """Store for each namespace which namespaces contain its tombstones."""
-        new = {path: tombstone_paths(path) for path in paths if path not in self._note_paths}
+        paths_of_namespaces = {
+            path: tombstone_paths(path) for path in paths if path not in self._note_paths
+        }
         parameters = [
-            (note_path,) for note_path in dict.fromkeys(chain.from_iterable(new.values()))
+            (note_path,)
+            for note_path in dict.fromkeys(chain.from_iterable(paths_of_namespaces.values()))
         ]
         rows = (
             (yield self.sql.build_statements("nonempty_namespace", parameters))
             if parameters
             else []
         )
-        filled = {path for (path,) in chain.from_iterable(rows)}
-        for path, note_paths in new.items():
-            self._note_paths[path] = [note_path for note_path in note_paths if note_path in filled]
+        nonempty_paths = {path for (path,) in chain.from_iterable(rows)}
+        for path, note_paths in paths_of_namespaces.items():
+            self._note_paths[path] = [
+                note_path for note_path in note_paths if note_path in nonempty_paths
+            ]
 
     def _load_present(self, pairs: Sequence[tuple[bytes, str]]) -> Flow[set[tuple[bytes, str]]]:
         """Return which of the tombstones exist, as pairs of namespace path and key."""

@@ -45,10 +45,10 @@ class ItemVersion(NamedTuple):
 
     put: Put
     version: int | None = None  # None: put as the newest version, unless that is equal
-    created: int | None = None  # time of the first put of the key
-    since: int | None = None  # time of the put of this version
-    until: int | None = None  # time of closing; None for the present version
-    expires: int | None = None
+    created_at: int | None = None  # time of the first put of the key
+    valid_from: int | None = None  # time of the put of this version
+    valid_to: int | None = None  # time of closing; None for the present version
+    expires_at: int | None = None
 
     @property
     def row_key(self) -> _RowKey:
@@ -230,19 +230,19 @@ class Transfer:
             The items, the number of skipped items, and the error of a wrong item or None.
         """
         batch: list[ItemVersion] = []
-        unsuitable = size = 0
+        unsuitable = total_size = 0
         try:
-            for where, line in islice(lines, PAGE):
+            for item_name, line in islice(lines, PAGE):
                 try:
-                    batch.append(self._parse_line(where, line))
-                    size += len(batch[-1].put.text or "")
-                    if size > _PAGE_BYTES:
+                    batch.append(self._parse_line(item_name, line))
+                    total_size += len(batch[-1].put.text or "")
+                    if total_size > _PAGE_BYTES:
                         break
                 except ImportFailed as exc:
                     if not skips:
                         raise
                     unsuitable += 1
-                    _LOG.warning("passed over: %s", exc)
+                    _LOG.warning("skipped: %s", exc)
         except ImportFailed as exc:
             return batch, unsuitable, exc
         return batch, unsuitable, None
@@ -263,7 +263,7 @@ class Transfer:
         return result.report
 
     def _parse_line(
-        self, where: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
+        self, item_name: str, line: Mapping[str, Any] | ItemVersion | ImportFailed
     ) -> ItemVersion:
         """Check one item of a source, and return it as a version."""
         if isinstance(line, ImportFailed):  # the source could not read the item
@@ -277,7 +277,7 @@ class Transfer:
                 return line._replace(put=preparer.complete_put(replace(put, path=path)))
             provenance = line.get("provenance")
             if provenance and not isinstance(provenance.get("message_ids", []), list):
-                raise ValueError("message_ids of its provenance is no list")
+                raise ValueError("the field message_ids of the provenance is not a list")
             put = preparer.prepare_put(
                 preparer.check_row_key(line["namespace"], line["key"]),
                 line["value"] if line["value"] is not None else _INVALID_VALUE,
@@ -289,9 +289,11 @@ class Transfer:
                 put, _parse_version(line), *(_parse_time(line, name) for name in TIMES)
             )
         except PerdureError as exc:
-            raise ImportFailed(f"{where}: {exc}") from exc
+            raise ImportFailed(f"{item_name}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
-            raise ImportFailed(f"{where}: {exc}; expected a line as `export` writes it") from exc
+            raise ImportFailed(
+                f"{item_name}: {exc}; expected a line as `export` writes it"
+            ) from exc
 
 
 _INVALID_VALUE: Any = ()  # not a mapping, so the check of values raises an error
@@ -354,7 +356,7 @@ def _write_versions(
             if state.differing is None:
                 raise refusal
             state.differing.add(row_key)
-            _LOG.warning("passed over, with what follows: %s", refusal)
+            _LOG.warning("skipped with all later versions: %s", refusal)
             report += TransferReport(unsuitable=1)
         elif (
             is_own
@@ -363,15 +365,15 @@ def _write_versions(
         ):
             is_present = item.version is not None and equal_row is newest and not is_own
             present = newest if is_present else None
-            if present and present[6:8] == (None, None) and item.until is not None:
+            if present and present[6:8] == (None, None) and item.valid_to is not None:
                 # an item that may expire keeps its time to live of this store
                 yield _close_version(
-                    writer, (yield from writer.read_present(item.put)), item.until, totals
+                    writer, (yield from writer.read_present(item.put)), item.valid_to, totals
                 )
             report += TransferReport(skipped=1)
         else:
             yield from _add_version(writer, item, now, totals)
-            closed = item.until is not None
+            closed = item.valid_to is not None
             report += TransferReport(items=int(not closed), versions=int(closed))
             if is_tombstone:
                 imported_tombstones.add(row_key)
@@ -419,34 +421,40 @@ def _add_version(
     """Add a version of an item, and close the present version before it."""
     present = yield from writer.read_present(item.put)
     namespace_id, row, version, created, valid_from, _, _, last_closed, _, first_id = present
-    since = now if item.since is None else item.since
+    valid_from_time = now if item.valid_from is None else item.valid_from
     if row is not None:
-        since = max(since, valid_from + 1)
-        yield _close_version(writer, present, since, totals)
+        valid_from_time = max(valid_from_time, valid_from + 1)
+        yield _close_version(writer, present, valid_from_time, totals)
     version_number = item.version or (version or last_closed or 0) + 1
-    created_at = item.created if item.created is not None else created if row is not None else since
-    put = item.put if item.until is None else replace(item.put, embedding_error=None)
-    expires = item.expires
-    if expires is None and item.put.ttl is not None and item.until is None:
-        expires = max(since, now) + item.put.ttl
-    times = VersionTimes(created_at, since, expires, first_id)
+    created_at = (
+        item.created_at
+        if item.created_at is not None
+        else created
+        if row is not None
+        else valid_from_time
+    )
+    put = item.put if item.valid_to is None else replace(item.put, embedding_error=None)
+    expires = item.expires_at
+    if expires is None and item.put.ttl is not None and item.valid_to is None:
+        expires = max(valid_from_time, now) + item.put.ttl
+    times = VersionTimes(created_at, valid_from_time, expires, first_id)
     [(new_id,)] = yield writer.new_ids(1)
     yield (
         yield from writer.build_additions(
             [NewVersion(put, namespace_id, version_number, times)], [new_id], totals
         )
     )
-    if item.until is not None:
-        yield _close_version(writer, (yield from writer.read_present(put)), item.until, totals)
+    if item.valid_to is not None:
+        yield _close_version(writer, (yield from writer.read_present(put)), item.valid_to, totals)
 
 
 def _close_version(
-    writer: ItemWriter, present: Row, until: int, totals: WriteTotals
+    writer: ItemWriter, present: Row, valid_to: int, totals: WriteTotals
 ) -> list[Statement]:
     """Build the statements that close a key's present version; see `ItemWriter.read_present`."""
     namespace_id, row, _, _, valid_from, _, size, *_ = present
     totals.add_growth(namespace_id, -1, -size)
-    return writer.build_closings([(max(until, valid_from + 1), row)])
+    return writer.build_closings([(max(valid_to, valid_from + 1), row)])
 
 
 def _has_same_content(writer: ItemWriter, row: Row, put: Put) -> bool:

@@ -188,15 +188,15 @@ def extract_texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
     """
     if type(value) is not dict:
         value = dict(value)
-    out: list[str] = []
+    found_texts: list[str] = []
     for path in fields:
         if path == WHOLE:
             leaves: list[str] = []
             _collect_texts(value, leaves)
-            out.append("\n".join(leaves))
+            found_texts.append("\n".join(leaves))
         else:
-            out += get_text_at_path(value, tokenize_path(path))
-    return [text for text in out if text.strip()]
+            found_texts += get_text_at_path(value, tokenize_path(path))
+    return [text for text in found_texts if text.strip()]
 
 
 def _collect_texts(value: Any, out: list[str]) -> None:

@@ -448,8 +448,10 @@ class WholeStore(DatabaseOwner, Store):
         sql, read = self._parts.sql, self.database.read
         largest = read(lambda: fetch_rows(sql["largest_namespaces"], limit))
         days = read(lambda: fetch_rows(sql["created_by_day"]))
-        sizes = (NamespaceSize(decode_path(path), 1, items, size) for path, items, size in largest)
-        return StoreUsage(tuple(sizes), sum_by_month(days))
+        largest_namespaces = (
+            NamespaceSize(decode_path(path), 1, items, size) for path, items, size in largest
+        )
+        return StoreUsage(tuple(largest_namespaces), sum_by_month(days))
 
     ausage = make_async_twin(usage)
 

@@ -114,7 +114,7 @@ def test_what_cannot_be_stored(plain: SQLiteStore, caplog: pytest.LogCaptureFixt
     assert kept == 2
     assert TransferReport(2, 0, 2, 1) == report
     assert TransferReport(0, 0, 4, 1) == again
-    assert "passed over: 'k2' in ('a',)" in caplog.text
+    assert "skipped: 'k2' in ('a',)" in caplog.text
     wrong: Any = "ignore"
     with pytest.raises(ConfigurationError, match="on_unsuitable is 'ignore'; expected one of"):
         plain.import_from(source, on_unsuitable=wrong)
