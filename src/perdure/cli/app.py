@@ -188,7 +188,7 @@ GraphsOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 LimitOption = Annotated[
-    int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N.")
+    int, typer.Option(min=1, max=2**31 - 1, metavar="N", help="List at most N entries.")
 ]
 IdsOption = Annotated[bool, typer.Option("--ids", help="Show full ids and keys.")]
 OwnersOption = Annotated[

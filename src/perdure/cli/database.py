@@ -120,17 +120,18 @@ def retain(
     ids: ThreadsArgument = None,
     idle_days: Annotated[
         float | None,
-        _build_rule_option("--idle-days", "DAYS", "Delete threads that were idle for longer."),
+        _build_rule_option("--idle-days", "DAYS", "Delete threads idle for over DAYS days."),
     ] = None,
     memories: Annotated[
         bool | None, typer.Option(help="Also erase memories of these threads, or not.")
     ] = None,
     checkpoints_last: Annotated[
         int | None,
-        _build_rule_option("--last", "N", "Keep the N newest checkpoints per thread."),
+        _build_rule_option("--last", "N", "Keep each thread's N newest checkpoints."),
     ] = None,
     checkpoints_days: Annotated[
-        float | None, _build_rule_option("--days", "DAYS", "Keep checkpoints that are not older.")
+        float | None,
+        _build_rule_option("--days", "DAYS", "Keep checkpoints at most DAYS days old."),
     ] = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,

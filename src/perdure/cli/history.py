@@ -71,8 +71,8 @@ def history(
     """Show all messages of a thread.
 
     The model sees the messages marked ●. Those marked ○ are only in the history, and those marked ◌
-    only on a branch. Items marked ? are in a `DeltaChannel` whose reducer is code of the graph, so
-    the state that the model sees is unknown.
+    only on a branch. Items marked ? are in a `DeltaChannel` whose reducer the graph defines, so it
+    is unknown whether the model sees them.
     """
     from perdure.checkpointers.labels import describe_deeds
     from perdure.checkpointers.titles import read_import_metadata

@@ -21,14 +21,16 @@ _HASH_PREFIX: Final = 12  # characters of a hash that are printed
 KeysFileOption = Annotated[
     Path, typer.Option("--keys", metavar="FILE", help="The keys file of the server.")
 ]
-TenantOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only keys of this tenant.")]
+TenantOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Select only keys of this tenant.")
+]
 
 
 @keys.command("list")
 def list_(
     file: KeysFileOption,
     user: Annotated[
-        str | None, typer.Option("--user", metavar="NAME", help="Only keys of this user.")
+        str | None, typer.Option("--user", metavar="NAME", help="List only keys of this user.")
     ] = None,
     tenant: TenantOption = None,
     json: JsonOption = False,

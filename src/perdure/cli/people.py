@@ -58,7 +58,7 @@ def forget(
         bool,
         typer.Option(
             "--hand-over",
-            help="Keep items that the person wrote for teams, unnamed.",
+            help="Keep items written for teams, without the name.",
         ),
     ] = False,
     owners: OwnersOption = None,

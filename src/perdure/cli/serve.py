@@ -107,10 +107,10 @@ def serve(
     ] = False,
     grace: Annotated[
         float,
-        typer.Option(min=0, metavar="SECONDS", help="Time to finish runs after SIGTERM."),
+        typer.Option(min=0, metavar="SECONDS", help="Time to end runs after SIGTERM."),
     ] = 10,
     workers: Annotated[
-        int, typer.Option(min=1, max=64, metavar="N", help="The number of worker processes.")
+        int, typer.Option(min=1, max=64, metavar="N", help="Number of worker processes.")
     ] = 1,
     webhook_host: Annotated[
         list[str] | None,

@@ -33,7 +33,7 @@ def worker(
     once: Annotated[
         bool, typer.Option("--once", help="Extract what is due now, and exit.")
     ] = False,
-    facts: Annotated[bool | None, typer.Option(help="Ask the model for facts, or not.")] = None,
+    facts: Annotated[bool | None, typer.Option(help="Let the model extract facts, or not.")] = None,
     delay: Annotated[
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="Extract after a pause of this length."),
