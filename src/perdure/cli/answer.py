@@ -309,7 +309,9 @@ async def _resume_run(
     try:
         from perdure.server.graphs import Graphs
     except ImportError as exc:
-        raise MissingDependency('--graphs needs: pip install ".[server]" in a checkout') from exc
+        raise MissingDependency(
+            '--graphs needs more packages; run pip install ".[server]" in a checkout'
+        ) from exc
     from langgraph.types import Command
 
     from perdure.memory import record_views
@@ -320,7 +322,7 @@ async def _resume_run(
     async with _ThreadLock(saver, thread_id):
         head = await saver.ahead(thread_id)
         if head is None:
-            _refuse_answer(f"there is no thread {thread_id!r}")
+            _refuse_answer(f"there is no thread {thread_id!r}; 'perdure threads' lists them")
         questions = [
             {"id": getattr(interrupt, "id", None), "value": getattr(interrupt, "value", interrupt)}
             | {"response_schema": getattr(interrupt, "response_schema", None)}
@@ -510,7 +512,10 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
     except httpx.HTTPStatusError as exc:
         code = exc.response.status_code
         if code == 404:
-            _refuse_answer(f"there is no thread {thread_id!r} at {url}, or it belongs to others")
+            _refuse_answer(
+                f"there is no thread {thread_id!r} at {url}, or it belongs to others; check "
+                f"the id and {_KEY_VARIABLE}"
+            )
         reason = format_line(_read_error_detail(exc), _MAX_TEXT)
         if code in (409, 422):
             _refuse_answer(f"{url} refuses the answer: {reason}")

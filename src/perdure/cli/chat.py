@@ -130,7 +130,7 @@ class _ChatSession:
 
     Attributes:
         database: The database of the command.
-        thread: The id of the thread.
+        thread_id: The id of the thread.
         user: The id of the user whose memories the chat uses, or "" for a chat without memory.
         window: Removes all but the last messages from the state, or None.
         graph: The compiled graph.
@@ -138,13 +138,13 @@ class _ChatSession:
     """
 
     def __init__(
-        self, database: CommandDatabase, thread: str, user: str, keep_last: int | None
+        self, database: CommandDatabase, thread_id: str, user: str, keep_last: int | None
     ) -> None:
         from perdure.graphs import chat_graph
         from perdure.graphs.configured import build_configured_model
         from perdure.memory import record_views, remember_turns, trim, use_memories
 
-        self.database, self.thread, self.user = database, thread, user
+        self.database, self.thread_id, self.user = database, thread_id, user
         self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
         # the window comes before the recalled memories, which are not earlier messages
         memory: list[Any] = [self.window] if self.window else []
@@ -152,7 +152,7 @@ class _ChatSession:
             memory += [use_memories(database.store), remember_turns(database.store)]
         model = build_configured_model(database.settings)
         self.graph: Any = chat_graph(model, memory=memory, checkpointer=database.saver)
-        configurable = {"thread_id": thread, "user_id": user}
+        configurable = {"thread_id": thread_id, "user_id": user}
         callbacks = [record_views(database.saver)]
         self.config: Any = {"configurable": configurable, "callbacks": callbacks}
 
@@ -163,26 +163,26 @@ class _ChatSession:
             ConfigurationError: The thread belongs to another user, or another graph has to resume
                 it first.
         """
-        head = self.database.saver.head(self.thread)
+        head = self.database.saver.head(self.thread_id)
         if head is None:
             return
         owner, name = str(head.owner or ""), head.metadata.get("graph_id")
         if owner not in ("", self.database.user):
             raise ConfigurationError(
-                f"the thread {self.thread!r} belongs to {owner!r}, and you are "
+                f"the thread {self.thread_id!r} belongs to {owner!r}, and you are "
                 f"{self.database.user!r}; pass --user {quote(owner)}, or another id with --thread "
                 "to start a thread of your own"
             )
         graph = f"the graph {name!r}" if name else "another graph"
         if head.status.state == "waiting":
             raise ConfigurationError(
-                f"the thread {self.thread!r} {describe_status(head.status)}. The question is from "
-                f"{graph}, so this chat cannot answer it: resume the thread in the program that "
-                "runs that graph, with Command(resume=...), or with a client of its server"
+                f"the thread {self.thread_id!r} {describe_status(head.status)}. The question is "
+                f"from {graph}, so this chat cannot answer it. Resume the thread in the program "
+                "that runs that graph, with Command(resume=...), or with a client of its server"
             )
         if {task.node for task in head.status.tasks} - {*self.graph.nodes, *_OPTIONAL_NODES}:
             raise ConfigurationError(
-                f"the thread {self.thread!r} belongs to {graph}, and "
+                f"the thread {self.thread_id!r} belongs to {graph}, and "
                 f"{describe_status(head.status)}. Finish its run in the program that runs that "
                 "graph, with None as the input, before you chat here"
             )
@@ -207,13 +207,13 @@ class _ChatSession:
         with ExitStack() as stack:
             try:
                 with show_status("waiting until another run of the thread ends …"):
-                    lock = self.database.saver.lock(self.thread, timeout_s=_LOCK_TIMEOUT_S)
+                    lock = self.database.saver.lock(self.thread_id, timeout_s=_LOCK_TIMEOUT_S)
                     stack.enter_context(lock)
             except StorageUnavailable as exc:
                 if not isinstance(exc.__cause__, TimeoutError):
                     raise
                 raise StorageUnavailable(
-                    f"another run of the thread {self.thread!r} has not ended for "
+                    f"another run of the thread {self.thread_id!r} has not ended for "
                     f"{_LOCK_TIMEOUT_S} s; wait until it ends, and try again"
                 ) from exc
             self.check_thread()  # another process may have changed the thread while we waited
@@ -256,16 +256,14 @@ def _resume_thread(session: _ChatSession) -> None:
     """Print the last messages of the thread, and finish an interrupted turn."""
     state = session.graph.get_state(session.config)
     if not state.created_at:
-        print_note(f"thread {session.thread!r} is new", "dim")
+        print_note(f"thread {session.thread_id!r} is new", "dim")
         return
-    history = session.database.saver.history(session.thread)
+    history = session.database.saver.history(session.thread_id)
     items = [item for item in history if not item.branch]
     seen = sum(bool(item.seen) for item in items)
-    counts = (
-        f"thread {session.thread!r}: {format_count(len(items), 'message')}, the model sees {seen}"
-    )
-    hidden = len(items) - seen
-    print_note(counts + (f", {hidden} are only in the history" if hidden else ""), "dim")
+    count, hidden = format_count(len(items), "message"), len(items) - seen
+    summary = f"thread {session.thread_id!r}: {count}, the model sees {seen}"
+    print_note(summary + (f", {hidden} are only in the history" if hidden else ""), "dim")
     for item in items[-_REPEATED_MESSAGES:]:
         heading = f"{'●' if item.seen else '○'} {item.value.type}: "
         text = item.value.text or ", ".join(
@@ -277,7 +275,7 @@ def _resume_thread(session: _ChatSession) -> None:
         session.run_turn(None, "The last turn is still unfinished, and no new message was sent")
 
 
-def _iter_typed_messages(thread: str) -> Iterator[str]:
+def _iter_typed_messages(thread_id: str) -> Iterator[str]:
     """Yield each line that the user types as a message, until /quit or the end of input.
 
     Blank lines are skipped, and /help prints the help.
@@ -294,6 +292,6 @@ def _iter_typed_messages(thread: str) -> Iterator[str]:
         if text == "/quit":
             return
         if text == "/help":
-            print_note(_HELP.format(quote(thread)))
+            print_note(_HELP.format(quote(thread_id)))
         elif text:
             yield text

@@ -105,7 +105,7 @@ def history(
         for action in describe_deeds(info.metadata for info in newest[::-1]):
             print_note(f"{thread_id!r}: {format_line(action)}")
         if text := describe_status(head.status):
-            print_note(f"{thread_id!r} {text}")
+            print_note(f"the thread {thread_id!r} {text}")
 
 
 def describe_status(status: ThreadStatus) -> str:

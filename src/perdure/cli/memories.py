@@ -109,7 +109,7 @@ def search(
         float, typer.Option(metavar="SCORE", help="Leave out memories with a lower score.")
     ] = MIN_SCORE,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Explain the scores, also of lower ones.")
+        bool, typer.Option("--explain", help="Explain scores, also those below --min-score.")
     ] = False,
     ids: IdsOption = False,
     as_of: AsOfOption = None,

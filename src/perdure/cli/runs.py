@@ -141,13 +141,17 @@ def _finish_list(has_more: bool, limit: int, noun: str, *, no_match: bool) -> No
 
 
 async def _find_runs(
-    database: CommandDatabase, thread: str | None, user: str | None, status: str | None, limit: int
+    database: CommandDatabase,
+    thread_id: str | None,
+    user: str | None,
+    status: str | None,
+    limit: int,
 ) -> list[RunRow]:
     """Return runs, newest first.
 
     Args:
         database: The database of the command.
-        thread: The thread of the runs, or None for all threads.
+        thread_id: The thread of the runs, or None for all threads.
         user: The person of the runs, or None for all persons.
         status: The status of the runs, or None for any status.
         limit: The maximum number of runs.
@@ -157,15 +161,15 @@ async def _find_runs(
 
     matches: list[RunRow] = []
     run_table, offset = RunTable(database.saver), 0
-    query = ThreadQuery(ids=None if thread is None else [thread])
+    query = ThreadQuery(ids=None if thread_id is None else [thread_id])
     persons: dict[str, str] = {}  # by thread
     while len(matches) < limit:
         page = await run_table.search_runs(query, status, limit, offset)
         for row, _ in page:
-            thread_id = row.live.thread_id
-            if user is not None and thread_id not in persons:
-                persons[thread_id] = await _find_person(database, thread_id)
-            if user is None or user == (row.details.get("person") or persons[thread_id]):
+            row_thread_id = row.live.thread_id
+            if user is not None and row_thread_id not in persons:
+                persons[row_thread_id] = await _find_person(database, row_thread_id)
+            if user is None or user == (row.details.get("person") or persons[row_thread_id]):
                 matches.append(row)
         offset += limit
         if len(page) < limit:
@@ -217,7 +221,7 @@ def _as_datetime(seconds: float | None) -> datetime | None:
 
 
 async def _find_crons(
-    database: CommandDatabase, thread: str | None, user: str | None
+    database: CommandDatabase, thread_id: str | None, user: str | None
 ) -> list[tuple[CronRow, str]]:
     """Return crons with their persons, ordered by the time of their next run.
 
@@ -226,7 +230,7 @@ async def _find_crons(
 
     Args:
         database: The database of the command.
-        thread: The thread of the crons, or None for all crons.
+        thread_id: The thread of the crons, or None for all crons.
         user: The person of the crons, or None for all persons.
     """
     from perdure.checkpointers.crons import CronTable
@@ -236,7 +240,7 @@ async def _find_crons(
         person: str = cron.content.get("acting_for") or cron.content["user"]
         if cron.thread_id is not None:
             person = await _find_person(database, cron.thread_id) or person
-        if thread in (None, cron.thread_id) and user in (None, person):
+        if thread_id in (None, cron.thread_id) and user in (None, person):
             matches.append((cron, person))
     return sorted(matches, key=lambda pair: (pair[0].next_at is None, pair[0].next_at or 0))
 

@@ -138,7 +138,7 @@ def serve(
         _print_new_key(new_key, team or [], keys)
         return
     if team:
-        raise ConfigurationError(f"--team {team[0]!r} applies only to --new-key; remove it")
+        raise ConfigurationError(f"--team {team[0]!r} applies only to --new-key; remove --team")
     graphs = graphs or load(db=db, user=user).graphs
     configured = LanggraphFile.read(graphs) if graphs else None
     access = _build_access(keys, auth, configured)
