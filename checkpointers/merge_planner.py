@@ -145,7 +145,7 @@ class MergePlanner:
         return self._take_over(put, current, unread) if unread else None
 
     def _plan_run(self, put: CheckpointPut, current: Snapshot, base: Snapshot) -> Merge | None:
-        """Plan a put of a run whose last checkpoint was updated meanwhile."""
+        """Plan a put of a run whose last checkpoint was updated in the meantime."""
         unread = {c for c in self._unread_merged_channels(base) if not _has_read(put, c, base)}
         written = {c for c in _channels_written_since(current, base) if c in current.references}
         versions = put.checkpoint["channel_versions"]
@@ -158,7 +158,7 @@ class MergePlanner:
         return None if written_by_both else self._take_over(put, current, unread | written)
 
     def _plan_update(self, put: CheckpointPut, current: Snapshot, base: Snapshot) -> Merge | None:
-        """Plan an update of a checkpoint from which a run has continued meanwhile."""
+        """Plan an update of a checkpoint from which a run has continued in the meantime."""
         written = {c for c in put.new_versions if is_state_channel(c) and has_value(put, c)}
         written_by_both = written & _channels_written_since(current, base)
         if not all(_differs_only_by_merge(channel, current, base) for channel in written_by_both):
@@ -292,7 +292,7 @@ class MergePlanner:
     def is_merged(self, head: Head | None) -> bool:
         """Return whether a head has taken over channels that no put has read.
 
-        Such a head is not cached, so that each put upon it is planned with a planner.
+        Such a head is not cached, so that each put with this parent is planned with a planner.
         """
         snapshot = None if head is None else head.snapshot
         return snapshot is not None and bool(self._unread_merged_channels(snapshot))
@@ -457,7 +457,7 @@ def fold_update(
     Returns:
         Whether the head has changed.
     """
-    address, (namespace, pinned, key) = request.address, row
+    address, (namespace, explicit_head, key) = request.address, row
     if request.is_deliberate or request.task_id == NULL_TASK or is_update_path(request.task_path):
         return False  # the writes are those of a person and not of a run that continues
     rows = yield reader.sql("checkpoint_row", key)
@@ -465,8 +465,8 @@ def fold_update(
     if snapshot is None or snapshot.checkpoint_id == address.checkpoint_id:
         return False
     yield from reader.resolve_ranges(address.thread_id, thread, snapshot)
-    now = Head(namespace, pinned, snapshot)
-    planner = MergePlanner(reader, address.thread_id, address.checkpoint_ns, thread, now)
+    head = Head(namespace, explicit_head, snapshot)
+    planner = MergePlanner(reader, address.thread_id, address.checkpoint_ns, thread, head)
     return (
         yield from planner.fold_updates(
             address.checkpoint_id or "", needs_stop=not request.is_stopped
