@@ -244,18 +244,19 @@ def test_what_gives_no_wall_is_refused(schema: str, tmp_path: Path) -> None:
 
 
 KEYED = [
-    "state",
-    "advance",
-    "advance_into",
-    "advance_now",
+    "read_write_state",
+    "advance_thread",
+    "advance_into_namespace",
+    "advance_active_thread",
     "new_writes",
-    "head_of",
-    "checkpoint_of",
-    "checkpoint_by_key",
-    "tagged",
-    "sizes",
+    "head_with_keys",
+    "checkpoint_with_keys",
+    "checkpoint_row_with_keys",
+    "tagged_checkpoints",
+    "thread_sizes",
 ]
-KEYED += ["same_hashes", "by_ids", "locate", "get", "index_since", "expiries"]
+KEYED += ["items_with_hashes", "items_by_ids", "find_present", "get", "search_data_since"]
+KEYED += ["expiries"]
 OF_TYPE = {"bigint": "g", "double precision": "g", "boolean": "true", "text": "'x' || g"}
 
 
