@@ -252,7 +252,7 @@ async def join_run_stream(
     last = int(header) if _EVENT_NUMBER.fullmatch(header) else None
     if last is not None and (
         run.has_ended or not run.may_have_started
-    ):  # else it may have told more elsewhere
+    ):  # otherwise another process may have emitted more events
         last = min(last, run.log.last)
     modes = {*stream_mode} - {""}
     modes |= _MESSAGES if modes & _MESSAGES else set()
@@ -358,7 +358,7 @@ async def prepare_run(
     if body.webhook:
         runs.webhooks.check_url(body.webhook)
     runs.check_capacity(call.identity)
-    values = {
+    arguments = {
         "thread_id": thread_id,
         "assistant_id": body.assistant_id,
         "metadata": dict(body.metadata),
@@ -366,7 +366,7 @@ async def prepare_run(
         "multitask_strategy": body.multitask_strategy,
         "kwargs": body.model_dump(exclude={"metadata"}, exclude_unset=True),
     }
-    permitted = await call.permit({**values, "metadata": dict(body.metadata)})
+    permitted = await call.permit({**arguments, "metadata": dict(body.metadata)})
     body.metadata = dict(permitted.get("metadata") or {})
     assistant = await get_run_assistant(call.without_acting_for(), runs.graphs, body.assistant_id)
     body = body.with_assistant(assistant)
@@ -376,12 +376,12 @@ async def prepare_run(
     threads, may_create = call.threads, temporary or body.if_not_exists == "create"
     permitted_thread: ListedThread | None = None
     if call.identity.acting_for is not None and not temporary:
-        permitted_thread = await _find_thread_of_person(call, values)
+        permitted_thread = await _find_thread_of_person(call, arguments)
         may_create = may_create and permitted_thread is None
     if permitted_thread is None and (body.checkpoint_ids or not may_create):
         permitted_thread = await threads.get_permitted_row(thread_id)
-    for ns, checkpoint_id in body.checkpoint_ids.items():
-        checkpoint = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
+    for namespace, checkpoint_id in body.checkpoint_ids.items():
+        checkpoint = {"checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
         await get_checkpoint(call, build_checkpoint_config(thread_id, checkpoint))
 
     async def start() -> Run:
@@ -413,10 +413,10 @@ async def _check_input(
         return
     ids = {"thread_id": thread_id, "user_id": call.identity.person}
     config = body.build_config(ids, is_continued=False)
-    opened = runs.graphs.open_graph(
+    graph_context = runs.graphs.open_graph(
         *(graph_name, call.saver, call.store, config), user=call.identity.raw
     )
-    async with opened as graph:
+    async with graph_context as graph:
         check_messages(graph, suspects)
 
 
@@ -428,14 +428,14 @@ def act_for_context_user(call: Call, body: RunRequest) -> Call:
     Raises:
         Forbidden: See `act_for`.
     """
-    named = (body.context or {}).get("user_id")
-    if named is None:
+    person = (body.context or {}).get("user_id")
+    if person is None:
         return call
-    identity = act_for(call.access, call.identity, named)
+    identity = act_for(call.access, call.identity, person)
     return call if identity is call.identity else call.with_identity(identity)
 
 
-async def _find_thread_of_person(call: Call, values: dict[str, Any]) -> ListedThread | None:
+async def _find_thread_of_person(call: Call, arguments: dict[str, Any]) -> ListedThread | None:
     """Return the thread on which a caller acts for a person, or None if it cannot be reached.
 
     A thread without a checkpoint that the caller has created becomes the person's.
@@ -443,13 +443,13 @@ async def _find_thread_of_person(call: Call, values: dict[str, Any]) -> ListedTh
     Raises:
         Forbidden: The thread is another person's.
     """
-    thread_id, person = values["thread_id"], call.identity.acting_for
+    thread_id, person = arguments["thread_id"], call.identity.acting_for
     try:
         thread = await call.threads.get_permitted_row(thread_id)
     except UnknownThread:
         own_call = call.without_acting_for()
         with suppress(Refused, UnknownThread):
-            await own_call.permit(values)
+            await own_call.permit(arguments)
             thread = await own_call.threads.get_permitted_row(thread_id)
             is_own = thread.metadata.get("owner") in (None, own_call.identity.user)
             if thread.head_metadata is None and is_own:
@@ -611,7 +611,7 @@ class RunEvents:
         self._messages: dict[str | None, AIMessageChunk] = {}
         self._interrupts: dict[str, Any] = {}  # by id; each interrupt comes in a separate part
 
-    async def play(self, graph: Graph, config: RunnableConfig, given: Any) -> None:
+    async def play(self, graph: Graph, config: RunnableConfig, graph_input: Any) -> None:
         """Run the graph, and log its events; see `Player.play`."""
         run, request = self._run, self._run.request
         modes = {mode.removesuffix("-tuple") for mode in request.stream_mode}
@@ -623,7 +623,7 @@ class RunEvents:
         }
         stream_parts = self._iter_event_parts if "events" in modes else Pregel.astream
         # a stream that is not closed leaves its last steps to the garbage collector
-        async with aclosing(stream_parts(graph, given, config, **options)) as parts:  # type: ignore[type-var]
+        async with aclosing(stream_parts(graph, graph_input, config, **options)) as parts:  # type: ignore[type-var]
             async for part in parts:
                 self._log_part(run, part)
 
@@ -639,8 +639,8 @@ class RunEvents:
                 if event["event"] != "on_chain_stream" or event["parent_ids"]:
                     self._run.log.add("events", event, "events")
                     continue
-                *ns, kind, data = event["data"]["chunk"]
-                part = {"type": kind, "ns": ns[0] if ns else (), "data": data}
+                *namespace, kind, data = event["data"]["chunk"]
+                part = {"type": kind, "ns": namespace[0] if namespace else (), "data": data}
                 if kind == "values" and isinstance(data, dict):
                     part["data"] = data = dict(data)
                     part["interrupts"] = data.pop("__interrupt__", ())
@@ -652,21 +652,30 @@ class RunEvents:
 
     def _log_part(self, run: Run, part: Mapping[str, Any]) -> None:
         """Log the events of a part of the graph's stream, and note its output and interrupts."""
-        kind, ns, data, new_interrupts = part["type"], part["ns"], part["data"], dict[str, Any]()
+        kind, namespace, data, new_interrupts = (
+            part["type"],
+            part["ns"],
+            part["data"],
+            dict[str, Any](),
+        )
         if kind == "values":
-            new_interrupts = {each.id: each for each in part.get("interrupts", ())}
+            new_interrupts = {interrupt.id: interrupt for interrupt in part.get("interrupts", ())}
             data = add_interrupts(data, [*new_interrupts.values()])
-            if not ns:
+            if not namespace:
                 self._interrupts |= new_interrupts
                 run.output = add_interrupts(data, [*self._interrupts.values()])
                 run.output_event = None
-        if not ns and kind in ("values", "updates"):
+        if not namespace and kind in ("values", "updates"):
             run.waits_for_answer |= isinstance(data, Mapping) and "__interrupt__" in data
         for mode in run.request.stream_mode:
             if mode.removesuffix("-tuple") == kind:
                 for event, event_data in self._iter_mode_events(mode, data):
-                    run.log.add("|".join((event, *ns)), event_data, mode)
-                    if mode == "values" and not ns and len(new_interrupts) == len(self._interrupts):
+                    run.log.add("|".join((event, *namespace)), event_data, mode)
+                    if (
+                        mode == "values"
+                        and not namespace
+                        and len(new_interrupts) == len(self._interrupts)
+                    ):
                         run.output_event = run.log.newest
 
     def _iter_mode_events(self, mode: str, data: Any) -> Iterator[tuple[str, Any]]:

@@ -168,14 +168,14 @@ async def search_history(
     options["before"] = build_checkpoint_config(thread_id, before) if before else None
     async with _open_graph(runs, call, thread) as graph:
         if graph is not None:
-            states = [each async for each in graph.aget_state_history(config, **options)]
+            states = [state async for state in graph.aget_state_history(config, **options)]
         else:
             states = [
-                await _read_unserved_state(call, each, each.config)
-                async for each in call.saver.alist(config, **options)
+                await _read_unserved_state(call, state, state.config)
+                async for state in call.saver.alist(config, **options)
             ]
     return await build_json_reply(
-        [_select_fields(build_state_json(each), body.select) for each in states]
+        [_select_fields(build_state_json(state), body.select) for state in states]
     )
 
 
@@ -231,7 +231,7 @@ async def update_thread_state(
         AlreadyLocked: A run of the thread is under way.
     """
     thread_id = thread.thread_id
-    steps = [[each.to_state_update() for each in step.updates] for step in supersteps]
+    steps = [[update.to_state_update() for update in step.updates] for step in supersteps]
     async with _open_graph(runs, call, thread) as graph, call.threads.lock_for_change(thread_id):
         thread = await call.threads.get_permitted_row(thread_id)  # raises if it was deleted
         await get_checkpoint(call, config)
@@ -244,7 +244,8 @@ async def update_thread_state(
         sender, person = _choose_person(runs, call, thread)
         person_metadata = person.metadata(sender)
         steps = [
-            [each._replace(values=person.input(each.values)) for each in step] for step in steps
+            [update._replace(values=person.input(update.values)) for update in step]
+            for step in steps
         ]
         for step in steps:  # one call for each, because langgraph adds metadata to the first only
             config = _build_update_config(thread, config, person_metadata)
@@ -342,12 +343,12 @@ def build_state_json(state: StateSnapshot) -> dict[str, Any]:
     return {
         "values": state.values,
         "next": list(state.next),
-        "tasks": [_build_task_json(each) for each in state.tasks],
+        "tasks": [_build_task_json(task) for task in state.tasks],
         "metadata": state.metadata,
         "created_at": state.created_at,
         "checkpoint": build_checkpoint_ref(state.config) if checkpoint_id else None,
         "parent_checkpoint": build_checkpoint_ref(state.parent_config),
-        "interrupts": [build_interrupt(each) for each in state.interrupts],
+        "interrupts": [build_interrupt(task) for task in state.interrupts],
         "checkpoint_id": checkpoint_id,
     }
 
@@ -418,7 +419,7 @@ async def _read_unserved_state(
         created_at=checkpoint.checkpoint["ts"],
         parent_config=checkpoint.parent_config,
         tasks=tasks,
-        interrupts=tuple(one for task in tasks for one in task.interrupts),
+        interrupts=tuple(interrupt for task in tasks for interrupt in task.interrupts),
     )
 
 
@@ -430,7 +431,7 @@ def _build_task_json(task: Any) -> dict[str, Any]:
         "name": task.name,
         "path": task.path,
         "error": None if task.error is None else str(task.error),
-        "interrupts": [build_interrupt(each) for each in task.interrupts],
+        "interrupts": [build_interrupt(interrupt) for interrupt in task.interrupts],
         "checkpoint": None if isinstance(nested, StateSnapshot) else build_checkpoint_ref(nested),
         "state": build_state_json(nested) if isinstance(nested, StateSnapshot) else None,
         "result": task.result,

@@ -85,28 +85,30 @@ class InterruptAnswer(BaseModel):
 @routes.post("/commands")
 @action("threads:create_run")
 async def execute_command(
-    call: CurrentCall, runs: ServerRuns, thread_id: PathId, sent: CommandRequest
+    call: CurrentCall, runs: ServerRuns, thread_id: PathId, command: CommandRequest
 ) -> Response:
     """Start a run (`run.start`), or answer an interrupt (`input.respond`)."""
-    return JSONReply(await _execute_command(call, runs, thread_id, sent))
+    return JSONReply(await _execute_command(call, runs, thread_id, command))
 
 
 async def _execute_command(
-    call: Call, runs: Runs, thread_id: str, sent: CommandRequest
+    call: Call, runs: Runs, thread_id: str, command: CommandRequest
 ) -> dict[str, Any]:
     """Execute a command, and return the reply."""
-    params = sent.params
+    params = command.params
     try:
-        if sent.method == "input.respond":
+        if command.method == "input.respond":
             params = {**params, **await _build_answer_request(call, runs, thread_id, params)}
-        elif sent.method != "run.start":
-            why = f"{sent.method!r} is not a command; expected 'run.start' or 'input.respond'"
-            return _build_error(sent.id, "not_supported", why)
+        elif command.method != "run.start":
+            message = (
+                f"{command.method!r} is not a command; expected 'run.start' or 'input.respond'"
+            )
+            return _build_error(command.id, "not_supported", message)
         body = RunRequest.model_validate({**params, "if_not_exists": "create"})
         run = await start_run(call, runs, body, thread_id, "thread")
     except (ValidationError, UnknownAssistant) as exc:
-        return _build_error(sent.id, "invalid_argument", str(exc))
-    return _build_success(sent, {"run_id": run.run_id}, run.number_before_events)
+        return _build_error(command.id, "invalid_argument", str(exc))
+    return _build_success(command, {"run_id": run.run_id}, run.number_before_events)
 
 
 @routes.post("/stream/events")
@@ -135,11 +137,11 @@ async def serve_websocket(
 
 
 def _build_success(
-    sent: CommandRequest, result: dict[str, Any], last_number: int
+    command: CommandRequest, result: dict[str, Any], last_number: int
 ) -> dict[str, Any]:
     """Return the reply to a command that succeeded."""
     meta = {"applied_through_seq": last_number}
-    return {"type": "success", "id": sent.id, "result": result, "meta": meta}
+    return {"type": "success", "id": command.id, "result": result, "meta": meta}
 
 
 def _build_error(id: int | None, code: str, message: str) -> dict[str, Any]:
@@ -151,11 +153,13 @@ async def _build_answer_request(
     call: Call, runs: Runs, thread_id: str, params: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the request that answers interrupts, for the assistant of the thread."""
-    answers = [InterruptAnswer.model_validate(each) for each in params.get("responses") or [params]]
+    answers = [
+        InterruptAnswer.model_validate(answer) for answer in params.get("responses") or [params]
+    ]
     command = {name: params[name] for name in ("update", "goto") if params.get(name)}
-    command["resume"] = {each.interrupt_id: each.response for each in answers}
-    thread = await call.with_action("threads:read").permit_thread(thread_id)
-    assistant_id = await choose_thread_assistant(call, runs.graphs, thread)
+    command["resume"] = {answer.interrupt_id: answer.response for answer in answers}
+    thread_row = await call.with_action("threads:read").permit_thread(thread_id)
+    assistant_id = await choose_thread_assistant(call, runs.graphs, thread_row)
     return {"assistant_id": assistant_id, "command": command}
 
 
@@ -166,16 +170,19 @@ async def _open_feed(call: Call, runs: Runs, thread_id: str) -> Log:
     id.
     """
     await call.permit({"thread_id": thread_id})
-    thread = await runs.get_thread_key(call.identity.tenant, thread_id)
+    thread_key = await runs.get_thread_key(call.identity.tenant, thread_id)
     await call.threads.get(thread_id)
-    return await runs.open_feed(call.identity, thread_id, thread)
+    return await runs.open_feed(call.identity, thread_id, thread_key)
 
 
 async def _iter_frames(
     call: Call, runs: Runs, feed: Log, request: Request, subscription: Subscription
 ) -> AsyncGenerator[bytes, None]:
-    # the stream ends if the client reads too slowly, or if it may no longer read; it may reconnect
-    """Yield the frames of the events that a client has subscribed to."""
+    """Yield the frames of the events that a client has subscribed to.
+
+    The stream ends without an error if the client reads too slowly or may no longer read. The
+    client may connect again.
+    """
     with suppress(LookupError, Refused):
         async for entries in _iter_events(call, runs, feed, request, subscription):
             for part in split_frames(entries):
@@ -200,7 +207,7 @@ async def _iter_events(
     )
     params = cast(Any, subscription.model_dump(exclude_none=True))
     position = feed, since, partial(check_identity, connection)
-    async for entries in runs.read_events(call.identity, feed.thread, *position):
+    async for entries in runs.read_events(call.identity, feed.thread_key, *position):
         question_indexes = [
             number
             for number, event in enumerate(entries)
@@ -227,8 +234,8 @@ class ThreadSocket:
         self._websocket, self._call, self._runs = websocket, call, runs
         self._thread_id = thread_id
         self._readers: dict[str, asyncio.Task[None]] = {}
-        whose = call.identity.tenant, call.identity.user
-        self._sender = WebSocketSender(websocket, runs.memory.get_account(*whose))
+        user_ref = call.identity.tenant, call.identity.user
+        self._sender = WebSocketSender(websocket, runs.memory.get_account(*user_ref))
 
     async def serve(self) -> None:
         """Serve the client until it disconnects, is refused, or does not read."""
@@ -238,8 +245,8 @@ class ThreadSocket:
                     await self._handle_message(await self._receive_message(), group)
         except* (WebSocketDisconnect, TimeoutError):
             pass
-        except* (Refused, LookupError) as failed:
-            await self._close_with_error(failed.exceptions[0])
+        except* (Refused, LookupError) as errors:
+            await self._close_with_error(errors.exceptions[0])
 
     async def _receive_message(self) -> str | bytes:
         """Receive a message, and check its size, its rate and the login of the client."""
@@ -277,12 +284,12 @@ class ThreadSocket:
         await self._send_bytes(encode_json(reply))
 
     async def _open_feed(self) -> Log:
-        """Return the log of the thread's events; see `_open_feed` of this module."""
+        """Return the log of the thread's events, after checking the caller's access."""
         return await _open_feed(self._call.with_action("threads:read"), self._runs, self._thread_id)
 
-    async def _subscribe(self, sent: CommandRequest, group: asyncio.TaskGroup) -> None:
+    async def _subscribe(self, command: CommandRequest, group: asyncio.TaskGroup) -> None:
         """Start to send the events of a subscription."""
-        subscription, subscription_id = Subscription.model_validate(sent.params), str(uuid4())
+        subscription, subscription_id = Subscription.model_validate(command.params), str(uuid4())
         if len(self._readers) >= MAX_SUBSCRIPTIONS:
             raise Refused(
                 f"the websocket has {MAX_SUBSCRIPTIONS} subscriptions, which is the maximum; "
@@ -291,7 +298,7 @@ class ThreadSocket:
             )
         feed = await self._open_feed()
         await self._send_bytes(
-            encode_json(_build_success(sent, {"subscription_id": subscription_id}, feed.last))
+            encode_json(_build_success(command, {"subscription_id": subscription_id}, feed.last))
         )
         self._readers[subscription_id] = group.create_task(self._forward_events(feed, subscription))
 

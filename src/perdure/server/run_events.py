@@ -72,7 +72,7 @@ class StoredEvents:
                     while await self._store_some():
                         pass
                 except StorageError as exc:  # the next interval tries again, with newer events too
-                    error_type = type(exc).__name__  # its text may be content
+                    error_type = type(exc).__name__  # the message may contain content of users
                     _LOGGER.warning("events of runs are not stored yet (%s)", error_type)
 
     async def _store_some(self) -> bool:
@@ -121,25 +121,25 @@ class StoredEvents:
 
     # -- runs of other processes
 
-    async def fetch_events(self, log: Log, thread: int, seqs: tuple[int, int]) -> None:
+    async def fetch_events(self, log: Log, thread_key: int, seq_range: tuple[int, int]) -> None:
         """Add the events to a log that other processes have stored.
 
         Args:
             log: The log.
-            thread: The key of the thread.
-            seqs: The first and the last `seq` of the runs whose events are read.
+            thread_key: The key of the thread.
+            seq_range: The first and the last `seq` of the runs whose events are read.
         """
         try:
-            while batches := await self._read_batches(thread, seqs, log.last):
+            while batches := await self._read_batches(thread_key, seq_range, log.last):
                 for batch in batches:
                     log.extend(_to_logged_events(batch, log.last))
                     log.skip_to(batch.last_number)
                     log.last_stored = max(log.last_stored, batch.last_number)
         except LookupError:  # readers of the log receive the error
-            await self.leave_to_database(log, thread, seqs)
+            await self.leave_to_database(log, thread_key, seq_range)
 
     async def _read_batches(
-        self, thread: int, seqs: tuple[int, int], number: int
+        self, thread_key: int, seq_range: tuple[int, int], number: int
     ) -> list[EventBatch]:
         """Read the stored events after a number.
 
@@ -147,20 +147,24 @@ class StoredEvents:
             LookupError: The events are no longer stored, or they are damaged.
         """
         try:
-            return await self._table.read_events(thread, seqs, _skip_run_events(number, seqs))
+            return await self._table.read_events(
+                thread_key, seq_range, _skip_run_events(number, seq_range)
+            )
         except CorruptRecord as exc:
             _LOGGER.warning("events of a run are damaged")
             raise LookupError("they are damaged") from exc
 
     async def leave_to_database(
-        self, log: Log, thread: int, seqs: tuple[int, int]
+        self, log: Log, thread_key: int, seq_range: tuple[int, int]
     ) -> tuple[int, int, RunState] | None:
         """Empty a log if the database has newer events, so that readers read from the database.
 
         Returns:
             The newest stored event; see `RunTable.find_newest_event`.
         """
-        newest = await self._table.find_newest_event(thread, seqs, _skip_run_events(log.last, seqs))
+        newest = await self._table.find_newest_event(
+            thread_key, seq_range, _skip_run_events(log.last, seq_range)
+        )
         if newest is not None and newest[1] > log.last:
             log.clear_until(newest[1])
         return newest
@@ -178,9 +182,9 @@ class StoredEvents:
         self,
         log: Log,
         number: int | None,
-        look: Callable[[], Awaitable[None]],
-        thread: int,
-        seqs: tuple[int, int],
+        check_access: Callable[[], Awaitable[None]],
+        thread_key: int,
+        seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[list[LoggedEvent]]:
         """Yield the events after a number as they come. If the number is None, yield all events.
@@ -191,9 +195,9 @@ class StoredEvents:
         Args:
             log: The log of the run or of the thread.
             number: The number of the last event that the reader has received, or None.
-            look: Called now and then. It raises an error if the reader may no longer read.
-            thread: The key of the thread.
-            seqs: The first and the last `seq` of the runs whose events are read.
+            check_access: Called now and then. It raises an error if the reader may no longer read.
+            thread_key: The key of the thread.
+            seq_range: The first and the last `seq` of the runs whose events are read.
             account: The account of the reader.
 
         Raises:
@@ -203,20 +207,20 @@ class StoredEvents:
         position = log.first if number is None else number
         while True:
             async for reached, events in self._read_stored_after(
-                log, position, is_new_reader, thread, seqs, account
+                log, position, is_new_reader, thread_key, seq_range, account
             ):
                 is_new_reader, position = False, reached
                 if events:
                     yield events
             try:
                 async for events in log.read_after(
-                    max(position, log.last_dropped) if is_new_reader else position, look
+                    max(position, log.last_dropped) if is_new_reader else position, check_access
                 ):
                     yield events
                     is_new_reader, position = False, events[-1].number
                 return
             except LookupError:  # the events may be in the database by now
-                if not await self._read_batches(thread, seqs, position):
+                if not await self._read_batches(thread_key, seq_range, position):
                     raise
 
     async def _read_stored_after(
@@ -224,14 +228,14 @@ class StoredEvents:
         log: Log,
         position: int,
         is_new_reader: bool,
-        thread: int,
-        seqs: tuple[int, int],
+        thread_key: int,
+        seq_range: tuple[int, int],
         account: EventAccount,
     ) -> AsyncIterator[tuple[int, list[LoggedEvent]]]:
         """Yield stored events that a log lacks, each list with the number that it reaches."""
         while position < log.last_dropped:
             batches = StoredBatches(
-                await self._read_batches(thread, seqs, position), position, account
+                await self._read_batches(thread_key, seq_range, position), position, account
             )
             if not batches.read:
                 return
@@ -299,12 +303,12 @@ class StoredBatches:
     drop_all = drop_some
 
 
-def _skip_run_events(number: int, seqs: tuple[int, int]) -> int:
+def _skip_run_events(number: int, seq_range: tuple[int, int]) -> int:
     """Return a number that skips events of single runs if the events of a whole thread are read.
 
     Only events with numbers from `NUMBERS_PER_RUN` on are for readers of the thread.
     """
-    return max(number, NUMBERS_PER_RUN - 1) if seqs == ALL_RUNS else number
+    return max(number, NUMBERS_PER_RUN - 1) if seq_range == ALL_RUNS else number
 
 
 def _split_events(events: Sequence[LoggedEvent]) -> Iterator[list[LoggedEvent]]:

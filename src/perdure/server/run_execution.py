@@ -134,7 +134,7 @@ class _StoredEnd(NamedTuple):
     """The end of a run as it was stored.
 
     Attributes:
-        claimed: The ids of the runs of the thread that begin now. None if the run belonged to
+        claimed: The ids of the runs of the thread that start now. None if the run belonged to
             another process or its thread was deleted.
         closing: The last events of the run.
         error: The error that clients receive if the run failed, or None.
@@ -172,7 +172,7 @@ class RunExecution:
                             f"the server died {MAX_ATTEMPTS} times while it executed this run, so "
                             "the run is not started again"
                         )
-                    # requests hold the lock only for a moment
+                    # a run that rejects waits briefly: requests hold the lock only for a moment
                     is_first = (
                         run.request.multitask_strategy == "reject" and not run.may_have_started
                     )
@@ -211,7 +211,7 @@ class RunExecution:
         """Run the graph, and record in the thread how it ended."""
         run, saver, threads = self._run, self._saver, self._threads
         read_at = time.monotonic()
-        thread = await threads.get_row(run.thread_id)  # it may be deleted by now
+        thread = await threads.get_row(run.thread_id)  # raises if the thread was deleted
         run.removals = thread.removals if thread.key == run.thread_key else None
         if run.feed is None or run.events.removals is None:
             run.events.note_removals(run.removals, read_at)
@@ -242,13 +242,13 @@ class RunExecution:
         with run.mark_playing(), self._runs.server.measure_run():
             run.raise_if_stopped()
             if progress != "asks":
-                opened = self._runs.server.graphs.open_graph(
+                graph_context = self._runs.server.graphs.open_graph(
                     *(run.graph_name, saver, self._runs.database.store, config),
                     access="threads.create_run",
                     user=run.login,
                     context=run.request.context,
                 )
-                async with opened as graph:
+                async with graph_context as graph:
                     await self._runs.server.get_player(run).play(graph, config, graph_input)
             run.outcome = "interrupted" if run.waits_for_answer else "success"
         if run.ownership_lost or run.cancelled == "rollback" or run.temporary:
@@ -293,7 +293,7 @@ class RunExecution:
                 run.thread_is_clean = False  # the run was cancelled meanwhile
             except Exception as exc:
                 self._runs.check_lock()
-                error_type = type(exc).__name__  # its text may be content
+                error_type = type(exc).__name__  # the message may contain content of users
                 _LOGGER.warning("the end of run %s is not stored yet (%s)", run.run_id, error_type)
                 if not isinstance(exc, StorageUnavailable | StorageFull | AlreadyLocked):
                     run.set_failure(exc)  # for example, the thread is damaged

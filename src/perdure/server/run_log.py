@@ -47,7 +47,7 @@ SEND_TIMEOUT_S: Final = 30
 _PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 )  # private pages take half the time of shared ones
-_TIMER_TOLERANCE_S: Final = 0.001  # a timer may be as much too early
+_TIMER_TOLERANCE_S: Final = 0.001  # the time by which a timer may fire too early
 _NUMBER: Final = attrgetter("number")
 
 
@@ -257,8 +257,8 @@ class Log:
         size: The size in bytes of the events that are kept.
     """
 
-    def __init__(self, thread: int = 0, account: EventAccount | None = None) -> None:
-        self.thread = thread
+    def __init__(self, thread_key: int = 0, account: EventAccount | None = None) -> None:
+        self.thread_key = thread_key
         self.removals: int | None = None
         self.removals_read_at = 0.0
         self.newest: LoggedEvent | None = None
@@ -293,7 +293,7 @@ class Log:
 
     @property
     def total_when_added(self) -> int:
-        """Return the age of the oldest event; see `EventHolder.total_when_added`."""
+        """Return `EventMemory.total_added` when the oldest event was added."""
         return self._entries[0].total_when_added
 
     @property
@@ -394,9 +394,9 @@ class Log:
         self._end_if_unused()
 
     async def read_after(
-        self, number: int, look: Callable[[], Awaitable[None]]
+        self, number: int, check_access: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[list[LoggedEvent]]:
-        """Yield the events after a number as they come, until the log is closed or `look` raises.
+        """Yield the events after a number as they come, until the log is closed or access ends.
 
         The events count as received when the reader asks for the next ones.
 
@@ -404,16 +404,15 @@ class Log:
             LookupError: Events after the number are no longer kept.
         """
         loop, reader = asyncio.get_running_loop(), asyncio.Event()
-        timer = loop.call_later(
-            ACCESS_CHECK_S, reader.set
-        )  # a timer for each event would take longer
+        # one timer for many events, because a timer for each event would take longer
+        timer = loop.call_later(ACCESS_CHECK_S, reader.set)
         try:
             self._received_numbers[reader] = self._handed_numbers[reader] = number
             self._resume()
             while True:
                 reader.clear()
                 if loop.time() >= timer.when() - _TIMER_TOLERANCE_S:
-                    await look()
+                    await check_access()
                     timer = loop.call_later(ACCESS_CHECK_S, reader.set)
                 if number < self.last_dropped:
                     raise EventDropped(self.last_dropped)
@@ -494,7 +493,7 @@ class Log:
 
     def _end_if_unused(self) -> None:
         """Let the memory of the events be freed if the log has no readers and no writers."""
-        is_written = self._writers > 0 if self.thread else not self._closed
+        is_written = self._writers > 0 if self.thread_key else not self._closed
         if (
             self.size
             and self._account is not None

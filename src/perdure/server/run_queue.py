@@ -91,7 +91,7 @@ class RunServer(GraphServer, Protocol):
 
 
 class DatabaseRuns:
-    """The runs of a database, or of one tenant, that this process executes or was asked for.
+    """The runs of a database, or of one tenant, that this process executes or reads.
 
     Attributes:
         owner: The name of this process in the rows. It is `""` while the process has no lock and
@@ -141,7 +141,7 @@ class DatabaseRuns:
             except Exception as exc:
                 if not self.server.is_open(self.tenant, self):
                     return  # the database was closed because nobody used it
-                error_type = type(exc).__name__  # its text may be content
+                error_type = type(exc).__name__  # the message may contain content of users
                 _LOGGER.warning(
                     "the runs of this process are stopped and loaded again (%s)", error_type
                 )
@@ -194,7 +194,7 @@ class DatabaseRuns:
         feeds = self.server.feeds_with_readers(self.tenant)
         executing_here = {run.thread_id for run in self.runs_by_id.values() if run.is_executing}
         for thread_id in feeds.keys() - executing_here:
-            await self.events.fetch_events(feeds[thread_id], feeds[thread_id].thread, ALL_RUNS)
+            await self.events.fetch_events(feeds[thread_id], feeds[thread_id].thread_key, ALL_RUNS)
         awaited = {
             run.thread_id for run in self.runs_by_id.values() if not run.has_ended
         } | feeds.keys()
@@ -271,7 +271,7 @@ class DatabaseRuns:
             stored: The live part of the row, or None to read the row now.
             read_at: `time.monotonic` before the row was read.
         """
-        asked_at = read_at or time.monotonic()
+        read_at = read_at or time.monotonic()
         if stored is not None:
             row = run.row._replace(live=stored)
         else:
@@ -282,9 +282,9 @@ class DatabaseRuns:
                 del self.runs_by_id[run.run_id]
         if run.log.has_readers and run.is_elsewhere:
             await self.events.fetch_events(run.log, run.thread_key, run.seq_range)
-        if run.row.live.status not in LIVE_STATES:  # it has ended meanwhile
+        if run.row.live.status not in LIVE_STATES:  # the run has ended meanwhile
             return
-        if run.row_read_at >= asked_at:  # what was read may be older than what is known by now
+        if run.row_read_at >= read_at:  # the run may have a newer row by now
             await self.refresh_run(run)
         else:
             run.update_row(row)
@@ -366,7 +366,9 @@ class DatabaseRuns:
     def threads(self) -> Threads:
         """Return all threads of the database."""
         return Threads(
-            self.saver, {}, forget_thread=lambda each: self.server.forget_thread(self.tenant, each)
+            self.saver,
+            {},
+            forget_thread=lambda thread_id: self.server.forget_thread(self.tenant, thread_id),
         )
 
     async def read_output(self, run: Run) -> Any:
@@ -374,16 +376,16 @@ class DatabaseRuns:
         config: RunnableConfig = {"configurable": {"thread_id": run.thread_id, "checkpoint_ns": ""}}
         run_filter = {"run_id": run.run_id}
         async for checkpoint in self.saver.alist(config, filter=run_filter, limit=1):
-            opened = self.server.graphs.open_graph(
+            graph_context = self.server.graphs.open_graph(
                 run.graph_name, self.saver, self.database.store, config
             )
-            async with opened as graph:
+            async with graph_context as graph:
                 state, channels = await graph.aget_state(checkpoint.config), graph.output_channels
             values = state.values
             output = (
                 values.get(channels)
                 if isinstance(channels, str)
-                else {n: values[n] for n in channels if n in values}
+                else {channel: values[channel] for channel in channels if channel in values}
             )
             return add_interrupts(output, state.interrupts)
         return None

@@ -93,7 +93,7 @@ class Runs:
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}
         self._feeds: WeakValueDictionary[tuple[str | None, str], Log] = WeakValueDictionary()
-        self._recent: list[Log] = []  # first is what was asked for last
+        self._recent: list[Log] = []  # the feed that was requested last comes first
         self._under_way: dict[Run, Player] = {}
         self.schedule: Scheduler | None = None
         self.webhooks = webhooks or Webhooks()
@@ -123,10 +123,10 @@ class Runs:
 
     async def for_tenant(self, tenant: str | None) -> DatabaseRuns:
         """Return the runs of a tenant. From now on this process takes over runs of the tenant."""
-        parts = await self._databases.get_or_open(tenant)
+        database = await self._databases.get_or_open(tenant)
         runs = self._by_tenant.get(tenant)
-        if runs is None or runs.database is not parts or runs.task.done():
-            runs = self._by_tenant[tenant] = DatabaseRuns(self, tenant, parts)
+        if runs is None or runs.database is not database or runs.task.done():
+            runs = self._by_tenant[tenant] = DatabaseRuns(self, tenant, database)
         return runs
 
     def is_open(self, tenant: str | None, runs: DatabaseRuns) -> bool:
@@ -152,18 +152,20 @@ class Runs:
         """Note that no task follows a run any more."""
         self._under_way.pop(run, None)
 
-    def get_feed(self, tenant: str | None, thread_id: str, thread: int, user: str = "") -> Log:
+    def get_feed(self, tenant: str | None, thread_id: str, thread_key: int, user: str = "") -> Log:
         """Return the log of events of a thread.
 
         A log of a deleted thread with the same id is closed. A new log is counted for the user.
         """
         feed, account = self._feeds.get((tenant, thread_id)), self.memory.get_account(tenant, user)
-        if feed is not None and feed.thread != thread:  # a deleted thread had the same id
+        if feed is not None and feed.thread_key != thread_key:  # a deleted thread had the same id
             feed.close()
             feed = None
-        feed = feed or Log(thread, account)
+        feed = feed or Log(thread_key, account)
         self._feeds[tenant, thread_id] = feed
-        self._recent = [feed, *(each for each in self._recent if each is not feed)][:RETAINED_FEEDS]
+        self._recent = [feed, *(recent for recent in self._recent if recent is not feed)][
+            :RETAINED_FEEDS
+        ]
         return feed
 
     def feeds_with_readers(self, tenant: str | None) -> dict[str, Log]:
@@ -178,29 +180,32 @@ class Runs:
         """Return the key of a thread; see `RunTable.get_thread_key`."""
         return await (await self.for_tenant(tenant)).table.get_thread_key(thread_id)
 
-    async def open_feed(self, identity: Identity, thread_id: str, thread: int) -> Log:
+    async def open_feed(self, identity: Identity, thread_id: str, thread_key: int) -> Log:
         """Return the log of events of a thread, for a new reader.
 
         A reader that has not received any event begins with the run that is under way.
         """
         tenant, user = identity.tenant, identity.user
-        feed, runs = self.get_feed(tenant, thread_id, thread, user), await self.for_tenant(tenant)
+        feed, runs = (
+            self.get_feed(tenant, thread_id, thread_key, user),
+            await self.for_tenant(tenant),
+        )
         is_executing_here = any(run.feed is feed and run.is_executing for run in self._under_way)
         if not feed.has_readers and not is_executing_here:
-            newest = await runs.events.leave_to_database(feed, feed.thread, ALL_RUNS)
+            newest = await runs.events.leave_to_database(feed, feed.thread_key, ALL_RUNS)
             if newest is not None and newest[1] == feed.last:
-                seq, last_number, status = newest
-                feed.first = seq * NUMBERS_PER_RUN if status in LIVE_STATES else last_number
+                run_seq, last_number, status = newest
+                feed.first = run_seq * NUMBERS_PER_RUN if status in LIVE_STATES else last_number
         return feed
 
     async def read_events(
         self,
         identity: Identity,
-        thread: int,
+        thread_key: int,
         log: Log,
         number: int | None,
-        look: Callable[[], Awaitable[None]],
-        seqs: tuple[int, int] = ALL_RUNS,
+        check_access: Callable[[], Awaitable[None]],
+        seq_range: tuple[int, int] = ALL_RUNS,
         *,
         is_new: bool = False,
     ) -> AsyncIterator[list[LoggedEvent]]:
@@ -210,11 +215,11 @@ class Runs:
 
         Args:
             identity: The reader.
-            thread: The key of the thread.
+            thread_key: The key of the thread.
             log: The log of the run or of the thread.
             number: The number of the last event that the reader has received, or None.
-            look: Called now and then. It raises an error if the reader may no longer read.
-            seqs: The first and the last `seq` of the runs whose events are read.
+            check_access: Called now and then. It raises an error if the reader may no longer read.
+            seq_range: The first and the last `seq` of the runs whose events are read.
             is_new: Whether the request has just started the run of the log. The number of erasures
                 is then known from the start of the run.
 
@@ -224,28 +229,30 @@ class Runs:
         """
         runs = await self.for_tenant(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
-        with runs.erasures.reading(thread):
+        with runs.erasures.reading(thread_key):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
             elif log.last_dropped or not log.is_empty:
-                await self._check_erasures(runs, log, thread, checked_at)
-            async for events in runs.events.read_after(log, number, look, thread, seqs, account):
+                await self._check_erasures(runs, log, thread_key, checked_at)
+            async for events in runs.events.read_after(
+                log, number, check_access, thread_key, seq_range, account
+            ):
                 earliest = time.monotonic() - ERASURE_CHECK_S
                 if checked_at <= earliest:
-                    checked_at = await self._check_erasures(runs, log, thread, earliest)
+                    checked_at = await self._check_erasures(runs, log, thread_key, earliest)
                 yield events
 
     async def _check_erasures(
-        self, runs: DatabaseRuns, log: Log, thread: int, since: float
+        self, runs: DatabaseRuns, log: Log, thread_key: int, not_before: float
     ) -> float:
         """Drop the events of a thread from which messages were erased meanwhile.
 
         Args:
             runs: The runs of the database.
             log: The events.
-            thread: The key of the thread.
-            since: The earliest time at which the number of erasures may have been read.
+            thread_key: The key of the thread.
+            not_before: The earliest time at which the number of erasures may have been read.
 
         Returns:
             When the number was read, by `time.monotonic`.
@@ -254,19 +261,19 @@ class Runs:
             LookupError: Messages were erased after the events were emitted, or a run that loaded
                 the messages before is still in progress.
         """
-        number, read_at = await runs.erasures.count(thread, since), runs.erasures.read_at
+        number, read_at = await runs.erasures.count(thread_key, not_before), runs.erasures.read_at
         if number is None or log.removals is None:
             log.note_removals(number, read_at)
         if number is None or number <= (log.removals or 0):  # the log may have a newer number
             return read_at
-        was_empty = log.is_empty  # the database has no events of before the erasure
+        was_empty = log.is_empty  # the erasure has deleted the older events in the database
         log.clear_until(log.last)
         stale = [
             run
             for run in self._under_way
             if run.events is log and run.removals is not None and run.removals < number
         ]
-        if log.thread and not stale:  # the next runs of the thread do not see erased messages
+        if log.thread_key and not stale:  # the next runs of the thread do not see erased messages
             log.note_removals(number, read_at)
             if was_empty:
                 return read_at
@@ -352,11 +359,7 @@ class Runs:
         """Forget the runs and the events of a deleted thread, since a new thread may get its id."""
         runs = self._by_tenant.get(tenant)
         runs_by_id = runs.runs_by_id if runs is not None else {}
-        for run in [
-            run_of_thread
-            for run_of_thread in runs_by_id.values()
-            if run_of_thread.thread_id == thread_id
-        ]:
+        for run in [run for run in runs_by_id.values() if run.thread_id == thread_id]:
             del runs_by_id[run.run_id]
             run.cancel()
             if run.has_ended:
@@ -368,7 +371,7 @@ class Runs:
         self,
         call: Call,
         request: RunRequest,
-        graph: str,
+        graph_name: str,
         thread_id: str,
         protocol: str = "run",
         *,
@@ -385,7 +388,7 @@ class Runs:
         Args:
             call: The call of the user who starts the run.
             request: The request. Its `assistant_id` is the id of the assistant.
-            graph: The name of the assistant's graph, which this server serves.
+            graph_name: The name of the assistant's graph, which this server serves.
             thread_id: The thread of the run.
             protocol: Whether the events go to readers of the run or of the thread; see
                 `Run.protocol`.
@@ -422,7 +425,7 @@ class Runs:
         now = time.time()
         not_before = now + request.after_seconds if request.after_seconds else None
         owner = "" if not_before else runs.owner  # any process may start a delayed run
-        live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, graph, 1, None)
+        live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, graph_name, 1, None)
         row = RunRow(live, now, now, details, request=stored_fields, not_before=not_before)
         user_ref = identity.tenant, identity.user
         run_options = temporary, protocol, recorded, identity.raw
@@ -497,11 +500,7 @@ class Runs:
         """
         runs, deadline = await self.for_tenant(tenant), time.monotonic() + END_TIMEOUT_S
         await runs.table.cancel_runs(thread_id, "", "interrupt")
-        for run in [
-            run_of_thread
-            for run_of_thread in runs.runs_by_id.values()
-            if run_of_thread.thread_id == thread_id
-        ]:
+        for run in [run for run in runs.runs_by_id.values() if run.thread_id == thread_id]:
             await runs.refresh_run(run)
         while ids := await runs.table.list_live_run_ids(thread_id):
             if time.monotonic() > deadline:

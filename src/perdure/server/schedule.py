@@ -134,7 +134,7 @@ class Schedule:
             except Exception as exc:  # the next sweep tries again, here or on another server
                 if isinstance(exc, StorageUnavailable) and isinstance(exc.__cause__, TimeoutError):
                     continue  # another server holds the lock, and starts the run
-                error_type = type(exc).__name__  # its text may be content
+                error_type = type(exc).__name__  # the message may contain content of users
                 _LOGGER.info(
                     "cron %s is due, but could not be started yet (%s)", cron_id, error_type
                 )
@@ -161,7 +161,7 @@ class Schedule:
                         "the due time of cron %s was too late, and was computed again", cron.cron_id
                     )
             except Exception as exc:  # the other crons are still checked
-                error_type = type(exc).__name__  # its text may be content
+                error_type = type(exc).__name__  # the message may contain content of users
                 _LOGGER.info(
                     "the due time of cron %s cannot be checked (%s)", cron.cron_id, error_type
                 )

@@ -146,7 +146,9 @@ class ThreadFrames:
             async for entries in self._runs.read_events(
                 identity, run.thread_key, run.log, *position
             ):
-                for part in split_frames(entries, lambda each: b"id: %d.%d\n" % (seq, each.number)):
+                for part in split_frames(
+                    entries, lambda event: b"id: %d.%d\n" % (seq, event.number)
+                ):
                     yield part
         while run.task is not None and not run.has_ended:
             await asyncio.wait([run.task], timeout=ACCESS_CHECK_S)

@@ -462,9 +462,9 @@ class Threads:
         """Return the ids of the threads that `search` finds and whose person the query names."""
         match = self._build_match(query)
 
-        def match_person(listed: ListedThread) -> str | None:
-            is_own = match(listed) and self.find_person(listed) == query.person
-            return listed.thread_id if is_own else None
+        def match_person(row: ListedThread) -> str | None:
+            is_own = match(row) and self.find_person(row) == query.person
+            return row.thread_id if is_own else None
 
         return {*await self._list.asearch(self._narrow_query(query), match_person, _NO_LIMIT, 0)}
 
@@ -522,15 +522,15 @@ class Threads:
         """Return a function that returns a thread if it matches the query, or else None."""
         has_metadata = containing(dict(query.metadata or {}))
 
-        def match(listed: ListedThread) -> Thread | None:
-            thread = _build_thread(listed)
+        def match(row: ListedThread) -> Thread | None:
+            thread = _build_thread(row)
             metadata, updated_at = thread["metadata"], thread["updated_at"]
             matches = (
                 has_metadata(metadata)
                 and meets(metadata, self._filter)
                 and query.text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
                 and query.status in (None, thread["status"])
-                and (query.person is None or self._is_readable_by(listed, query.person))
+                and (query.person is None or self._is_readable_by(row, query.person))
                 and (query.active_since is None or updated_at >= query.active_since)
                 and (query.active_until is None or updated_at <= query.active_until)
             )
@@ -541,7 +541,8 @@ class Threads:
     async def _search_by_status(self, query: ThreadQuery, limit: int, offset: int) -> list[Thread]:
         """Return one page of the threads that match a query, sorted by their status."""
         statuses = sorted(get_args(RunStatus), reverse=query.sort_order != "asc")
-        threads_by_id: dict[str, Thread] = {}  # once, though one may change while others are read
+        # by id, because a thread may change its status during the search and be found twice
+        threads_by_id: dict[str, Thread] = {}
         for status in statuses if query.status is None else (query.status,):
             if len(threads_by_id) < limit + offset:
                 status_query = replace(query, status=status, sort_by=None, sort_order=None)
