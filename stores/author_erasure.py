@@ -13,7 +13,11 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Receipt
 from perdure.stores.namespaces import decode_path, prefix_range
 from perdure.stores.parts import StoreParts
-from perdure.stores.reading import from_microseconds, provenance_place, value_place
+from perdure.stores.reading import (
+    from_microseconds,
+    provenance_associated_data,
+    value_associated_data,
+)
 from perdure.stores.tombstones import AUTHOR, PREVIOUS, UNNAMED
 from perdure.stores.values import encode_value
 
@@ -117,9 +121,9 @@ def _rewrite_version(parts: StoreParts, row: Row, author: str, *, hand_over: boo
     encoded_provenance = None
     if provenance:
         encoded_provenance = records.encode_text(
-            json.dumps(provenance, ensure_ascii=False), provenance_place(*row_key)
+            json.dumps(provenance, ensure_ascii=False), provenance_associated_data(*row_key)
         )
-    encoded, size = records.encode_text(text, value_place(*row_key)), len(text.encode())
+    encoded, size = records.encode_text(text, value_associated_data(*row_key)), len(text.encode())
     if row[6] is None:
         yield parts.sql("rewrite_item", encoded, encoded_provenance, size, row[0])
         yield parts.sql("add_bytes", size - len(old_text.encode()), row[1])

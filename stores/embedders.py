@@ -385,7 +385,7 @@ _loop_lock = threading.Lock()
 
 
 def _get_embedding_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop that runs async models for blocking callers. It is started once."""
+    """Return the event loop that runs async models for blocking callers. Start it if needed."""
     with _loop_lock:
         return _start_loop(os.getpid())  # a forked process needs its own loop
 

@@ -591,15 +591,17 @@ def decode_index(
         The index, and the part of the namespace that it contains.
     """
     try:
-        return _unpack(seal.unseal(body, _seal_place(path)), model, approximate_above, form)
+        return _unpack(
+            seal.unseal(body, _build_associated_data(path)), model, approximate_above, form
+        )
     except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
         namespace = decode_path(path)
         _LOG.warning("the search index of %r is damaged, and is made anew: %s", namespace, exc)
         return None
 
 
-def _seal_place(path: bytes) -> AssociatedData:
-    """Return the place of a stored index, which binds it to its namespace."""
+def _build_associated_data(path: bytes) -> AssociatedData:
+    """Return the associated data of a stored index, which binds it to its namespace."""
     return ("index", path.decode())
 
 
@@ -634,7 +636,9 @@ def encode_index(
     for array in arrays:
         parts += [array.tobytes(), b"\0" * (-array.nbytes % _ALIGNMENT)]
     body = b"".join([*parts, words])
-    return seal.seal(body, _seal_place(path)) if len(body) <= _MAX_ENCODED_BYTES else None
+    return (
+        seal.seal(body, _build_associated_data(path)) if len(body) <= _MAX_ENCODED_BYTES else None
+    )
 
 
 def _unpack(

@@ -17,7 +17,12 @@ from perdure.storage.flow import Flow, LastRequest, NamedSQL, Row, Statement
 from perdure.stores.base import Provenance
 from perdure.stores.embedders import StoreEmbedder
 from perdure.stores.namespaces import check_key, check_namespace, decode_path, prefix_range
-from perdure.stores.reading import RecordCodec, provenance_place, provenance_to_json, value_place
+from perdure.stores.reading import (
+    RecordCodec,
+    provenance_associated_data,
+    provenance_to_json,
+    value_associated_data,
+)
 from perdure.stores.text import ANALYZER, ends_with_question, tokenize
 from perdure.stores.values import check_number, decode_value, encode_value, extract_texts
 from perdure.stores.vectors import Model
@@ -352,7 +357,7 @@ class ItemWriter:
             *([] if model is None else [self.sql("get_setting", "model")]),
         ]
         if model is not None:
-            totals.model = yield from self._register_in(model, located.pop())
+            totals.model = yield from self._ensure_model_recorded(model, located.pop())
         closings: list[tuple[int, int]] = []
         additions: list[NewVersion] = []
         for put, present in zip(puts, chain.from_iterable(located), strict=True):
@@ -465,12 +470,12 @@ class ItemWriter:
         if put.provenance:
             provenance = self.records.encode_text(
                 json.dumps(put.provenance, ensure_ascii=False),
-                provenance_place(put.path, put.key, version),
+                provenance_associated_data(put.path, put.key, version),
             )
         size = len(text) if text.isascii() else len(text.encode())
         return (
             size,
-            self.records.encode_text(text, value_place(put.path, put.key, version)),
+            self.records.encode_text(text, value_associated_data(put.path, put.key, version)),
             provenance,
         )
 
@@ -520,10 +525,12 @@ class ItemWriter:
             EmbedderMismatch: The store's vectors come from another model.
         """
         rows = yield self.sql("get_setting", "model")
-        return (yield from self._register_in(model, rows, replace=replace))
+        return (yield from self._ensure_model_recorded(model, rows, replace=replace))
 
-    def _register_in(self, model: Model, rows: list[Row], *, replace: bool = False) -> Flow[int]:
-        """Register a model, given the rows of the setting with the present model."""
+    def _ensure_model_recorded(
+        self, model: Model, rows: list[Row], *, replace: bool = False
+    ) -> Flow[int]:
+        """Return the number of a model, and record it unless the setting's rows contain it."""
         stored_model = Model.from_setting(rows[0][0]) if rows else None
         if stored_model == model:
             return stored_model.number

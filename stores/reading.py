@@ -116,22 +116,28 @@ class RecordCodec:
 
     # -- parts of a row
 
-    def encode_text(self, text: str, place: AssociatedData) -> str | bytes:
-        """Return text as it is stored in the row that `place` names."""
-        return self.seal.seal(text.encode(), place) if self.is_encrypted else TextOrBytes(text)
+    def encode_text(self, text: str, associated_data: AssociatedData) -> str | bytes:
+        """Return text as it is stored in the row that `associated_data` names."""
+        return (
+            self.seal.seal(text.encode(), associated_data)
+            if self.is_encrypted
+            else TextOrBytes(text)
+        )
 
-    def decode_text(self, stored: str | bytes, place: AssociatedData) -> str:
+    def decode_text(self, stored: str | bytes, associated_data: AssociatedData) -> str:
         """Return a stored text.
 
         Raises:
             CorruptRecord: The text is damaged, or belongs to another row.
         """
         if isinstance(stored, bytes) and self.is_encrypted:
-            return self.seal.unseal(stored, place).decode()
+            return self.seal.unseal(stored, associated_data).decode()
         stored = stored if self.is_encrypted else decode_text_or_bytes(stored)
         if isinstance(stored, str) and not self.is_encrypted:
             return stored
-        raise CorruptRecord(f"the row {place!r} holds a {type(stored).__name__}: it was damaged")
+        raise CorruptRecord(
+            f"the row {associated_data!r} holds a {type(stored).__name__}: it was damaged"
+        )
 
     def encode_vectors(self, vectors: bytes | None, row: int) -> bytes | None:
         """Return vectors, one after another, as they are stored."""
@@ -147,7 +153,7 @@ class RecordCodec:
 
     def decode_row_text(self, row: Row) -> str:
         """Return the JSON text of the value in a row."""
-        return self.decode_text(row[8], value_place(row[1], row[2], row[3]))
+        return self.decode_text(row[8], value_associated_data(row[1], row[2], row[3]))
 
     def decode_row_value(self, row: Row) -> dict[str, Any]:
         """Return the value in a row."""
@@ -164,7 +170,9 @@ class RecordCodec:
         if stored is None:
             return {}
         try:
-            return decode_value(self.decode_text(stored, provenance_place(path, key, version)))
+            return decode_value(
+                self.decode_text(stored, provenance_associated_data(path, key, version))
+            )
         except ValueError as exc:
             raise CorruptRecord(
                 f"the provenance of the item {key!r} of {decode_path(path)!r} cannot be read back "
@@ -188,13 +196,13 @@ class RecordCodec:
         )
 
 
-def value_place(path: bytes, key: str, version: int) -> AssociatedData:
-    """Return the place of a value, which binds the encrypted value to its row."""
+def value_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
+    """Return the associated data of a value, which binds the encrypted value to its row."""
     return ("value", path.decode(), key, version)
 
 
-def provenance_place(path: bytes, key: str, version: int) -> AssociatedData:
-    """Return the place of provenance, which binds the encrypted provenance to its row."""
+def provenance_associated_data(path: bytes, key: str, version: int) -> AssociatedData:
+    """Return the associated data of provenance, which binds it to its row."""
     return ("provenance", path.decode(), key, version)
 
 

@@ -2,9 +2,9 @@
 
 A token is a stem ("running" and "runs" become "run"), a number, or a word of another script. In
 scripts without spaces between words, a token is a pair of neighbouring characters. Emoji, currency
-signs and other symbols are tokens as well. A word with signs is a token beside the word without
-them ("c#" beside "c"). Stop words stay in the tokens of documents and are dropped from queries. A
-query that consists of stop words only keeps them.
+signs and other symbols are tokens as well. A word with signs gives two tokens, with and without the
+signs ("c#" and "c"). Stop words stay in the tokens of documents and are dropped from queries. A
+query that consists only of stop words keeps them.
 
 Synonyms come from a table inside the package. It lists for each English stem the nearest stems with
 their cosines, computed from the static embedder by `benchmarks/kinship.py`. A second table says how
