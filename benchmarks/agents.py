@@ -1,4 +1,4 @@
-"""Agents as people write them: langchain's `create_agent` with a model that needs no network.
+"""Define agents of langchain's `create_agent` with a model that needs no network, for benchmarks.
 
 Nothing is arranged for a saver: the user's message is a dict without an id, the model's message has
 the id that langchain gives it, and tools that run in parallel end in any order.

@@ -1,4 +1,4 @@
-"""Threads extracted by a worker that is killed: each once in effect, none lost.
+"""Check that a worker that is killed repeatedly extracts each thread once and loses none.
 
 python benchmarks/background.py --threads 1000 --kill-every 3
 

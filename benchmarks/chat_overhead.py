@@ -1,4 +1,4 @@
-"""What short-term memory adds to a turn: the full chat graph against a bare langgraph chat node.
+"""Measure the time that short-term memory adds to a turn, against a bare langgraph chat node.
 
     python benchmarks/chat_overhead.py
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of the checkpointer share: savers, processes, sizes, tables."""
+"""Savers, processes, sizes and tables that the benchmarks of the checkpointer share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the table of how common words are from the lists of wordfreq: 5 seconds.
+"""Build the table of word frequencies from the lists of wordfreq. This takes 5 seconds.
 
     pip install wordfreq && python benchmarks/commonness.py   # writes stores/weights/common.npz
 

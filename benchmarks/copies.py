@@ -1,4 +1,4 @@
-"""Ways to copy messages and to compare them by content, and what the garbage collector adds.
+"""Compare ways to copy messages and to compare their contents, with and without garbage collection.
 
 python -m benchmarks.copies --messages 1600
 """

@@ -1,4 +1,4 @@
-"""What `perdure copy` takes, from a file to a server and back, and how much memory.
+"""Measure the time and memory of `perdure copy` from a file to a server and back.
 
 python -m benchmarks.copy_database postgresql://user@host/empty_database --conversations 300
 """

@@ -1,4 +1,4 @@
-"""Counting tokens: the first pass, the next one, and how far the estimate is off.
+"""Measure the time of counting tokens, first and again, and the error of the estimate.
 
     python benchmarks/counting.py --data ../shared/data ../shared/concepts
 

@@ -1,4 +1,4 @@
-"""Checkpointers under langchain's `create_agent`: time, CPU and bytes of a turn, by shape of agent.
+"""Measure the time, CPU and bytes of a turn with `create_agent`, for several checkpointers.
 
 Each saver works in a process of its own, in blocks of five turns, in rotating order. What a fresh
 process reads at the end is compared with what the last run returned.

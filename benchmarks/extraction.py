@@ -1,4 +1,4 @@
-"""Extraction of conversations: what it takes, and how well they are recalled after it.
+"""Measure the time of extracting conversations, and how well their memories are recalled.
 
     python benchmarks/extraction.py --data locomo10.json --only conv-26 conv-50
 

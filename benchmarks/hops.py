@@ -1,4 +1,4 @@
-"""What carrying one transaction of six statements to SQLite costs, by three roads, interleaved.
+"""Compare three ways to run a transaction of six statements on SQLite from an event loop.
 
 `aiosqlite` awaits each statement; `one hop` runs the transaction in a thread with `to_thread`;
 `writer` is perdure's writer thread, where transactions that wait together share a commit.

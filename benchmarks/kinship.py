@@ -1,4 +1,4 @@
-"""Make the table of words near in meaning from the static embedder's table: 20 seconds.
+"""Build the table of words with similar meanings from the static embedder. This takes 20 seconds.
 
     python benchmarks/kinship.py     # writes stores/weights/kin-en.npz
 

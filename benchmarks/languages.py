@@ -1,4 +1,4 @@
-"""Searches of short facts in seven languages, beside BM25 with the analyzer of each language.
+"""Measure searches of short facts in seven languages, against BM25 with language analyzers.
 
     python -m benchmarks.languages [--misses]
 

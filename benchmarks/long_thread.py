@@ -1,4 +1,4 @@
-"""A thread of many messages: its first read, its newest checkpoints, the waits of the event loop.
+"""Measure the first read and later reads of a long thread, and the waits of the event loop.
 
 A task asks to be woken every millisecond; how much later it is woken is what others wait. What was
 there before is frozen (`gc.freeze`), as servers do: a full collection of Python's garbage collector

@@ -1,4 +1,4 @@
-"""What a search costs in a file of many namespaces, and what one namespace of many items costs.
+"""Measure a search in a file with many namespaces, and in a namespace with many items.
 
     python benchmarks/many_items.py                      # 100,000 items
     python benchmarks/many_items.py --items 1000000

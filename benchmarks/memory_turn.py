@@ -1,4 +1,4 @@
-"""What long-term memory adds to a turn: the memory agent against a bare langgraph chat node.
+"""Measure the time that long-term memory adds to a turn, against a bare langgraph chat node.
 
     python benchmarks/memory_turn.py --memories 10000
 

@@ -1,4 +1,4 @@
-"""How many paraphrases are taken for the same text, and how many changes are kept apart.
+"""Measure how many paraphrases are recognised as equal, and how many changes as different.
 
     python benchmarks/paraphrases.py
 

@@ -1,4 +1,4 @@
-"""Agents of `create_agent` on Postgres, against langgraph's `AsyncPostgresSaver`.
+"""Measure agents of `create_agent` on Postgres, against langgraph's `AsyncPostgresSaver`.
 
     python -m benchmarks.postgres_agents postgresql://postgres@127.0.0.1:5432/postgres --turns 200
     python -m benchmarks.postgres_agents DSN --shapes threads --at-once 16 256

@@ -1,4 +1,4 @@
-"""Faults under load on Postgres: is all that was acknowledged there, and nothing twice?
+"""Check under load and faults of Postgres that no acknowledged write is lost or repeated.
 
 python -m benchmarks.postgres_faults                    # all of them, some minutes
 python -m benchmarks.postgres_faults server promotion   # some of them

@@ -1,4 +1,4 @@
-"""What threads and items take in Postgres, and whether it stays level while old threads go.
+"""Measure the size of threads and items in Postgres, also while old threads are deleted.
 
     python -m benchmarks.postgres_growth postgresql://postgres@127.0.0.1:5432/postgres
     python -m benchmarks.postgres_growth DSN --threads 10000 --rounds 4

@@ -1,4 +1,4 @@
-"""What a search costs on Postgres: in one large namespace, and in a small one among many.
+"""Measure a search on Postgres in one large namespace, and in a small one among many.
 
     python benchmarks/postgres_search.py postgresql://postgres@127.0.0.1:5432/postgres
     python benchmarks/postgres_search.py DSN --sizes 10000,200000 --others 999000

@@ -1,4 +1,4 @@
-"""Deletes, prunes and the disk on Postgres: how long, how long a transaction lasts, what is left.
+"""Measure deletes, prunes and vacuums on Postgres: times, transactions and disk space.
 
 python -m benchmarks.postgres_shrink [--threads 400] [--checkpoints 20000]
 

@@ -1,4 +1,4 @@
-"""One worker against several, on one Postgres: how fast threads become memories.
+"""Compare one worker with several on one Postgres: the time until threads become memories.
 
 python -m benchmarks.postgres_workers --threads 400 --workers 1 2 4 --model-ms 0 2000
 

@@ -1,4 +1,4 @@
-"""The functions of perdure that a put on a warm thread passes until its SQL is executed.
+"""List the functions of perdure that a put on a cached thread calls until its SQL is executed.
 
     python -m benchmarks.put_path          # the way; --all adds every function that is entered
 

@@ -1,4 +1,4 @@
-"""Is a memory quiet when nothing fits? What searches find for messages that no memory answers.
+"""Measure which results searches return for messages that no memory answers.
 
     python -m benchmarks.quiet locomo10.json [--nameless]
 

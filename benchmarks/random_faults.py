@@ -1,4 +1,4 @@
-"""Random rounds of faults: two servers are killed while clients and programs change threads.
+"""Run random rounds of faults: two servers are killed while clients and programs change threads.
 
     python -m benchmarks.server_faults --random 100 --seed 1
     python -m benchmarks.server_faults --random 100 --seed 1 --on postgres

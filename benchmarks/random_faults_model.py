@@ -1,4 +1,4 @@
-"""The requests of random rounds to a thread, and checks of the outcome.
+"""The expected effects of requests in random rounds of faults, and checks of the outcome.
 
 The model uses only the answers of the servers and the promises of docs/server.md, and not the way
 in which runs are stored.

@@ -1,4 +1,4 @@
-"""Recall@10 of searches on conversations: FTS5, langgraph's InMemoryStore, perdure.
+"""Measure recall@10 of searches on conversations, for FTS5, langgraph's InMemoryStore and perdure.
 
     python benchmarks/recall.py --locomo locomo10.json --realmem dataset/ --beam 100K/
 

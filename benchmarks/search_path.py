@@ -1,4 +1,4 @@
-"""The functions of perdure that `asearch(query)` passes on a warm index until its SQL is executed.
+"""List the functions of perdure that `asearch(query)` calls on a loaded index until its SQL runs.
 
     python -m benchmarks.search_path          # the way; --all adds every function that is entered
 

@@ -1,4 +1,4 @@
-"""Runs of `perdure serve` through faults: is each there, its input once, in order, its status true?
+"""Check that runs of `perdure serve` survive faults: each run exists, once, with a true status.
 
     python -m benchmarks.server_faults                          # all faults, on a file
     python -m benchmarks.server_faults --on postgres --rounds 10

@@ -1,4 +1,4 @@
-"""How soon `perdure serve` accepts a run, and sends its first event, by HTTP.
+"""Measure how soon `perdure serve` accepts a run and sends its first event over HTTP.
 
     python -m benchmarks.server_first_event                                  # one, then 20 at once
     python -m benchmarks.server_first_event --old /tmp/old/build/view        # two builds in turn

@@ -1,4 +1,4 @@
-"""Pages of `perdure serve` on much: their time at the server, and the server's memory.
+"""Measure the time of pages of `perdure serve` on large databases, and the server's memory.
 
 A thread of 3,000 messages of 300 to 2,000 characters, with tools and recorded views, is filled by a
 graph; with `--memories`, a namespace of so many memories too. The server is a process of its own;

@@ -1,4 +1,4 @@
-"""What the pages of memories, items and storage take at the server, in a namespace of many items.
+"""Measure the server's pages of memories, items and storage for a namespace of many items.
 
     python benchmarks/server_search.py                  # 100,000 memories of one user
     python benchmarks/server_search.py --items 10000

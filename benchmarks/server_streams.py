@@ -1,4 +1,4 @@
-"""Turns streamed by `perdure serve` to many clients at once, by HTTP.
+"""Measure turns that `perdure serve` streams to many clients at once over HTTP.
 
     python -m benchmarks.server_streams                   # 20, then 200 clients
     python -m benchmarks.server_streams --streams 200 --seconds 60

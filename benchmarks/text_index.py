@@ -1,4 +1,4 @@
-"""Words in memory against SQLite's FTS5: one tenant's search among many, and its first one.
+"""Compare the word index in memory with SQLite's FTS5, for one tenant among many.
 
     python benchmarks/text_index.py                     # 200,000 items, 1,000 to a namespace
     python benchmarks/text_index.py --items 50000

@@ -1,4 +1,4 @@
-"""Search of what was said: the first one after many new threads, and those that follow.
+"""Measure searches of transcripts: the first one after many new threads, and later ones.
 
 python -m benchmarks.thread_search [THREADS] [DSN of an empty database]
 """

@@ -1,4 +1,4 @@
-"""`trim` against langchain's `trim_messages` in the same setting, on long conversations.
+"""Compare `trim` with langchain's `trim_messages` in the same setting, on long conversations.
 
     python benchmarks/trimming.py
 

@@ -1,4 +1,4 @@
-"""The functions of perdure that langgraph and the server's router call in a turn and in a run.
+"""List the functions of perdure that langgraph and the server call in a turn and in a run.
 
     python -m benchmarks.turn_path          # a turn of `create_agent` with `MemoryMiddleware`
     python -m benchmarks.turn_path --run    # a run of the server, `POST /threads/{id}/runs/wait`

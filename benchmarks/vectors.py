@@ -1,4 +1,4 @@
-"""Search by meaning among many vectors: time, recall against exact search, memory.
+"""Measure vector search among many vectors: time, memory, and recall against exact search.
 
     python benchmarks/vectors.py --items 50000
     python benchmarks/vectors.py --items 1000000 --kind int8

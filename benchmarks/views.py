@@ -1,4 +1,4 @@
-"""What recording adds to a turn of a chat: time, CPU and bytes; and the reading of views.
+"""Measure what recording requests adds to a turn of a chat, and the time to read the records.
 
     python benchmarks/views.py [--delay-ms 300] [--turns 200]
 
