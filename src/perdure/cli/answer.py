@@ -341,8 +341,9 @@ async def _resume_run(
                     f"the thread {thread_id!r} waits at the node {min(unknown)!r}, which the graph "
                     f"{name!r} does not have; name the right graph with --graph"
                 )
-            resume = resume_value if question_id is None else {question_id: resume_value}
-            command: Any = Command(resume=resume)
+            command: Any = Command(
+                resume=resume_value if question_id is None else {question_id: resume_value}
+            )
             options: dict[str, Any] = {"context": _build_context(graph, head), "durability": "sync"}
             try:
                 values: Any = await graph.ainvoke(command, config, **options)
@@ -355,9 +356,11 @@ async def _resume_run(
                 )
         new_head = await saver.ahead(thread_id)
     status = new_head.status if new_head is not None else head.status
-    open_questions = [question for _, question in status.questions]
     outcome = _Outcome(
-        status.state, describe_status(status), open_questions, _last_model_text(values)
+        status.state,
+        describe_status(status),
+        [question for _, question in status.questions],
+        _last_model_text(values),
     )
     return question_id, resume_value, outcome
 
@@ -392,8 +395,9 @@ def _choose_graph(head: ThreadHead, graph_names: Sequence[str], chosen: str | No
         chosen: The graph that the user named, or None for the graph of the thread's last run.
     """
     last = head.metadata.get("graph_id")
-    only = graph_names[0] if len(graph_names) == 1 else None
-    name = chosen or (last if last in graph_names else only)
+    name = chosen or (
+        last if last in graph_names else graph_names[0] if len(graph_names) == 1 else None
+    )
     if name is None:
         raise ConfigurationError(
             f"the graph of the thread {head.thread_id!r} is unknown; pass --graph with one of "
@@ -506,8 +510,9 @@ def _connect_to_server(url: str, thread_id: str) -> Iterator[SyncLangGraphClient
     try:
         # connect, read, write and pool; reading has no limit, because a run may take long
         timeouts = (_CONNECT_TIMEOUT_S, None, _CONNECT_TIMEOUT_S, _CONNECT_TIMEOUT_S)
-        key = os.environ.get(_KEY_VARIABLE)
-        with get_sync_client(url=url, api_key=key, timeout=timeouts) as client:
+        with get_sync_client(
+            url=url, api_key=os.environ.get(_KEY_VARIABLE), timeout=timeouts
+        ) as client:
             yield client
     except httpx.HTTPStatusError as exc:
         code = exc.response.status_code

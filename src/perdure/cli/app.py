@@ -1,7 +1,7 @@
 """Define the command line application and the parts that its commands share.
 
-The shared parts are options and arguments, the database of a command, the resolution of ids that
-a user abbreviates, and the output and exit codes of errors.
+The shared parts are options and arguments, the database of a command, the lookup of
+abbreviated ids, and the output and exit codes of errors.
 """
 
 from __future__ import annotations
@@ -301,7 +301,8 @@ class CommandDatabase:
     Attributes:
         settings: The settings, with the options of the command applied.
         user: The id of the user whose memories the command uses.
-        direct_dsn: The DSN of Postgres connections that bypass a pooler, or None. Locks need them.
+        direct_dsn: The DSN of Postgres connections that bypass a pooler, or None. Locks use
+            these connections.
     """
 
     def __init__(

@@ -153,8 +153,10 @@ class _ChatSession:
         model = build_configured_model(database.settings)
         self.graph: Any = chat_graph(model, memory=memory, checkpointer=database.saver)
         configurable = {"thread_id": thread_id, "user_id": user}
-        callbacks = [record_views(database.saver)]
-        self.config: Any = {"configurable": configurable, "callbacks": callbacks}
+        self.config: Any = {
+            "configurable": configurable,
+            "callbacks": [record_views(database.saver)],
+        }
 
     def check_thread(self) -> None:
         """Check that the chat may continue the thread, and inherit metadata of its head.
@@ -207,8 +209,9 @@ class _ChatSession:
         with ExitStack() as stack:
             try:
                 with show_status("waiting until another run of the thread ends …"):
-                    lock = self.database.saver.lock(self.thread_id, timeout_s=_LOCK_TIMEOUT_S)
-                    stack.enter_context(lock)
+                    stack.enter_context(
+                        self.database.saver.lock(self.thread_id, timeout_s=_LOCK_TIMEOUT_S)
+                    )
             except StorageUnavailable as exc:
                 if not isinstance(exc.__cause__, TimeoutError):
                     raise
@@ -233,15 +236,14 @@ class _ChatSession:
             and metadata.get("langgraph_node") == "respond"
         )
         try:
-            if not print_stream(parts, COLORS["ai"]):  # an interrupted turn had stored its answer
+            # nothing is streamed if an interrupted turn had already stored its answer
+            if not print_stream(parts, COLORS["ai"]):
                 last = self.graph.get_state(self.config).values["messages"][-1]
                 print_stream([last.text] if last.type == "ai" else [], COLORS["ai"])
         except PerdureError:
             raise
-        except (
-            OpenAIError,
-            ValueError,
-        ) as exc:  # langchain raises ValueError for a malformed answer
+        # langchain raises ValueError for a malformed answer
+        except (OpenAIError, ValueError) as exc:
             reason = format_line(str(exc), 300).rstrip(".")
             raise ModelFailed(
                 f"{describe_failed_model(exc)} did not answer: {reason}. {failure_note}"

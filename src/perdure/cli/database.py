@@ -184,8 +184,10 @@ def retain(
         for name in removal.ids[:_MAX_NAMED_IDS]:
             print_text(f"  {name}")
         if len(removal.ids) > _MAX_NAMED_IDS:
-            more = format_count(len(removal.ids) - _MAX_NAMED_IDS, "other")
-            print_text(f"  … and {more}; --json lists all ids")
+            print_text(
+                f"  … and {format_count(len(removal.ids) - _MAX_NAMED_IDS, 'other')}; "
+                "--json lists all ids"
+            )
     for thread in report.left:
         print_note(
             f"skipped the thread {thread!r}, which a run has locked; repeat the command later"

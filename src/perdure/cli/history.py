@@ -130,8 +130,13 @@ def _build_item_json(item: HistoryItem) -> dict[str, Any]:
     fields = {"content": value}
     if _is_message(value):
         fields = {**value.model_dump(exclude_none=True), "content": value.content}
-    flags = {"seen": item.seen, "branch": item.branch, "position": item.position}
-    return {**flags, "stored_at": item.stored_at, **fields}
+    return {
+        "seen": item.seen,
+        "branch": item.branch,
+        "position": item.position,
+        "stored_at": item.stored_at,
+        **fields,
+    }
 
 
 def _is_message(value: Any) -> bool:

@@ -194,8 +194,7 @@ def history(
     from perdure.memory.records import memory_from_item
 
     with open_database(db, user, allow_read_only=True) as database:
-        namespaces = [*_user_namespaces(database), _INSTRUCTIONS]
-        found_key = _find_memory_key(database, key, namespaces)
+        found_key = _find_memory_key(database, key, [*_user_namespaces(database), _INSTRUCTIONS])
         versions = [memory_from_item(item) for item in database.store.history(*found_key)]
     rows = [
         (
@@ -248,8 +247,9 @@ def forget(
             # otherwise a later extraction would store the erased memories again
             with show_status("extracting unread messages …"):
                 extract_due_threads(database)
-        preview = partial(_print_preview, database)
-        receipt = erase_items(erase, _describe_memories, preview, yes=yes, json=json)
+        receipt = erase_items(
+            erase, _describe_memories, partial(_print_preview, database), yes=yes, json=json
+        )
     if not receipt.keys:
         raise typer.Exit(1)
 
@@ -266,8 +266,9 @@ def _find_memory_key(
     database: CommandDatabase, typed: str, namespaces: list[Namespace]
 ) -> tuple[Namespace, str]:
     """Return the namespace and the full key of the memory that the user named by key or prefix."""
-    list_command = "perdure memories list --ids"
-    return resolve_item_key(database.store, namespaces, typed, list_command, include_deleted=True)
+    return resolve_item_key(
+        database.store, namespaces, typed, "perdure memories list --ids", include_deleted=True
+    )
 
 
 def _resolve_origin(database: CommandDatabase, typed: str) -> str:
@@ -319,11 +320,13 @@ def _erase_matching(database: CommandDatabase, **conditions: Any) -> Receipt:
     collections = [
         Collection(database.store, (label, "{user_id}")) for label in ("memories", "examples")
     ]
-    receipts = [
-        collection.forget_matching(config=database.config, **conditions)
-        for collection in collections
-    ]
-    return reduce(add_receipts, receipts)
+    return reduce(
+        add_receipts,
+        [
+            collection.forget_matching(config=database.config, **conditions)
+            for collection in collections
+        ],
+    )
 
 
 def _erase_all(database: CommandDatabase, *, dry_run: bool) -> Receipt:
@@ -455,8 +458,7 @@ def _print_entries(entries: list[QuarantineEntry], json: bool) -> None:
     rows = [(format_date(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns = ("since", "key", "text", "reason")
     values = [entry.to_redacted_dict() for entry in entries]
-    empty_note = "the quarantine is empty"
-    print_rows(values, json, columns, rows, ids=columns[:2], empty_note=empty_note)
+    print_rows(values, json, columns, rows, ids=columns[:2], empty_note="the quarantine is empty")
 
 
 @memories.command()
@@ -492,9 +494,14 @@ def jobs(
             )
             for job in waiting
         ]
-    columns, ids = ("thread", "user", "state", "due", "error"), ("thread", "state")
-    empty_note = "no thread waits for an extraction"
-    print_rows(waiting, json, columns, rows, ids=ids, empty_note=empty_note)
+    print_rows(
+        waiting,
+        json,
+        ("thread", "user", "state", "due", "error"),
+        rows,
+        ids=("thread", "state"),
+        empty_note="no thread waits for an extraction",
+    )
     if unassigned:
         count = format_count(len(unassigned), "thread")
         print_note(f"not extracted, because no user is named: {count}")

@@ -76,9 +76,14 @@ def forget(
 
     user = check_user("--user", user, "pass the name of the person")
     owners_are_people = None if owners is None else owners == "people"
-    key_count = sum(key.get("user") == user for key in _read_keys(keys))
-    record_count = sum(user in _record_users(record) for record in _read_audit(audit))
-    in_files = [Part("API keys", (), key_count), Part("audit records", (), record_count)]
+    in_files = [
+        Part("API keys", (), sum(key.get("user") == user for key in _read_keys(keys))),
+        Part(
+            "audit records",
+            (),
+            sum(user in _record_users(record) for record in _read_audit(audit)),
+        ),
+    ]
     with open_database(db) as database:
         try:
             with show_status("looking for data of the person …"):

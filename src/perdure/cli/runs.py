@@ -83,8 +83,9 @@ def runs(
             for run in listed_runs
         ]
     columns = ("id", "thread", "graph", "status", "created", "caller", "error")
-    empty_note = "there are no runs"
-    print_rows(listed_runs, json, columns, cells, ids=("id", "thread"), empty_note=empty_note)
+    print_rows(
+        listed_runs, json, columns, cells, ids=("id", "thread"), empty_note="there are no runs"
+    )
     has_conditions = (thread, user, status) != (None, None, None)
     _finish_list(len(rows) > limit, limit, "runs", no_match=has_conditions and not rows)
 
@@ -123,8 +124,9 @@ def crons(
             for cron in listed_crons
         ]
     columns = ("id", "thread", "graph", "schedule", "timezone", "next", "caller")
-    empty_note = "there are no crons"
-    print_rows(listed_crons, json, columns, cells, ids=("id", "thread"), empty_note=empty_note)
+    print_rows(
+        listed_crons, json, columns, cells, ids=("id", "thread"), empty_note="there are no crons"
+    )
     has_conditions = (thread, user) != (None, None)
     _finish_list(len(rows) > limit, limit, "crons", no_match=has_conditions and not rows)
 

@@ -207,7 +207,15 @@ class _ServerInputs(NamedTuple):
 
 
 class _Server(NamedTuple):
-    """The configuration of a server. It is pickled and sent to each worker process."""
+    """The configuration of a server. It is pickled and sent to each worker process.
+
+    Attributes:
+        settings: The settings, with the options of the command applied.
+        inputs: Files and addresses that the options name.
+        metrics: Whether the server counts for Prometheus.
+        log: The format of the log.
+        grace_s: Seconds that active runs may take to end after SIGTERM.
+    """
 
     settings: Settings
     inputs: _ServerInputs
@@ -334,7 +342,7 @@ def _supervise_workers(server: _Server, listener: socket.socket, count: int) -> 
         signal.signal(number, handler)
     if not received:
         raise typer.Exit(1)  # the reason is already printed
-    signal.raise_signal(received[0])  # exit in the way in which a server with one process exits
+    signal.raise_signal(received[0])  # exit by the signal, as a server with one process does
 
 
 def _start_worker(context: SpawnContext, arguments: tuple[Any, ...]) -> SpawnProcess:
@@ -365,8 +373,9 @@ def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
 
     def stop_after_parent() -> None:
         parent.join()
-        is_default = sigterm_handler == signal.SIG_DFL
-        os.kill(os.getpid(), signal.SIGTERM if is_default else signal.SIGKILL)
+        os.kill(
+            os.getpid(), signal.SIGTERM if sigterm_handler == signal.SIG_DFL else signal.SIGKILL
+        )
 
     threading.Thread(target=stop_after_parent, daemon=True).start()
 
@@ -501,8 +510,9 @@ def _open_listener(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             # otherwise a closed connection keeps its unsent data until the client reads them
-            timeout_ms = _UNREAD_TIMEOUT_S * 1000
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+            listener.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_TIMEOUT_S * 1000
+            )
         return listener
     except OSError as exc:
         raise ConfigurationError(

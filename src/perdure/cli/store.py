@@ -106,8 +106,13 @@ def _find_item(
     store: WholeStore, namespace: Namespace, key: str, *, include_deleted: bool = False
 ) -> tuple[Namespace, str]:
     """Return the namespace and the full key of the item whose key the user typed or abbreviated."""
-    list_command = f"perdure store search {format_namespace(namespace)}"
-    return resolve_item_key(store, [namespace], key, list_command, include_deleted=include_deleted)
+    return resolve_item_key(
+        store,
+        [namespace],
+        key,
+        f"perdure store search {format_namespace(namespace)}",
+        include_deleted=include_deleted,
+    )
 
 
 # -- items
@@ -199,8 +204,9 @@ def history(
         for item in versions
     ]
     columns = ("version", "from", "to", "value")
-    values = [_build_item_json(item) for item in versions]
-    print_rows(values, json, columns, rows, ids=("from", "to"))
+    print_rows(
+        [_build_item_json(item) for item in versions], json, columns, rows, ids=("from", "to")
+    )
 
 
 @store.command()
@@ -333,10 +339,12 @@ def forget(
 
 def _describe_receipt(receipt: Receipt) -> str:
     """Return the numbers of items, old versions and messages that a receipt counts."""
-    items = format_count(receipt.items, "item")
-    versions = format_count(receipt.versions, "old version")
-    messages = format_count(receipt.messages, "message")
-    return f"{items}, {versions} and {messages} of {format_count(len(receipt.threads), 'thread')}"
+    return (
+        f"{format_count(receipt.items, 'item')}, "
+        f"{format_count(receipt.versions, 'old version')} and "
+        f"{format_count(receipt.messages, 'message')} of "
+        f"{format_count(len(receipt.threads), 'thread')}"
+    )
 
 
 @store.command()

@@ -172,12 +172,15 @@ def _print_search_results(
     if json:
         print_json([asdict(hit) for hit in hits])
     for hit, thread_id in () if json else zip(hits, thread_ids, strict=True):
-        title = format_line(hit.title, _MAX_TITLE)
-        print_text(f"{thread_id}  {format_date(hit.at)}  {title}", "bold")
+        print_text(
+            f"{thread_id}  {format_date(hit.at)}  {format_line(hit.title, _MAX_TITLE)}", "bold"
+        )
         print_text(f"  {hit.role}: {hit.marked}")
     if hits.unread:
-        count = format_count(hits.unread, "thread")
-        print_note(f"not searched, because the database is read-only: {count}")
+        print_note(
+            "not searched, because the database is read-only: "
+            f"{format_count(hits.unread, 'thread')}"
+        )
     if not hits:
         print_note(f"no message matches {query!r}")
         raise typer.Exit(1)

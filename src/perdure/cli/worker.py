@@ -73,10 +73,12 @@ def worker(
         defaults = settings.worker
         delay, cron = defaults.delay_s if delay is None else delay, cron or defaults.cron
         facts = defaults.facts if facts is None else facts
-        has_schedule = cron not in (None, _OFF)
         background = Background(
             opened_database.build_extraction(facts=facts),
-            pace=Pace(delay_s=_DEFAULT_DELAY_S if delay is None and not has_schedule else delay),
+            # without a schedule, conversations are extracted after a pause
+            pace=Pace(
+                delay_s=_DEFAULT_DELAY_S if delay is None and cron in (None, _OFF) else delay
+            ),
             database=database,
             on_job=print_job,
         )
