@@ -265,13 +265,13 @@ def _unknown_cron_error(cron_id: str) -> Refused:
     return Refused(f"there is no cron {cron_id!r}", 404)
 
 
-def _build_cron_json(cron: CronRow, is_reached: bool = True) -> dict[str, Any]:
+def _build_cron_json(cron: CronRow, is_reachable: bool = True) -> dict[str, Any]:
     """Return a cron in the form of langgraph's API.
 
     If the caller does not reach the cron by its metadata, private fields are left out.
     """
     content, payload = cron.content, cron.content["payload"]
-    if not is_reached:
+    if not is_reachable:
         payload = {name: value for name, value in payload.items() if name not in _PRIVATE_FIELDS}
     options = CronOptions.model_validate(payload)
     return {

@@ -90,6 +90,7 @@ class CancelRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        """Check that the request names either runs of a thread or a status."""
         is_by_id = self.thread_id is not None and self.run_ids
         if bool(is_by_id) == (self.status is not None) or bool(is_by_id) != bool(
             self.thread_id or self.run_ids
@@ -385,12 +386,13 @@ async def prepare_run(
         await get_checkpoint(call, build_checkpoint_config(thread_id, checkpoint))
 
     async def start() -> Run:
+        """Create the thread if needed, and start the run."""
         thread = permitted_thread
         if may_create:
             thread = await threads.get_or_create_row(thread_id, body.metadata)
-        deletes = temporary and body.on_completion == "delete"
-        graph, options = assistant["graph_id"], dict[str, Any](temporary=deletes)
-        options["recorded"] = recorded and not deletes
+        deletes_thread = temporary and body.on_completion == "delete"
+        graph, options = assistant["graph_id"], dict[str, Any](temporary=deletes_thread)
+        options["recorded"] = recorded and not deletes_thread
         sender = _build_sender(call.identity, body, due, author)
         sender = sender._replace(teams=sorted(call.identity.teams))
         known_person = None if thread is None else threads.find_person(thread)

@@ -61,6 +61,7 @@ class Lifetime(BaseModel):
 
 
 def _as_lifetime(value: Any) -> Any:
+    """Return a lifetime as an object. A number means minutes."""
     return value if isinstance(value, dict) else {"ttl": value}
 
 

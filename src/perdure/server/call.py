@@ -83,7 +83,7 @@ class Call:
 
     def record_for_audit(self, **ids: Any) -> None:
         """Add ids, or the `hashes` of a receipt, to the audit record. Content must not be added."""
-        self.recorded[-1:] = [{**each, **ids} for each in self.recorded[-1:] or [{}]]
+        self.recorded[-1:] = [{**entry, **ids} for entry in self.recorded[-1:] or [{}]]
 
     async def permit(self, value: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Check that the action is permitted, and return its arguments as a handler left them.

@@ -113,6 +113,7 @@ class Guard:
         answered = False
 
         async def send_reply(message: Message) -> None:
+            """Pass a message of the reply on, and note what the log line needs."""
             nonlocal answered
             kind = message["type"].removeprefix("websocket.")
             if kind in ("http.response.start", "accept"):
@@ -244,6 +245,7 @@ def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
     has_started = is_complete = False
 
     async def receive_body() -> Message:
+        """Receive a message. Identify the user before the first one."""
         nonlocal has_started, is_complete
         if is_complete:
             return await receive()

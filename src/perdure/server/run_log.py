@@ -93,28 +93,31 @@ class EventStream(StreamingResponse):
         """Send the events. Raise `TimeoutError` if the client does not read them."""
         is_within_event = False  # whether only a part of an event was sent
 
-        async def sending(message: Message) -> None:
+        async def send_in_time(message: Message) -> None:
+            """Send a message within the time limit."""
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await send(message)
 
-        async def sending_events(message: Message) -> None:
+        async def send_events(message: Message) -> None:
+            """Send a part of the events, and note whether it ends within an event."""
             nonlocal is_within_event
             ends = message.get("body", b"\n\n").endswith(b"\n\n")
             is_within_event = is_within_event or not ends
-            await sending(message)
+            await send_in_time(message)
             is_within_event = not ends
 
         async def ping() -> None:
+            """Send a comment at regular intervals, but not within an event."""
             while True:
                 await asyncio.sleep(PING_S)
                 if not is_within_event:
-                    await sending(
+                    await send_in_time(
                         {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
                     )
 
         pings = asyncio.create_task(ping())
         try:
-            await super().stream_response(sending_events)
+            await super().stream_response(send_events)
         finally:
             pings.cancel()
             await cast(AsyncGenerator[bytes, None], self.body_iterator).aclose()

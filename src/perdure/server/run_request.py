@@ -100,8 +100,13 @@ class WithoutNulls(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, body: Any) -> Any:
+        """Remove fields whose value is null."""
         is_object = isinstance(body, Mapping)
-        return {n: v for n, v in body.items() if v is not None} if is_object else body
+        return (
+            {name: value for name, value in body.items() if value is not None}
+            if is_object
+            else body
+        )
 
 
 class CommandFields(WithoutNulls):
@@ -201,12 +206,14 @@ class RunRequest(WithoutNulls):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        """Refuse unsupported fields, and combine fields that depend on each other."""
         for field in _UNSUPPORTED_FIELDS:
             if value := getattr(self, field):
                 raise ValueError(
                     f"{field} is {value!r}, and this server does not support {field}; remove it"
                 )
-        if self.durability is None and self.checkpoint_during is not None:  # its former name
+        # `checkpoint_during` is the former name of `durability` in langgraph
+        if self.durability is None and self.checkpoint_during is not None:
             self.durability = "async" if self.checkpoint_during else "exit"
         if self.after_seconds and self.multitask_strategy == "reject":
             raise ValueError(
@@ -234,7 +241,9 @@ class RunRequest(WithoutNulls):
             ConfigurationError: See `validate_metadata`.
         """
         labels = {
-            n: v for n, v in self._merged_configurable.items() if isinstance(v, str | int | float)
+            name: value
+            for name, value in self._merged_configurable.items()
+            if isinstance(value, str | int | float)
         }
         validate_metadata({**labels, **self.config.metadata, **self.metadata})
 
@@ -321,9 +330,12 @@ class RunRequest(WithoutNulls):
         configurable = self._merged_configurable
         named_ids = {configurable.get("checkpoint_ns", ""): configurable.get("checkpoint_id")}
         return {
-            ns: id
-            for ns, id in {**named_ids, **configurable.get("checkpoint_map", {})}.items()
-            if id
+            namespace: checkpoint_id
+            for namespace, checkpoint_id in {
+                **named_ids,
+                **configurable.get("checkpoint_map", {}),
+            }.items()
+            if checkpoint_id
         }
 
     @property
@@ -333,9 +345,9 @@ class RunRequest(WithoutNulls):
         configurable |= (self.checkpoint or CheckpointRef()).model_dump(exclude_none=True)
         configurable |= {"checkpoint_id": self.checkpoint_id} if self.checkpoint_id else {}
         return {
-            n: v
-            for n, v in configurable.items()
-            if v is not None or n not in CheckpointRef.model_fields
+            name: value
+            for name, value in configurable.items()
+            if value is not None or name not in CheckpointRef.model_fields
         }
 
     def build_config(
@@ -351,7 +363,9 @@ class RunRequest(WithoutNulls):
         configurable = self._merged_configurable
         if is_continued:
             configurable = {
-                n: v for n, v in configurable.items() if n not in CheckpointRef.model_fields
+                name: value
+                for name, value in configurable.items()
+                if name not in CheckpointRef.model_fields
             }
         return {
             "configurable": {**configurable, **server_values},

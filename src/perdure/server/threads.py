@@ -197,9 +197,7 @@ class Threads:
         if existing is None:
             raise already_exists_error(f"a thread {thread_id!r}")
         if not meets(existing.metadata, self._filter):
-            raise _unknown_thread_error(
-                thread_id
-            )  # as all other requests for the thread of somebody else
+            raise _unknown_thread_error(thread_id)  # the same error as for every other request
         return existing
 
     async def _insert(
