@@ -285,9 +285,8 @@ class Pipeline:
             if not unread and (
                 watermark.checkpoint_id != history.checkpoint_id or watermark.attempts
             ):
-                advanced = watermark.advance(
-                    (), history.checkpoint_id
-                )  # the thread is no longer due
+                # the thread is no longer due
+                advanced = watermark.advance((), history.checkpoint_id)
                 with suppress(VersionConflict):
                     await self.scope.adapter.write([self._build_watermark_put(advanced, thread_id)])
             if unread and watermark.version == 0 and self.guards:

@@ -150,7 +150,7 @@ _COMPARED_MEMORIES: Final = 16  # maximum number of stored facts that a candidat
 
 
 class Gate:
-    """Decides about candidates for memories.
+    """Decides which candidates become memories.
 
     The gate refuses a text that has no words or is too long, the words of a system message, and a
     fact that a memory already states. It refuses a text that was deleted or forgotten, unless

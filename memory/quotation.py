@@ -285,11 +285,8 @@ def render_block_name(block: Mapping[str, Any]) -> str:
     # a URL may end with a key, and a URL that begins with "data:" is the file itself
     texts = (_BINARY.sub(r"\1", n).partition("?")[0] for n in names if isinstance(n, str))
     name = next((text for text in texts if text and not text.startswith("data:")), "")
-    return (
-        f"[{_BLOCK_TYPE_NAMES.get(kind, kind)} {name}]"
-        if name
-        else f"[{_BLOCK_TYPE_NAMES.get(kind, kind)}]"
-    )
+    label = _BLOCK_TYPE_NAMES.get(kind, kind)
+    return f"[{label} {name}]" if name else f"[{label}]"
 
 
 def _render_calls(message: BaseMessage) -> list[str]:

@@ -130,8 +130,8 @@ def choose_labels(namespace: Labels, namespaces: Sequence[Sequence[str]] | None)
     )
     if not is_list_of_lists or not namespaces or tuple(namespace) != NAMESPACE:
         raise ConfigurationError(
-            f"namespaces is {namespaces!r:.80}; expected a list of the labels of several, like "
-            "[('memories', '{user_id}'), ('teams', '{team}')], in place of namespace"
+            f"namespaces is {namespaces!r:.80}; expected a list of several namespaces, like "
+            "[('memories', '{user_id}'), ('teams', '{team}')], instead of namespace="
         )
     return namespaces
 
@@ -145,7 +145,17 @@ def list_namespace_labels(namespace: Labels) -> Sequence[Any]:
 
 
 class MemorySearch:
-    """A search for memories with fixed options; see `recall` for the options."""
+    """A search for memories with fixed options.
+
+    Args:
+        namespace: See `recall`.
+        kinds: See `recall`.
+        limit: See `recall`.
+        max_tokens: See `recall`.
+        min_score: See `recall`.
+        all_below: If the namespaces have fewer memories than this number, all of them are found.
+        namespaces: See `recall`.
+    """
 
     def __init__(
         self,
@@ -226,7 +236,7 @@ class MemorySearch:
         if during is not None:
             options["during"] = during
         options["min_score"] = 0.0 if explain else min_score
-        all_memories = await self._read_few(adapter, prefixes, as_of, accepts)
+        all_memories = await self._read_all_if_few(adapter, prefixes, as_of, accepts)
         limit = max(self._limit, len(all_memories))
         if all_memories:
             options["min_score"] = min_score = 0.0
@@ -255,16 +265,14 @@ class MemorySearch:
         fitting_numbers, tokens = fit_section(
             "memories", lines, max_tokens or self.max_tokens, self._counter
         )
-        fitting_memories, left_out = (
-            [memories[number] for number in fitting_numbers],
-            len(memories) - len(fitting_numbers),
-        )
+        fitting_memories = [memories[number] for number in fitting_numbers]
+        left_out = len(memories) - len(fitting_numbers)
         fitting_lines = tuple(lines[number] for number in fitting_numbers)
         if as_of is None:
             await adapter.keep_alive(fitting_memories)
         return RecallResult(fitting_memories, tokens, left_out, fitting_lines, min_score, below)
 
-    async def _read_few(
+    async def _read_all_if_few(
         self,
         adapter: StoreAdapter,
         prefixes: Sequence[Namespace],

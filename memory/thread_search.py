@@ -86,7 +86,7 @@ class ThreadHit:
         marks: The start and end of each matching word in the text.
         message_id: The id of the message, if it has one.
         position: The position of the message's item in the thread's log, as in `saver.history()`.
-        score: The score of the message.
+        score: The score of the message; a higher score is a better match.
     """
 
     thread_id: str
@@ -181,7 +181,13 @@ class _IndexStep(NamedTuple):
 
 
 class _IndexingJob:
-    """The indexing of threads in the background: the numbers of threads, and the future."""
+    """A job that indexes threads in the background.
+
+    Attributes:
+        total: The number of threads to index.
+        done_count: The number of threads that are indexed.
+        future: Completes when the job has ended.
+    """
 
     def __init__(self, total: int) -> None:
         self.total, self.done_count = total, 0
@@ -200,8 +206,8 @@ class TranscriptSearch:
         self._saver, self._list = saver, ThreadList(saver)
         self._database, self._sql = saver.database, saver._sql
         self._parts = store._parts.for_other_tables(TRANSCRIPT_PREFIX, saver.database, saver._seal)
-        self._said = Store(self._parts)
-        self._lock, self._readings = threading.Lock(), dict[Hashable, _IndexingJob]()
+        self._index = Store(self._parts)
+        self._lock, self._jobs = threading.Lock(), dict[Hashable, _IndexingJob]()
 
     @staticmethod
     def for_checkpointer(saver: Checkpointer, store: Store) -> TranscriptSearch:
@@ -253,7 +259,7 @@ class TranscriptSearch:
         prefix = () if visible.owner is None else (self._hash_owner(visible.owner),)
         hits, seen_threads, start, size = list[ThreadHit](), set[str](), 0, _PAGE_SIZE
         while len(hits) < limit:
-            items = self._said.search(
+            items = self._index.search(
                 prefix, query=text, mode="text", context=False, limit=size, offset=start
             )
             best: dict[str, FoundItem] = {}
@@ -282,7 +288,7 @@ class TranscriptSearch:
         data = repr(owner).encode(errors="surrogatepass")
         return blake2b(data, digest_size=16, key=self._saver._seal.hash_key).hexdigest()
 
-    # -- reading
+    # -- indexing
 
     def _index_changed_threads(
         self, visible: VisibleThreads, wait_s: float | None, progress: Progress
@@ -307,7 +313,7 @@ class TranscriptSearch:
     ) -> _IndexingJob:
         """Return the running job of an owner's threads, or start one."""
         with self._lock:
-            if job := self._readings.get(owner):
+            if job := self._jobs.get(owner):
                 return job
             job = _IndexingJob(len(threads))
             owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
@@ -317,12 +323,12 @@ class TranscriptSearch:
                     self._index_threads(job, owners)
                 finally:
                     with self._lock:
-                        del self._readings[owner]
+                        del self._jobs[owner]
 
             # daemon threads, because the indexing must not keep the process alive
             pool = ThreadPool(1, "perdure-thread-search", is_permanent=False)
             job.future = pool.submit(index_and_remove_job, is_async=False)
-            self._readings[owner] = job
+            self._jobs[owner] = job
             return job
 
     def _index_threads(self, job: _IndexingJob, owners: Sequence[tuple[str, Any]]) -> None:

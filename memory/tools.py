@@ -213,10 +213,8 @@ def search_memory(
         until=(str | None, Field(None, description=UNTIL_DESCRIPTION)),
     )
     label_lists = list_namespace_labels(choose_labels(namespace, namespaces))
-    collections, checked_min_score = (
-        [Collection(store, labels) for labels in label_lists],
-        check_min_score(min_score),
-    )
+    collections = [Collection(store, labels) for labels in label_lists]
+    checked_min_score = check_min_score(min_score)
 
     async def search(arguments: Mapping[str, Any], attribution: Attribution) -> str:
         query = arguments["query"].encode(errors="replace").decode().strip()
@@ -330,9 +328,9 @@ def build_tool(
             runtime.state if is_message_list(runtime.state) else read_channel(runtime.state, key)
         )
         messages = messages if is_message_list(messages) else ()
-        own = {tool.name for tool in runtime.tools if isinstance(tool, _MemoryTool)}
+        names = {tool.name for tool in runtime.tools if isinstance(tool, _MemoryTool)}
         return Attribution(
-            config, [m for m in messages if isinstance(m, BaseMessage)], _OWN_TOOLS | own
+            config, [m for m in messages if isinstance(m, BaseMessage)], _OWN_TOOLS | names
         )
 
     # langgraph passes `runtime`, which the model does not see

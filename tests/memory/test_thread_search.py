@@ -236,7 +236,7 @@ def test_what_is_wrong_is_said(both: Opened, tmp_path: Path) -> None:
             call()
     with (
         SQLiteStore.open(tmp_path / "other.db") as other,
-        pytest.raises(ConfigurationError, match="expected a store in their database"),
+        pytest.raises(ConfigurationError, match="expected both in one database"),
     ):
         search_threads(both.saver, other, "canoe")
     assert both.kept() == []
@@ -495,7 +495,7 @@ def test_readings_that_are_over_are_not_kept(both: Opened, monkeypatch: pytest.M
         talk(both.saver, f"of {user}", said=["the horse"], user_id=user)
         assert both.search("horse", user=user) == [f"of {user}"]
     assert both.search("horse", user="eve") == ["t"]
-    assert TranscriptSearch.for_checkpointer(both.saver, both.store)._readings == {}
+    assert TranscriptSearch.for_checkpointer(both.saver, both.store)._jobs == {}
 
 
 def test_an_index_of_another_process_forgets_too(place: Place) -> None:
