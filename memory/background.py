@@ -115,14 +115,14 @@ class Background:
         self.pace, self.work = pace or Pace(), bool(work)
         self.workers, self._on_job = check_whole_number("workers", workers, 1), on_job
         self._due = DueThreads(extraction, self.pace)
-        self._left_out = 0  # number of unassigned threads in the last warning
-        self._place = resolve_queue_location(database, extraction.get_adapter().store)
+        self._warned_count = 0  # number of unassigned threads in the last warning
+        self._queue_location = resolve_queue_location(database, extraction.get_adapter().store)
         self._lock, self._stop = threading.RLock(), threading.Event()
         self._abandon = threading.Event()
         self._running: set[str] = set()
         self._stack = ExitStack()
         self._queue: JobQueue | None = None
-        self._works = False
+        self._is_working = False
 
     def start(self) -> Self:
         """Start the extraction, unless `work` is False.
@@ -131,7 +131,7 @@ class Background:
             ConfigurationError: This process runs a DBOS application already.
         """
         with self._lock:
-            if not self.work or self._works:
+            if not self.work or self._is_working:
                 return self
             try:
                 works = self._get_queue().work_in_context(
@@ -142,7 +142,7 @@ class Background:
             except BaseException:
                 self.stop()
                 raise
-            self._works = True
+            self._is_working = True
             ticks = threading.Thread(target=self._run_ticks, name="perdure-background", daemon=True)
             ticks.start()
             self._stack.callback(ticks.join)
@@ -163,7 +163,7 @@ class Background:
             self._stack.close()
             if self._queue is not None:
                 self._queue.close()
-            self._queue, self._works = None, False
+            self._queue, self._is_working = None, False
             self._stop, self._abandon = threading.Event(), threading.Event()
 
     def __enter__(self) -> Self:
@@ -228,9 +228,8 @@ class Background:
             job.key: replace(job, state="running") if running_by_key.get(job.key) else job
             for job in self._due.list_jobs(exclude_read=True)
         }
-        jobs = {
-            job.key: job for job in queue.list_done_jobs()
-        } | due  # read last, so that no job is missing in both
+        # done jobs are read last, so that no job is missing in both lists
+        jobs = {job.key: job for job in queue.list_done_jobs()} | due
         return [job for job in jobs.values() if state in (None, job.state)]
 
     def unassigned(self) -> list[str]:
@@ -245,13 +244,12 @@ class Background:
 
     def _get_queue(self) -> JobQueue:
         """Return the queue, which is opened by the first call."""
-        if (
-            queue := self._queue
-        ) is not None:  # without the lock, because `stop` has it while it waits
+        # without the lock, because `stop` has it while it waits
+        if (queue := self._queue) is not None:
             return queue
         with self._lock:
             if self._queue is None:
-                self._queue = JobQueue(*self._place)
+                self._queue = JobQueue(*self._queue_location)
             return self._queue
 
     def _put_all(self, *, dead: bool = True) -> set[str]:
@@ -298,8 +296,8 @@ class Background:
     def _warn_of_unassigned(self, unassigned: list[str]) -> None:
         """Log a warning if the number of unassigned threads has doubled since the last one."""
         count = len(unassigned)
-        if count and count >= 2 * self._left_out:
-            self._left_out = count
+        if count and count >= 2 * self._warned_count:
+            self._warned_count = count
             logger.warning(
                 "threads that name no %s are not extracted: %d; pass this value to their runs by "
                 "context= or in configurable",

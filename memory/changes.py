@@ -153,8 +153,15 @@ async def plan_and_write_exclusively(
     """Plan a change and write it, one change of a namespace after another within this process.
 
     Without the lock, each of many simultaneous changes would be planned again for each of the
-    others. A store without versions does not detect conflicts at all. See `plan_and_write` for the
-    arguments.
+    others. A store without versions does not detect conflicts at all.
+
+    Args:
+        adapter: The store.
+        namespace: The namespace of the memories.
+        plan: Plans the change against the stored memories.
+
+    Returns:
+        The plan that was written.
     """
     # stores on one file share its database object; a forked process gets locks of its own
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
@@ -481,6 +488,7 @@ class MemoryWriter:
         memory_key = generated_key if key is None else check_key(key)
 
         async def plan() -> ChangePlan:
+            """Plan the addition, or the change of the memory that has the key."""
             counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
             existing = await self.adapter.get(self.namespace, memory_key)
             if existing is None:
@@ -526,6 +534,7 @@ class MemoryWriter:
         """
 
         async def plan() -> ChangePlan:
+            """Plan the replacement of the memory, if it is at the expected version."""
             counter_puts = await build_change_counter_puts(self.adapter, self.namespace)
             previous = await self._get_existing(key)
             if if_version not in (None, previous.version):
@@ -550,6 +559,7 @@ class MemoryWriter:
         """
 
         async def plan(*, with_tombstones: bool = True) -> ChangePlan:
+            """Plan the deletion, and tombstones of all versions."""
             memory = await self._get_existing(key)
             puts = [build_removal(self.namespace, key, memory.version)]
             if not with_tombstones:

@@ -482,7 +482,16 @@ memories, amemories = blocking(_memories), awaiting(_memories)
 
 
 async def forget_memory(adapter: StoreAdapter, namespace: Namespace, key: str) -> Receipt:
-    """Erase a memory, and the entries in quarantine that have its key or one of its texts."""
+    """Erase a memory, and the entries in quarantine that have its key or one of its texts.
+
+    Args:
+        adapter: The store.
+        namespace: The namespace of the memory.
+        key: The key of the memory.
+
+    Raises:
+        UnknownMemory: There is no memory with this key, and none was deleted.
+    """
     versions = await adapter.list_versions(namespace, key)
     if not versions:
         raise build_unknown_memory_error(namespace, key)

@@ -128,10 +128,8 @@ class Assemble(MessagesNode):
     def _pack_whole(self, model_input: ModelInput, contents: Mapping[str, Any]) -> ModelInput:
         """Return the context that fits, with a function that counts whole requests."""
         counter, all_turns = self.counter, list(model_input.turns)
-        tools, prompt = (
-            counter.count_tools(self.tools),
-            counter.count_system_prompt(self.system_prompt),
-        )
+        tools = counter.count_tools(self.tools)
+        prompt = counter.count_system_prompt(self.system_prompt)
 
         def pack_with_reserve(reserve: float) -> tuple[SystemMessage | None, list[Turn]]:
             model_input_copy = replace(model_input, turns=iter(all_turns))
@@ -244,22 +242,33 @@ class UseMemories(MessagesNode):
     """A part of a view that adds a section `<memories>` to the request.
 
     Put it before the part that cuts, whose budget then includes the memories, and after
-    `use_instructions`, which replaces the system message. An example is
-    `view(use_memories(), trim(max_tokens=4_000))`.
+    `use_instructions`, which replaces the system message. An example is `view(use_memories(),
+    trim(max_tokens=4_000))`.
 
-    With `place="system"`, the section is at the end of the system message. With
-    `place="question"`, the section follows the newest question. Providers cache the prefix that a
-    request shares with the previous one. Memories in the system message change with each question,
-    and so end this prefix early.
+    The query is the newest human message. If that message is as short as "and then?", the one
+    before it is added. Memories are left out if the model is shown all messages on which they rest,
+    after all parts of the view. If the store or its embedder fails, a warning is logged, and the
+    turn goes on without memories.
 
-    The query is the newest human message, with the one before it if it is as short as "and then?".
-    Memories are left out if the model is shown all messages on which they rest, after all parts of
-    the view. If the store or its embedder fails, a warning is logged, and the turn goes on without
-    memories. With `all_below=12`, all memories are shown, best first and whatever their scores, as
-    long as the namespaces have fewer than 12 memories. `max_tokens` still limits them.
-    `namespaces=[("memories", "{user_id}"), ("teams", "{team}")]` shows those of the user and of the
-    user's teams. The other options are those of `recall`; `as_of` is the name of the moment in the
-    run's config, or a function of the config.
+    Args:
+        store: See `recall`.
+        namespace: See `recall`.
+        kinds: See `recall`.
+        limit: See `recall`.
+        max_tokens: The maximum number of tokens of the memories.
+        min_score: See `recall`.
+        all_below: With a number such as 12, all memories are shown as long as the namespaces have
+            fewer than 12 memories. They are shown best first, whatever their scores. `max_tokens`
+            still limits them.
+        as_of: The name of a value in the run's config that has the time whose memories are
+            recalled, or a function that returns this time for the config.
+        place: Where the section is put. With `"system"`, it is at the end of the system message.
+            With `"question"`, it follows the newest question. Providers cache the prefix that a
+            request shares with the previous one. Memories in the system message change with each
+            question, and so end this prefix early.
+        messages_key: The channel of the messages.
+        namespaces: Several namespaces. `[("memories", "{user_id}"), ("teams", "{team}")]` shows the
+            memories of the user and of the user's teams.
     """
 
     def __init__(
@@ -343,6 +352,7 @@ class UseMemories(MessagesNode):
         thread_id, _ = read_run_source(config)
 
         def is_not_shown(memory: Memory) -> bool:
+            """Return whether a memory rests on messages that the model is not shown."""
             origin = memory.provenance
             if origin is None or not origin.message_ids:
                 return True

@@ -349,6 +349,7 @@ class Pipeline:
         )
 
         async def plan() -> ChangePlan:
+            """Plan the proposal together with the advanced watermark."""
             if next(tries):  # another change was written; give up if it changed the watermark
                 current = await self._read_watermark(thread_id)
                 if current.version != watermark.version or not current.has_same_progress(watermark):
@@ -382,7 +383,13 @@ class RememberTurns(Learner):
 
     Each message becomes a memory, which takes about a millisecond. If the store fails, a warning is
     logged, and the next run or a background extraction stores the memories. Put this node before
-    nodes that remove messages. The options are those of `Extraction`.
+    nodes that remove messages.
+
+    Args:
+        store: The store of the memories. None means, within a graph, the graph's store.
+        namespace: Labels of the namespace of the memories; see `Template`.
+        gate: The gate, or None for `Gate()`.
+        messages_key: The channel of the messages.
     """
 
     def __init__(
@@ -417,13 +424,12 @@ class RememberTurns(Learner):
             )
         if self.namespace.lacks_memory(config):
             return None
-        adapter, thread_id = (
-            self._adapter or get_adapter(None, self.namespace),
-            check_thread_id(thread_id),
-        )
+        adapter = self._adapter or get_adapter(None, self.namespace)
+        thread_id = check_thread_id(thread_id)
         loaded, read_count = find_run_thread(config, self.messages_key), count()
 
         async def read_thread(watermark: Watermark) -> ThreadHistory:
+            """Return the messages that may be unread, with the times of the new ones."""
             unread = _skip_read_messages(watermark, messages)
             if next(read_count):  # messages may have been erased since the first read
                 unread = await remove_erased(loaded, unread)
@@ -561,7 +567,7 @@ class DueThreads:
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         self._unassigned: dict[str, datetime] = {}  # by thread id: the time of the last write
         # by thread id: the head and watermark, and whether all messages were read at that time
-        self._confirmed: dict[str, tuple[Any, bool]] = {}
+        self._read_states: dict[str, tuple[Any, bool]] = {}
         self._since: datetime | None = None
         self._lock = threading.Lock()  # a worker and an application may list jobs at the same time
 
@@ -585,7 +591,7 @@ class DueThreads:
                     self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
                 except UnknownThread:
                     del self._unread[thread_id]
-                    self._confirmed.pop(thread_id, None)
+                    self._read_states.pop(thread_id, None)
             adapter, name = self._extraction.get_adapter(), self._extraction.extractor.name
             unread = [*self._unread.items()]
             watermark_keys = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
@@ -594,7 +600,7 @@ class DueThreads:
                 head, first_seen, namespace, labels = unread_thread
                 if watermark.checkpoint_id == head.checkpoint_id:
                     del self._unread[thread_id]
-                    self._confirmed.pop(thread_id, None)
+                    self._read_states.pop(thread_id, None)
                     continue
                 state, due_at = compute_job_state(
                     self._pace, head, watermark, first_seen, datetime.now(UTC)
@@ -609,11 +615,11 @@ class DueThreads:
     def _is_read(self, head: ThreadHead, watermark: Watermark) -> bool:
         """Return whether all messages of a thread were read, even if its head is newer."""
         state = head.checkpoint_id, watermark.count, watermark.known
-        cached = self._confirmed.get(head.thread_id)
+        cached = self._read_states.get(head.thread_id)
         if cached is None or cached[0] != state:
             position = head.thread_id, head.checkpoint_id, self._extraction.messages_key
             is_read = run(thread_messages.is_read_in_full(self._saver, *position, watermark))
-            cached = self._confirmed[head.thread_id] = state, is_read
+            cached = self._read_states[head.thread_id] = state, is_read
         return cached[1]
 
     def build_job(self, thread_id: str, config: RunnableConfig | None) -> ExtractionJob:
@@ -652,7 +658,7 @@ class DueThreads:
         """Remove a deleted thread from the lists of this object."""
         with self._lock:
             self._unread.pop(thread_id, None)
-            self._confirmed.pop(thread_id, None)
+            self._read_states.pop(thread_id, None)
             self._unassigned.pop(thread_id, None)
 
     def _refresh_unread(self) -> None:

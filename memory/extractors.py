@@ -231,7 +231,13 @@ class TurnExtractor:
 
 
 def build_turn_key(thread_id: str, message_id: str, chunk: int) -> str:
-    """Return the key of the memory of a message's chunk, which is always the same."""
+    """Return the key of the memory of a message's chunk, which is always the same.
+
+    Args:
+        thread_id: The thread.
+        message_id: The message.
+        chunk: The number of the chunk in the message, from 0.
+    """
     parts = "\0".join((thread_id, message_id, str(chunk)))
     digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
     return f"turn-{digest.hexdigest()}"

@@ -100,7 +100,7 @@ async def find_tombstones(
 
 
 async def is_forgotten(adapter: StoreAdapter, namespace: Namespace, text: str) -> bool:
-    """Return whether a memory with this text was deleted or forgotten."""
+    """Return whether a memory with this text was deleted or forgotten in a namespace."""
     return bool(await find_tombstones(adapter, namespace, [hash_normal_form(text)]))
 
 
@@ -555,6 +555,7 @@ def _run_check(check: Check, candidates: Sequence[Candidate]) -> Effect[list[Ver
     """
 
     def judge_candidate(candidate: Candidate) -> Verdict | str | None:
+        """Return the answer of the check, or a text that says how the check failed."""
         try:
             verdict: Any = check(candidate)
         except Exception as exc:

@@ -296,7 +296,14 @@ async def plan_profile_patch(
 def build_profile_plan(
     state: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> PlanFunction:
-    """Return the function that plans a profile's patch. An invalid patch becomes a refusal."""
+    """Return the function that plans a profile's patch. An invalid patch becomes a refusal.
+
+    Args:
+        state: The profile that the model was shown.
+        changes: The operations of the patch.
+        batch: The messages that the model has read.
+        scope: The namespace of the memories, and the run.
+    """
 
     async def plan(_: Gate) -> ChangePlan:  # a profile has its own gate
         try:
@@ -311,7 +318,14 @@ def build_profile_plan(
 def build_instructions_plan(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> PlanFunction:
-    """Return the function that plans to add users' wishes to instructions, a line for each."""
+    """Return the function that plans to add users' wishes to instructions, a line for each.
+
+    Args:
+        instructions: The instructions.
+        wishes: The wishes that the model found.
+        batch: The messages that the model has read.
+        scope: The namespace of the memories, and the run.
+    """
     candidates: list[Candidate] = []
     refused: list[Outcome] = []
     for wish in wishes:
@@ -328,6 +342,7 @@ def build_instructions_plan(
             )
 
     async def plan(gate: Gate) -> ChangePlan:
+        """Plan the instructions with the wishes that the gate admits and that they lack."""
         handle = instructions.get_handle(scope.config)
         previous = await instructions.read_version(handle)
         verdicts = await gate.judge(candidates, scope.adapter, scope.namespace)
@@ -531,6 +546,7 @@ class ModelExtractor:
             return self._build_request(batch, context, max_chars, refused)
 
         async def parse_answer(raw_answer: Any) -> ModelAnswer:
+            """Parse an answer and check its patches, and count its tokens."""
             nonlocal retries_left, usage
             raw = raw_answer.get("raw") if isinstance(raw_answer, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}

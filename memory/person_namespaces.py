@@ -126,8 +126,15 @@ async def forget_person(
 ) -> Receipt:
     """Erase everything that the store contains about a person; the receipt also lists what stays.
 
-    The call can be repeated. For `hand_over` see `forget_author`, and for the other arguments see
-    `find_person_namespaces`. With `dry_run`, nothing is erased.
+    The call can be repeated.
+
+    Args:
+        adapter: The store.
+        user: The name of the person.
+        templates: See `find_person_namespaces`.
+        conversations: See `find_person_namespaces`.
+        dry_run: Whether to return the receipt without erasing.
+        hand_over: See `forget_author`.
     """
     namespaces = await find_person_namespaces(adapter, user, templates, conversations)
     receipt = Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean=not dry_run)

@@ -25,7 +25,11 @@ _FOREIGN_DEEDS: Final = ("said", "scheduled")
 
 
 class QuotationFinder:
-    """Finds texts that contain one of a person's texts of 16 characters or more."""
+    """Finds texts that contain one of a person's texts of 16 characters or more.
+
+    Args:
+        texts: The texts of the person. Shorter ones are ignored.
+    """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts: dict[str, set[str]] = defaultdict(set)  # texts by their first 16 characters
@@ -49,7 +53,16 @@ class QuotationFinder:
 def find_quoting_threads(
     saver: Checkpointer, thread_ids: Iterable[str], finders: Sequence[QuotationFinder]
 ) -> list[tuple[str, ...]]:
-    """Return, for each finder, the ids of the threads whose messages quote one of its texts."""
+    """Find the threads whose messages quote a text of one of several finders.
+
+    Args:
+        saver: The checkpointer.
+        thread_ids: The threads to read.
+        finders: The finders.
+
+    Returns:
+        For each finder, the ids of the threads, in order.
+    """
     thread_ids_by_finder = [list[str]() for _ in finders]
     for thread_id in thread_ids if any(finders) else ():
         texts = [message.text for message in iter_messages(saver, thread_id)]

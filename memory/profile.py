@@ -232,7 +232,13 @@ def iter_leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
 
 
 def replace_leaves(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
-    """Return a copy of a document with other values in some of its leaves."""
+    """Return a copy of a document with other values in some of its leaves.
+
+    Args:
+        document: The document.
+        leaves: The leaves to change.
+        values: The new value of each leaf.
+    """
     changed: Document = copy_json(document, "the profile")
     for leaf, value in zip(leaves, values, strict=True):
         container: Any = changed

@@ -445,6 +445,7 @@ def _rank_facts_first(memories: Sequence[Memory]) -> list[Memory]:
     }
 
     def get_sort_key(rank: int, memory: Memory) -> tuple[float, bool]:
+        """Return the new rank of a memory, and whether it is a turn."""
         if memory.kind == TURN:
             return rank, True
         turn_ranks = [
@@ -488,6 +489,7 @@ def _remove_superseded(memories: Sequence[Memory], limit: int) -> list[Memory]:
     }
 
     def is_replaced(memory: Memory) -> bool:
+        """Return whether a memory is past, and all its messages are those of superseded texts."""
         ids = memory.provenance.message_ids if memory.provenance else ()
         return (
             bool(ids)
@@ -584,6 +586,7 @@ def check_recall(
     )
 
     def is_key(text: str) -> bool:
+        """Return whether a text is the key of a stored memory."""
         with suppress(InvalidNamespace):  # a text that cannot be a key
             return any(
                 run(adapter.get(namespace, text)) for namespace in search.fill_namespaces(config)

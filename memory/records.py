@@ -613,7 +613,15 @@ def build_put(
 def build_note_put(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
-    """Build the put of one of perdure's notes. Searches do not find it, and it does not expire."""
+    """Build the put of one of perdure's notes. Searches do not find it, and it does not expire.
+
+    Args:
+        namespace: The namespace of the note.
+        key: Its key.
+        value: Its value.
+        if_version: The version that the stored note must have, 0 if there must be none, or None for
+            any version.
+    """
     put = build_put(namespace, key, value, if_version=if_version, is_searched=False)
     return replace(put, ttl=None)
 

@@ -141,7 +141,13 @@ class ThreadHistory:
 def build_history_from_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
-    """Build the history of a thread from the messages of its state."""
+    """Build the history of a thread from the messages of its state.
+
+    Args:
+        thread_id: The thread.
+        checkpoint_id: The checkpoint of the state.
+        messages: The messages.
+    """
     latest = _select_latest_versions((message, True) for message in _iter_thread_messages(messages))
     return ThreadHistory(thread_id, checkpoint_id, latest)
 
@@ -484,7 +490,14 @@ _NOTE_ADAPTER: Final = TypeAdapter(Watermark)  # converts notes to watermarks an
 async def read_watermark(
     adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURN_EXTRACTOR
 ) -> Watermark:
-    """Read the watermark of a thread. It is empty if the extractor has not read the thread."""
+    """Read the watermark of a thread. It is empty if the extractor has not read the thread.
+
+    Args:
+        adapter: The store.
+        namespace: The namespace of the thread's memories.
+        thread_id: The thread.
+        extractor: The name of the extractor.
+    """
     [watermark] = await read_watermarks(adapter, [(namespace, thread_id)], extractor)
     return watermark
 

@@ -319,6 +319,7 @@ class TranscriptSearch:
             owners = [(id, thread.metadata.get("owner")) for id, thread in threads.items()]
 
             def index_and_remove_job() -> None:
+                """Index the threads, and remove the job from the running ones."""
                 try:
                     self._index_threads(job, owners)
                 finally:

@@ -161,6 +161,7 @@ def manage_memory(
     channel = check_text("messages_key", messages_key, "the name of a channel")
 
     async def manage(arguments: Mapping[str, Any], attribution: Attribution) -> str:
+        """Carry out a call of the model, in the memory of the user or of a team."""
         if collection.namespace.lacks_memory(attribution.config):
             raise ToolException(_WITHOUT_MEMORY_ANSWER)
         chosen_collection, config = collection, attribution.config
@@ -217,6 +218,7 @@ def search_memory(
     checked_min_score = check_min_score(min_score)
 
     async def search(arguments: Mapping[str, Any], attribution: Attribution) -> str:
+        """Search for memories, and return them as quoted lines."""
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
@@ -322,6 +324,7 @@ def build_tool(
     description = check_text("description", description, expected).strip()
 
     def build_attribution(runtime: Any, config: RunnableConfig) -> Attribution:
+        """Return the messages of the run, if a graph runs the tool."""
         if not isinstance(runtime, ToolRuntime):  # missing, or invented by the model
             return Attribution(config)
         messages = (
