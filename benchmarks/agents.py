@@ -173,7 +173,7 @@ class Course:
         await self._stack.aclose()
 
     async def turn(self, thread: str, number: int) -> list[BaseMessage]:
-        """The messages of the state after one more turn."""
+        """Return the messages of the state after one more turn."""
         config: Any = {"configurable": {"thread_id": thread}}
         asked = {"messages": [{"role": "user", "content": text(f"{thread} {number}", 120)}]}
         if self.shape == "stream":
@@ -187,7 +187,7 @@ class Course:
         return list(state["messages"])
 
     async def turns(self, thread: str, numbers: range) -> tuple[list[float], float]:
-        """Seconds of each turn, and CPU seconds of all of them, of all threads of the process."""
+        """Return the seconds of each turn, and the CPU seconds of all turns in all threads."""
         took, cpu = [], time.process_time()
         for number in numbers:
             started = time.perf_counter()
@@ -196,7 +196,7 @@ class Course:
         return took, time.process_time() - cpu
 
     async def crowd(self, threads: range, turns: int, at_once: int) -> tuple[float, float]:
-        """Seconds and CPU seconds of short threads, so many of them at once."""
+        """Return the seconds and CPU seconds of short threads that run at the same time."""
         waiting = [f"t{i}" for i in threads]
 
         async def serve() -> None:
@@ -210,13 +210,13 @@ class Course:
         return time.perf_counter() - started, time.process_time() - cpu
 
     async def returned(self) -> list[dict[str, Any]]:
-        """The messages that the last turn returned."""
+        """Return the messages that the last turn returned."""
         return [message.model_dump() for message in self.said]
 
     async def resume(
         self, shape: str, path: Path, thread: str
     ) -> tuple[float, list[dict[str, Any]]]:
-        """Seconds to open a file and read the state of a thread, and its messages.
+        """Return the seconds to open a file and read the state of a thread, and its messages.
 
         Raises:
             AssertionError: A stored manifest of perdure's has too many ranges.
@@ -232,7 +232,7 @@ class Course:
 
 
 def check_manifests(saver: SQLiteCheckpointer, thread: str) -> None:
-    """Each manifest of a thread has at most `limit(n)` ranges for its n items.
+    """Check that each manifest of a thread has at most `limit(n)` ranges for its n items.
 
     Raises:
         AssertionError: One has more.

@@ -113,7 +113,7 @@ def _left(asker: Background) -> bool:
 
 
 def extracted(store: SQLiteStore) -> Counter[tuple[str, str]]:
-    """How often each message of a thread is in the memories."""
+    """Count how often each message of a thread is in the memories."""
     counts: Counter[tuple[str, str]] = Counter()
     for user in range(USERS):
         for item in store.search(("memories", f"u{user}"), limit=1_000_000):

@@ -68,7 +68,7 @@ ON_DISK = ("AsyncSqliteSaver", "perdure")  # ratios are to the first
 
 
 def bytes_in(path: Path) -> int:
-    """The bytes in use in an SQLite file, what is still in its WAL included; 0 without a file."""
+    """Return the bytes in use in an SQLite file, including its WAL, or 0 without a file."""
     if not path.exists():
         return 0
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as conn:
@@ -95,7 +95,7 @@ class Worker:
         self._process.start()
 
     def call(self, method: str, *args: Any) -> Any:
-        """What a method of the object returns.
+        """Call a method of the object in the process, and return its result.
 
         Raises:
             RuntimeError: It raised; the message has its traceback.
@@ -144,5 +144,5 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 
 def ratio(value: float, base: float) -> str:
-    """A figure, and how it compares to the first subject's."""
+    """Format a number, with its ratio to that of the first subject."""
     return f"{value:.3g} ({value / base:.2f}x)" if base else f"{value:.3g}"

@@ -45,7 +45,7 @@ MOST = 1500  # words of another language than English
 
 
 def tokens_of(word: str, language: str) -> Iterable[str]:
-    """The tokens by which a word is searched."""
+    """Return the tokens by which a word is searched."""
     if language == ENGLISH:
         return tokenize(word)
     return (

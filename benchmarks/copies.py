@@ -27,7 +27,7 @@ ROUNDS = 15
 
 
 async def said(count: int) -> list[BaseMessage]:
-    """Messages as an agent makes them, in turns of two."""
+    """Build messages like those of an agent, in turns of two."""
     graph, config = chat(InMemorySaver()), {"configurable": {"thread_id": "t"}}
     out: list[BaseMessage] = []
     for turn in range(count // 2):
@@ -38,7 +38,7 @@ async def said(count: int) -> list[BaseMessage]:
 
 
 def timed(work: Callable[[], Any], cold: bytearray | None = None) -> float:
-    """Seconds, the median; `cold` empties the processor's caches before each."""
+    """Return the median seconds; `cold` empties the processor's caches before each call."""
     took = []
     for _ in range(ROUNDS):
         if cold is not None:
@@ -50,7 +50,7 @@ def timed(work: Callable[[], Any], cold: bytearray | None = None) -> float:
 
 
 def ways(messages: list[BaseMessage]) -> dict[str, Callable[[], Any]]:
-    """What is compared, by name; the first is what the ratios are to."""
+    """Return the functions to compare, by name; ratios refer to the first one."""
     serde = JsonPlusSerializer(allowed_msgpack_modules=None)
     dumped = serde.dumps_typed(messages)
     items = Codec(serde)

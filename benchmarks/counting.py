@@ -88,7 +88,7 @@ def speed() -> None:
 
 
 def bytes_of(message: BaseMessage) -> str:
-    """The content as another object, the way a checkpointer gives it."""
+    """Return the content as another object, as a checkpointer returns it."""
     return str(str(message.content).encode(), "utf-8")
 
 

@@ -65,7 +65,7 @@ class Figures:
 
 
 def rotating(blocks: int) -> Iterator[tuple[int, str]]:
-    """Each block with each saver, another one first each time."""
+    """Yield each block with each saver, in an order that rotates."""
     names = list(SAVERS)
     for block in range(blocks):
         first = block % len(names)
@@ -76,7 +76,7 @@ def rotating(blocks: int) -> Iterator[tuple[int, str]]:
 def long_thread(
     workers: dict[str, Worker], shape: str, turns: int, folder: Path
 ) -> dict[str, Figures]:
-    """Turns on one thread, with every saver."""
+    """Measure turns on one thread, with every saver."""
     paths = {name: folder / f"{shape} {name}.db" for name in SAVERS}
     found = {name: Figures() for name in SAVERS}
     for name, worker in workers.items():

@@ -34,7 +34,7 @@ Search = Callable[[tuple[str, ...], str], Sequence[str]]
 
 
 def threads(number: int, conversation: Conversation) -> dict[str, list[BaseMessage]]:
-    """The sessions of a conversation; who speaks first in it is the user."""
+    """Return the sessions of a conversation, in which the first speaker is the user."""
     user = conversation.turns[0].provenance.actor
     found: dict[str, list[BaseMessage]] = {}
     for turn in conversation.turns:
@@ -47,7 +47,7 @@ def threads(number: int, conversation: Conversation) -> dict[str, list[BaseMessa
 
 
 def said(turn: Turn) -> str:
-    """What a turn says, without its date and speaker."""
+    """Return the text of a turn, without its date and speaker."""
     return turn.text.partition(f"{turn.provenance.actor}: ")[2]
 
 
@@ -112,12 +112,12 @@ def of_messages(store: SQLiteStore) -> Search:
 
 
 def put(store: SQLiteStore) -> Search:
-    """The search of a store that has the turns themselves."""
+    """Return a search of a store that contains the turns themselves."""
     return lambda namespace, query: [item.key for item in store.search(namespace, query=query)]
 
 
 def recalled(search: Search, data: Sequence[Conversation]) -> float:
-    """The mean share of the evidence among the first ten."""
+    """Return the mean share of the evidence among the first ten results."""
     shares = [
         len(question.evidence & set(search(("locomo", str(number)), question.text)[:10]))
         / len(question.evidence)
@@ -128,7 +128,7 @@ def recalled(search: Search, data: Sequence[Conversation]) -> float:
 
 
 def lacking(store: SQLiteStore, data: Sequence[Conversation]) -> list[str]:
-    """What evidence there is no memory of."""
+    """Return the evidence for which there is no memory."""
     texts = []
     for number, conversation in enumerate(data):
         items = store.search(("locomo", str(number)), limit=100_000)

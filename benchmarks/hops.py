@@ -38,7 +38,7 @@ Road = tuple[Work, Work]  # a transaction, and closing
 
 
 async def rate(work: Work, callers: int) -> tuple[float, float]:
-    """Microseconds of wall and of CPU for each transaction."""
+    """Return the microseconds of wall time and CPU time for each transaction."""
 
     async def caller() -> None:
         for _ in range(EACH):

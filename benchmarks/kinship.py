@@ -22,7 +22,7 @@ _WORD = re.compile("[a-z]{3,}")
 
 
 def stem_vectors() -> tuple[list[str], np.ndarray]:
-    """The stems of the vocabulary's whole words, sorted, with normalised vectors."""
+    """Return the sorted stems of whole words of the vocabulary, with normalised vectors."""
     words = (WEIGHTS / "static-en-256.vocab").read_text("utf-8").splitlines()
     table = np.load(WEIGHTS / "static-en-256.npy")
     rows: dict[str, list[int]] = defaultdict(list)

@@ -39,7 +39,7 @@ Found = list[tuple[int, float]]  # facts and their scores, best first
 
 
 def plain(word: str) -> str:
-    """A word without accents, as stop words are listed."""
+    """Return a word without accents, as in the list of stop words."""
     apart = unicodedata.normalize("NFKD", word)
     return "".join(letter for letter in apart if not unicodedata.combining(letter))
 
@@ -105,7 +105,7 @@ SUBJECTS: dict[str, Callable[[Sequence[str], str], Any]] = {
 
 
 def measured(subject: Any, data: dict[str, Any], misses: bool) -> list[float]:
-    """recall@1, recall@3, AUC, and the share of messages that find nothing."""
+    """Return recall@1, recall@3, AUC, and the share of messages that find nothing."""
     answers: list[Found] = [subject.search(question) for _, question in data["facts"]]
     strays: list[Found] = [subject.search(message) for message in data["messages"]]
     places = [

@@ -30,7 +30,7 @@ ROUNDS = 7
 
 
 async def waits(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
-    """Milliseconds of some work, and the longest wait of the event loop meanwhile."""
+    """Return the milliseconds of some work, and the longest wait of the event loop during it."""
     late = 0.0
 
     async def tick() -> None:
@@ -66,7 +66,7 @@ class LongThread:
                 await graph.ainvoke({"messages": [{"role": "user", "content": "Go on"}]}, CONFIG)
 
     async def measure(self) -> list[float]:
-        """The first read, the newest ten, and the longest wait: of reads, of a turn, of the ten."""
+        """Measure the first read, the newest ten checkpoints, and the longest waits."""
         async with SAVERS[self.name](self.path) as saver:
             graph = chat(saver)
             gc.collect()
@@ -90,7 +90,7 @@ class LongThread:
             ]
 
     async def erase(self) -> tuple[float, float]:
-        """Erasing a message while the state is held: its time, the longest wait meanwhile."""
+        """Measure the erasure of a message, and the longest wait of the event loop during it."""
         async with SQLiteCheckpointer.open(self.path) as saver:
             held = await saver.aget_tuple(CONFIG)
             assert held is not None

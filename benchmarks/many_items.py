@@ -83,7 +83,7 @@ def load(store: SQLiteStore, items: int, length: int) -> None:
 
 
 def spent(call: Search, times: int) -> dict[str, list[float]]:
-    """Milliseconds of each call, by the clock and of the CPU."""
+    """Return the milliseconds of each call, in wall time and CPU time."""
     out: dict[str, list[float]] = {"wall": [], "cpu": []}
     for number in range(times):
         began, cpu = time.perf_counter(), time.thread_time()
@@ -172,7 +172,7 @@ def many(folder: str, items: int, index: str) -> None:
 
 
 def messages(folder: str, index: str) -> None:
-    """One namespace of long messages."""
+    """Measure one namespace of long messages."""
     texts = Texts(3)
     with opened(os.path.join(folder, "messages.db"), index) as store:
         held = texts.made(MESSAGES, MESSAGE_WORDS)

@@ -80,7 +80,7 @@ class Server:
         self.dsns = {name: make_conninfo(dsn, dbname=f"bench_{name.lower()}") for name in SAVERS}
 
     def cpu(self) -> float:
-        """Seconds of its processes, those that have ended included."""
+        """Return the CPU seconds of the server's processes, including those that have ended."""
         total = 0
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
@@ -105,7 +105,7 @@ class Server:
 
 
 def long_thread(server: Server, shape: str, turns: int) -> None:
-    """Turns on one thread, with every saver; the figures are of the last twenty turns."""
+    """Measure the last twenty turns on one thread, with every saver."""
     server.make()
     workers = {name: Worker(partial(course, name)) for name in SAVERS}
     cpu: dict[str, list[float]] = {name: [] for name in SAVERS}

@@ -111,7 +111,7 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
 
     def sql(self, *statements: str) -> list[Any]:
-        """What the last of some statements answers."""
+        """Run statements, and return the result of the last one."""
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             for statement in statements:
                 found = conn.execute(statement)
@@ -270,7 +270,7 @@ def folder() -> Iterator[Path]:
 
 
 def clients(args: argparse.Namespace) -> bool:
-    """Workers are killed, and others take their threads over."""
+    """Kill workers, whose threads other workers continue."""
     with cluster() as server, folder() as told:
         load = Load(server.dsn, told, 4)
         for _ in range(args.times * 3):
@@ -283,7 +283,7 @@ def clients(args: argparse.Namespace) -> bool:
 
 
 def server(args: argparse.Namespace) -> bool:
-    """The server is killed with all its processes, and started again after a second."""
+    """Kill the server with all its processes, and start it again after a second."""
     with cluster() as server, folder() as told:
         load = Load(server.dsn, told, 4)
         for _ in range(args.times):
@@ -296,7 +296,7 @@ def server(args: argparse.Namespace) -> bool:
 
 
 def promotion(args: argparse.Namespace) -> bool:
-    """The primary is killed, its synchronous standby promoted; the DSN names both."""
+    """Kill the primary and promote its synchronous standby; the DSN names both."""
     with cluster() as server, folder() as told:
         other = Cluster(server.folder.parent / "b", 5602)
         other.call("pg_basebackup", "-D", str(other.data), "-R", "-X", "stream", "-d", server.dsn)
@@ -320,7 +320,7 @@ def promotion(args: argparse.Namespace) -> bool:
 
 
 def lock(args: argparse.Namespace) -> bool:
-    """A lock on a table is held for longer than half of the workers wait."""
+    """Hold a lock on a table for longer than half of the workers wait."""
     with cluster() as server, folder() as told:
         load = Load(server.dsn, told, 2, {"timeout_s": args.held * 3})
         load.of = (server.dsn, {"timeout_s": args.held / 4}, told)
@@ -335,7 +335,7 @@ def lock(args: argparse.Namespace) -> bool:
 
 
 def disk(args: argparse.Namespace) -> bool:
-    """The disk is full for some seconds; if the server stops at that, it is started again."""
+    """Fill the disk for some seconds, and start the server again if it stops."""
     mount = Path(tempfile.mkdtemp(prefix="small"))
     if (
         os.geteuid()

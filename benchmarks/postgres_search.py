@@ -51,7 +51,7 @@ def rows(size: int, first: int) -> Iterator[tuple[Any, ...]]:
 
 
 def load(dsn: str, sizes: list[int], others: int) -> None:
-    """A namespace of each size, and others of 1,000 items."""
+    """Store a namespace of each size, and others of 1,000 items."""
     with PostgresStore.open(dsn, schema=SCHEMA) as store:
         for size in sizes:
             store.put(namespace(size), "k0", {"text": "the first"})

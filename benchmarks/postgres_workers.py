@@ -77,7 +77,7 @@ def _cpu() -> float:
 
 
 def server_cpu(folder: Path) -> float:
-    """The CPU of the server's processes, ended ones included."""
+    """Return the CPU time of the server's processes, including those that have ended."""
     main = int((folder / "postmaster.pid").read_text().split()[0])
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -28,7 +28,7 @@ PLAN: Function = ("checkpointers.writer", "CheckpointWriter._plan_checkpoint")
 
 
 def functions(frame: FrameType | None) -> list[Function]:
-    """Those of perdure on a stack, the outermost first."""
+    """Return the functions of perdure on a stack, the outermost first."""
     found = []
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -64,7 +64,7 @@ class Trace:
 
 
 def put(saver: SQLiteCheckpointer, at: RunnableConfig, number: int) -> RunnableConfig:
-    """A step that says one message more."""
+    """Put a checkpoint with one more message, and return its config."""
     checkpoint = empty_checkpoint()
     said = [HumanMessage(f"message {i}", id=str(i)) for i in range(number)]
     checkpoint["channel_values"] = {"messages": said}
@@ -73,7 +73,7 @@ def put(saver: SQLiteCheckpointer, at: RunnableConfig, number: int) -> RunnableC
 
 
 def traced(folder: Path) -> Trace:
-    """What a put enters, of the fourth one of a thread."""
+    """Return the functions that the fourth put of a thread calls."""
     trace, before = Trace(), threading.getprofile()
     threading.setprofile(trace)  # of the writing thread, which is yet to start
     try:
@@ -95,7 +95,7 @@ def traced(folder: Path) -> Trace:
 
 
 def way(trace: Trace) -> list[Function]:
-    """The distinct functions from `put` to `execute`."""
+    """Return the distinct functions from `put` to `execute`."""
     stacks = *trace.planned, *trace.handed_over, *trace.executed
     return [*dict.fromkeys(stacks)]
 

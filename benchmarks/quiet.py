@@ -93,7 +93,7 @@ def names(conversation: Conversation) -> list[str]:
 def asked(
     make: Callable[[Path], Any], data: Sequence[Conversation], number: int, nameless: bool
 ) -> Iterator[Asked]:
-    """All messages of one conversation, and what each finds in it."""
+    """Yield all messages of one conversation, with the results of a search for each."""
     own = names(data[number])
     name = re.compile(rf"\b({'|'.join(own)})('s)?\b")
 
@@ -133,7 +133,7 @@ def recall(questions: Sequence[Asked], floor: float) -> float:
 
 
 def floor_of(questions: Sequence[Asked]) -> float:
-    """The highest floor that keeps `KEEP` of recall."""
+    """Return the highest minimum score that keeps the share `KEEP` of recall."""
     floors = np.unique(np.concatenate([asked.scores for asked in questions]))
     least = KEEP * recall(questions, -np.inf)
     low, high = 0, len(floors) - 1
@@ -146,7 +146,7 @@ def floor_of(questions: Sequence[Asked]) -> float:
 
 
 def show(name: str, every: Sequence[Sequence[Asked]], floors: Sequence[float]) -> None:
-    """A line of the table."""
+    """Print a line of the table."""
     own = [[asked for asked in some if asked.kind == "own"] for some in every]
     full = np.mean([recall(some, -np.inf) for some in own])
     kept = np.mean([recall(some, floor) for some, floor in zip(own, floors, strict=True)])

@@ -167,7 +167,7 @@ def _beam_turns(batches: Sequence[Mapping[str, Any]]) -> Iterator[Turn]:
 
 
 def _numbers(nested: Any) -> Iterator[str]:
-    """The numbers of messages in lists and dicts of any depth."""
+    """Return the numbers of messages in lists and dicts of any depth."""
     if isinstance(nested, int):
         yield str(nested)
     elif isinstance(nested, list | dict):
@@ -297,7 +297,7 @@ SUBJECTS: dict[str, Callable[[Path], Any]] = {
 def measured(
     make: Callable[[Path], Any], data: Sequence[Conversation]
 ) -> tuple[list[tuple[str, float]], list[float]]:
-    """The recall of each question with its group, and milliseconds a search."""
+    """Return the recall of each question with its group, and the milliseconds per search."""
     recalls, took = [], []
     for conversation in data:
         with tempfile.TemporaryDirectory() as folder:

@@ -56,7 +56,7 @@ class Trace:
 
 
 def traced(folder: Path) -> Trace:
-    """What the fourth search for the same words enters."""
+    """Return the functions that the fourth search for the same words calls."""
     trace, before = Trace(), threading.getprofile()
     threading.setprofile(trace)  # of the reading threads, which are yet to start
 

@@ -142,7 +142,7 @@ def listening() -> Iterator[Listener]:
 def served(
     db: str, folder: Path, grace_s: float = 0.3, webhook_host: str = "http://127.0.0.1"
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`perdure serve` in a process of its own, and its address."""
+    """Start `perdure serve` in a process of its own, and return it with its address."""
     file = folder / "langgraph.json"
     file.write_text(json.dumps({"graphs": {"slow": f"{__file__}:graph"}}))
     with socket.socket() as bound:
@@ -172,7 +172,7 @@ def served(
 
 
 def ask(url: str, threads: int, webhook: str | None = None) -> dict[str, list[str]]:
-    """A run on each thread, and another that waits for it; returns their ids."""
+    """Start a run on each thread and another that waits for it, and return their ids."""
     made: dict[str, list[str]] = {}
     with httpx.Client(base_url=url, timeout=60) as client:
         for text in ("one", "two"):
@@ -218,7 +218,7 @@ def come(db: str) -> None:
 
 
 def ends(client: httpx.Client, thread: str, count: int) -> dict[str, str]:
-    """How the runs of a thread have ended, once there are as many and all have."""
+    """Wait until all runs of a thread have ended, and return how they ended."""
     known: dict[str, str] = {}
 
     def ended() -> bool:
@@ -271,7 +271,7 @@ def checked_later(
 
 
 def owners(db: str) -> set[str]:
-    """The processes that live runs are of."""
+    """Return the processes that execute the current runs."""
 
     async def read() -> set[str]:
         async with open_checkpointer(db) as saver:
