@@ -68,7 +68,7 @@ def parse_namespace(text: str) -> tuple[str, ...]:
 
     A backslash before a slash or a backslash makes the character a part of the label.
 
-    >>> namespace("users/alice"), namespace(r"a\/b/c"), namespace("/")
+    >>> parse_namespace("users/alice"), parse_namespace(r"a\/b/c"), parse_namespace("/")
     (('users', 'alice'), ('a/b', 'c'), ())
     """
     if not text:
@@ -89,7 +89,7 @@ def parse_namespace(text: str) -> tuple[str, ...]:
 def format_namespace(labels: tuple[str, ...]) -> str:
     r"""Return a namespace in the form that `parse_namespace` parses.
 
-    >>> shown(("users", "alice")), shown(("a/b", "c")), shown(())
+    >>> format_namespace(("users", "alice")), format_namespace(("a/b", "c")), format_namespace(())
     ('users/alice', 'a\\/b/c', '/')
     """
     return "/".join(re.sub(r"([\\/])", r"\\\1", label) for label in labels) or _ROOT
