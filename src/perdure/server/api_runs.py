@@ -499,7 +499,7 @@ async def check_identity(connection: HTTPConnection) -> None:
     """
     try:
         identity = await identify(connection)
-    except Exception as exc:  # a handler may raise any
+    except Exception as exc:  # a handler of an Auth file may raise any exception
         raise Unauthenticated(
             f"the key or token is no longer valid ({type(exc).__name__}); log in again"
         ) from exc

@@ -324,7 +324,7 @@ def _build_update_config(
     The caller becomes the person only if the thread has none. The user `""` means that the thread
     belongs to nobody.
     """
-    excluded = ("user_id", CALLER, DEED)  # of the head
+    excluded = ("user_id", CALLER, DEED)  # the person and the sender of the head
     metadata = {name: value for name, value in thread.metadata.items() if name not in excluded}
     metadata.setdefault("assistant_id", default_assistant_id(metadata["graph_id"]))
     user = {"user_id": person_metadata["user_id"]}

@@ -131,7 +131,7 @@ class Assistants:
         """Return all versions of an assistant, newest first; see `get`."""
         assistant = await self.get(assistant_id)
         stored = await self._table.list_versions(assistant["assistant_id"])
-        rows = [*map(_build_assistant, stored)] or [assistant]  # that of a graph
+        rows = [*map(_build_assistant, stored)] or [assistant]  # a default assistant is not stored
         return [
             {name: value for name, value in row.items() if name != "updated_at"}
             for row in rows

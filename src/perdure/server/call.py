@@ -79,7 +79,7 @@ class Call:
         self._access, self._databases, self._runs = access, databases, runs
         self._database: OpenDatabase | None = None
         self._filter: Filter = {}
-        self.recorded: list[dict[str, Any]] = []  # for each `permit`
+        self.recorded: list[dict[str, Any]] = []
 
     def record_for_audit(self, **ids: Any) -> None:
         """Add ids, or the `hashes` of a receipt, to the audit record. Content must not be added."""

@@ -1,8 +1,8 @@
-"""The numbers of erasures from threads whose events are read.
+"""Count the erasures of messages from threads whose events are read.
 
-Readers of events look twice a second whether messages were erased from the thread. One query reads
-the numbers of all threads that have readers, since a query for each reader would take more CPU time
-than sending the events.
+Readers of events check twice a second whether messages were erased from the thread. One query reads
+the counts of all threads that have readers, because a query for each reader would take more CPU
+time than sending the events.
 """
 
 from __future__ import annotations
@@ -16,62 +16,70 @@ from typing import Protocol
 
 
 class RemovalTable(Protocol):
-    """A table that knows how often messages were erased from threads."""
+    """A table that has the number of erasures from each thread."""
 
     async def count_removals(self, threads: Sequence[int]) -> dict[int, int]:
-        """Return the number of erasures from each of some threads, without those that are gone."""
+        """Return the number of erasures from each thread. Unknown threads are left out."""
 
 
 class ErasureCounts:
     """The numbers of erasures from the threads of one database.
 
     Attributes:
-        read_at: When the newest query began, by `time.monotonic`.
+        read_at: When the newest query started, by `time.monotonic`.
 
     Args:
-        table: The table that the numbers are read from.
+        table: The table from which the numbers are read.
     """
 
     def __init__(self, table: RemovalTable) -> None:
         self._table = table
-        self._readers = Counter[int]()  # for each key of a thread
+        self._readers = Counter[int]()  # the number of readers, by the key of the thread
         self._counts = dict[int, int | None]()
         self._querying = asyncio.Lock()
         self.read_at = 0.0
 
     @contextmanager
-    def reading(self, thread: int) -> Iterator[None]:
+    def keep_count(self, thread_key: int) -> Iterator[None]:
         """Let queries include a thread until the block ends."""
-        self._readers[thread] += 1
+        self._readers[thread_key] += 1
         try:
             yield
         finally:
-            self._readers[thread] -= 1
-            if not self._readers[thread]:
-                del self._readers[thread]
-                self._counts.pop(thread, None)
+            self._readers[thread_key] -= 1
+            if not self._readers[thread_key]:
+                del self._readers[thread_key]
+                self._counts.pop(thread_key, None)
 
-    async def count(self, thread: int, since: float) -> int | None:
-        """Return the number of erasures from a thread that has a reader; see `reading`.
+    async def read_count(self, thread_key: int, not_before: float) -> int | None:
+        """Return the number of erasures from a thread that has a reader; see `keep_count`.
 
         Args:
-            thread: The key of the thread.
-            since: The earliest time, by `time.monotonic`, at which the query may have begun.
+            thread_key: The key of the thread.
+            not_before: The earliest time, by `time.monotonic`, at which the query may have started.
 
         Returns:
             The number, or None if there is no such thread.
         """
-        if not self._is_known(thread, since):
+        if not self._is_recent(thread_key, not_before):
             async with self._querying:
-                if not self._is_known(thread, since):  # else another reader has just queried it
-                    await self._query()
-        return self._counts[thread]
+                if not self._is_recent(
+                    thread_key, not_before
+                ):  # else another reader has just read it
+                    await self._read_counts()
+        return self._counts[thread_key]
 
-    def _is_known(self, thread: int, since: float) -> bool:
-        return thread in self._counts and self.read_at >= since
+    def _is_recent(self, thread_key: int, not_before: float) -> bool:
+        """Return whether a sufficiently new number for the thread is in memory."""
+        return thread_key in self._counts and self.read_at >= not_before
 
-    async def _query(self) -> None:
-        threads, began_at = [*self._readers], time.monotonic()
-        counts = await self._table.count_removals(threads)
-        self._counts = {each: counts.get(each) for each in threads if each in self._readers}
-        self.read_at = began_at
+    async def _read_counts(self) -> None:
+        """Read the numbers of all threads that have readers."""
+        thread_keys, started_at = [*self._readers], time.monotonic()
+        counts = await self._table.count_removals(thread_keys)
+        self._counts = {
+            thread_key: counts.get(thread_key)
+            for thread_key in thread_keys
+            if thread_key in self._readers
+        }
+        self.read_at = started_at

@@ -23,7 +23,7 @@ from perdure.server.limits import Limits
 MAX_ENDED_BYTES: Final = 16_000_000
 """The maximum size in bytes of the events in logs without readers and writers. They are kept for
 later readers."""
-_LOW_SHARE: Final = 7 / 8  # share of a limit to which events are dropped when it is reached
+_LOW_SHARE: Final = 7 / 8  # at a limit, events are dropped until they use this share of it
 
 
 class EventHolder(Protocol):
@@ -153,7 +153,7 @@ class EventMemory:
         """
         while counted.size + size > limit * _LOW_SHARE and (account := choose()):
             holder = max(account.holders, key=self._sort_key, default=None)
-            if holder is None:  # all counted events are of collected holders
+            if holder is None:  # all counted events belong to garbage-collected holders
                 return
             holder.drop_some()
 

@@ -347,7 +347,7 @@ class ThreadEvents:
         self._feed.set_account(runs.memory.get_account(run.tenant, run.user))
         self._feed.add_writer()
         self._interrupts: dict[str, tuple[list[str], Any]] = {}
-        self._messages: dict[str, str] = {}  # ids of messages, by the model's runs
+        self._messages: dict[str, str] = {}  # the id of the message of each run of a model
         run.feed = self._feed
         assert run.task is not None
         run.task.add_done_callback(lambda _: self._finish_feed())

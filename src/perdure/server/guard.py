@@ -415,5 +415,6 @@ class EncodedSlashes:
             parts = (
                 unquote(part).replace("\0", "\ufffd") for part in raw.decode("latin-1").split("/")
             )
-            scope["path"] = "/".join(part.replace("/", "\0") for part in parts)  # for Guard too
+            # `Guard` reads this path, too
+            scope["path"] = "/".join(part.replace("/", "\0") for part in parts)
         await self._app(scope, receive, send)

@@ -55,7 +55,7 @@ class Audit:
         if path is not None:
             try:
                 self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-                os.fsync(self._file)  # fails for a path that is not a regular file
+                os.fsync(self._file)  # fails for a pipe or a device, which has no disk
             except OSError as exc:
                 raise ConfigurationError(
                     f"the audit log {str(path)!r} cannot be written: {exc}; choose another file"
@@ -127,14 +127,11 @@ class Audit:
 
 def _encode_line(fields: dict[str, Any]) -> str:
     """Return fields as one line of JSON without unprintable characters."""
-    from perdure.server.reply import (
-        encode_json,
-        escape_unprintable,
-    )  # imported late: perdure mcp starts faster
+    # a late import, so that `perdure mcp` starts faster
+    from perdure.server.reply import encode_json, escape_unprintable
 
-    return escape_unprintable(
-        encode_json(fields).decode()
-    )  # JSON may have U+2028, where some tools end a line
+    # JSON may contain U+2028, at which some tools end a line
+    return escape_unprintable(encode_json(fields).decode())
 
 
 class TextLines(logging.Formatter):

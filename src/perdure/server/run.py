@@ -187,7 +187,7 @@ class Run:
         last_lost = (
             log.last_lost if log.last_lost > max(self.number_before_events, self.last_stored) else 0
         )
-        if not events:  # events that were dropped before they were stored are missing from now on
+        if not events:  # without new events, only the loss of dropped events is stored
             return EventBatch(last_lost, last_lost, [], last_lost) if last_lost else None
         entries = [(event.kind, event.frame) for event in events]
         outdated_until = self._find_last_outdated(sum(event.size for event in events))

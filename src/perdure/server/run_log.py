@@ -46,7 +46,7 @@ SEND_TIMEOUT_S: Final = 30
 """Seconds for which a reader may leave a stream unread after its buffers are full."""
 _PRIVATE_PAGES: Final[dict[str, Any]] = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-)  # private pages take half the time of shared ones
+)  # allocating private pages takes half the time of shared pages
 _TIMER_TOLERANCE_S: Final = 0.001  # the time by which a timer may fire too early
 _NUMBER: Final = attrgetter("number")
 
@@ -303,7 +303,7 @@ class Log:
     def drop_priority(self) -> int:
         """Return how little is lost by dropping events; see `EventHolder.drop_priority`."""
         oldest = self._entries[0].number
-        if self.is_recorded and oldest > self.last_stored:  # even if nobody reads it at present
+        if self.is_recorded and oldest > self.last_stored:  # later readers need the event
             return 0
         if oldest <= self._last_received():
             return 2

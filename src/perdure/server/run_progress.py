@@ -26,7 +26,7 @@ from perdure.server.run import Run
 Progress: TypeAlias = Literal["applied", "asks", "overtaken"]
 """How far a run came: its input was applied and the run can continue, it has asked a question, or
 another run of the thread came after it."""
-_START_CHANNEL: Final = "__run_start"  # the channel of the counts; no graph has it
+_START_CHANNEL: Final = "__run_start"  # the channel of the counts; no graph has this channel
 _START_PATH: Final = f"run start{ASIDE_SUFFIX}"
 _SPECIAL_CHANNELS: Final = frozenset(
     {ERROR, INTERRUPT, RESUME, _START_CHANNEL, FORMER_WRITES_CHANNEL}
@@ -88,7 +88,8 @@ async def restore_start(saver: Checkpointer, run: Run) -> None:
         return
     run_writes = [write for write in start[0].pending_writes or () if write[0] == run.run_id]
     stored = [value for _, channel, value in run_writes if channel == FORMER_WRITES_CHANNEL]
-    for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):  # the start comes last
+    # the checkpoint from which the run started is restored last
+    for ns, checkpoint_id, tasks in reversed(stored[0] if stored else ()):
         position = {"checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
         checkpoint = await saver.aget_tuple(
             {"configurable": {"thread_id": run.thread_id, **position}}
@@ -132,7 +133,7 @@ async def find_progress(saver: Checkpointer, run: Run) -> Progress | None:
         checkpoint.config != head.config,
     )
     if not is_answered and counts_after.updates == counts_before.updates:
-        # an answer is for the question that was asked where the run starts
+        # the answer belongs to the question at the checkpoint from which the run started
         return "overtaken" if has_moved and run.request.command.resume is not None else None
     if has_moved:
         return "overtaken"

@@ -229,7 +229,7 @@ class Runs:
         """
         runs = await self.for_tenant(identity.tenant)
         account = self.memory.get_account(identity.tenant, identity.user)
-        with runs.erasures.reading(thread_key):
+        with runs.erasures.keep_count(thread_key):
             checked_at = time.monotonic()
             if is_new and not log.is_empty:
                 checked_at = log.removals_read_at
@@ -261,7 +261,10 @@ class Runs:
             LookupError: Messages were erased after the events were emitted, or a run that loaded
                 the messages before is still in progress.
         """
-        number, read_at = await runs.erasures.count(thread_key, not_before), runs.erasures.read_at
+        number, read_at = (
+            await runs.erasures.read_count(thread_key, not_before),
+            runs.erasures.read_at,
+        )
         if number is None or log.removals is None:
             log.note_removals(number, read_at)
         if number is None or number <= (log.removals or 0):  # the log may have a newer number
