@@ -38,7 +38,7 @@ MIN_RANGE_LIMIT: Final = 8  # ranges that a value of any size may have
 def max_ranges(item_count: int) -> int:
     """Return the maximum number of ranges of a value with n items: 8 + 2 log2(n).
 
-    >>> limit(1), limit(40), limit(1000)
+    >>> max_ranges(1), max_ranges(40), max_ranges(1000)
     (8, 18, 27)
     """
     return MIN_RANGE_LIMIT + int(2 * log2(item_count)) if item_count > 1 else MIN_RANGE_LIMIT
@@ -51,7 +51,7 @@ def group_ranges(ranges: Ranges) -> list[Ranges]:
     ranges between two of them form one group. So an item is appended again only after many short
     ranges have accumulated around it, as in a log-structured merge tree (O'Neil et al., 1996).
 
-    >>> regrouped([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
+    >>> group_ranges([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
     [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
     """
     kept_count = max_ranges(count_positions(ranges)) // 4
@@ -70,7 +70,7 @@ def group_ranges(ranges: Ranges) -> list[Ranges]:
 def join_ranges(parts: Iterable[Range]) -> Ranges:
     """Join ranges that directly follow each other, and drop empty ranges. Keep the order.
 
-    >>> joined([(0, 2), (2, 5), (7, 8)])
+    >>> join_ranges([(0, 2), (2, 5), (7, 8)])
     [(0, 5), (7, 8)]
     """
     joined: Ranges = []
@@ -96,7 +96,7 @@ def count_positions(ranges: Ranges) -> int:
 def merge_ranges(ranges: Iterable[Range]) -> Ranges:
     """Return the set of positions in ranges, as sorted ranges without overlap.
 
-    >>> covered([(5, 7), (0, 2), (1, 4)])
+    >>> merge_ranges([(5, 7), (0, 2), (1, 4)])
     [(0, 4), (5, 7)]
     """
     merged: Ranges = []
@@ -113,7 +113,7 @@ def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
 
     `excluded` must be sorted and without overlap, as `merge_ranges` returns it.
 
-    >>> missing([(0, 10)], [(2, 4), (6, 7)])
+    >>> subtract_ranges([(0, 10)], [(2, 4), (6, 7)])
     [(0, 2), (4, 6), (7, 10)]
     """
     starts = [start for start, _ in excluded]
@@ -142,9 +142,9 @@ def drop_repeats(ranges: Ranges, origin: Callable[[int], int] | None = None) -> 
         origin: Returns the original position of an alias, and any other position unchanged. None
             means that the ranges contain no aliases.
 
-    >>> once([(0, 3), (1, 5), (0, 1)])
+    >>> drop_repeats([(0, 3), (1, 5), (0, 1)])
     [(0, 5)]
-    >>> once([(0, 3), (7, 9)], lambda position: position % 7)
+    >>> drop_repeats([(0, 3), (7, 9)], lambda position: position % 7)
     [(0, 3)]
     """
     if origin is None and (

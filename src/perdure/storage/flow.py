@@ -145,7 +145,7 @@ def sum_by_month(counts_by_day: Sequence[Row]) -> dict[str, int]:
     Returns:
         The sum of the counts for each month, by names like `"1970-01"`.
 
-    >>> by_month([(0, 2), (30, 1), (31, 5)])
+    >>> sum_by_month([(0, 2), (30, 1), (31, 5)])
     {'1970-01': 3, '1970-02': 5}
     """
     months: dict[str, int] = {}
