@@ -899,7 +899,7 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
                 await asyncio.sleep(0.05)
                 told.append("tidied up")
 
-        def closing(self, *_: Any) -> list[Any]:
+        def build_closing_events(self, *_: Any) -> list[Any]:
             return []
 
     async def use() -> None:
