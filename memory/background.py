@@ -314,7 +314,7 @@ class Background:
         try:
             if (report := self._extract_within_limit(job)) is not None:
                 result["report"] = report
-                if report["messages"]:  # otherwise another worker was first
+                if report["messages"]:  # otherwise another worker extracted the thread first
                     self._log_and_notify(replace(job, state="done", report=report))
         except BaseException as exc:
             error = make_storable(f"{type(exc).__name__}: {exc!s:.500}")
@@ -357,7 +357,7 @@ class Background:
         for _ in range(3):
             try:
                 heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
-            except errors.UnknownThread:  # it was deleted meanwhile
+            except errors.UnknownThread:  # the thread was deleted meanwhile
                 self._due.drop_thread(job.thread_id)
                 return
             head = heads[0].checkpoint_id if heads else None
@@ -390,7 +390,9 @@ class Background:
 
 def run_worker(background: Background) -> None:
     """Run a worker in the main thread until SIGINT or SIGTERM; then wait for its extractions."""
-    check_instance("background", background.work and background, Background, "one that works")
+    check_instance(
+        "background", background.work and background, Background, "a Background with work=True"
+    )
     stop_requested, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     previous_handlers = {
         number: signal.signal(number, lambda *_: stop_requested.set()) for number in signals

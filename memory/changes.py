@@ -691,8 +691,7 @@ def check_schema(schema: Any) -> None:
     if reserved or TEXT not in fields or fields[TEXT].annotation is not str:
         raise ConfigurationError(
             f"schema is {schema!r:.80}; expected the class of a pydantic model with a field "
-            f"'text: str', which is searched, and no field {', '.join(PERDURE_FIELDS)}, which "
-            "perdure sets"
+            f"'text: str' and without the fields {', '.join(PERDURE_FIELDS)}, which perdure sets"
         )
 
 

@@ -557,7 +557,7 @@ class DueThreads:
     """
 
     def __init__(self, extraction: Extraction, pace: Pace) -> None:
-        expected = "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)"
+        expected = "a checkpointer of perdure, like SQLiteCheckpointer.open(path)"
         saver = check_instance(
             "the extraction's checkpointer", extraction.saver, Checkpointer, expected
         )

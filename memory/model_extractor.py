@@ -334,7 +334,8 @@ def build_instructions_plan(
         if not user_messages:
             refused.append(_build_refusal("adds an instruction that no user asked for"))
         elif not 0 < len(line) <= _WISH_CHARS:
-            refused.append(_build_refusal(f"adds an instruction of {len(line)} characters"))
+            fault = f"{len(line)} characters; expected 1 to {_WISH_CHARS}"
+            refused.append(_build_refusal(f"adds an instruction of {fault}"))
         else:
             # the model decided that this is a lasting wish, and the gate only looks for secrets
             candidates.append(
@@ -458,7 +459,8 @@ class ModelExtractor:
         ]
         if isinstance(kinds, str) or not {*kinds} <= {FACT, EPISODE} or not self._parts:
             raise ConfigurationError(
-                f"kinds is {kinds!r:.80}; expected some of {FACT, EPISODE}, a profile or learn="
+                f"kinds is {kinds!r:.80}; expected at least one of {FACT, EPISODE}, or profile= or "
+                "learn="
             )
         call = make_model_call(model)
         form = build_answer_schema(self._parts)

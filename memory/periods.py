@@ -56,7 +56,7 @@ def _parse_moment(name: str, text: str, *, is_end: bool) -> datetime:
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise InvalidValue(
-            f"{name} is {text!r:.80}; expected a day or a moment, like 2026-11-02 or "
+            f"{name} is {text!r:.80}; expected a day or a time, like 2026-11-02 or "
             "2026-11-02T09:30Z"
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

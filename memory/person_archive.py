@@ -75,7 +75,7 @@ def iter_archive(
         "threads": len(threads),
         "threads_by_owner": [id for id in rows.list_threads_by_owner() if id in {*threads}],
         "namespaces": [[*namespace] for namespace in namespaces.own],
-        # the archive names no other person
+        # the archive must not name another person
         "other_namespaces": [
             [*other] for other in namespaces.others if other not in namespaces.owned_by_others
         ],

@@ -375,7 +375,7 @@ class Profile(Generic[M]):
             if not isinstance(schema, type) or issubclass(schema, RootModel):
                 raise TypeError("it has no fields")
         except Exception as exc:  # it is no model, or has a field that JSON cannot express
-            expected = "a pydantic model of fields, with a JSON schema"
+            expected = "a pydantic model that has fields and a JSON schema"
             raise ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}") from exc
         self.namespace, self.key = Template(namespace), Template((key,))
         self.schema = schema
@@ -479,7 +479,7 @@ class Profile(Generic[M]):
         try:
             profile = validate_profile(self.schema, document) if item else self.schema()
         except (InvalidPatch, ValidationError) as exc:
-            fault = str(exc) if item else f"{self.schema.__name__} has fields that must be given"
+            fault = str(exc) if item else f"{self.schema.__name__} has required fields"
             return ProfileState(self, handle.key, item, document, None, fault)
         return ProfileState(self, handle.key, item, dump_profile(profile), profile)
 

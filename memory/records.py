@@ -511,9 +511,7 @@ class ItemHandle(NamedTuple):
     namespace: Namespace
     key: str
     provenance: Provenance | None = None
-    user_texts: Sequence[str] | None = (
-        None  # the users' texts a change rests on; None: it is by hand
-    )
+    user_texts: Sequence[str] | None = None
 
     def read(self, as_of: datetime | None = None) -> Operation[Memory | None]:
         """Return the item, now or at a time in the past, or None if there is none."""

@@ -219,9 +219,9 @@ class TranscriptSearch:
             ConfigurationError: The checkpointer or the store is not perdure's, or they are not in
                 one database.
         """
-        expected = "one of perdure: SQLiteCheckpointer.open(path)"
+        expected = "a checkpointer of perdure, like SQLiteCheckpointer.open(path)"
         check_instance("saver", saver, Checkpointer, expected)
-        check_instance("store", store, Store, "one of perdure: SQLiteStore.open(path)")
+        check_instance("store", store, Store, "a store of perdure, like SQLiteStore.open(path)")
         saver.database.connect()
         store.database.connect()
         location, store_location = saver.database.location, store.database.location

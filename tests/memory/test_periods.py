@@ -62,7 +62,7 @@ def test_a_wrong_period_is_answered_to_the_model() -> None:
         told = search_memory(store=store).invoke(call, config)
 
     assert told.status == "error"
-    assert "since is 'last week'; expected a day or a moment" in told.text
+    assert "since is 'last week'; expected a day or a time" in told.text
 
 
 def test_a_period_by_rest(tmp_path: Path) -> None:

@@ -209,8 +209,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [op("test", "/seen", value=1)],
         "operation 1, test '/seen': it does not fit",
     ),
-    "the whole": ([op("replace", "", value={})], "the path of all"),
-    "remove the whole": ([op("remove", "")], "the path of all"),
+    "the whole": ([op("replace", "", value={})], "the path of the whole document"),
+    "remove the whole": ([op("remove", "")], "the path of the whole document"),
     "move the whole": (
         [{"op": "move", "from": "", "path": "/a"}],
         "Cannot move values into their own children",

@@ -299,7 +299,7 @@ SENT_BACK: dict[str, tuple[Reply, str]] = {
     "no value": (patch({**GHENT, "value": None}), "does not contain a 'value'"),
     "a message of the assistant": (patch({**GHENT, "messages": [2]}), "names no message of a user"),
     "no message": (patch({**GHENT, "messages": []}), "names no message of a user"),
-    "the whole": (patch(operation("replace", "", {"name": "A"})), "the path of all"),
+    "the whole": (patch(operation("replace", "", {"name": "A"})), "the path of the whole document"),
     "an object with less": (
         patch(operation("replace", "/home", {"city": "Ghent"})),
         "lacks '/home/zip', which would be lost",
@@ -485,7 +485,7 @@ def test_a_profile_that_needs_fields_begins_with_them(store: SQLiteStore) -> Non
         assert profile.history(ANN) == []
         node.learn(TALK, ANN)
         assert profile.get(ANN) == Member(name="Ann", city="Ghent")
-        assert "Member has fields that must be given" in server.shown(0)[1][1]
+        assert "Member has required fields" in server.shown(0)[1][1]
         assert "'/name': Field required" in server.shown(2)[1][1]
 
 
@@ -630,7 +630,7 @@ def test_who_is_always_overtaken_gives_up(profile: Profile[Person], on_failure: 
     ("options", "said"),
     [
         ({"profile": Person}, "expected a Profile"),
-        ({"profile": []}, "expected some of .* a profile"),
+        ({"profile": []}, "expected at least one of .* profile="),
         ({"model": RunnableLambda(str)}, "cannot return structured answers"),
         ({"model": None}, "model is None"),
         ({"prompt": " "}, "prompt is ' '"),
