@@ -351,7 +351,7 @@ def test_what_there_is_no_room_for_is_formed_once_there_is(
     say(graph_of(file_saver, answers=False), "t", "I like tea.", "I like Ghent.")
     extraction = extraction_of(file_saver, scope)
     for _ in range(2):
-        with pytest.raises(LimitExceeded, match="may hold 5 items"):
+        with pytest.raises(LimitExceeded, match="at most 5 items are allowed"):
             extraction.extract("t", user())
         assert texts(scope) == []
     assert not is_read(extraction, "t")

@@ -565,7 +565,7 @@ def test_a_fact_that_there_is_no_room_for_is_not_lost(
     scope: Any = store.scoped(("tenant",), max_items=3)
     scope.put(ANN, "k", {"kind": "fact", "about": "room"})
     extraction = Extraction(at.saver, scope, at.extraction().extractor)
-    with pytest.raises(LimitExceeded, match="may hold 3 items"):
+    with pytest.raises(LimitExceeded, match="at most 3 items are allowed"):
         extraction.extract("t", user())
     scope.delete(ANN, "k")
 

@@ -271,7 +271,7 @@ def test_a_store_without_a_past_says_so() -> None:
 
     assert version.document == raw(profile, ANN)
     assert version.version is None
-    with pytest.raises(ConfigurationError, match="no past"):
+    with pytest.raises(ConfigurationError, match="keep no versions"):
         profile.get(ANN, as_of=dt.datetime.now(dt.UTC))
     assert profile.forget(ANN) is None
     assert raw(profile, ANN) == {}
@@ -447,7 +447,7 @@ class Member(BaseModel):
 def test_a_schema_with_required_fields_has_no_profile_at_first(store: SQLiteStore) -> None:
     """The first change has to give them, and none takes them away."""
     member = Profile(Member, store)
-    with pytest.raises(ConfigurationError, match=r"not there yet.*set\(\)"):
+    with pytest.raises(ConfigurationError, match=r"does not exist yet.*set\(\)"):
         member.get(ANN)
     with pytest.raises(InvalidPatch, match="'/name': Field required"):
         written(member, {"city": "Oslo"}, ANN)
@@ -548,7 +548,7 @@ class Untold(BaseModel):
         ({"schema": dict}, "expected a pydantic model"),
         ({"schema": Person()}, "expected a pydantic model"),
         ({"schema": RootModel[list[str]]}, "expected a pydantic model"),
-        ({"schema": Untold}, "with a JSON schema"),
+        ({"schema": Untold}, "and a JSON schema"),
         ({"store": {}}, "expected a BaseStore"),
         ({"namespace": "profiles"}, "expected labels"),
         ({"key": ""}, "not empty"),

@@ -147,9 +147,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [op("add", "/a", value={1, 2})],
         "the patch is not JSON that a store accepts: $.document[0].value is",
     ),
-    "not a number": ([op("add", "/a", value=float("nan"))], "no JSON"),
-    "a lone surrogate": ([op("add", "/a", value="\ud800")], "no JSON"),
-    "a name that is no text": ([op("add", "/a", value={1: 2})], "no JSON"),
+    "not a number": ([op("add", "/a", value=float("nan"))], "is not JSON"),
+    "a lone surrogate": ([op("add", "/a", value="\ud800")], "is not JSON"),
+    "a name that is no text": ([op("add", "/a", value={1: 2})], "is not JSON"),
     "a missing field": (
         [op("replace", "/home/town", value=1)],
         "operation 1, replace '/home/town': can't replace a non-existent object 'town'",

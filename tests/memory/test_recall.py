@@ -356,7 +356,7 @@ def test_any_store_will_do(recalls: Any) -> None:
 
     assert set(keys(found.memories)) == {"tea", "walk"}
     assert keys(kinds.memories) == ["walk"]
-    with pytest.raises(ConfigurationError, match="keeps no past"):
+    with pytest.raises(ConfigurationError, match="keep no versions"):
         recalls("tea", store, as_of=NOW)
 
 

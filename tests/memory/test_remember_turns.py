@@ -233,7 +233,7 @@ def test_a_store_that_fails_costs_no_answer(
         with caplog.at_level(logging.WARNING, "perdure"):
             say(graph, "one", "two", "three")
 
-        assert "not remembered yet" in caplog.text
+        assert "not stored as memories yet" in caplog.text
         assert in_order(store) == exchange("one", "two", "three")
         assert [item.version for item in kept(store)] == [1] * 6
 
@@ -245,7 +245,7 @@ def test_no_room_costs_no_answer(
     scope: Any = store.scoped(("tenant",), max_items=1)
     say(graph_of(file_saver, scope), "one")
 
-    assert "may hold 1 items" in caplog.text
+    assert "at most 1 items are allowed" in caplog.text
     assert texts(scope) == []
 
 
@@ -358,7 +358,7 @@ def test_a_user_id_with_a_dot_ends_no_turn(
     state = graph_of(file_saver, store).invoke(given, on("t", "a.b"))
 
     assert [each.text for each in state["messages"]] == ["one", "You said one"]
-    message = r"refuses dots, .*'a\.b'.*\{user_id\}.*pass values without dots"
+    message = r"refuses dots in labels, .*'a\.b'.*\{user_id\}.*pass values without dots"
     assert re.search(message, caplog.text)
     with pytest.raises(InvalidNamespace, match=message):
         Extraction(file_saver, store).extract("t", on("t", "a.b"))

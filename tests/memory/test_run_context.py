@@ -307,6 +307,6 @@ def test_a_thread_without_a_user_is_reported_and_given_to_nobody(
             background.extract_now("t")
 
     assert file.users() == set()
-    assert "threads that name no user_id are not extracted: 1; pass it" in caplog.text
+    assert "threads that name no user_id are not extracted: 1; pass this value" in caplog.text
     file.graph(view(use_memories()), reply).invoke(TEA, config, context={"user_id": "ann"})
     assert file.due() == {"t": ("memories", "ann")}

@@ -353,7 +353,7 @@ def test_everything_that_opens_postgres_takes_a_function(
         for each in (store, other):
             found = search_threads(saver, each, "figs")
             assert [hit.thread_id for hit in found] == ["t"]
-        with pytest.raises(ConfigurationError, match="expected a store in their database"):
+        with pytest.raises(ConfigurationError, match="expected both in one database"):
             search_threads(saver, far, "figs")
         assert saver.database.path.startswith("postgresql://")
 
