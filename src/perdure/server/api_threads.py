@@ -292,7 +292,8 @@ async def _search_by_values(
     for thread in threads[:MAX_THREADS_READ]:
         complete = await _add_values(call, thread)
         if await asyncio.to_thread(
-            lambda each: contains_values(orjson.loads(encode_json(each))), complete["values"]
+            lambda thread_values: contains_values(orjson.loads(encode_json(thread_values))),
+            complete["values"],
         ):
             matching.append(complete)
         if len(matching) == limit + offset:

@@ -45,7 +45,7 @@ class DatabaseOptions:
 
 
 class Databases:
-    """The database of the settings, and its tenants. Each is opened when it is first used.
+    """The database of the settings, or of each of its tenants, opened when it is first used.
 
     If many tenants are open, those that have not been used for the longest time are closed.
 
@@ -71,7 +71,9 @@ class Databases:
         self._settings, self._instrument = settings, instrument
         self._options = options or DatabaseOptions()
         self._saver_options = dict(saver_options or {})
-        self._parts: dict[str | None, OpenDatabase] = {}  # the tenant that was used last is last
+        self._open_databases: dict[
+            str | None, OpenDatabase
+        ] = {}  # the tenant that was used last is last
         self._uses = Counter[str | None]()
 
     @property
@@ -91,22 +93,28 @@ class Databases:
             EmbedderMismatch: The vectors of the store come from another embedder than the
                 configured one.
         """
-        parts = self._parts.pop(tenant, None)
-        if parts is None:
-            new_parts = await self._open_database(tenant)
-            parts = self._parts.pop(tenant, None)  # another request may have opened it meanwhile
-            if parts is None:
-                parts = new_parts
+        database = self._open_databases.pop(tenant, None)
+        if database is None:
+            new_database = await self._open_database(tenant)
+            database = self._open_databases.pop(
+                tenant, None
+            )  # another request may have opened it meanwhile
+            if database is None:
+                database = new_database
             else:
-                await asyncio.gather(new_parts.saver.aclose(), new_parts.store.aclose())
-        idle_tenants = [open_tenant for open_tenant in self._parts if not self._uses[open_tenant]]
-        self._parts[tenant] = parts
-        await self._close_tenants(*idle_tenants[: max(0, len(self._parts) - _MAX_OPEN_TENANTS)])
-        return parts
+                await asyncio.gather(new_database.saver.aclose(), new_database.store.aclose())
+        idle_tenants = [
+            open_tenant for open_tenant in self._open_databases if not self._uses[open_tenant]
+        ]
+        self._open_databases[tenant] = database
+        await self._close_tenants(
+            *idle_tenants[: max(0, len(self._open_databases) - _MAX_OPEN_TENANTS)]
+        )
+        return database
 
-    def is_open(self, tenant: str | None, parts: OpenDatabase) -> bool:
+    def is_open(self, tenant: str | None, database: OpenDatabase) -> bool:
         """Return whether this object is the open database of a tenant."""
-        return self._parts.get(tenant) is parts
+        return self._open_databases.get(tenant) is database
 
     @contextmanager
     def keep_open(self, tenant: str | None) -> Iterator[None]:
@@ -119,22 +127,22 @@ class Databases:
 
     async def aclose(self) -> None:
         """Close the databases of all tenants."""
-        await self._close_tenants(*self._parts)
+        await self._close_tenants(*self._open_databases)
 
     async def _open_database(self, tenant: str | None) -> OpenDatabase:
         """Open the database of a tenant, and check its embedder."""
-        parts = self._create_parts(tenant)
+        database = self._create_parts(tenant)
         try:
             if "index" in self._options.store:
-                await parts.store.acheck_embedder()
+                await database.store.acheck_embedder()
             if self._has_organisations:
-                await asyncio.to_thread(record_organisations, parts.saver)
+                await asyncio.to_thread(record_organisations, database.saver)
         except BaseException:
-            await asyncio.gather(parts.saver.aclose(), parts.store.aclose())
+            await asyncio.gather(database.saver.aclose(), database.store.aclose())
             raise
         if self._options.store.get("ttl", {}).get("default_ttl"):
-            parts.store.start_ttl_sweeper()
-        return parts
+            database.store.start_ttl_sweeper()
+        return database
 
     def _create_parts(self, tenant: str | None) -> OpenDatabase:
         """Create the checkpointer and the store of a tenant.
@@ -162,7 +170,7 @@ class Databases:
 
     async def _close_tenants(self, *tenants: str | None) -> None:
         """Close the checkpointers and stores of tenants."""
-        for part in chain(*map(self._parts.pop, tenants)):
+        for part in chain(*map(self._open_databases.pop, tenants)):
             await part.aclose()
 
 

@@ -195,7 +195,7 @@ async def _record_request(scope: Scope, status: int) -> None:
         except OSError:
             if status < 500:
                 raise  # the reply becomes an error, and the error is recorded in turn
-            _LOG.exception("a change could not be recorded")
+            _LOG.exception("a change could not be recorded in the audit log")
 
 
 def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:
@@ -256,7 +256,9 @@ def _wrap_receive(scope: Scope, receive: Receive, wait_s: float) -> Receive:
             async with asyncio.timeout(wait_s):
                 message = await receive()
         except TimeoutError as exc:
-            raise HTTPException(408, "the body did not arrive in time") from exc
+            raise HTTPException(
+                408, f"the body did not arrive within {wait_s} s; send it again"
+            ) from exc
         is_complete = not message.get("more_body", False)
         return message
 

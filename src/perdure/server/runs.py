@@ -507,8 +507,11 @@ class Runs:
             await runs.refresh_run(run)
         while ids := await runs.table.list_live_run_ids(thread_id):
             if time.monotonic() > deadline:
-                why = f"run {ids[0]!r} was cancelled and runs on after {END_TIMEOUT_S} s; try later"
-                raise Refused(why, 409)
+                raise Refused(
+                    f"run {ids[0]!r} is still running {END_TIMEOUT_S} s after its cancellation; "
+                    "try later",
+                    409,
+                )
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def drain(self, grace_s: float, is_hurried: Callable[[], bool] = lambda: False) -> None:

@@ -55,7 +55,7 @@ class ThreadFrames:
     def __init__(self, call: Call, runs: Runs, request: Request, thread_id: str) -> None:
         self._call, self._runs, self._request = call, runs, request
         self._thread_id, self._tenant = thread_id, call.identity.tenant
-        self._looked = monotonic()
+        self._access_checked_at = monotonic()
 
     async def iter_frames(
         self, modes: Collection[str], last_event_id: str
@@ -116,8 +116,8 @@ class ThreadFrames:
         Raises:
             Refused: The reader may no longer read the thread.
         """
-        if monotonic() - self._looked >= ACCESS_CHECK_S:
-            self._looked = monotonic()
+        if monotonic() - self._access_checked_at >= ACCESS_CHECK_S:
+            self._access_checked_at = monotonic()
             await check_identity(self._request)
             await self._call.threads.get(self._thread_id)
 

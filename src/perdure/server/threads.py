@@ -576,6 +576,7 @@ def _copy_storable(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown_thread_error(thread_id: str) -> UnknownThread:
+    """Return the error for a thread that does not exist or cannot be reached."""
     return UnknownThread(f"there is no thread {thread_id!r}")
 
 
