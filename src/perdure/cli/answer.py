@@ -128,7 +128,7 @@ def answer(
     1, and nothing is written, if the thread does not exist or no question is open, if the question
     does not allow the action, or if JSON cannot be parsed.
     """
-    typed = _Answer(action, value, json_text, question)
+    user_answer = _Answer(action, value, json_text, question)
     if (action is None) == (json_text is None):
         raise ConfigurationError(
             "pass one of approve, edit, reject and respond, or the complete answer with --answer"
@@ -139,10 +139,12 @@ def answer(
             "--db"
         )
     if url is not None:
-        thread_id, question_id, resume_value, outcome = _answer_on_server(url, thread, typed, graph)
+        thread_id, question_id, resume_value, outcome = _answer_on_server(
+            url, thread, user_answer, graph
+        )
     else:
         thread_id, question_id, resume_value, outcome = _answer_locally(
-            db, graphs, thread, typed, graph
+            db, graphs, thread, user_answer, graph
         )
     result = {
         **{"thread_id": thread_id, "question": question_id, "answer": resume_value},
@@ -164,13 +166,13 @@ def _refuse_answer(text: str) -> NoReturn:
 
 
 def _choose_question(
-    questions: Sequence[Mapping[str, Any]], typed: _Answer, thread_id: str, description: str
+    questions: Sequence[Mapping[str, Any]], user_answer: _Answer, thread_id: str, description: str
 ) -> tuple[Any, Any]:
     """Choose the question that is answered, and build the answer.
 
     Args:
         questions: The open questions, each with `id`, `value` and perhaps `response_schema`.
-        typed: The answer, as the user typed it.
+        user_answer: The answer, as the user typed it.
         thread_id: The thread, for error messages.
         description: The status of the thread in words, for error messages.
 
@@ -185,34 +187,34 @@ def _choose_question(
         _refuse_answer(
             f"the thread {thread_id!r} waits for no answer; it {description or 'is idle'}"
         )
-    if typed.number is None and len(questions) > 1:
+    if user_answer.number is None and len(questions) > 1:
         numbered = (
-            f"{number}. {format_line(_as_text(question['value']), _MAX_TEXT)}"
+            f"{number}. {format_line(_format_as_text(question['value']), _MAX_TEXT)}"
             for number, question in enumerate(questions, 1)
         )
         _refuse_answer(
             "several questions wait; choose one with --question N:\n" + "\n".join(numbered)
         )
-    if (number := typed.number or 1) > len(questions):
+    if (number := user_answer.number or 1) > len(questions):
         _refuse_answer(
             f"--question is {number}; expected at most {len(questions)}, the number of open "
             "questions"
         )
     question = questions[number - 1]
     try:
-        return question["id"], _build_answer(question, typed)
+        return question["id"], _build_answer(question, user_answer)
     except ConfigurationError as exc:
         _refuse_answer(str(exc))
 
 
-def _as_text(value: Any) -> str:
+def _format_as_text(value: Any) -> str:
     """Return a string as it is, and any other value as JSON."""
     import json
 
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _build_answer(question: Mapping[str, Any], typed: _Answer) -> Any:
+def _build_answer(question: Mapping[str, Any], user_answer: _Answer) -> Any:
     """Build the value to resume with from the answer that the user typed.
 
     Raises:
@@ -220,7 +222,7 @@ def _build_answer(question: Mapping[str, Any], typed: _Answer) -> Any:
     """
     from perdure.graphs.questions import build_answer, build_decision, find_reviews, parse_json
 
-    calls, (action, value, json_text, _) = find_reviews(question), typed
+    calls, (action, value, json_text, _) = find_reviews(question), user_answer
     if json_text is not None:
         answer = parse_json(json_text, "--answer")
         if not calls:
@@ -249,8 +251,8 @@ def _build_answer(question: Mapping[str, Any], typed: _Answer) -> Any:
     if not calls:
         if action != "respond" or value is None:
             raise ConfigurationError(
-                f"the question {_as_text(question['value'])!r:.80} is not about a tool call; "
-                "answer it with respond TEXT or --answer JSON"
+                f"the question {_format_as_text(question['value'])!r:.80} is not about a tool "
+                "call; answer it with respond TEXT or --answer JSON"
             )
         return value
     if action == "approve" and value is not None:
@@ -277,7 +279,7 @@ def _build_answer(question: Mapping[str, Any], typed: _Answer) -> Any:
 
 
 def _answer_locally(
-    db: str | None, graphs: str | None, typed_id: str, typed: _Answer, graph: str | None
+    db: str | None, graphs: str | None, id_or_prefix: str, user_answer: _Answer, graph: str | None
 ) -> tuple[str, Any, Any, _Outcome]:
     """Answer a question, and run the graph in this process.
 
@@ -291,15 +293,15 @@ def _answer_locally(
                 "the graph, or --url URL of the server that runs the graph"
             )
         try:
-            thread_id = find_thread_head(database, typed_id).thread_id
+            thread_id = find_thread_head(database, id_or_prefix).thread_id
         except ConfigurationError as exc:
             _refuse_answer(str(exc))
         with show_status(f"running the graph of {thread_id!r} …"):
-            return thread_id, *asyncio.run(_resume_run(database, thread_id, typed, graph))
+            return thread_id, *asyncio.run(_resume_run(database, thread_id, user_answer, graph))
 
 
 async def _resume_run(
-    database: CommandDatabase, thread_id: str, typed: _Answer, graph_name: str | None
+    database: CommandDatabase, thread_id: str, user_answer: _Answer, graph_name: str | None
 ) -> tuple[Any, Any, _Outcome]:
     """Resume the run of a thread with the answer to one of its questions.
 
@@ -329,10 +331,10 @@ async def _resume_run(
             for interrupt in head.status.interrupts
         ]
         question_id, resume_value = _choose_question(
-            questions, typed, thread_id, describe_status(head.status)
+            questions, user_answer, thread_id, describe_status(head.status)
         )
-        name = _choose_graph(head, [*served], graph_name)
-        config: Any = {**_build_config(head), "callbacks": [record_views(saver)]}
+        name = _choose_graph_name(head, [*served], graph_name)
+        config: Any = {**_build_run_config(head), "callbacks": [record_views(saver)]}
         parts: Any = (name, saver, database.store, config)
         async with served.open_graph(*parts, access="threads.create_run") as graph:
             unknown = {task.node for task in head.status.tasks} - {*graph.nodes, ""}
@@ -344,7 +346,10 @@ async def _resume_run(
             command: Any = Command(
                 resume=resume_value if question_id is None else {question_id: resume_value}
             )
-            options: dict[str, Any] = {"context": _build_context(graph, head), "durability": "sync"}
+            options: dict[str, Any] = {
+                "context": _build_run_context(graph, head),
+                "durability": "sync",
+            }
             try:
                 values: Any = await graph.ainvoke(command, config, **options)
             except PerdureError:
@@ -360,7 +365,7 @@ async def _resume_run(
         status.state,
         describe_status(status),
         [question for _, question in status.questions],
-        _last_model_text(values),
+        _get_last_model_text(values),
     )
     return question_id, resume_value, outcome
 
@@ -386,7 +391,7 @@ class _ThreadLock:
         await self._lock.__aexit__(*exc)
 
 
-def _choose_graph(head: ThreadHead, graph_names: Sequence[str], chosen: str | None) -> str:
+def _choose_graph_name(head: ThreadHead, graph_names: Sequence[str], chosen: str | None) -> str:
     """Return the name of the graph to run.
 
     Args:
@@ -406,7 +411,7 @@ def _choose_graph(head: ThreadHead, graph_names: Sequence[str], chosen: str | No
     return name
 
 
-def _build_config(head: ThreadHead) -> Any:
+def _build_run_config(head: ThreadHead) -> Any:
     """Build the config of a run that continues a thread for its person."""
     person = _read_person(head)
     user = {} if person is None else {"user_id": person}
@@ -424,7 +429,7 @@ def _read_person(head: ThreadHead) -> Any:
     return head.metadata.get("owner") if person is None else person
 
 
-def _build_context(graph: Any, head: ThreadHead) -> Any:
+def _build_run_context(graph: Any, head: ThreadHead) -> Any:
     """Build the context of a run with the person, or None if the graph's context has no user."""
     schema = getattr(graph, "context_schema", None)
     fields = {**getattr(schema, "__annotations__", {}), **getattr(schema, "model_fields", {})}
@@ -432,7 +437,7 @@ def _build_context(graph: Any, head: ThreadHead) -> Any:
     return {"user_id": person} if person is not None and "user_id" in fields else None
 
 
-def _last_model_text(values: Any) -> str | None:
+def _get_last_model_text(values: Any) -> str | None:
     """Return the text of the last message of a state if a model wrote the message."""
     messages = values.get("messages") if isinstance(values, Mapping) else None
     last = messages[-1] if isinstance(messages, list) and messages else None
@@ -446,7 +451,7 @@ def _last_model_text(values: Any) -> str | None:
 
 
 def _answer_on_server(
-    url: str, thread_id: str, typed: _Answer, graph: str | None
+    url: str, thread_id: str, user_answer: _Answer, graph: str | None
 ) -> tuple[str, Any, Any, _Outcome]:
     """Answer a question, and let a server run the graph. The server takes the thread's lock.
 
@@ -461,7 +466,7 @@ def _answer_on_server(
         descriptions = {"busy": "has an active run", "error": "has a failed run"}
         description = descriptions.get(thread["status"], "")
         question_id, resume_value = _choose_question(
-            [] if description else questions, typed, thread_id, description
+            [] if description else questions, user_answer, thread_id, description
         )
         metadata: Mapping[str, Any] = thread["metadata"] or {}
         assistant = graph or metadata.get("assistant_id") or metadata.get("graph_id")
@@ -479,7 +484,7 @@ def _answer_on_server(
                 raise_error=False,
             )
         if isinstance(values, Mapping) and isinstance(values.get("__error__"), Mapping):
-            reason = format_line(_as_text(values["__error__"]), _MAX_TEXT)
+            reason = format_line(_format_as_text(values["__error__"]), _MAX_TEXT)
             _refuse_answer(f"the answer to {thread_id!r} is stored, but the run failed: {reason}")
         new_thread = client.threads.get(thread_id)
     open_questions = [
@@ -489,10 +494,12 @@ def _answer_on_server(
     ]
     idle = "idle" if new_thread["status"] == "idle" else "unfinished"
     status = "waiting" if open_questions else idle
-    texts = "; ".join(format_line(_as_text(question), _MAX_TEXT) for question in open_questions)
+    texts = "; ".join(
+        format_line(_format_as_text(question), _MAX_TEXT) for question in open_questions
+    )
     descriptions = {"waiting": f"waits for an answer ({texts})", "idle": ""}
     description = descriptions.get(status, "has an unfinished run")
-    outcome = _Outcome(status, description, open_questions, _last_model_text(values))
+    outcome = _Outcome(status, description, open_questions, _get_last_model_text(values))
     return thread_id, question_id, resume_value, outcome
 
 
@@ -538,4 +545,4 @@ def _read_error_detail(exc: Any) -> str:
         detail = exc.response.json()["detail"]
     except (ValueError, LookupError, TypeError):
         detail = str(exc)
-    return _as_text(detail)
+    return _format_as_text(detail)

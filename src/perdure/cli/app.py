@@ -208,7 +208,7 @@ QueryOption = Annotated[
 KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key, or a prefix of it.")]
 
 
-def check_query(query: str | None) -> None:
+def check_query_option(query: str | None) -> None:
     """Raise ConfigurationError if `--query` is blank, because a blank query matches everything."""
     if query is not None and not query.strip():
         raise ConfigurationError(
@@ -216,7 +216,7 @@ def check_query(query: str | None) -> None:
         )
 
 
-def _parse_moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     """Parse an ISO 8601 time. A time without a zone is in the local time zone.
 
     Returns:
@@ -234,7 +234,7 @@ def _parse_moment(text: str) -> datetime:
 AsOfOption = Annotated[
     datetime | None,
     typer.Option(
-        parser=_parse_moment, metavar="TIME", help="Show the state at TIME, like 2026-01-31T09:30Z."
+        parser=_parse_time, metavar="TIME", help="Show the state at TIME, like 2026-01-31T09:30Z."
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -428,14 +428,14 @@ def open_database(
 
     settings = load(db=db, user=user, key=key, graphs=graphs)
     if not create and not is_dsn(settings.db):
-        check_exists(settings.db)
+        check_database_exists(settings.db)
     with ExitStack() as stack:
         yield CommandDatabase(
             settings, stack, allow_read_only=allow_read_only, relaxed_durability=relaxed_durability
         )
 
 
-def check_exists(db: str) -> None:
+def check_database_exists(db: str) -> None:
     """Raise ConfigurationError if the file of the database does not exist."""
     if not Path(db).exists():
         raise ConfigurationError(
@@ -449,47 +449,49 @@ def check_exists(db: str) -> None:
 _MAX_UNSHORTENED: Final = 12  # characters of a thread id that a terminal shows in full
 
 
-def resolve_id_prefix(typed: str, ids: Iterable[str], noun: str, list_command: str) -> str:
-    """Return the id that equals `typed`, or the only id that begins with `typed`.
+def resolve_id_prefix(id_or_prefix: str, ids: Iterable[str], noun: str, list_command: str) -> str:
+    """Return the id that equals `id_or_prefix`, or the only id that begins with `id_or_prefix`.
 
     Args:
-        typed: An id or a prefix of an id, as the user typed it.
-        ids: Ids that begin with `typed`.
+        id_or_prefix: An id or a prefix of an id, as the user typed it.
+        ids: Ids that begin with `id_or_prefix`.
         noun: A word for what has the ids, such as `"thread"`, for error messages.
         list_command: The command that lists the ids, for error messages.
 
     Raises:
-        ConfigurationError: No id or several ids begin with `typed`.
+        ConfigurationError: No id or several ids begin with `id_or_prefix`.
     """
-    if not typed:
+    if not id_or_prefix:
         raise ConfigurationError(f"the id is empty; '{list_command}' lists ids")
     ids = list(ids)
-    if typed in ids:
-        return typed
+    if id_or_prefix in ids:
+        return id_or_prefix
     if len(ids) == 1:
         return ids[0]
     if not ids:
-        raise ConfigurationError(f"there is no {noun} {typed!r}; '{list_command}' lists them")
+        raise ConfigurationError(
+            f"there is no {noun} {id_or_prefix!r}; '{list_command}' lists them"
+        )
     examples = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
     raise ConfigurationError(
-        f"several ids of {noun}s begin with {typed!r} ({examples}); type more of the id"
+        f"several ids of {noun}s begin with {id_or_prefix!r} ({examples}); type more of the id"
     )
 
 
 def resolve_item_key(
     store: WholeStore,
     namespaces: Sequence[Namespace],
-    typed: str,
+    key_or_prefix: str,
     list_command: str,
     *,
     include_deleted: bool = False,
 ) -> tuple[Namespace, str]:
-    """Find the item whose key equals `typed`, or the only item whose key begins with `typed`.
+    """Find the item that is named by its key or by a prefix of its key.
 
     Args:
         store: The store.
         namespaces: The namespaces to look in.
-        typed: A key or a prefix of a key, as the user typed it.
+        key_or_prefix: A key or a prefix of a key, as the user typed it.
         list_command: The command that lists the keys, for error messages.
         include_deleted: Whether a deleted item is found too. A prefix does not find it.
 
@@ -497,20 +499,20 @@ def resolve_item_key(
         The namespace and the key of the item.
 
     Raises:
-        ConfigurationError: No key or several keys begin with `typed`.
+        ConfigurationError: No key or several keys begin with `key_or_prefix`.
     """
     for namespace in namespaces:
         with suppress(InvalidNamespace):  # raised if the text cannot be a key
-            item = store.get(namespace, typed, refresh_ttl=False)
-            if item or (include_deleted and store.history(namespace, typed)):
-                return namespace, typed
+            item = store.get(namespace, key_or_prefix, refresh_ttl=False)
+            if item or (include_deleted and store.history(namespace, key_or_prefix)):
+                return namespace, key_or_prefix
     namespaces_by_key = {
         item.key: namespace
         for namespace in namespaces
         for item in store.search(namespace, limit=sys.maxsize, refresh_ttl=False)
-        if item.namespace == namespace and item.key.startswith(typed)
+        if item.namespace == namespace and item.key.startswith(key_or_prefix)
     }
-    key = resolve_id_prefix(typed, namespaces_by_key, "key", list_command)
+    key = resolve_id_prefix(key_or_prefix, namespaces_by_key, "key", list_command)
     return namespaces_by_key[key], key
 
 
@@ -524,26 +526,28 @@ def shorten_thread_id(database: CommandDatabase, thread_id: str, *, is_whole: bo
     return thread_id if is_whole else database.saver.unique_prefix(thread_id)
 
 
-def find_thread_head(database: CommandDatabase, typed: str) -> ThreadHead:
+def find_thread_head(database: CommandDatabase, id_or_prefix: str) -> ThreadHead:
     """Return the head of the thread that is named by its id or by a prefix of its id."""
     with suppress(PerdureError):  # raised if the text cannot be an id
-        head = database.saver.head(typed)
+        head = database.saver.head(id_or_prefix)
         if head is not None:
             return head
-    heads = {head.thread_id: head for head in database.saver.heads(prefix=typed, limit=4)}
-    return heads[resolve_id_prefix(typed, heads, "thread", "perdure threads")]
+    heads = {head.thread_id: head for head in database.saver.heads(prefix=id_or_prefix, limit=4)}
+    return heads[resolve_id_prefix(id_or_prefix, heads, "thread", "perdure threads")]
 
 
-def resolve_thread_id(database: CommandDatabase, typed: str) -> str:
+def resolve_thread_id(database: CommandDatabase, id_or_prefix: str) -> str:
     """Return the id of the thread that is named by its id or by a prefix of its id."""
-    return find_thread_head(database, typed).thread_id
+    return find_thread_head(database, id_or_prefix).thread_id
 
 
-def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, typed: str) -> str:
+def resolve_checkpoint_id(database: CommandDatabase, thread_id: str, id_or_prefix: str) -> str:
     """Return the id of the thread's checkpoint that is named by its id or by a prefix of it."""
     checkpoints = database.saver.checkpoints(thread_id, checkpoint_ns="")
-    ids = [info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(typed)]
-    return resolve_id_prefix(typed, ids, "checkpoint", f"perdure show {thread_id}")
+    ids = [
+        info.checkpoint_id for info in checkpoints if info.checkpoint_id.startswith(id_or_prefix)
+    ]
+    return resolve_id_prefix(id_or_prefix, ids, "checkpoint", f"perdure show {thread_id}")
 
 
 def complete_thread_id(incomplete: str) -> list[str]:

@@ -272,7 +272,8 @@ def _resume_thread(session: _ChatSession) -> None:
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
         print_note_line(heading + text, COLORS.get(item.value.type, ""))
-    if state.tasks:  # also if the answer is stored and the turn has not ended
+    # tasks can remain after the answer is stored, until the turn has ended
+    if state.tasks:
         print_note("the last turn was interrupted; finishing it", "dim")
         session.run_turn(None, "The last turn is still unfinished, and no new message was sent")
 

@@ -73,7 +73,7 @@ def config(db: DbOption = None, user: UserOption = None, json: JsonOption = Fals
 
 
 def _format_setting(value: Any) -> str:
-    """Return a value as `perdure.toml` would have it, without quotes; None becomes ""."""
+    """Return a setting as text: booleans as in TOML, and None as ""."""
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)

@@ -70,9 +70,9 @@ def history(
 ) -> None:
     """Show all messages of a thread.
 
-    The model sees the messages marked ●. Those marked ○ are only in the history, and those marked ◌
-    only on a branch. Items marked ? are in a `DeltaChannel` whose reducer the graph defines, so it
-    is unknown whether the model sees them.
+    The model sees the messages marked ●. Messages marked ○ are only in the history, and messages
+    marked ◌ only on a branch. Items marked ? are in a `DeltaChannel` whose reducer the graph
+    defines, so it is unknown whether the model sees them.
     """
     from perdure.checkpointers.labels import describe_deeds
     from perdure.checkpointers.titles import read_import_metadata
@@ -115,7 +115,8 @@ def describe_status(status: ThreadStatus) -> str:
     """
     if status.state == "waiting":
         questions = (
-            f"at {format_line(node)!r}: {format_line(_render_text(question), _MAX_QUESTION)}"
+            f"at {format_line(node)!r}: "
+            f"{format_line(_render_content_text(question), _MAX_QUESTION)}"
             for node, question in status.questions
         )
         return f"waits for an answer ({'; '.join(questions)})"
@@ -170,14 +171,14 @@ def render_heading(item: HistoryItem) -> OutputLine:
 def render_item_lines(value: Any) -> Iterator[OutputLine]:
     """Yield the lines of a message or of another item of a channel.
 
-    The text comes first, in which other content blocks are named by their type. The tool calls of
-    the message follow.
+    The lines of the content come first. A content block without text is shown as the name of its
+    type. The lines of the tool calls follow.
     """
     content = value.content if _is_message(value) else value
     calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
     if calls and isinstance(content, list):  # some models repeat their calls in the content
         content = [part for part in content if _block_type(part) not in _CALL_TYPES]
-    text = _render_text(content)
+    text = _render_content_text(content)
     if getattr(value, "type", None) == "tool":
         yield from _render_indented_lines(text)
     elif text:
@@ -186,7 +187,7 @@ def render_item_lines(value: Any) -> Iterator[OutputLine]:
         yield from _render_call_lines(call)
 
 
-def _render_text(content: Any) -> str:
+def _render_content_text(content: Any) -> str:
     """Return the text of a message's content, with other blocks by type, or JSON of a value."""
     if isinstance(content, str):
         return content.replace("\r\n", "\n")
@@ -196,7 +197,7 @@ def _render_text(content: Any) -> str:
         from perdure.memory.quotation import render_block_name
 
         return "\n".join(
-            _render_text(
+            _render_content_text(
                 part if isinstance(part, str) else str(part.get("text") or render_block_name(part))
             )
             for part in content
@@ -245,7 +246,7 @@ def _render_call_lines(call: Any) -> Iterator[OutputLine]:
     if not isinstance(arguments, dict):
         arguments = {"arguments": arguments or ""}
     texts = {
-        name: _DATA_URL.sub(_describe_data, _render_text(value))
+        name: _DATA_URL.sub(_describe_data, _render_content_text(value))
         for name, value in arguments.items()
     }
     inline = ", ".join(f"{name}={text}" for name, text in texts.items())
@@ -310,11 +311,11 @@ def _build_tree(heading: str, status: str, checkpoints: list[CheckpointInfo]) ->
     root = Tree(Text.assemble((heading, "bold"), (f"\n{status}" if status else "", "yellow")))
     for namespace in dict.fromkeys(info.checkpoint_ns for info in reversed(checkpoints)):
         subtree = root.add(Text(format_line(namespace, None), "italic")) if namespace else root
-        _add_checkpoints(subtree, children[namespace, None], children)
+        _add_checkpoint_nodes(subtree, children[namespace, None], children)
     return root
 
 
-def _add_checkpoints(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
+def _add_checkpoint_nodes(tree: Tree, roots: list[CheckpointInfo], children: Children) -> None:
     """Add checkpoints and their descendants to a tree.
 
     An only child is added beside its parent, so that a thread without forks is a flat list. If a

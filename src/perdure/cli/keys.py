@@ -44,8 +44,8 @@ def list_(
 
     if user is not None:
         check_user("--user", user, "remove --user to list the keys of all users")
-    matches = [key for key in read_keys(file) if _has_owner(key, user, tenant)]
-    rows = [_build_cells(key) for key in matches]
+    matches = [key for key in read_keys(file) if _belongs_to(key, user, tenant)]
+    rows = [_build_key_cells(key) for key in matches]
     columns = ("user", "tenant", "permissions", "hash")
     values, nothing = [key.model_dump() for key in matches], "no API key matches"
     print_rows(values, json, columns, rows, ids=columns, empty_note=nothing)
@@ -84,10 +84,10 @@ def revoke(
     chosen = [
         key
         for key in read_keys(file)
-        if _has_owner(key, user, tenant) and key.sha256.startswith((hash or "").lower())
+        if _belongs_to(key, user, tenant) and key.sha256.startswith((hash or "").lower())
     ]
     if hash is not None and len({key.sha256 for key in chosen}) > 1:
-        listed_keys = ", ".join(" ".join(filter(None, _build_cells(key))) for key in chosen)
+        listed_keys = ", ".join(" ".join(filter(None, _build_key_cells(key))) for key in chosen)
         raise ConfigurationError(
             f"several hashes begin with {hash!r} ({listed_keys}); type more of the hash"
         )
@@ -117,11 +117,11 @@ def _check_server_is_installed() -> None:
         ) from exc
 
 
-def _has_owner(key: Key, user: str | None, tenant: str | None) -> bool:
+def _belongs_to(key: Key, user: str | None, tenant: str | None) -> bool:
     """Return whether a key belongs to the user and the tenant; None means any."""
     return user in (None, key.user) and tenant in (None, key.tenant)
 
 
-def _build_cells(key: Key) -> tuple[Any, ...]:
+def _build_key_cells(key: Key) -> tuple[Any, ...]:
     """Return the table cells of a key: user, tenant, permissions and the start of the hash."""
     return key.user, key.tenant or "", " ".join(key.permissions), key.sha256[:_HASH_PREFIX]

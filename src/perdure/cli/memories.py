@@ -24,7 +24,7 @@ from perdure.cli.app import (
     UserOption,
     YesOption,
     add_command_group,
-    check_query,
+    check_query_option,
     erase_items,
     open_database,
     require_confirmation,
@@ -232,17 +232,17 @@ def forget(
     The messages stay in their threads and are not extracted again. After --all they are extracted
     again, so delete the threads first. Exit code 1 if there was nothing to erase.
     """
-    check_query(query)
+    check_query_option(query)
     if [bool(key), query is not None, thread is not None, every].count(True) != 1:
         raise ConfigurationError("pass either keys of memories, or --query, --thread or --all")
     with open_database(db, user) as database:
         if every:
-            erase = partial(_erase_all, database)
+            erase = partial(_erase_all_memories, database)
         elif key:
-            erase = partial(_erase_keys, database, key)
+            erase = partial(_erase_memories_by_key, database, key)
         else:
-            thread_id = None if thread is None else _resolve_origin(database, thread)
-            erase = partial(_erase_matching, database, query=query, thread_id=thread_id)
+            thread_id = None if thread is None else _resolve_origin_thread(database, thread)
+            erase = partial(_erase_matching_memories, database, query=query, thread_id=thread_id)
         if not every:
             # otherwise a later extraction would store the erased memories again
             with show_status("extracting unread messages …"):
@@ -263,23 +263,27 @@ def _user_namespaces(database: CommandDatabase) -> list[Namespace]:
 
 
 def _find_memory_key(
-    database: CommandDatabase, typed: str, namespaces: list[Namespace]
+    database: CommandDatabase, key_or_prefix: str, namespaces: list[Namespace]
 ) -> tuple[Namespace, str]:
     """Return the namespace and the full key of the memory that the user named by key or prefix."""
     return resolve_item_key(
-        database.store, namespaces, typed, "perdure memories list --ids", include_deleted=True
+        database.store,
+        namespaces,
+        key_or_prefix,
+        "perdure memories list --ids",
+        include_deleted=True,
     )
 
 
-def _resolve_origin(database: CommandDatabase, typed: str) -> str:
+def _resolve_origin_thread(database: CommandDatabase, id_or_prefix: str) -> str:
     """Return the id of the thread that memories come from.
 
     A deleted thread may have left memories, so an id that no thread has is returned unchanged.
     """
-    if not typed:
+    if not id_or_prefix:
         raise ConfigurationError("--thread is empty; pass the id of a thread")
-    exists = database.saver.heads(prefix=typed, limit=1)
-    return resolve_thread_id(database, typed) if exists else typed
+    exists = database.saver.heads(prefix=id_or_prefix, limit=1)
+    return resolve_thread_id(database, id_or_prefix) if exists else id_or_prefix
 
 
 def extract_due_threads(database: CommandDatabase) -> None:
@@ -297,7 +301,9 @@ def extract_due_threads(database: CommandDatabase) -> None:
 # -- removal
 
 
-def _erase_keys(database: CommandDatabase, keys: Iterable[str], *, dry_run: bool) -> Receipt:
+def _erase_memories_by_key(
+    database: CommandDatabase, keys: Iterable[str], *, dry_run: bool
+) -> Receipt:
     """Erase the memories with these keys or key prefixes."""
     from perdure.memory import Collection
 
@@ -313,7 +319,7 @@ def _erase_keys(database: CommandDatabase, keys: Iterable[str], *, dry_run: bool
     return reduce(add_receipts, receipts)
 
 
-def _erase_matching(database: CommandDatabase, **conditions: Any) -> Receipt:
+def _erase_matching_memories(database: CommandDatabase, **conditions: Any) -> Receipt:
     """Erase the memories and examples that match; see `Collection.forget_matching`."""
     from perdure.memory import Collection
 
@@ -329,7 +335,7 @@ def _erase_matching(database: CommandDatabase, **conditions: Any) -> Receipt:
     )
 
 
-def _erase_all(database: CommandDatabase, *, dry_run: bool) -> Receipt:
+def _erase_all_memories(database: CommandDatabase, *, dry_run: bool) -> Receipt:
     """Erase everything that the store holds about the user."""
     from perdure.memory import forget
 
@@ -382,7 +388,7 @@ def _print_memories(
         threads: The thread of each memory for a column, or nothing for no column.
     """
     cells: dict[str, Sequence[str]] = {
-        "day": [_format_day(memory) for memory in memories],
+        "day": [_format_memory_day(memory) for memory in memories],
         "kind": [memory.kind for memory in memories],
         "key": [memory.key for memory in memories] if ids else (),
         "thread": threads,
@@ -393,7 +399,7 @@ def _print_memories(
     print_rows(memories, json, columns, rows, ids=columns[:-1], empty_note=empty_note)
 
 
-def _format_day(memory: Memory) -> str:
+def _format_memory_day(memory: Memory) -> str:
     """Return the day of the messages that a memory comes from, or the day of its storage."""
     provenance = memory.provenance
     return format_date(provenance.at if provenance else None) or format_date(memory.valid_from)
@@ -432,7 +438,7 @@ def quarantine(
         waiting, config = Quarantine(database.store), database.config
         entries = {entry.key: entry for entry in waiting.list(config)}
         if key is None:
-            _print_entries(list(entries.values()), json)
+            _print_quarantine_entries(list(entries.values()), json)
             return
         matches = [entry_key for entry_key in entries if entry_key.startswith(key)]
         entry = entries[resolve_id_prefix(key, matches, "entry", "perdure memories quarantine")]
@@ -453,7 +459,7 @@ def quarantine(
         print_text(entry.text)
 
 
-def _print_entries(entries: list[QuarantineEntry], json: bool) -> None:
+def _print_quarantine_entries(entries: list[QuarantineEntry], json: bool) -> None:
     """Print entries in quarantine as a table or as JSON, with secrets redacted."""
     rows = [(format_date(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
     columns = ("since", "key", "text", "reason")

@@ -93,7 +93,7 @@ def forget(
                 }
                 report = people.plan(user, database.saver, database.store, **options)
             if not (dry_run or yes):
-                for action, what, count, ids in _build_rows(report, in_files):
+                for action, what, count, ids in _build_report_rows(report, in_files):
                     print_note_line(f"{action} {count} {what}{ids and f': {ids}'}", "dim")
             print_owner_warning(user, report.by_owner)
             if not dry_run:
@@ -119,7 +119,7 @@ def forget(
         )
         return
     if dry_run or yes:
-        print_table(("", "what", "count", "ids"), _build_rows(report, in_files))
+        print_table(("", "what", "count", "ids"), _build_report_rows(report, in_files))
     print_text(f"{'would forget' if dry_run else 'forgot'} {user!r}")
     if not dry_run:
         print_scrub_result(report.scrubbed)
@@ -138,7 +138,7 @@ def _confirm_name(user: str) -> None:
         raise typer.Exit(1)
 
 
-def _build_rows(report: Report, in_files: list[Part]) -> list[tuple[str, str, int, str]]:
+def _build_report_rows(report: Report, in_files: list[Part]) -> list[tuple[str, str, int, str]]:
     """Return the table rows of what is erased and what is kept.
 
     Args:

@@ -87,7 +87,7 @@ def runs(
         listed_runs, json, columns, cells, ids=("id", "thread"), empty_note="there are no runs"
     )
     has_conditions = (thread, user, status) != (None, None, None)
-    _finish_list(len(rows) > limit, limit, "runs", no_match=has_conditions and not rows)
+    _finish_list_command(len(rows) > limit, limit, "runs", no_match=has_conditions and not rows)
 
 
 @app.command()
@@ -128,10 +128,10 @@ def crons(
         listed_crons, json, columns, cells, ids=("id", "thread"), empty_note="there are no crons"
     )
     has_conditions = (thread, user) != (None, None)
-    _finish_list(len(rows) > limit, limit, "crons", no_match=has_conditions and not rows)
+    _finish_list_command(len(rows) > limit, limit, "crons", no_match=has_conditions and not rows)
 
 
-def _finish_list(has_more: bool, limit: int, noun: str, *, no_match: bool) -> None:
+def _finish_list_command(has_more: bool, limit: int, noun: str, *, no_match: bool) -> None:
     """Print a note if the list is incomplete, and exit with code 1 if nothing matched."""
     if has_more:
         print_note(f"there are more than {limit} {noun}; --limit N lists more")

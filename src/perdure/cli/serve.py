@@ -157,7 +157,7 @@ def serve(
     with ExitStack() as stack:
         database = stack.enter_context(open_database(db, user, create=True, graphs=graphs))
         _check_tenants(access, database.settings.db)
-        _check_workers(workers, database.settings.db, metrics)
+        _check_worker_options(workers, database.settings.db, metrics)
         if not database.settings.search_threads:
             from perdure.memory.thread_search import delete_transcript_index
 
@@ -171,7 +171,7 @@ def serve(
         )
         server = _Server(database.settings, inputs, metrics, log, grace)
         application = server.build_app()
-        _print_served(database, configured, keys, auth)
+        _print_server_summary(database, configured, keys, auth)
         url_host = f"[{host}]" if ":" in host else host
         print_note(f"http://{url_host}:{listener.getsockname()[1]}/", "dim")
         if access is not None:
@@ -391,7 +391,7 @@ def _check_tenants(access: Access | None, db: str) -> None:
         )
 
 
-def _check_workers(workers: int, db: str, metrics: bool) -> None:
+def _check_worker_options(workers: int, db: str, metrics: bool) -> None:
     """Raise ConfigurationError if several workers cannot serve metrics or the database."""
     if workers > 1 and metrics:
         raise ConfigurationError(
@@ -412,7 +412,7 @@ def _has_tenants(access: Access | None) -> bool:
     return not isinstance(access, Local | None) and getattr(access, "tenants", ()) != {None}
 
 
-def _print_served(
+def _print_server_summary(
     database: CommandDatabase,
     configured: LanggraphFile | None,
     keys: str | None,

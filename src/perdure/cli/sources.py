@@ -10,7 +10,7 @@ from typing import Final
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.import_langgraph import SAVER_TABLES
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
-from perdure.cli.app import check_exists, open_database
+from perdure.cli.app import check_database_exists, open_database
 from perdure.settings import is_dsn, load
 from perdure.storage.flow import Flow, Statement
 from perdure.storage.sqlite import SQLiteDatabase
@@ -85,7 +85,7 @@ def open_copy(db: str, key: str | None) -> Iterator[Source]:
             yield Source(db, saver=file.saver, store=file.store)
         return
     settings = load(db=db, key=key)
-    check_exists(settings.db)
+    check_database_exists(settings.db)
     with _open_file(settings.db, settings.key, _MAX_SQLITE_VALUE_BYTES) as source:
         yield source
 

@@ -21,7 +21,7 @@ from perdure.cli.app import (
     QueryOption,
     YesOption,
     add_command_group,
-    check_query,
+    check_query_option,
     erase_items,
     open_database,
     resolve_item_key,
@@ -102,7 +102,7 @@ def _parse_filter(filter: str | None) -> dict[str, Any] | None:
     return None if filter is None else parse_json_object(filter, "--filter")
 
 
-def _find_item(
+def _find_item_key(
     store: WholeStore, namespace: Namespace, key: str, *, include_deleted: bool = False
 ) -> tuple[Namespace, str]:
     """Return the namespace and the full key of the item whose key the user typed or abbreviated."""
@@ -164,7 +164,9 @@ def get(
     """Show the value of an item."""
     namespace = parse_namespace(ns)
     with open_database(db, allow_read_only=True) as database:
-        found_key = _find_item(database.store, namespace, key, include_deleted=as_of is not None)
+        found_key = _find_item_key(
+            database.store, namespace, key, include_deleted=as_of is not None
+        )
         item = database.store.get(*found_key, as_of=as_of, refresh_ttl=False)
     if item is None:
         raise ConfigurationError(
@@ -191,7 +193,7 @@ def history(
     """
     namespace = parse_namespace(ns)
     with open_database(db, allow_read_only=True) as database:
-        found_key = _find_item(database.store, namespace, key, include_deleted=True)
+        found_key = _find_item_key(database.store, namespace, key, include_deleted=True)
         versions = database.store.history(*found_key)
     exact = not get_console().is_terminal
     rows = [
@@ -295,7 +297,7 @@ def _build_item_json(item: StoredItem | FoundItem) -> dict[str, Any]:
 def delete(ns: NamespaceArgument, key: KeyArgument, db: DbOption = None) -> None:
     """Delete an item, but keep its old versions."""
     with open_database(db) as database:
-        namespace, full_key = _find_item(database.store, parse_namespace(ns), key)
+        namespace, full_key = _find_item_key(database.store, parse_namespace(ns), key)
         database.store.delete(namespace, full_key)
     print_text(f"{full_key!r} in {format_namespace(namespace)} is deleted")
 
@@ -320,7 +322,7 @@ def forget(
     """
     namespace = None if prefix is None else parse_namespace(prefix)
     conditions = _parse_filter(filter)
-    check_query(query)
+    check_query_option(query)
     if namespace is None and not conditions and not query:
         raise ConfigurationError(
             "nothing selects the items to erase; pass a prefix (/ is everything), --filter or "

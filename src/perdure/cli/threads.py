@@ -96,7 +96,7 @@ def threads(
         _print_search_results(search, text, user, limit, ids, db, json)
         return
     with open_database(db, allow_read_only=True) as database:
-        heads = _find_heads(database, (text or "").casefold(), user, status, limit + 1)
+        heads = _find_matching_heads(database, (text or "").casefold(), user, status, limit + 1)
         pairs = [pair for head in heads[:limit] for pair in _iter_thread_json(database, head)]
         cells: dict[str, list[Any]] = {
             "id": [
@@ -186,7 +186,7 @@ def _print_search_results(
         raise typer.Exit(1)
 
 
-def _find_heads(
+def _find_matching_heads(
     database: CommandDatabase, text: str, user: str | None, status: str | None, limit: int
 ) -> list[ThreadHead]:
     """Return the heads of the newest threads that meet all conditions.
@@ -343,7 +343,7 @@ def delete(
         counts = f"{format_count(len(ids), 'thread')} with {format_count(message_count, 'message')}"
         if memory_count:
             counts += f" and {format_count(memory_count, 'memory', 'memories')}"
-        names = ", ".join(_format_name(database, thread_id) for thread_id in ids[:3])
+        names = ", ".join(_format_thread_name(database, thread_id) for thread_id in ids[:3])
         names += ", …" if len(ids) > 3 else ""
         require_confirmation(f"Delete {counts} permanently: {names}?", yes)
         with show_status("deleting …"):
@@ -366,7 +366,7 @@ def _count_messages(database: CommandDatabase, thread_id: str) -> int:
     return database.saver.thread(thread_id).items
 
 
-def _format_name(database: CommandDatabase, thread_id: str) -> str:
+def _format_thread_name(database: CommandDatabase, thread_id: str) -> str:
     """Return the id of a thread with its title, if it has a title."""
     head = database.saver.head(thread_id)
     title = format_line(head.title, _MAX_TITLE) if head is not None else ""

@@ -54,7 +54,7 @@ def worker(
     The worker extracts the threads of all users when a conversation pauses. It runs until it is
     stopped. Threads whose runs named no user are counted but not extracted. Without --facts no
     model is called, and each turn becomes a memory. The rules under [retention] in perdure.toml
-    are applied every hour. Options default to the values under [worker].
+    are applied every hour. The values under [worker] are the defaults of the options.
     """
     from perdure.memory.background import Background, run_worker
     from perdure.memory.extraction import Pace
@@ -66,7 +66,7 @@ def worker(
         finished.append(job)
         print_json(asdict(job), indent=None) if json else print_text(str(job))
 
-    with open_database(db) as opened_database, _print_warnings():
+    with open_database(db) as opened_database, _print_background_warnings():
         settings = opened_database.settings
         if database is not None and is_dsn(settings.db) and is_dsn(database):
             opened_database.direct_dsn = database
@@ -138,7 +138,7 @@ def _run_hourly(work: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _print_warnings() -> Iterator[None]:
+def _print_background_warnings() -> Iterator[None]:
     """Print the log records of the background extraction to stderr while the context is open."""
     from perdure.memory.extraction import ExtractionJob
 
