@@ -14,7 +14,7 @@ from perdure.checkpointers.cache import (
     Snapshot,
     Thread,
     Write,
-    keep_recent,
+    add_recent_entry,
 )
 from perdure.checkpointers.codec import MESSAGE
 from perdure.checkpointers.delta import ChannelUpdate
@@ -31,7 +31,7 @@ from perdure.checkpointers.manifest import (
     Range,
     Ranges,
     count_positions,
-    drop_repeats,
+    drop_repeated_positions,
     flatten_ranges,
     group_ranges,
     iter_positions,
@@ -82,7 +82,7 @@ class Additions:
     aliases: list[tuple[ChannelLog, int, int]] = field(default_factory=list)
     _rows: list[Row] = field(default_factory=list)
 
-    def fill_snapshot(
+    def set_channel_references(
         self,
         snapshot: Snapshot,
         nodes: dict[str, Node | None],
@@ -119,7 +119,7 @@ class Additions:
     ) -> Any:
         """Add the new items of a value to the log, and return the reference to the value."""
         if node.update is not None:
-            ref = self._add_update(channel, node.update, snapshot, parent)
+            ref = self._add_delta_update(channel, node.update, snapshot, parent)
             if node.undivided is None:
                 return ref
             snapshot.ranges.pop(channel, None)
@@ -127,10 +127,10 @@ class Additions:
                 return node.undivided
             return self.add_value(channel, node.undivided, snapshot, parent)
         log = self.thread.logs_by_channel[channel]
-        first_new = log.next_position
+        first_new_position = log.next_position
         kept_ranges, other_ranges = (
             node.kept_ranges,
-            self._place_parts(log, node.parts) if node.parts else [],
+            self._append_parts_to_log(log, node.parts) if node.parts else [],
         )
         ranges = join_ranges([*kept_ranges, *other_ranges]) if other_ranges else kept_ranges
         if node.kind == ITEM:
@@ -138,7 +138,7 @@ class Additions:
             return [SNAPSHOT, item] if node.is_snapshot else item
         parent_transcript = parent.transcript.get(channel) if parent is not None else None
         if parent_transcript is None or parent_transcript[0] != log.key:
-            transcript = drop_repeats(ranges)
+            transcript = drop_repeated_positions(ranges)
         elif node.repeated_items:
             repeated_positions = [
                 position
@@ -149,15 +149,19 @@ class Additions:
                 other_ranges,
                 merge_ranges((position, position + 1) for position in repeated_positions),
             )
-            transcript = _extend_transcript(log, parent_transcript[1], new_ranges, first_new)
+            transcript = _extend_transcript(
+                log, parent_transcript[1], new_ranges, first_new_position
+            )
         # the value contains the whole transcript, followed by new items
         elif parent_transcript[1] == kept_ranges and other_ranges in (
             [],
-            [(first_new, log.next_position)],
+            [(first_new_position, log.next_position)],
         ):
             transcript = ranges
         else:
-            transcript = _extend_transcript(log, parent_transcript[1], other_ranges, first_new)
+            transcript = _extend_transcript(
+                log, parent_transcript[1], other_ranges, first_new_position
+            )
         value_ranges = self._limit_ranges(log, ranges)
         snapshot.ranges[channel] = (log.key, value_ranges)
         snapshot.transcript[channel] = (
@@ -167,12 +171,12 @@ class Additions:
         ref = [node.kind, log.key, flatten_ranges(value_ranges)]
         return [SNAPSHOT, ref] if node.is_snapshot else ref
 
-    def _add_update(
+    def _add_delta_update(
         self, channel: str, update: ChannelUpdate, snapshot: Snapshot, parent: Snapshot | None
     ) -> Any:
         """Add the writes to a `DeltaChannel` to its log, and return the channel's reference."""
         log, entry_positions = self.thread.logs_by_channel[channel], list[int | None]()
-        first_new = log.next_position
+        first_new_position = log.next_position
         for entry in update.entries:
             item, position = entry.item, None
             if item is not None:
@@ -192,15 +196,17 @@ class Additions:
             (entry_position, entry_position + 1) for entry_position in transcript_positions
         )
         if update.base:  # the transcript already has these items, perhaps in another form
-            new_ranges = subtract_ranges(new_ranges, merge_ranges(_origin_ranges(log, update.base)))
+            new_ranges = subtract_ranges(
+                new_ranges, merge_ranges(_replace_aliases_by_origins(log, update.base))
+            )
         parent_transcript = parent.transcript.get(channel) if parent is not None else None
         transcript = _extend_transcript(
-            log, parent_transcript[1] if parent_transcript else [], new_ranges, first_new
+            log, parent_transcript[1] if parent_transcript else [], new_ranges, first_new_position
         )
         snapshot.transcript[channel] = (log.key, self._limit_ranges(log, transcript))
         if update.base is None:
             return [DELTA, update.kind]
-        value_ranges = update.value_ranges(entry_positions)
+        value_ranges = update.compute_value_ranges(entry_positions)
         stored_ranges = (
             snapshot.transcript[channel][1]
             if value_ranges == transcript
@@ -209,7 +215,7 @@ class Additions:
         snapshot.ranges[channel] = (log.key, stored_ranges)
         return [DELTA, [LIST, log.key, flatten_ranges(stored_ranges)]]
 
-    def replace_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
+    def replace_write_by_reference(self, snapshot: Snapshot, write: Write) -> Write:
         """Return a pending write with references to the log, if the log contains all its items.
 
         Args:
@@ -238,15 +244,15 @@ class Additions:
             [LOG_KIND_BY_INLINE_KIND[ref[0]], log_ranges[0], flatten_ranges(join_ranges(ranges))],
         ]
 
-    def append_parts(self, channel: str, parts: list[bytes | Range]) -> Ranges:
+    def append_new_items(self, channel: str, parts: list[bytes | Range]) -> Ranges:
         """Append the new items among parts, and return the ranges of all parts.
 
         The number of ranges is limited by aliases; see `max_ranges`.
         """
         log = self.thread.logs_by_channel[channel]
-        return self._limit_ranges(log, self._place_parts(log, parts))
+        return self._limit_ranges(log, self._append_parts_to_log(log, parts))
 
-    def _place_parts(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
+    def _append_parts_to_log(self, log: ChannelLog, parts: Iterable[bytes | Range]) -> Ranges:
         """Append the new items among parts, and return the ranges of all parts in order."""
         ranges = []
         for part in parts:
@@ -278,7 +284,7 @@ class Additions:
                 limited += group
                 continue
             start = log.next_alias
-            for origin in iter_positions(_origin_ranges(log, group)):
+            for origin in iter_positions(_replace_aliases_by_origins(log, group)):
                 self._add_row(log, log.next_alias, 0, pack(origin))
                 self.aliases.append((log, log.next_alias, origin))
                 log.next_alias += 1
@@ -291,7 +297,7 @@ class Additions:
             [Statement(self.sql["add_item"], self._rows, execute_many=True)] if self._rows else []
         )
 
-    def cache_items(self) -> None:
+    def cache_committed_items(self) -> None:
         """Add the committed items and aliases to the cached logs."""
         for log, position, item in self.items:
             self.thread.size_bytes += log.add_item(position, item)
@@ -337,7 +343,7 @@ class Commit:
     replaces_checkpoint: bool = False
     remaining_keys: list[int] = field(default_factory=list)
 
-    def set_write_rows(self, rows: list[Row]) -> None:
+    def record_whether_head_has_writes(self, rows: list[Row]) -> None:
         """Record from the first statement's row whether the new head has pending writes already."""
         if self.head is not None and self.head.snapshot is self.snapshot:
             self.head.write_rows = None if rows[0][-1] else {}
@@ -346,9 +352,9 @@ class Commit:
         """Update the cache after the commit."""
         cache = self.cache
         if self.additions is not None:
-            self.additions.cache_items()
+            self.additions.cache_committed_items()
         if self.snapshot is not None:
-            self.thread.note_newest_checkpoint(self.snapshot)
+            self.thread.record_newest_checkpoint(self.snapshot)
         if self.head is not None:
             self.head.epoch, self.head.is_uncommitted = self.watch.epoch, False
             cache.mark_used(self.thread_id)
@@ -363,7 +369,7 @@ class Commit:
         if (
             self.reveals_overlap
             and self.snapshot is not None
-            and cache.note_overlap(self.thread_id)
+            and cache.record_overlap(self.thread_id)
         ):
             _log.warning(
                 "thread %r: two runs overlapped, as checkpoint %s shows; one of them is now a "
@@ -385,24 +391,26 @@ class Commit:
 
 
 def _extend_transcript(
-    log: ChannelLog, former: Ranges, new_ranges: Ranges, first_new: int
+    log: ChannelLog, former_ranges: Ranges, new_ranges: Ranges, first_new_position: int
 ) -> Ranges:
     """Return a transcript with the new items of a value appended.
 
     Args:
         log: The log.
-        former: The transcript of the parent.
-        new_ranges: The part of the value that the parent's value does not begin with.
-        first_new: The first position of the items that were appended by this put.
+        former_ranges: The ranges of the transcript of the parent.
+        new_ranges: The ranges of the value, without the part at its beginning that the value of the
+            parent has as well.
+        first_new_position: The log position of the first item that this put appends.
     """
-    if any(start < first_new or start >= ALIASES for start, _ in new_ranges):
+    if any(start < first_new_position or start >= ALIASES for start, _ in new_ranges):
         new_ranges = subtract_ranges(
-            _origin_ranges(log, new_ranges), merge_ranges(_origin_ranges(log, former))
+            _replace_aliases_by_origins(log, new_ranges),
+            merge_ranges(_replace_aliases_by_origins(log, former_ranges)),
         )
-    return join_ranges([*former, *drop_repeats(new_ranges)])
+    return join_ranges([*former_ranges, *drop_repeated_positions(new_ranges)])
 
 
-def _origin_ranges(log: ChannelLog, ranges: Ranges) -> Ranges:
+def _replace_aliases_by_origins(log: ChannelLog, ranges: Ranges) -> Ranges:
     """Return ranges with aliases replaced by the positions that they repeat."""
     originals: Ranges = []
     for start, stop in ranges:
@@ -418,17 +426,17 @@ def cache_pending_writes(
     thread: Thread, request: TaskWrites, writes: list[Write], body: bytes
 ) -> None:
     """Cache the writes of a task if the next checkpoint may store some of them in a log."""
-    if any(map(_may_enter_log, writes)):
+    if any(map(_may_be_stored_in_log, writes)):
         checkpoint = request.address.checkpoint_ns, request.address.checkpoint_id or ""
         tasks = thread.pending_writes.get(checkpoint, {})
-        keep_recent(
+        add_recent_entry(
             thread.pending_writes,
             checkpoint,
             {**tasks, request.task_id: (request.task_path, writes, body)},
         )
 
 
-def _may_enter_log(write: Write) -> bool:
+def _may_be_stored_in_log(write: Write) -> bool:
     """Return whether the next checkpoint may store items of a write in a log."""
     ref = write[2]
     return ref[:1] == MESSAGE if isinstance(ref, bytes) else ref[0] in LOG_KIND_BY_INLINE_KIND

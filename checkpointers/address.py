@@ -110,7 +110,7 @@ def build_address(thread_id: object, checkpoint_ns: object, checkpoint_id: objec
     )
 
 
-def find_context(config: RunnableConfig) -> Any:
+def find_run_context(config: RunnableConfig) -> Any:
     """Return the `context` of the run that a config belongs to, or None if it has none.
 
     Only a config that langgraph gives to a node, a tool or a checkpointer has a context.
@@ -122,12 +122,12 @@ def find_context(config: RunnableConfig) -> Any:
     return None
 
 
-def find_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
+def find_run_context_values(config: RunnableConfig, names: Iterable[str]) -> dict[str, Any]:
     """Return the named values in the `context` of the run that a config belongs to.
 
     The context is a dict or an object with attributes. Names whose value is None are omitted.
     """
-    context = find_context(config)
+    context = find_run_context(config)
     get_value = context.get if isinstance(context, Mapping) else partial(getattr, context)
     return {name: value for name in names if (value := get_value(name, None)) is not None}
 
@@ -154,38 +154,42 @@ def check_thread_ids(thread_ids: object) -> list[str]:
     return [check_thread_id(value) for value in _check_list("thread_ids", thread_ids)]
 
 
-def check_texts(name: str, values: object) -> list[str]:
+def check_texts(argument_name: str, values: object) -> list[str]:
     """Check a list of texts. `name` is the name of the argument, for error messages."""
-    return [check_text(name, value) for value in _check_list(name, values, str)]
+    return [check_text(argument_name, value) for value in _check_list(argument_name, values, str)]
 
 
-def _check_list(name: str, values: object, kind: type = object) -> list[Any]:
+def _check_list(argument_name: str, values: object, item_type: type = object) -> list[Any]:
     """Check that values are an iterable of a type other than text, and return them as a list."""
     if not isinstance(values, str | bytes) and isinstance(values, Iterable):
         items = list(values)
-        if all(isinstance(item, kind) for item in items):
+        if all(isinstance(item, item_type) for item in items):
             return items
-    ids = name.replace("_", " ")
-    raise InvalidConfig(f"{name} is {values!r:.80}; expected a list of {ids}, like ['id-1']")
+    ids = argument_name.replace("_", " ")
+    raise InvalidConfig(
+        f"{argument_name} is {values!r:.80}; expected a list of {ids}, like ['id-1']"
+    )
 
 
-def check_optional_text(name: str, value: object) -> str | None:
+def check_optional_text(argument_name: str, value: object) -> str | None:
     """Check text by `check_text`; None is allowed."""
-    return None if value is None else check_text(name, value)
+    return None if value is None else check_text(argument_name, value)
 
 
-def check_datetime(name: str, value: datetime) -> datetime:
+def check_datetime(argument_name: str, value: datetime) -> datetime:
     """Check that a datetime has a time zone, and return it.
 
     Raises:
         ConfigurationError: The datetime has no time zone.
     """
     if value.tzinfo is None:
-        raise ConfigurationError(f"{name} is {value!r}; expected a datetime with a time zone")
+        raise ConfigurationError(
+            f"{argument_name} is {value!r}; expected a datetime with a time zone"
+        )
     return value
 
 
-def check_text(name: str, value: object) -> str:
+def check_text(argument_name: str, value: object) -> str:
     """Check that a value is text that a database can store, and return it.
 
     Raises:
@@ -194,11 +198,12 @@ def check_text(name: str, value: object) -> str:
     if type(value) is str and value.isascii():
         return value
     if not isinstance(value, str):
-        raise InvalidConfig(f"{name} is {value!r:.80}; expected text")
+        raise InvalidConfig(f"{argument_name} is {value!r:.80}; expected text")
     try:
         value.encode()
     except UnicodeEncodeError as exc:
         raise InvalidConfig(
-            f"{name} is {value!r:.80}; expected text without lone surrogates ({exc.reason})"
+            f"{argument_name} is {value!r:.80}; expected text without lone surrogates "
+            f"({exc.reason})"
         ) from exc
     return value

@@ -115,8 +115,8 @@ class AssistantTable(ServerTable):
             self._sql("set_latest", version, now, assistant_id),
         ]
 
-    async def _read_versions(self, name: str, *params: Any) -> list[AssistantRow]:
-        return [self._decrypt_row(row) for row in await self._read_rows(name, *params)]
+    async def _read_versions(self, statement_name: str, *params: Any) -> list[AssistantRow]:
+        return [self._decrypt_row(row) for row in await self._read_rows(statement_name, *params)]
 
     def _decrypt_row(self, row: Row) -> AssistantRow:
         assistant_id, version, created_at, latest_since, sealed, *_ = row

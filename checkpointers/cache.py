@@ -113,7 +113,7 @@ class ChannelLog:
         """Return the item at a position or alias position, or None if it is not cached."""
         return self.items.get(self.origin_position(position))
 
-    def items_in(self, ranges: Ranges) -> list[bytes]:
+    def get_items(self, ranges: Ranges) -> list[bytes]:
         """Return the items of ranges in order. All of them must be cached."""
         item_positions: Iterable[int] = chain.from_iterable(starmap(range, ranges))
         if any(start >= ALIASES for start, _ in ranges):
@@ -188,7 +188,8 @@ class Snapshot:
         transcript: The log key and the ranges of everything that was stored on the way to this
             checkpoint, each item once, by channel.
         step: The superstep from the metadata, once it was read; see `UNREAD_STEP`.
-        labels: The labels from the metadata, once they were read; see `labels.select_labels`.
+        labels: The labels from the metadata (see `labels.select_inherited_labels`), or None if they
+            were not read yet.
         has_stopped_task: Whether it is known that one of its tasks was interrupted or has failed.
         run_started_at: The time at which the run that put it started, in seconds since 1970. None
             if no run has put it in this database. See `run_starts`.
@@ -296,7 +297,7 @@ class Thread:
         self.newest_checkpoint: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
-    def note_newest_checkpoint(self, snapshot: Snapshot) -> None:
+    def record_newest_checkpoint(self, snapshot: Snapshot) -> None:
         """Record that a checkpoint is in the database, if it is the newest one so far."""
         if (
             self.newest_checkpoint is None
@@ -345,13 +346,15 @@ class Thread:
         )
 
 
-def keep_recent(recent: dict[Any, Any], key: Any, value: Any) -> None:
+def add_recent_entry(recent_entries: dict[Any, Any], key: Any, value: Any) -> None:
     """Add a value to the recent ones of a thread, and drop the oldest beyond the limit."""
-    recent.pop(key, None)
-    recent[key] = value
-    if len(recent) > _RECENT:
-        for oldest in [*recent][:-_RECENT]:  # a copy, because another thread may change the dict
-            recent.pop(oldest, None)
+    recent_entries.pop(key, None)
+    recent_entries[key] = value
+    if len(recent_entries) > _RECENT:
+        for oldest in [*recent_entries][
+            :-_RECENT
+        ]:  # a copy, because another thread may change the dict
+            recent_entries.pop(oldest, None)
 
 
 class KeyBlock:
@@ -417,16 +420,16 @@ class Cache:
                 thread = self._threads[thread_id] = Thread(key, generation, newest_removal)
             elif thread.generation > generation:
                 return Thread(key, generation, newest_removal)  # a reader on an older snapshot
-            self._mark_used(thread_id)
+            self._mark_used_while_locked(thread_id)
             return thread
 
     def replace_thread(self, thread_id: str, thread: Thread) -> None:
         """Cache the state of a thread after a transaction, instead of the former state."""
         with self._lock:
             self._threads[thread_id] = thread
-            self._mark_used(thread_id)
+            self._mark_used_while_locked(thread_id)
 
-    def note_overlap(self, thread_id: str) -> bool:
+    def record_overlap(self, thread_id: str) -> bool:
         """Record that runs of a thread overlap, and return whether this was not recorded before."""
         with self._lock:
             is_first = thread_id not in self._overlapped
@@ -439,9 +442,9 @@ class Cache:
         """Mark a thread as recently used, if it is cached."""
         with self._lock:
             if thread_id in self._threads:
-                self._mark_used(thread_id)
+                self._mark_used_while_locked(thread_id)
 
-    def _mark_used(self, thread_id: str) -> None:
+    def _mark_used_while_locked(self, thread_id: str) -> None:
         self._threads.move_to_end(thread_id)
         self._request_count += 1
         if self._request_count % _WEIGH_EVERY == 0:

@@ -29,8 +29,8 @@ from pydantic import BaseModel
 
 from perdure.checkpointers.messages import (
     CLASSES,
-    is_plain,
-    pack_in_class_order,
+    is_plain_message,
+    pack_message_in_class_order,
     pack_messages,
     unpack_messages,
 )
@@ -83,7 +83,7 @@ class Codec:
         )
         self.is_replacement_logged = False
 
-    def encode(self, value: Any, path: Callable[[], str], *, exact: bool = False) -> bytes:
+    def encode(self, value: Any, get_path: Callable[[], str], *, exact: bool = False) -> bytes:
         """Encode one value. Equal values have equal encodings.
 
         A message is encoded in the form in which it is read back, so that encoding it again gives
@@ -91,7 +91,7 @@ class Codec:
 
         Args:
             value: The value.
-            path: Returns the path of the value, for error messages.
+            get_path: A function that returns the path of the value, for error messages.
             exact: Whether a text with a lone surrogate is refused. Otherwise "?" replaces the
                 surrogate.
 
@@ -103,54 +103,56 @@ class Codec:
         if value is None and self.packs_messages:
             return _NULL
         if not self.packs_messages or isinstance(value, _SERIALIZER_TYPES):
-            return self._encode_or_explain(value, path)
+            return self._encode_or_explain(value, get_path)
         if isinstance(value, BaseMessage):
             return self.encode_for_storage(
-                value, self.encode_for_comparison([value], lambda _: path())[0], path
+                value, self.encode_for_comparison([value], lambda _: get_path())[0], get_path
             )
         try:
             return _PLAIN + pack(value)
         except TypeError:  # a part of the value is not plain data
-            return self._encode_or_explain(value, path, exact=exact)
+            return self._encode_or_explain(value, get_path, exact=exact)
 
-    def _encode_as_read_back(self, stored: bytes) -> bytes:
+    def _reencode_after_decoding(self, stored: bytes) -> bytes:
         """Return the encoding of the message that is read back from an encoded message."""
         if stored[:1] != _PLAIN:
             return stored
         value = self.decode(stored)
         packed = (
-            _encode_all_plain([value])
-            if isinstance(value, BaseMessage) and is_plain(value)
+            _encode_if_all_plain([value])
+            if isinstance(value, BaseMessage) and is_plain_message(value)
             else None
         )
-        return packed[0] if packed else self._encode_unchecked(value)
+        return packed[0] if packed else self._encode_without_explanation(value)
 
     def _encode_or_explain(
-        self, value: Any, path: Callable[[], str], *, exact: bool = False
+        self, value: Any, get_path: Callable[[], str], *, exact: bool = False
     ) -> bytes:
         """Encode a value, or raise an error that names the part which cannot be stored."""
         try:
-            return self._encode_unchecked(value, path, exact=exact)
+            return self._encode_without_explanation(value, get_path, exact=exact)
         except Exception as exc:
             if self.packs_messages and getattr(self.serde, "pickle_fallback", False):
                 with suppress(Exception):
                     name, data = self.serde.dumps_typed(value)
                     if name == "pickle":
-                        return _add_form_tag(name, data)
-            encode = partial(self._encode_unchecked, exact=exact or str(exc) == SURROGATES)
-            raise _build_refusal(encode, value, path(), exc) from exc
+                        return _prepend_form_tag(name, data)
+            encode = partial(
+                self._encode_without_explanation, exact=exact or str(exc) == SURROGATES
+            )
+            raise _build_storage_error(encode, value, get_path(), exc) from exc
 
-    def _encode_unchecked(
-        self, value: Any, path: Callable[[], str] | None = None, *, exact: bool = False
+    def _encode_without_explanation(
+        self, value: Any, get_path: Callable[[], str] | None = None, *, exact: bool = False
     ) -> bytes:
         """Encode a value; errors of the serializer or the converter are passed on."""
         if self._allowlist is None or isinstance(value, _SERIALIZER_TYPES):
             name, data = self.serde.dumps_typed(value)
-            return _add_form_tag(name, bytes(data))
+            return _prepend_form_tag(name, bytes(data))
         converter = Converter(self._allowlist, exact=exact)
         packed = converter.pack(value)
-        if converter.replacing and path is not None:
-            self.replaced_path = self.replaced_path or path()
+        if converter.replacing and get_path is not None:
+            self.replaced_path = self.replaced_path or get_path()
         return _PLAIN + packed
 
     def decode(self, stored: bytes) -> Any:
@@ -171,11 +173,11 @@ class Codec:
             ) from exc
         return self.load_with_serializer(name, data)
 
-    def load_with_serializer(self, name: str, data: bytes) -> Any:
+    def load_with_serializer(self, form_name: str, data: bytes) -> Any:
         """Decode bytes that the serializer has written, or this codec in the same form.
 
         Args:
-            name: The name of the form, such as "msgpack".
+            form_name: The name of the form, such as "msgpack".
             data: The bytes.
 
         Raises:
@@ -183,22 +185,22 @@ class Codec:
             CorruptRecord: The serializer cannot read the bytes.
         """
         try:
-            if name == "msgpack" and self._allowlist is not None:
+            if form_name == "msgpack" and self._allowlist is not None:
                 return Converter(self._allowlist).unpack(data)
             with _collect_refused_types() as blocked:
-                value = self.serde.loads_typed((name, data))
+                value = self.serde.loads_typed((form_name, data))
         except TypeNotAllowed as exc:
-            raise _forbidden_type_error(exc.name, "a stored value") from exc
+            raise _build_forbidden_type_error(exc.name, "a stored value") from exc
         except Exception as exc:
             raise CorruptRecord(
                 f"a stored value of {len(data)} bytes cannot be decoded ({exc}); open the "
                 "checkpointer with the serializer that has written the value"
             ) from exc
         if blocked:
-            raise _forbidden_type_error(blocked[0], "a stored value")
+            raise _build_forbidden_type_error(blocked[0], "a stored value")
         return value
 
-    def log_replacement(self, thread_id: str) -> None:
+    def log_replaced_surrogate(self, thread_id: str) -> None:
         """Log that a character of a text was replaced, once for each codec."""
         if self.replaced_path and not self.is_replacement_logged:
             self.is_replacement_logged = True
@@ -211,32 +213,33 @@ class Codec:
     # -- many values at once
 
     def encode_for_comparison(
-        self, values: Sequence[Any], path: Callable[[int], str]
+        self, values: Sequence[Any], get_path: Callable[[int], str]
     ) -> list[bytes]:
         """Return the encodings by which values are compared.
 
         Args:
             values: The values.
-            path: Returns the path of the value with an index, for error messages.
+            get_path: A function that returns the path of a value, given its index in `values`.
+                Error messages contain the path.
         """
-        if self.packs_messages and (packed := _encode_all_plain(values)) is not None:
+        if self.packs_messages and (packed := _encode_if_all_plain(values)) is not None:
             return packed
         return [
-            self._encode_one_for_comparison(value, path, index)
+            self._encode_one_for_comparison(value, get_path, index)
             for index, value in enumerate(values)
         ]
 
     def _encode_one_for_comparison(
-        self, value: Any, path: Callable[[int], str], index: int
+        self, value: Any, get_path: Callable[[int], str], index: int
     ) -> bytes:
         """Return the encoding by which one value is compared; see `encode_for_comparison`."""
-        if self.packs_messages and (packed := _encode_all_plain([value])) is not None:
+        if self.packs_messages and (packed := _encode_if_all_plain([value])) is not None:
             return packed[0]
         if type(value) is bytearray:  # inside a list, the serializer converts them to bytes
             value = bytes(value)
-        return self._encode_or_explain(value, lambda: path(index))
+        return self._encode_or_explain(value, lambda: get_path(index))
 
-    def encode_for_storage(self, value: Any, encoded: bytes, path: Callable[[], str]) -> bytes:
+    def encode_for_storage(self, value: Any, encoded: bytes, get_path: Callable[[], str]) -> bytes:
         """Return the bytes that are stored for a value.
 
         They are the encoding for comparison, except for a message that would be read back as a
@@ -246,15 +249,15 @@ class Codec:
         Args:
             value: The value.
             encoded: Its encoding for comparison.
-            path: Returns the path of the value, for error messages.
+            get_path: A function that returns the path of the value, for error messages.
         """
         if not self.packs_messages or not isinstance(value, BaseMessage):
             return encoded
         if encoded[:1] == MESSAGE:
-            if is_plain(value):  # equal messages get equal bytes, regardless of field order
-                return pack_in_class_order(value) or encoded
-            encoded = self._encode_or_explain(value, path)
-        return self._encode_as_read_back(encoded)
+            if is_plain_message(value):  # equal messages get equal bytes, regardless of field order
+                return pack_message_in_class_order(value) or encoded
+            encoded = self._encode_or_explain(value, get_path)
+        return self._reencode_after_decoding(encoded)
 
     def iter_former_encodings(self, value: Any, stored: bytes) -> Iterator[bytes]:
         """Yield the encodings of a value under the earlier names of its classes.
@@ -285,7 +288,7 @@ class Codec:
         return [*map(self.decode, stored)]
 
 
-def _encode_all_plain(values: Sequence[Any]) -> list[bytes] | None:
+def _encode_if_all_plain(values: Sequence[Any]) -> list[bytes] | None:
     """Return the encodings of values that are all messages or all plain data, or else None."""
     classes = list(map(type, values))
     distinct_classes = set(classes)
@@ -297,11 +300,11 @@ def _encode_all_plain(values: Sequence[Any]) -> list[bytes] | None:
         return None
 
 
-def _add_form_tag(name: str, data: bytes) -> bytes:
-    code = _FORM_CODES.get(name)
+def _prepend_form_tag(form_name: str, data: bytes) -> bytes:
+    code = _FORM_CODES.get(form_name)
     if code is not None:
         return bytes((code,)) + data
-    text = name.encode()
+    text = form_name.encode()
     return bytes((_OTHER_FORM, len(text))) + text + data
 
 
@@ -316,11 +319,11 @@ def _split_form_tag(stored: bytes) -> tuple[str, bytes]:
 # -- errors for values that cannot be stored
 
 
-def _build_refusal(
+def _build_storage_error(
     encode: Callable[[Any], object], value: Any, path: str, reason: Exception
 ) -> SerializationError:
     """Return the error that names the innermost part of a value for which `encode` fails."""
-    part_path, parts = path, _named_parts(value)
+    part_path, parts = path, _list_parts_with_paths(value)
     for _ in range(_MAX_STEPS):
         for step, part in parts:
             try:
@@ -330,9 +333,9 @@ def _build_refusal(
                 break
         else:
             break
-        parts = _named_parts(value)
+        parts = _list_parts_with_paths(value)
     if isinstance(reason, TypeNotAllowed):
-        return _forbidden_type_error(reason.name, part_path)
+        return _build_forbidden_type_error(reason.name, part_path)
     if isinstance(reason, RecursionError):
         return Unstorable(
             f"{path} cannot be stored, because at {part_path} {reason}. Flatten the value, or "
@@ -354,7 +357,7 @@ def _build_refusal(
     return Unstorable(f"{part_path} is {description}, which cannot be stored: {reason}. {remedy}")
 
 
-def _named_parts(value: Any) -> list[tuple[str, Any]]:
+def _list_parts_with_paths(value: Any) -> list[tuple[str, Any]]:
     """Return the parts of a value, each with its step in a path, such as `[0]` or `.name`."""
     from langgraph.types import Send  # slow to import, and only an error needs it
 
@@ -378,13 +381,13 @@ def _named_parts(value: Any) -> list[tuple[str, Any]]:
 _refused = threading.local()
 
 
-def _note_refusal(event: SerdeEvent) -> None:
+def _record_refused_type(event: SerdeEvent) -> None:
     names = getattr(_refused, "names", None)
     if names is not None and event["kind"] in ("msgpack_blocked", "msgpack_method_blocked"):
         names.append((event["module"], event["name"]))
 
 
-register_serde_event_listener(_note_refusal)
+register_serde_event_listener(_record_refused_type)
 
 
 @contextmanager
@@ -397,11 +400,11 @@ def _collect_refused_types() -> Iterator[list[tuple[str, str]]]:
         _refused.names = None
 
 
-def _forbidden_type_error(name: tuple[str, ...], where: str) -> ForbiddenType:
+def _build_forbidden_type_error(type_name: tuple[str, ...], location: str) -> ForbiddenType:
     """Return the error that names a refused type and says how to allow the type."""
-    module, cls = name
+    module, cls = type_name
     return ForbiddenType(
-        f"{where} contains a {module}.{cls}, which is not on the allowlist of types that may be "
+        f"{location} contains a {module}.{cls}, which is not on the allowlist of types that may be "
         f"rebuilt from a database; if you trust it, open the checkpointer with "
         f"allow=[({module!r}, {cls!r})] (or allow=[{cls}])"
     )

@@ -88,11 +88,13 @@ class CronTable(ServerTable):
         """Delete a cron."""
         await self._write_cron(cron, "drop_cron", cron.cron_id)
 
-    async def _read_crons(self, name: str, *params: Any) -> list[CronRow]:
-        return [decrypt_cron(self._seal, row) for row in await self._read_rows(name, *params)]
+    async def _read_crons(self, statement_name: str, *params: Any) -> list[CronRow]:
+        return [
+            decrypt_cron(self._seal, row) for row in await self._read_rows(statement_name, *params)
+        ]
 
-    async def _write_cron(self, cron: CronRow, name: str, *params: Any) -> list[Row]:
+    async def _write_cron(self, cron: CronRow, statement_name: str, *params: Any) -> list[Row]:
         """Execute a statement that changes a cron, and return its rows."""
         lock_id = cron.thread_id or cron.cron_id
-        [rows] = await self._write_statements([self._sql(name, *params)], (lock_id,))
+        [rows] = await self._write_statements([self._sql(statement_name, *params)], (lock_id,))
         return rows

@@ -74,7 +74,7 @@ class ChannelUpdate:
         """Whether one of the entries removes everything before it."""
         return any(entry.clears for entry in self.entries)
 
-    def build_parts(self, log: ChannelLog) -> list[bytes | Range]:
+    def build_log_parts(self, log: ChannelLog) -> list[bytes | Range]:
         """Return each added item in order, as its bytes or as its range in the log.
 
         An item that the log does not contain yet is returned as bytes.
@@ -86,7 +86,7 @@ class ChannelUpdate:
                 parts.append(entry.item if position is None else (position, position + 1))
         return parts
 
-    def value_ranges(self, added_positions: Sequence[int | None]) -> Ranges:
+    def compute_value_ranges(self, added_positions: Sequence[int | None]) -> Ranges:
         """Return the ranges of the value after the update.
 
         Args:
@@ -154,14 +154,14 @@ def plan_channel_update(
         base: The ranges of the parent's value, or None if that value is unknown.
         has_messages: Whether the channel contained messages before; None if it was empty.
     """
-    writes = [_unwrap_overwrite(value) for value in values]
+    writes = [_split_written_value(value) for value in values]
     parts = [part for _, _, write in writes for part in write]
     if has_messages is not False and (
         has_messages
         or channel == "messages"
         or any(isinstance(part, BaseMessage) for part in parts)
     ):
-        converted = [_convert_messages(write) for _, _, write in writes]
+        converted = [_convert_write_to_messages(write) for _, _, write in writes]
         if None not in converted:
             entries_of_messages = _build_message_entries(codec, channel, writes, converted)
             return ChannelUpdate(LIST, entries_of_messages, True, base)
@@ -172,17 +172,17 @@ def plan_channel_update(
         items = [part for part in write if not isinstance(part, RemoveMessage)]
         if type(value) is dict:
             kind = DICT
-            items = dict_pairs(value) or items
+            items = list_dict_pairs(value) or items
         entries += map(Entry, _encode_items(codec, channel, items))
     return ChannelUpdate(kind, entries, False, None)
 
 
-def dict_pairs(value: dict[Any, Any]) -> list[Any]:
+def list_dict_pairs(value: dict[Any, Any]) -> list[Any]:
     """Return the pairs of a dict, or an empty list if some key is neither a str nor an int."""
     return [[*pair] for pair in value.items()] if _PAIR_KEYS.issuperset(map(type, value)) else []
 
 
-def _unwrap_overwrite(value: Any) -> tuple[bool, Any, list[Any]]:
+def _split_written_value(value: Any) -> tuple[bool, Any, list[Any]]:
     """Return whether a written value is an `Overwrite`, the value inside, and its elements."""
     overwrites = False
     if type(value) is dict and value.keys() == {_OVERWRITE}:
@@ -194,7 +194,7 @@ def _unwrap_overwrite(value: Any) -> tuple[bool, Any, list[Any]]:
     return overwrites, value, [] if value is None else [value]
 
 
-def _convert_messages(write: list[Any]) -> list[BaseMessage] | None:
+def _convert_write_to_messages(write: list[Any]) -> list[BaseMessage] | None:
     """Convert a write to messages as langgraph's reducers do; return None if that fails."""
     try:
         return convert_to_messages(write)
@@ -236,7 +236,7 @@ def _encode_items(codec: Codec, channel: str, values: Sequence[Any]) -> list[byt
     ]
 
 
-def find_message_positions(codec: Codec, log: ChannelLog, ranges: Ranges) -> dict[str, int]:
+def find_positions_by_message_id(codec: Codec, log: ChannelLog, ranges: Ranges) -> dict[str, int]:
     """Return the positions of the messages in some ranges, by message id.
 
     All items of the ranges must have been loaded.
@@ -245,7 +245,7 @@ def find_message_positions(codec: Codec, log: ChannelLog, ranges: Ranges) -> dic
     unread_positions = [position for position in item_positions if position not in log.message_ids]
     if unread_positions:
         items = codec.decode_all(
-            [log.items_in([(position, position + 1)])[0] for position in unread_positions]
+            [log.get_items([(position, position + 1)])[0] for position in unread_positions]
         )
         log.message_ids.update(
             (position, getattr(item, "id", None))
@@ -258,7 +258,7 @@ def find_message_positions(codec: Codec, log: ChannelLog, ranges: Ranges) -> dic
     }
 
 
-def content_key(message: BaseMessage) -> tuple[str, str]:
+def message_comparison_key(message: BaseMessage) -> tuple[str, str]:
     """Return the type, the content and the tool calls of a message as a key for comparison.
 
     The key ignores the id, the metadata, and whether the message is a chunk.
@@ -287,7 +287,11 @@ def find_restored_messages(
         is_cleared = is_cleared or entry.clears
         if entry.item is None:
             continue
-        if entry.message_id and is_cleared and unmatched.take_match(entry.message) is not None:
+        if (
+            entry.message_id
+            and is_cleared
+            and unmatched.take_matching_index(entry.message) is not None
+        ):
             restored.add(entry.item)
         elif not entry.message_id and not is_cleared:
             unmatched.add(entry.message)
@@ -310,14 +314,16 @@ class Transcript:
     def add(self, message: Any) -> None:
         """Add a message. A value that is not a message only increases the count."""
         if isinstance(message, BaseMessage):
-            entries = self._entries.setdefault(content_key(message), [])
+            entries = self._entries.setdefault(message_comparison_key(message), [])
             entries.append((self._count, message.id or None))
         self._count += 1
 
-    def take_match(self, message: Any) -> int | None:
+    def take_matching_index(self, message: Any) -> int | None:
         """Return the index of a message that matches, or None. Each message matches only once."""
         candidates = (
-            self._entries.get(content_key(message), []) if isinstance(message, BaseMessage) else []
+            self._entries.get(message_comparison_key(message), [])
+            if isinstance(message, BaseMessage)
+            else []
         )
         for entry in candidates:
             if entry[1] == (message.id or None) or None in (entry[1], message.id or None):

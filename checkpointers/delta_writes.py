@@ -16,9 +16,9 @@ from perdure.checkpointers.delta import (
     ChannelUpdate,
     DeltaWrites,
     Transcript,
-    dict_pairs,
-    find_message_positions,
+    find_positions_by_message_id,
     find_restored_messages,
+    list_dict_pairs,
     plan_channel_update,
 )
 from perdure.checkpointers.heads import START_SOURCES
@@ -91,7 +91,7 @@ def read_delta_writes(
         )
         delta_writes.updates[channel] = update
         if channel == "messages":
-            yield from _update_title(reader, put, thread, parent, update)
+            yield from _set_title_from_first_messages(reader, put, thread, parent, update)
     for channel in put.snapshot_channels:
         repeated = yield from _find_repeated_items(reader, put, thread, parent, channel)
         if repeated:
@@ -120,7 +120,7 @@ def _load_written_values(
                 value = yield from reader.read_value(put.address.thread_id, thread, ref)
                 entries.append((writes_sort_key(task_path, task_id, index), channel, value))
                 if isinstance(ref, bytes) or ref[0] == MAP:
-                    ref = _encode_elements(reader.codec, ref, value)
+                    ref = _build_inline_reference(reader.codec, ref, value)
             writes.append([index, channel, ref])
         pending: PendingTask = (task_path, writes, row[3])
         delta_writes.pending_writes[task_id] = pending
@@ -132,12 +132,14 @@ def _load_written_values(
     return values
 
 
-def _encode_elements(codec: Codec, ref: Any, value: Any) -> Any:
+def _build_inline_reference(codec: Codec, ref: Any, value: Any) -> Any:
     """Return a reference to a list or dict whose elements are encoded like items of a log.
 
     A reference to any other value is returned unchanged.
     """
-    elements = value if type(value) is list else dict_pairs(value) if type(value) is dict else []
+    elements = (
+        value if type(value) is list else list_dict_pairs(value) if type(value) is dict else []
+    )
     kind = DICT_HERE if type(value) is dict else LIST_HERE
     return (
         [kind, codec.encode_for_comparison(elements, "the element {}".format)] if elements else ref
@@ -158,13 +160,13 @@ def _build_channel_update(
     if base or transcript_ranges:
         last = (base or transcript_ranges)[-1][1] - 1
         log = yield from reader.load_items(put.address.thread_id, thread, key, [(last, last + 1)])
-        [value] = reader.codec.decode_all(log.items_in([(last, last + 1)]))
+        [value] = reader.codec.decode_all(log.get_items([(last, last + 1)]))
         has_messages = isinstance(value, BaseMessage)
     update = plan_channel_update(reader.codec, channel, values, base, has_messages)
     if update.is_messages and base:
         wanted_ids = {entry.message_id for entry in update.entries}
         log = yield from reader.load_items(put.address.thread_id, thread, key, base)
-        ids = find_message_positions(reader.codec, log, base)
+        ids = find_positions_by_message_id(reader.codec, log, base)
         update.positions_by_id = {
             message_id: position for message_id, position in ids.items() if message_id in wanted_ids
         }
@@ -173,7 +175,7 @@ def _build_channel_update(
         messages = list[Any]()
         if transcript:
             log = yield from reader.load_items(put.address.thread_id, thread, key, transcript)
-            messages = reader.codec.decode_all(log.items_in(transcript))
+            messages = reader.codec.decode_all(log.get_items(transcript))
         update.repeated = find_restored_messages(update, messages)
     return update
 
@@ -193,7 +195,7 @@ def _find_parent_ranges(reader: CheckpointReader, parent: Snapshot, channel: str
     return parent.ranges[channel][1] if ref is not None and ref[0] == LIST else None
 
 
-def _update_title(
+def _set_title_from_first_messages(
     reader: CheckpointReader,
     put: CheckpointPut,
     thread: Thread,
@@ -216,7 +218,7 @@ def _update_title(
     if first_ranges:
         items = (
             yield from reader.load_items(put.address.thread_id, thread, key, first_ranges)
-        ).items_in(first_ranges)
+        ).get_items(first_ranges)
     items += [entry.item for entry in update.entries if entry.item is not None]
     put.title = build_title({}, reader.codec.decode_all(items[:TITLE_CANDIDATES]))
 
@@ -244,7 +246,7 @@ def _find_repeated_items(
     if not new_items:
         return frozenset()
     yield from reader.load_items(put.address.thread_id, thread, key, transcript)
-    messages = Transcript(reader.codec.decode_all(log.items_in(transcript)))
+    messages = Transcript(reader.codec.decode_all(log.get_items(transcript)))
     return frozenset(
-        stored for value, stored in new_items if messages.take_match(value) is not None
+        stored for value, stored in new_items if messages.take_matching_index(value) is not None
     )

@@ -78,7 +78,7 @@ class Differences:
             nodes[:0] = yield from self._find_nodes_of_step(address.thread_id, parent, step)
             step = parent
         if step is None and old is not None:  # the checkpoints are on different branches
-            nodes = _nodes_with_new_versions(old, new)
+            nodes = _find_nodes_with_new_versions(old, new)
         return tuple(dict.fromkeys(nodes))
 
     def _find_nodes_of_step(
@@ -94,7 +94,7 @@ class Differences:
         if source == "loop" and parent is not None and SENDS in parent.references:
             sends = yield from self.reader.read_value_of_thread(thread_id, parent.references[SENDS])
             nodes += [node for node in find_send_targets(sends) if node is not None]
-        return [] if source == "input" else [*nodes, *_nodes_with_new_versions(parent, step)]
+        return [] if source == "input" else [*nodes, *_find_nodes_with_new_versions(parent, step)]
 
     def _compare_channels(
         self, thread_id: str, thread: Thread, old: Snapshot | None, new: Snapshot, limit: int
@@ -118,7 +118,11 @@ class Differences:
             if old_ref == new_ref:
                 continue
             log = next((ref[1] for ref in (new_ref, old_ref) if isinstance(ref, list)), None)
-            if log is not None and self._is_in_log(old_ref) and self._is_in_log(new_ref):
+            if (
+                log is not None
+                and self._is_empty_or_in_log(old_ref)
+                and self._is_empty_or_in_log(new_ref)
+            ):
                 ranges = [
                     snapshot.ranges.get(channel, (0, []))[1] if snapshot else []
                     for snapshot in (old, new)
@@ -129,7 +133,7 @@ class Differences:
             channels[channel] = yield from change
         return channels
 
-    def _is_in_log(self, ref: Any) -> bool:
+    def _is_empty_or_in_log(self, ref: Any) -> bool:
         """Return whether a value is absent, empty, or a list or dict in the log of its channel."""
         if isinstance(ref, bytes):
             value = self.reader.codec.decode(ref)
@@ -137,23 +141,23 @@ class Differences:
         return ref is None or ref[0] in (LIST, DICT)
 
     def _compare_ranges(
-        self, thread_id: str, thread: Thread, key: int, old: Ranges, new: Ranges, limit: int
+        self, thread_id: str, thread: Thread, log_key: int, old: Ranges, new: Ranges, limit: int
     ) -> Flow[ChannelDifference]:
         """Compare two lists or dicts of one log by their positions.
 
         Args:
             thread_id: The thread.
             thread: The cached thread.
-            key: The key of the log.
+            log_key: The key of the log.
             old: The ranges of the earlier value.
             new: The ranges of the later value.
             limit: The maximum number of added and of removed items to read, the last ones.
         """
         removed = yield from self.reader.read_origins(
-            thread_id, thread, key, subtract_ranges(old, merge_ranges(new))
+            thread_id, thread, log_key, subtract_ranges(old, merge_ranges(new))
         )
         added = yield from self.reader.read_origins(
-            thread_id, thread, key, subtract_ranges(new, merge_ranges(old))
+            thread_id, thread, log_key, subtract_ranges(new, merge_ranges(old))
         )
         moved = {*removed} & {*added}  # the item is in both values, at different places
         removed = [position for position in removed if position not in moved]
@@ -162,8 +166,8 @@ class Differences:
         for changed in (added, removed):
             last = changed[max(0, len(changed) - limit) :]
             ranges = join_ranges((position, position + 1) for position in last)
-            log = yield from self.reader.load_items(thread_id, thread, key, ranges)
-            values = self.reader.codec.decode_all(log.items_in(ranges))
+            log = yield from self.reader.load_items(thread_id, thread, log_key, ranges)
+            values = self.reader.codec.decode_all(log.get_items(ranges))
             parts.append(dict(zip(iter_positions(ranges), values, strict=True)))
         return ChannelDifference(parts[0], parts[1], len(added), len(removed), whole=False)
 
@@ -207,7 +211,7 @@ def _has_unknown_value(ref: Any) -> bool:
     return ref is not None and find_value_reference(ref) is None
 
 
-def _nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:
+def _find_nodes_with_new_versions(old: Snapshot | None, new: Snapshot) -> list[str]:
     """Return the nodes that have seen other versions at a checkpoint than at an earlier one."""
     old_versions = old.versions_seen if old else {}
     nodes = (

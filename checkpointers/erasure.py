@@ -35,7 +35,7 @@ from perdure.checkpointers.manifest import (
     Range,
     Ranges,
     count_positions,
-    drop_repeats,
+    drop_repeated_positions,
     find_value_reference,
     flatten_ranges,
     iter_log_references,
@@ -123,24 +123,24 @@ def _erase_messages(
     events = len((yield reader.sql("drop_events", *all_runs, NO_LIMIT)))
     eraser = _Eraser(reader, thread_id, rows[0], remover)
     yield from eraser.read_logs()
-    yield from eraser.run_pass(collect_only=True)
+    yield from eraser.visit_whole_thread(collect_only=True)
     if not eraser.remover.has_match:
-        yield from eraser.remove_from_list_entry()
+        yield from eraser.remove_quotations_from_list_entry()
         if events:
             yield from maintenance.database.request_scrub()
         return ErasureReport(events=events)
-    views = yield from _drop_views(reader, maintenance, thread_id, rows[0][0])
+    views = yield from _delete_recorded_model_inputs(reader, maintenance, thread_id, rows[0][0])
     eraser.learn_texts()
     if eraser.dicts:  # a transcript may be visited before the older dicts whose items it contains
         channels = TextSet(eraser.remover.channels)
-        yield from eraser.run_pass(collect_only=True)
+        yield from eraser.visit_whole_thread(collect_only=True)
         eraser.remover.channels = channels
-    yield from eraser.run_pass(collect_only=False)
+    yield from eraser.visit_whole_thread(collect_only=False)
     yield eraser.additions.build_statements()
     items, _ = yield from maintenance.delete_unreferenced_items(thread_id, rows[0][0])
     yield reader.sql("mark_rows_removed", rows[0][0])
     yield from drop_thread_index(reader.sql, rows[0][0])
-    yield from eraser.remove_from_list_entry()
+    yield from eraser.remove_quotations_from_list_entry()
     yield from maintenance.database.request_scrub()
     hashes = sorted(
         {
@@ -154,7 +154,7 @@ def _erase_messages(
     return replace(report, runs=eraser.runs, events=events, crons=eraser.crons)
 
 
-def _drop_views(
+def _delete_recorded_model_inputs(
     reader: CheckpointReader, maintenance: Maintenance, thread_id: str, thread_key: int
 ) -> Flow[int]:
     """Delete the recorded model inputs of a thread, because they may quote messages.
@@ -226,7 +226,7 @@ class _Eraser:
         # among them that contain or quote a message in some context
         self._suspect_positions: dict[int, list[int]] = {}
         self._hit_positions: dict[int, list[int]] = {}
-        # results of `_build_replacement`, by its arguments
+        # results of `_build_item_replacement`, by its arguments
         self._replacements: dict[tuple[int, int, bool, ValueContext], Any] = {}
         # log and position of removed messages with tool calls, and of items of removed dicts
         self._items_with_calls: set[tuple[int, int]] = set()
@@ -258,16 +258,16 @@ class _Eraser:
             for position, stored in items.items():  # a changed item may equal an existing one
                 self.additions.positions_by_item.setdefault((name, stored), position)
 
-    def remove_from_list_entry(self) -> Flow[None]:
+    def remove_quotations_from_list_entry(self) -> Flow[None]:
         """Remove quotations from the title and the metadata that lists of threads show."""
         for thread_key, *_, stored in (yield self.sql("one_thread", self.thread_id)):
             title, listed_metadata = decrypt_list_entry(self.seal, self.thread_id, stored)
-            if self._title_quotes(title):
+            if self._may_title_quote_message(title):
                 yield self.sql("set_list_entry", None, None, thread_key)
             elif (
                 listed_metadata is not None
                 and (
-                    remaining := self._rewrite_encoded(
+                    remaining := self._rewrite_encoded_value(
                         listed_metadata, ValueContext(describes_task=True)
                     )
                 )
@@ -292,7 +292,7 @@ class _Eraser:
                 sealed = encrypt_client_metadata(self.seal, self.thread_id, client)
                 yield self.sql("set_client_metadata", *sealed, thread_key)
 
-    def _title_quotes(self, title: Title | None) -> bool:
+    def _may_title_quote_message(self, title: Title | None) -> bool:
         """Return whether a title may contain a part of an erased message."""
         if title is None or title == NO_TITLE:
             return False
@@ -309,10 +309,10 @@ class _Eraser:
         self._needles = self.remover.build_needles()
         stored = (stored for items in self._items_by_log.values() for stored in items.values())
         self.remover.exclude_texts_of_others(
-            map(self.codec.decode, filter(self._may_contain_erased, stored))
+            map(self.codec.decode, filter(self._may_contain_erased_message, stored))
         )
 
-    def _may_contain_erased(self, stored: bytes) -> bool:
+    def _may_contain_erased_message(self, stored: bytes) -> bool:
         """Return whether encoded bytes may contain something to erase.
 
         The check avoids decoding values that cannot contain an erased message.
@@ -321,7 +321,7 @@ class _Eraser:
             return True
         return any(name in stored for name in self._types_with_texts)
 
-    def run_pass(self, *, collect_only: bool) -> Flow[None]:
+    def visit_whole_thread(self, *, collect_only: bool) -> Flow[None]:
         """Visit all checkpoints, pending writes, runs, crons and webhooks of the thread once.
 
         Args:
@@ -331,8 +331,12 @@ class _Eraser:
         self._replacements.clear()
         self.cancelled.clear()
         for key, items in self._items_by_log.items():
-            suspects = {p for p, stored in items.items() if self._may_contain_erased(stored)}
-            hits = {p for p in suspects if self._must_change(self.codec.decode(items[p]))}
+            suspects = {
+                p for p, stored in items.items() if self._may_contain_erased_message(stored)
+            }
+            hits = {
+                p for p in suspects if self._contains_or_quotes_message(self.codec.decode(items[p]))
+            }
             origins = self.thread.logs[key].origins.items()
             for positions_by_log, selected in (
                 (self._suspect_positions, suspects),
@@ -351,9 +355,10 @@ class _Eraser:
                 head = snapshot.checkpoint_id if is_head else head
                 yield from self._rewrite_checkpoint(ns, row, snapshot, is_head=is_head)
             for row in (yield self.sql("namespace_writes", namespace)):
-                yield from self._rewrite_writes(namespace, ns, row, head)
+                yield from self._rewrite_pending_writes(namespace, ns, row, head)
             self.cancelled |= {
-                _name_task(ns, node) for node in self._removed_sends.get(head or "", {}).values()
+                _build_task_name(ns, node)
+                for node in self._removed_sends.get(head or "", {}).values()
             }
         for row in (yield self.sql("runs_of_thread", self.thread_id, "")):
             yield from self._rewrite_run(decrypt_run(self.seal, row))
@@ -394,9 +399,9 @@ class _Eraser:
         yield self.sql("rewrite_run", *encrypt_run(self.seal, run.live, remaining), *run.live[1:3])
         self.runs += 1
 
-    def _must_change(self, value: Any) -> bool:
+    def _contains_or_quotes_message(self, value: Any) -> bool:
         """Return whether an item contains or quotes a message in any context."""
-        context, entry = ValueContext(True, True, True), _pair_as_dict(value)
+        context, entry = ValueContext(True, True, True), _convert_pair_to_dict(value)
         if entry is not None and self.remover.remove_from(entry, context) is not entry:
             return True
         return self.remover.remove_from(value, context) is not value
@@ -410,14 +415,14 @@ class _Eraser:
         self._ends_with_removed_call = False
         other, metadata = snapshot.encoded_fields
         fields = [
-            self._rewrite_encoded(other, ValueContext()),
-            self._rewrite_encoded(metadata, ValueContext(describes_task=True)),
+            self._rewrite_encoded_value(other, ValueContext()),
+            self._rewrite_encoded_value(metadata, ValueContext(describes_task=True)),
         ]
         fields = [self._encode({}) if stored is REMOVED else stored for stored in fields]
         refs, transcripts = {}, {}
         for channel, ref in snapshot.references.items():
             if channel == TASKS:
-                refs[channel] = yield from self._rewrite_tasks(snapshot.checkpoint_id, ref)
+                refs[channel] = yield from self._rewrite_sends(snapshot.checkpoint_id, ref)
             else:
                 refs[channel] = yield from self._rewrite_reference(
                     channel, ref, channel.startswith("__")
@@ -429,7 +434,7 @@ class _Eraser:
             if channel.startswith(NEXT_NODE):
                 refs[channel] = REMOVED
                 if is_head:
-                    self.cancelled.add(_name_task(ns, channel.removeprefix(NEXT_NODE)))
+                    self.cancelled.add(_build_task_name(ns, channel.removeprefix(NEXT_NODE)))
         if self._collect_only or (fields, refs, transcripts) == (
             snapshot.encoded_fields,
             snapshot.references,
@@ -449,17 +454,21 @@ class _Eraser:
         yield self.sql("rewrite_checkpoint", body, row[0])
         self.checkpoints += 1
 
-    def _rewrite_tasks(self, checkpoint_id: str, ref: Any) -> Flow[Any]:
+    def _rewrite_sends(self, checkpoint_id: str, ref: Any) -> Flow[Any]:
         """Return a reference to the `Send`s of a checkpoint without those that quote a message."""
-        value = (yield from self._read_value(ref)) if self._may_reference_erased(ref) else None
+        value = (
+            (yield from self._read_value(ref)) if self._may_reference_erased_message(ref) else None
+        )
         if not (isinstance(value, list) and all(isinstance(task, Send) for task in value)):
             # another program than langgraph has stored the value
-            return (yield from self._rewrite_reference(TASKS, ref, inputs=True))
+            return (yield from self._rewrite_reference(TASKS, ref, is_input=True))
         remaining, removed = remove_quoting_tasks(self.remover, value)
         self._removed_sends[checkpoint_id] = {index: task.node for index, task in removed.items()}
         return self._encode(remaining) if removed else ref
 
-    def _rewrite_writes(self, namespace: int, ns: str, row: Row, head: str | None) -> Flow[None]:
+    def _rewrite_pending_writes(
+        self, namespace: int, ns: str, row: Row, head: str | None
+    ) -> Flow[None]:
         """Rewrite the pending writes of one task without the messages.
 
         A task that has a result must not run again. If nothing of its result remains, it gets an
@@ -474,7 +483,9 @@ class _Eraser:
         send_index = next(
             (index for index in removed_sends if path.startswith(_SEND_PATH.format(index))), None
         )
-        name = _name_task(ns, removed_sends[send_index] if send_index is not None else "", task)
+        name = _build_task_name(
+            ns, removed_sends[send_index] if send_index is not None else "", task
+        )
         if send_index is not None:
             self._subgraph_prefixes += (f"{name}|",)
         remaining: list[Write] = []
@@ -482,13 +493,13 @@ class _Eraser:
             del removed_sends[send_index]
             self.cancelled.add(name)
         else:
-            remaining = yield from self._filter_writes(ns, writes, is_pending)
+            remaining = yield from self._remove_messages_from_writes(ns, writes, is_pending)
             if has_no_result(writes) and len(remaining) < len(writes):
                 remaining = [[0, NO_WRITES, self._encode(None)]]
                 if is_pending and any(channel == INTERRUPT for _, channel, _ in writes):
                     node = path.rpartition(", ")[2]
-                    self.cancelled.discard(_name_task(ns, node))
-                    self.cancelled.add(_name_task(ns, node, task))
+                    self.cancelled.discard(_build_task_name(ns, node))
+                    self.cancelled.add(_build_task_name(ns, node, task))
             elif not has_no_result(writes) and has_no_result(
                 remaining
             ):  # otherwise the task would run again
@@ -499,7 +510,9 @@ class _Eraser:
             )
             yield self.sql("put_writes", namespace, *row[:3], body)
 
-    def _filter_writes(self, ns: str, writes: list[Write], is_pending: bool) -> Flow[list[Write]]:
+    def _remove_messages_from_writes(
+        self, ns: str, writes: list[Write], is_pending: bool
+    ) -> Flow[list[Write]]:
         """Return the remaining writes of a task.
 
         Interrupts and answers are removed as a whole, and never altered.
@@ -517,36 +530,38 @@ class _Eraser:
                 remaining.append([index, channel, new])
             elif is_pending and channel == TASKS:
                 send = yield from self._read_value(ref)
-                self.cancelled.add(_name_task(ns, getattr(send, "node", TASKS)))
+                self.cancelled.add(_build_task_name(ns, getattr(send, "node", TASKS)))
         return remaining
 
     # -- references
 
-    def _rewrite_reference(self, channel: str, ref: Any, inputs: bool) -> Flow[Any]:
+    def _rewrite_reference(self, channel: str, ref: Any, is_input: bool) -> Flow[Any]:
         """Return a reference to a value without the messages.
 
         Returns:
             The same reference if the value does not change, or `REMOVED` if nothing of it remains.
         """
         allows_bare_text, describes_task = (
-            inputs and channel in self.remover.channels,
+            is_input and channel in self.remover.channels,
             channel in TASK_CHANNELS,
         )
         context, new_ref = (
-            ValueContext(inputs, allows_bare_text, describes_task or self._in_removed_subgraph),
+            ValueContext(is_input, allows_bare_text, describes_task or self._in_removed_subgraph),
             ref,
         )
         if not isinstance(ref, bytes) and ref[0] in (SNAPSHOT, DELTA):
-            return (yield from self._erase_from_delta(channel, ref))
+            return (yield from self._rewrite_delta_reference(channel, ref))
         if not isinstance(ref, bytes) and ref[0] in (ITEM, LIST, DICT):
             new_ref = yield from self._rewrite_split_value(ref, context)
-        elif self._may_reference_erased(ref):
-            new_ref = self._encode_remaining((yield from self._read_value(ref)), context, ref)
+        elif self._may_reference_erased_message(ref):
+            new_ref = self._encode_without_messages(
+                (yield from self._read_value(ref)), context, ref
+            )
         if new_ref is not ref and self._collect_only and not channel.startswith("__"):
             self.remover.channels.add(channel)
         return new_ref
 
-    def _erase_from_delta(self, channel: str, ref: Any) -> Flow[Any]:
+    def _rewrite_delta_reference(self, channel: str, ref: Any) -> Flow[Any]:
         """Return a reference to the value of a `DeltaChannel` without the erased messages."""
         kind, inner = ref
         if isinstance(inner, int):
@@ -558,10 +573,12 @@ class _Eraser:
             return empty if inner[0] == ITEM else [kind, [*inner[:2], []]]
         return ref if remaining is inner else [kind, remaining]
 
-    def _may_reference_erased(self, ref: Any) -> bool:
+    def _may_reference_erased_message(self, ref: Any) -> bool:
         """Return whether the value of a reference may contain something to erase."""
-        return self._may_contain_erased(ref if isinstance(ref, bytes) else pack(ref)) or any(
-            _find_positions(self._suspect_positions, log, *part)
+        return self._may_contain_erased_message(
+            ref if isinstance(ref, bytes) else pack(ref)
+        ) or any(
+            _find_positions_in_range(self._suspect_positions, log, *part)
             for log, numbers in iter_log_references(ref)
             for part in unflatten_ranges(numbers)
         )
@@ -569,13 +586,13 @@ class _Eraser:
     def _read_value(self, ref: Any) -> Flow[Any]:
         return (yield from self.reader.read_value(self.thread_id, self.thread, ref))
 
-    def _rewrite_encoded(self, stored: bytes, context: ValueContext) -> Any:
+    def _rewrite_encoded_value(self, stored: bytes, context: ValueContext) -> Any:
         """Return encoded bytes without the messages, or `REMOVED` if nothing remains."""
-        if not self._may_contain_erased(stored):
+        if not self._may_contain_erased_message(stored):
             return stored
-        return self._encode_remaining(self.codec.decode(stored), context, stored)
+        return self._encode_without_messages(self.codec.decode(stored), context, stored)
 
-    def _encode_remaining(self, value: Any, context: ValueContext, ref: Any) -> Any:
+    def _encode_without_messages(self, value: Any, context: ValueContext, ref: Any) -> Any:
         """Remove the messages from a value, and encode the rest.
 
         Returns:
@@ -604,7 +621,7 @@ class _Eraser:
                     (log, position) for position in iter_positions(ranges)
                 }
                 return REMOVED
-        parts = self._replace_hits(log, ranges, context, pairs=kind == DICT)
+        parts = self._replace_items_with_messages(log, ranges, context, pairs=kind == DICT)
         if parts is None:
             return ref
         if kind == ITEM:
@@ -617,7 +634,9 @@ class _Eraser:
 
     def _is_split_message(self, log: int, ranges: Ranges, context: ValueContext) -> Flow[bool]:
         """Return whether a dict that was split into items is itself an erased message."""
-        suspects = (_find_positions(self._suspect_positions, log, *part) for part in ranges)
+        suspects = (
+            _find_positions_in_range(self._suspect_positions, log, *part) for part in ranges
+        )
         if count_positions(ranges) > _MAX_MESSAGE_FIELDS or not any(suspects):
             return False
         return self.remover.is_erased(
@@ -642,7 +661,7 @@ class _Eraser:
         context = ValueContext(
             is_input=log in self.deltas, describes_task=self._in_removed_subgraph
         )
-        parts = self._replace_hits(log, ranges, context, pairs=pairs)
+        parts = self._replace_items_with_messages(log, ranges, context, pairs=pairs)
         removed = self._items_of_removed_dicts and self._items_of_removed_dicts.intersection(
             (log, position) for position in iter_positions(ranges)
         )
@@ -656,17 +675,17 @@ class _Eraser:
                 remaining.append(part)
             else:
                 remaining += ((p, p + 1) for p in range(*part) if (log, p) not in removed)
-        return [log, flatten_ranges(drop_repeats(self._append_items(log, remaining)))]
+        return [log, flatten_ranges(drop_repeated_positions(self._append_items(log, remaining)))]
 
     def _append_items(self, log: int, parts: list[bytes | Range]) -> Ranges:
         """Append items to a log, and return the ranges of all parts."""
         if self._collect_only:
             return [(0, 1)]  # a placeholder; this pass discards its results
-        return self.additions.append_parts(self.thread.logs[log].name, parts)
+        return self.additions.append_new_items(self.thread.logs[log].name, parts)
 
     # -- items
 
-    def _replace_hits(
+    def _replace_items_with_messages(
         self, log: int, ranges: Ranges, context: ValueContext, *, pairs: bool
     ) -> list[bytes | Range] | None:
         """Return the parts of a list or dict without the messages, or None if nothing changes.
@@ -676,8 +695,8 @@ class _Eraser:
         parts: list[bytes | Range] = []
         is_unchanged = True
         for start, stop in ranges:
-            for position in _find_positions(self._hit_positions, log, start, stop):
-                replacement = self._get_replacement(
+            for position in _find_positions_in_range(self._hit_positions, log, start, stop):
+                replacement = self._get_cached_replacement(
                     log, self.thread.logs[log].origin_position(position), pairs, context
                 )
                 if replacement is None:
@@ -689,16 +708,16 @@ class _Eraser:
             parts += [(start, stop)] if start < stop else []
         return None if is_unchanged else parts
 
-    def _get_replacement(self, *hit: Any) -> Any:
-        """Return the cached result of `_build_replacement`.
+    def _get_cached_replacement(self, *hit: Any) -> Any:
+        """Return the cached result of `_build_item_replacement`.
 
         `functools.cache` is not used, because it would keep this object alive in a reference cycle.
         """
         if hit not in self._replacements:
-            self._replacements[hit] = self._build_replacement(*hit)
+            self._replacements[hit] = self._build_item_replacement(*hit)
         return self._replacements[hit]
 
-    def _build_replacement(
+    def _build_item_replacement(
         self, log: int, position: int, is_pair: bool, context: ValueContext
     ) -> Any:
         """Return the bytes that replace an item.
@@ -708,7 +727,7 @@ class _Eraser:
             does not change.
         """
         value = self.codec.decode(self._items_by_log[log][position])
-        entry = _pair_as_dict(value) if is_pair else None
+        entry = _convert_pair_to_dict(value) if is_pair else None
         old = value if entry is None else entry
         new = self.remover.remove_from(old, context)
         if new is old:
@@ -725,7 +744,7 @@ class _Eraser:
         return stored
 
 
-def _find_positions(
+def _find_positions_in_range(
     positions_by_log: dict[int, list[int]], log: int, start: int, stop: int
 ) -> list[int]:
     """Return the positions within a range, from sorted positions by log."""
@@ -735,7 +754,7 @@ def _find_positions(
     ]
 
 
-def _pair_as_dict(value: Any) -> dict[Any, Any] | None:
+def _convert_pair_to_dict(value: Any) -> dict[Any, Any] | None:
     """Return a key-value pair as a dict with one entry, or None if the value is no such pair."""
     if type(value) is list and len(value) == 2:
         with suppress(TypeError):  # the first element is not hashable, so it is no key
@@ -743,7 +762,7 @@ def _pair_as_dict(value: Any) -> dict[Any, Any] | None:
     return None
 
 
-def _name_task(ns: str, node: str, task_id: str = "") -> str:
+def _build_task_name(ns: str, node: str, task_id: str = "") -> str:
     """Return the name of a task with its namespace, in langgraph's form."""
     name = f"{node}:{task_id}" if task_id else node
     return f"{ns}|{name}" if ns else name

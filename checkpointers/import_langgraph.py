@@ -173,8 +173,8 @@ class _SQLiteFile:
                     f"{label}: the task, path or channel of a write is not text; the file was "
                     "damaged"
                 )
-            rows.append((task, path, channel, self._decode_value(label, kind, value)))
-        checkpoint = self._decode_value(label, name, blob)
+            rows.append((task, path, channel, self._decode_typed_value(label, kind, value)))
+        checkpoint = self._decode_typed_value(label, name, blob)
         try:
             decoded_metadata = json.loads(metadata) if metadata is not None else {}
         except (TypeError, ValueError, RecursionError) as exc:
@@ -189,18 +189,18 @@ class _SQLiteFile:
             parent_address,
             {**checkpoint, "id": address.checkpoint_id},
             decoded_metadata,
-            _group_by_task(rows),
+            _group_writes_by_task(rows),
         )
 
-    def _decode_value(self, label: str, name: Any, data: Any) -> Any:
+    def _decode_typed_value(self, label: str, type_name: Any, data: Any) -> Any:
         """Decode a value. Name its position in the source if that fails."""
-        if not isinstance(name, str) or not isinstance(data, bytes):
+        if not isinstance(type_name, str) or not isinstance(data, bytes):
             raise CorruptRecord(
-                f"{label}: a value is a {type(data).__name__} with the type name {name!r:.40}; "
-                "expected bytes with a type name; the file was damaged"
+                f"{label}: a value is a {type(data).__name__} with the type name "
+                f"{type_name!r:.40}; expected bytes with a type name; the file was damaged"
             )
         try:
-            return self._codec.load_with_serializer(name, data)
+            return self._codec.load_with_serializer(type_name, data)
         except (ForbiddenType, CorruptRecord) as exc:
             raise type(exc)(f"{label}: {exc}") from exc
 
@@ -261,7 +261,7 @@ class _PostgresTables:
             paths: dict[str, str] = dict(
                 self.read_rows(self._paths, thread_id, ns, uid) if writes else ()
             )
-            tasks = _group_by_task(
+            tasks = _group_writes_by_task(
                 (task, paths.get(task, ""), channel, value) for task, channel, value in writes
             )
             for of_task in tasks:
@@ -273,7 +273,7 @@ class _PostgresTables:
             yield SourceCheckpoint(label, parent_address, stored.checkpoint, stored.metadata, tasks)
 
 
-def _group_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
+def _group_writes_by_task(writes: Iterable[tuple[str, str, str, Any]]) -> list[Task]:
     """Group writes `(task_id, path, channel, value)` by task, in the order of the first write."""
     tasks: dict[str, Task] = {}
     for task, path, channel, value in writes:
@@ -334,7 +334,7 @@ class Importer:
                 read_number = partial(self.reader.removals.read_newest_number, thread_id)
                 self._removal_number = self.read(read_number)
                 source_keys = set(source.read_rows(_ADDRESSES, thread_id))
-                self.read(partial(self._check_not_forked, thread_id, source_keys))
+                self.read(partial(self._check_thread_has_not_diverged, thread_id, source_keys))
                 added_before = self._count_added()
                 for checkpoint in source.iter_checkpoints(thread_id):
                     if self.stopped.is_set():
@@ -351,7 +351,7 @@ class Importer:
         """Return the number of checkpoints and writes that were added."""
         return self._counts["checkpoints"] + self._counts["writes"]
 
-    def _check_not_forked(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
+    def _check_thread_has_not_diverged(self, thread_id: str, source_keys: set[Row]) -> Flow[None]:
         """Refuse a thread if the source and the target each have checkpoints that the other lacks.
 
         Args:
@@ -394,7 +394,7 @@ class Importer:
             versions = checkpoint["channel_versions"]
             parts = parent, checkpoint, dict(metadata), versions
             self.write(CheckpointPut(*parts, loaded_removal=self._removal_number))
-        elif not self._is_same(expected, stored):
+        elif not self._equals_source_checkpoint(expected, stored):
             raise ImportFailed(
                 f"{label} differs from the checkpoint with this id here; import into a new file, "
                 "or delete the thread here first"
@@ -406,7 +406,9 @@ class Importer:
             )
         if is_new or missing_tasks:
             stored = self.read(lambda: self.reader.read_tuple(address))
-        if not self._is_same(expected, stored) or self._find_missing_tasks(tasks, stored):
+        if not self._equals_source_checkpoint(expected, stored) or self._find_missing_tasks(
+            tasks, stored
+        ):
             raise ImportFailed(
                 f"{label} differs from the source when it is read back; the import stopped there. "
                 "Please report this with the types of the values"
@@ -414,7 +416,9 @@ class Importer:
         self._counts["checkpoints" if is_new else "skipped"] += 1
         self._counts["writes"] += sum(len(task.writes) for task in missing_tasks)
 
-    def _is_same(self, expected: list[Any], stored: CheckpointTuple | None) -> bool:
+    def _equals_source_checkpoint(
+        self, expected: list[Any], stored: CheckpointTuple | None
+    ) -> bool:
         """Return whether a stored checkpoint equals that of the source, apart from its writes."""
         if stored is None:
             return False

@@ -15,7 +15,11 @@ from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.checkpointers.address import WITHOUT_MEMORY_KEY, find_context, find_context_values
+from perdure.checkpointers.address import (
+    WITHOUT_MEMORY_KEY,
+    find_run_context,
+    find_run_context_values,
+)
 
 LABELS: Final = "perdure_labels"
 """The metadata key that lists the names of the values which the next checkpoint inherits."""
@@ -35,20 +39,21 @@ _LONGEST_LABEL: Final = 4096  # characters; longer values are no labels. As for 
 _UNNAMED: Final = object()
 
 
-def select_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def select_inherited_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a checkpoint's metadata that concern the next checkpoint."""
     listed = metadata.get(LABELS)
     names = [*USER_LABELS, MERGED, *(listed if isinstance(listed, list) else ())]
     return {name: metadata[name] for name in names if name in metadata}
 
 
-def describe_deeds(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
+def describe_actions_of_other_users(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
     """Describe the actions of other users on a person's thread, without duplicates.
 
     Args:
         metadata: The metadata of checkpoints of the thread.
 
-    >>> describe_deeds([{"perdure_caller": "boss", "perdure_deed": "answered"}, {}])
+    >>> answer = {"perdure_caller": "boss", "perdure_deed": "answered"}
+    >>> describe_actions_of_other_users([answer, {}])
     ['answered by boss']
     """
     descriptions = (
@@ -73,14 +78,14 @@ def find_updated_checkpoint_id(parent_id: str | None, metadata: Mapping[str, Any
     return updated_id if isinstance(updated_id, str) else parent_id
 
 
-def context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
+def find_context_labels(config: RunnableConfig, names: Iterable[str]) -> dict[str, str]:
     """Return the named values in the context of a run that can be stored as labels.
 
     The names of the user are left out if the run has no memory: its metadata names the person.
     """
     if (config.get("configurable") or {}).get(WITHOUT_MEMORY_KEY) is True:
         names = [name for name in names if name not in USER_LABELS]
-    values = find_context_values(config, names)
+    values = find_run_context_values(config, names)
     return {name: value for name, value in values.items() if _is_valid_label(value)}
 
 
@@ -99,7 +104,7 @@ def inherit_labels(
         config: The config of the put.
     """
     own = {name: metadata[name] for name in inherited if name in metadata}
-    labels = {**inherited, **own, **select_labels(metadata)}
+    labels = {**inherited, **own, **select_inherited_labels(metadata)}
     if MERGED not in metadata:
         labels.pop(MERGED, None)
     parent_user = {name: inherited[name] for name in USER_LABELS if name in inherited}
@@ -122,7 +127,7 @@ def _find_user_names(config: RunnableConfig) -> dict[str, Any]:
 
     Fields of a pydantic model are included only if the caller has set them.
     """
-    context, named_users = find_context(config), dict[str, Any]()
+    context, named_users = find_run_context(config), dict[str, Any]()
     configurable, metadata = config.get("configurable") or {}, config.get("metadata") or {}
     for name in USER_LABELS:
         value = _UNNAMED

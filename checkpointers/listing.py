@@ -82,7 +82,7 @@ class Listing:
         if config is not None:
             address = parse_address(config)
             ns = config.get("configurable", {}).get("checkpoint_ns")
-            yield from self._iter_in_thread(
+            yield from self._iter_addresses_in_thread(
                 address.thread_id, ns, where, before_id, address.checkpoint_id
             )
             return
@@ -91,7 +91,7 @@ class Listing:
         if tagged_checkpoints is not None:
             thread_ids = dict.fromkeys(thread_id for thread_id, _ in tagged_checkpoints)
         for thread_id in thread_ids:
-            yield from self._iter_in_thread(thread_id, None, where, before_id, None)
+            yield from self._iter_addresses_in_thread(thread_id, None, where, before_id, None)
 
     def iter_thread_ids(self) -> Iterator[str]:
         """Yield the ids of all threads, in order of their creation."""
@@ -118,18 +118,18 @@ class Listing:
         tag, last_key = find_first_tag(self.seal, where), -1
         if tag is None:
             return None
-        yield from self._check_tags(tag, 0, _MAX_KEY)
+        yield from self._check_neighbouring_tags(tag, 0, _MAX_KEY)
         matching = []
         while rows := (yield self.sql("tagged_checkpoints", tag, last_key, _PAGE)):
             for thread_id, ns, *row in rows:
                 if row[0] <= last_key:
                     raise damaged_index_error(f"the tags of checkpoint {row[0]}")
                 last_key = row[0]
-                if metadata_matches(self._check_tagged_row(thread_id, ns, row, tag, True), where):
+                if metadata_matches(self._check_tags_of_row(thread_id, ns, row, tag, True), where):
                     matching.append((thread_id, last_key))
         return matching
 
-    def _check_tags(self, tag: int, start: int, stop: int) -> Flow[None]:
+    def _check_neighbouring_tags(self, tag: int, start: int, stop: int) -> Flow[None]:
         """Check the entries of the index beside the end of a search.
 
         If a damaged entry has ended the search too early, the entry is beside its end.
@@ -137,9 +137,9 @@ class Listing:
         if self.sql["neighbouring_tags"]:
             neighbours = yield self.sql("neighbouring_tags", tag, start, stop)
             for indexed, thread_id, ns, *row in neighbours:
-                self._check_tagged_row(thread_id, ns, row, tag, bool(indexed))
+                self._check_tags_of_row(thread_id, ns, row, tag, bool(indexed))
 
-    def _check_tagged_row(
+    def _check_tags_of_row(
         self, thread_id: str | None, ns: str, row: list[Any], tag: int, is_indexed: bool
     ) -> dict[str, Any]:
         """Check that the index is right about a checkpoint, and return its metadata.
@@ -164,13 +164,13 @@ class Listing:
 
     # -- within a thread
 
-    def _iter_in_thread(
+    def _iter_addresses_in_thread(
         self,
         thread_id: str,
         ns: str | None,
         where: MetadataFilter,
-        before: str | None,
-        only: str | None,
+        before_id: str | None,
+        only_id: str | None,
     ) -> Iterator[tuple[Address, int]]:
         """Yield the address and the key of each matching checkpoint of a thread, last put first.
 
@@ -178,13 +178,13 @@ class Listing:
             thread_id: The thread.
             ns: The namespace, or None for all.
             where: The filter.
-            before: The id of the checkpoint before which the list ends, or None.
-            only: The id of the only checkpoint to list, or None for all.
+            before_id: The id of the checkpoint before which the list ends, or None.
+            only_id: The id of the only checkpoint to list, or None for all checkpoints.
         """
         seq, namespaces = self.read(lambda: self._read_thread_state(thread_id))
         row_iterators = [
             self._iter_namespace_rows(
-                Address(thread_id, name, only), key, head, where, before, seq + 1
+                Address(thread_id, name, only_id), key, head, where, before_id, seq + 1
             )
             for key, name, head in namespaces
             if ns is None or name == ns
@@ -210,7 +210,7 @@ class Listing:
         namespace: int,
         head: int,
         where: MetadataFilter,
-        before: str | None,
+        before_id: str | None,
         stop: int,
     ) -> Iterator[tuple[int, Address, Row]]:
         """Yield the matching rows of a namespace whose sequence number is less than `stop`.
@@ -221,13 +221,18 @@ class Listing:
         Yields:
             The sequence number to sort by, the address of the namespace, and the row.
         """
-        if before is not None:
-            stop, before = self.read(
-                partial(self._find_bound, address._replace(checkpoint_id=before), namespace, stop)
+        if before_id is not None:
+            stop, before_id = self.read(
+                partial(
+                    self._find_upper_bound,
+                    address._replace(checkpoint_id=before_id),
+                    namespace,
+                    stop,
+                )
             )
 
         def is_match(row: Row) -> bool:
-            if before is not None and not str(unpack_id(row[1])) < before:
+            if before_id is not None and not str(unpack_id(row[1])) < before_id:
                 return False
             return not where or metadata_matches(
                 self.reader.decode_metadata(
@@ -255,14 +260,16 @@ class Listing:
     ) -> Iterator[Row]:
         """Yield the matching rows of a namespace, newest first, one page at a time."""
         while stop > 0:
-            rows = self.read(partial(self._read_page, *key_range(namespace, 0, stop), where))
+            rows = self.read(
+                partial(self._read_page_of_rows, *key_range(namespace, 0, stop), where)
+            )
             keys = [row[0] for row in rows]
             if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
                 raise damaged_index_error(f"namespace {namespace}")
             stop = rows[-1][0] & _SEQ_MASK if len(rows) == _PAGE else 0
             yield from filter(is_match, rows)
 
-    def _find_bound(
+    def _find_upper_bound(
         self, address: Address, namespace: int, stop: int
     ) -> Flow[tuple[int, str | None]]:
         """Find the bound of a list that ends before a checkpoint.
@@ -282,11 +289,11 @@ class Listing:
         yield from self.reader.check_missing(address)
         return stop, checkpoint_id
 
-    def _read_page(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
+    def _read_page_of_rows(self, start: int, stop: int, where: MetadataFilter) -> Flow[list[Row]]:
         """Read a page of the rows in a range of keys that may match a filter, newest first."""
         tag = find_first_tag(self.seal, where)
         if tag is not None:
-            yield from self._check_tags(tag, start, stop)
+            yield from self._check_neighbouring_tags(tag, start, stop)
             return (yield self.sql("tagged_checkpoints_page", tag, start, stop, _PAGE))  # type: ignore[no-any-return]
         rows: list[Row] = yield self.sql("checkpoints_page", start, stop, _PAGE)
         if len(rows) < _PAGE:

@@ -113,13 +113,13 @@ class Maintenance:
                 if thread_id in (None, owner_id):
                     keys_by_thread[owner_id].add(key)
         for owner_id, keys in keys_by_thread.items():
-            self.write(owner_id, partial(self._record_rollback, owner_id, keys))
+            self.write(owner_id, partial(self._add_rollback_record, owner_id, keys))
             self._prune_in_batches(owner_id, partial(_keep_all_except, keys))
             self.write(owner_id, partial(self.refresh_list_entry, owner_id, of_metadata=True))
         if keys_by_thread:
             self.database.shrink()
 
-    def _record_rollback(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
+    def _add_rollback_record(self, thread_id: str, keys: Iterable[int]) -> Flow[None]:
         """Add a removal record with the ids of the checkpoints that are deleted with their run."""
         ids = []
         for key in keys:
@@ -140,7 +140,7 @@ class Maintenance:
 
     def retain(self, rule: Retention, thread_ids: object, *, dry_run: bool = False) -> PruneReport:
         """Apply a retention rule; see `Checkpointer.retain`."""
-        _check_rule(rule)
+        _check_retention_rule(rule)
         keep, total = _build_keep_rule(rule, time.time()), PruneReport()
         for thread_id in self._resolve_thread_ids(thread_ids):
             if dry_run:
@@ -363,7 +363,7 @@ class Maintenance:
 
         They are in put order. Checkpoints that show the progress of live runs are left out, and so
         are ancestors that a `DeltaChannel` needs. Unless `dry_run` is True, heads are updated as
-        `_note_updated` says.
+        `_store_updated_checkpoint_ids` says.
         """
         to_delete: list[tuple[int, RetentionCandidate]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread_key)):
@@ -378,10 +378,12 @@ class Maintenance:
                 )
             kept_ids = keep(candidates)
             if live_run_ids and not ns:
-                kept_ids |= yield from self._find_progress(namespace, candidates, live_run_ids)
+                kept_ids |= yield from self._find_progress_checkpoint_ids(
+                    namespace, candidates, live_run_ids
+                )
             kept_ids = _add_delta_ancestors(candidates, kept_ids)
             if not dry_run:
-                yield from self._note_updated(thread_id, ns, candidates, kept_ids)
+                yield from self._store_updated_checkpoint_ids(thread_id, ns, candidates, kept_ids)
             to_delete += [
                 (namespace, checkpoint)
                 for checkpoint in reversed(candidates)
@@ -389,7 +391,7 @@ class Maintenance:
             ]
         return to_delete
 
-    def _find_progress(
+    def _find_progress_checkpoint_ids(
         self, namespace: int, candidates: list[RetentionCandidate], live_run_ids: set[str]
     ) -> Flow[set[str]]:
         """Return the ids of the checkpoints that show the progress of live runs.
@@ -406,12 +408,12 @@ class Maintenance:
                 kept_ids.add(unpack_id(uid) or "")
         return kept_ids
 
-    def _note_updated(
+    def _store_updated_checkpoint_ids(
         self, thread_id: str, ns: str, candidates: list[RetentionCandidate], kept_ids: set[str]
     ) -> Flow[None]:
         """Store in a head which checkpoint it has updated, if updates in between are deleted."""
         for head in candidates:
-            updated = _find_updated(candidates, head) if head.is_head else None
+            updated = _find_first_updated_id(candidates, head) if head.is_head else None
             if updated is None or updated == find_updated_checkpoint_id(
                 head.parent_id, head.metadata
             ):
@@ -476,7 +478,7 @@ class Maintenance:
             transcript = {
                 channel: stored_transcript
                 if _has_aliases(stored_transcript)
-                else _remove_unreferenced_items(stored_transcript, live_ranges)
+                else _drop_unreferenced_positions(stored_transcript, live_ranges)
                 for channel, stored_transcript in unknown.items()
             }
             body = encrypt_checkpoint(self.seal, thread_id, ns, row, snapshot, transcript)
@@ -531,7 +533,7 @@ def _has_aliases(stored_transcript: Any) -> bool:
     return any(start >= ALIASES for start, _ in unflatten_ranges(stored_transcript[1]))
 
 
-def _remove_unreferenced_items(
+def _drop_unreferenced_positions(
     stored_transcript: Any, live_ranges: Mapping[int, Ranges]
 ) -> list[Any]:
     """Return a stored transcript without the items that nothing else refers to."""
@@ -576,7 +578,9 @@ def _add_delta_ancestors(candidates: list[RetentionCandidate], kept_ids: set[str
     return all_kept_ids
 
 
-def _find_updated(candidates: list[RetentionCandidate], head: RetentionCandidate) -> str | None:
+def _find_first_updated_id(
+    candidates: list[RetentionCandidate], head: RetentionCandidate
+) -> str | None:
     """Return the id of the checkpoint that a head has updated, through all consecutive updates.
 
     Returns:
@@ -604,7 +608,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
     def keep(candidates: list[RetentionCandidate]) -> set[str]:
         selected = [c for c in candidates if c.is_head]
         recent = [head for head in selected if head.active_at >= now - RUN_DAYS * 86400]
-        updated = {_find_updated(candidates, head) for head in recent}
+        updated = {_find_first_updated_id(candidates, head) for head in recent}
         selected += [c for c in candidates if c.checkpoint_id in updated]
         if rule.last is not None:
             selected += candidates[: rule.last]
@@ -618,7 +622,7 @@ def _build_keep_rule(rule: Retention, now: float) -> KeepRule:
     return keep
 
 
-def _check_rule(rule: Retention) -> None:
+def _check_retention_rule(rule: Retention) -> None:
     """Check that a retention rule is not empty and has no negative number.
 
     Raises:

@@ -134,7 +134,7 @@ def subtract_ranges(ranges: Ranges, excluded: Ranges) -> Ranges:
     return remaining
 
 
-def drop_repeats(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
+def drop_repeated_positions(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
     """Return ranges that contain each item once, in order of first occurrence.
 
     Args:
@@ -142,9 +142,9 @@ def drop_repeats(ranges: Ranges, origin: Callable[[int], int] | None = None) -> 
         origin: Returns the original position of an alias, and any other position unchanged. None
             means that the ranges contain no aliases.
 
-    >>> drop_repeats([(0, 3), (1, 5), (0, 1)])
+    >>> drop_repeated_positions([(0, 3), (1, 5), (0, 1)])
     [(0, 5)]
-    >>> drop_repeats([(0, 3), (7, 9)], lambda position: position % 7)
+    >>> drop_repeated_positions([(0, 3), (7, 9)], lambda position: position % 7)
     [(0, 3)]
     """
     if origin is None and (

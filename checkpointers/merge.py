@@ -57,12 +57,14 @@ class Merge:
         for channel in self.versions:
             copy_channel(snapshot, head, channel)
         snapshot.versions_seen = {
-            node: {c: self._seen_version(snapshot, c, version) for c, version in seen.items()}
+            node: {
+                c: self._choose_seen_version(snapshot, c, version) for c, version in seen.items()
+            }
             for node, seen in snapshot.versions_seen.items()
         }
         snapshot.channel_versions |= self.versions
 
-    def _seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
+    def _choose_seen_version(self, snapshot: Snapshot, channel: str, version: Any) -> Any:
         """Return the version of a channel to store as seen by a node.
 
         It prevents the merge from triggering the node again.
@@ -88,7 +90,7 @@ def is_state_channel(channel: str) -> bool:
 # -- versions
 
 
-def max_epoch(versions: Iterable[Any]) -> int | None:
+def find_max_epoch(versions: Iterable[Any]) -> int | None:
     """Return the highest epoch of some versions.
 
     Returns:
@@ -103,16 +105,16 @@ def max_epoch(versions: Iterable[Any]) -> int | None:
 
 def parse_epoch(version: Any) -> int | None:
     """Return the number of merges that a version counts, or None if its kind has no epochs."""
-    whole = whole_part(version)
+    whole = parse_whole_part(version)
     return None if whole is None else whole >> _EPOCH_BITS
 
 
-def whole_part(version: Any) -> int | None:
+def parse_whole_part(version: Any) -> int | None:
     """Return the whole part of a version, by which versions are ordered, or None.
 
     The rest of a version is random or zero.
 
-    >>> whole_part(7), whole_part("007.25"), whole_part("x")
+    >>> parse_whole_part(7), parse_whole_part("007.25"), parse_whole_part("x")
     (7, 7, None)
     """
     if isinstance(version, bool):

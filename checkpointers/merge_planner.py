@@ -24,11 +24,11 @@ from perdure.checkpointers.labels import MERGED, find_updated_checkpoint_id
 from perdure.checkpointers.manifest import DELTA, SNAPSHOT
 from perdure.checkpointers.merge import (
     Merge,
+    find_max_epoch,
     first_version_of_epoch,
     is_state_channel,
-    max_epoch,
     parse_epoch,
-    whole_part,
+    parse_whole_part,
 )
 from perdure.checkpointers.put import START, CheckpointPut, TaskWrites
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
@@ -86,23 +86,29 @@ class MergePlanner:
         if self._ns == VIEWS_NAMESPACE:
             return None
         if parent is None and put.address.checkpoint_id is not None:
-            return (yield from self._plan_upon_pruned(put, current, put.address.checkpoint_id))
+            return (
+                yield from self._plan_put_with_pruned_parent(
+                    put, current, put.address.checkpoint_id
+                )
+            )
         if parent is not None and parent.checkpoint_id == current.checkpoint_id:
-            merged = self._unread_merged_channels(current)
-            return (yield from self._plan_next(put, current, merged)) if merged else None
+            merged = self._list_unread_merged_channels(current)
+            return (
+                (yield from self._plan_put_on_merged_head(put, current, merged)) if merged else None
+            )
         base = _EMPTY_CHECKPOINT if parent is None else parent
         if source == "update":
-            is_behind_run = yield from self._leads_to_head(base, {"loop", "input", "update"})
-            return self._plan_update(put, current, base) if is_behind_run else None
+            is_behind_run = yield from self._is_ancestor_of_head(base, {"loop", "input", "update"})
+            return self._plan_state_update(put, current, base) if is_behind_run else None
         is_anchor = parent is None and put.metadata.get("step") == _ANCHOR_STEP
         if is_anchor and any(_is_delta(ref) for ref in current.references.values()):
             return None  # the run may have written the channel, too
         is_run = is_anchor or source in ("loop", "input")
-        if is_run and (yield from self._leads_to_head(base, {"update"})):
-            return self._plan_run(put, current, base)
+        if is_run and (yield from self._is_ancestor_of_head(base, {"update"})):
+            return self._plan_put_of_run(put, current, base)
         return None
 
-    def _plan_upon_pruned(
+    def _plan_put_with_pruned_parent(
         self, put: CheckpointPut, current: Snapshot, parent_id: str
     ) -> Flow[Merge | None]:
         """Plan a put whose parent was pruned.
@@ -115,19 +121,23 @@ class MergePlanner:
             current: The checkpoint that is the head.
             parent_id: The id of the pruned parent.
         """
-        base = _infer_pruned(put, current, parent_id)
+        base = _infer_pruned_checkpoint(put, current, parent_id)
         if put.metadata.get("source") == "update":
-            return self._plan_update(put, current, base) if _is_same_turn(current, base) else None
+            return (
+                self._plan_state_update(put, current, base)
+                if _is_same_turn(current, base)
+                else None
+            )
         if put.metadata.get("source") not in ("loop", "input"):
             return None
         merge = None
-        if (yield from self._leads_to_head(base, {"update"})):
-            merge = self._plan_run(put, current, base)
+        if (yield from self._is_ancestor_of_head(base, {"update"})):
+            merge = self._plan_put_of_run(put, current, base)
         if merge is not None or put.metadata.get("source") == "input" or put.is_whole_run:
             return merge
         return Merge(current, {}, keeps_head=current)
 
-    def _plan_next(
+    def _plan_put_on_merged_head(
         self, put: CheckpointPut, current: Snapshot, merged: Collection[str]
     ) -> Flow[Merge | None]:
         """Plan a put whose parent is a head that has taken over channels.
@@ -137,17 +147,27 @@ class MergePlanner:
             current: The checkpoint that is the head.
             merged: The channels that the head has taken over.
         """
-        unread = {channel for channel in merged if not _has_read(put, channel, current)}
+        unread = {channel for channel in merged if not _has_run_read_channel(put, channel, current)}
         if any(channel in put.new_versions for channel in unread):
             if self._reader.read_step(current) == _ANCHOR_STEP:
                 return None  # the put of the run becomes the head, as it would without an anchor
-            return Merge(current, {}, keeps_head=(yield from self._last_update(current, unread)))
-        return self._take_over(put, current, unread) if unread else None
+            return Merge(
+                current, {}, keeps_head=(yield from self._find_last_update(current, unread))
+            )
+        return self._plan_channels_from_head(put, current, unread) if unread else None
 
-    def _plan_run(self, put: CheckpointPut, current: Snapshot, base: Snapshot) -> Merge | None:
+    def _plan_put_of_run(
+        self, put: CheckpointPut, current: Snapshot, base: Snapshot
+    ) -> Merge | None:
         """Plan a put of a run whose last checkpoint was updated in the meantime."""
-        unread = {c for c in self._unread_merged_channels(base) if not _has_read(put, c, base)}
-        written = {c for c in _channels_written_since(current, base) if c in current.references}
+        unread = {
+            c
+            for c in self._list_unread_merged_channels(base)
+            if not _has_run_read_channel(put, c, base)
+        }
+        written = {
+            c for c in _find_channels_written_since(current, base) if c in current.references
+        }
         versions = put.checkpoint["channel_versions"]
         written_by_both = {
             c
@@ -155,12 +175,20 @@ class MergePlanner:
             if c in put.new_versions
             or (c not in unread and versions.get(c) != base.channel_versions.get(c))
         }
-        return None if written_by_both else self._take_over(put, current, unread | written)
+        return (
+            None
+            if written_by_both
+            else self._plan_channels_from_head(put, current, unread | written)
+        )
 
-    def _plan_update(self, put: CheckpointPut, current: Snapshot, base: Snapshot) -> Merge | None:
+    def _plan_state_update(
+        self, put: CheckpointPut, current: Snapshot, base: Snapshot
+    ) -> Merge | None:
         """Plan an update of a checkpoint from which a run has continued in the meantime."""
-        written = {c for c in put.new_versions if is_state_channel(c) and has_value(put, c)}
-        written_by_both = written & _channels_written_since(current, base)
+        written = {
+            c for c in put.new_versions if is_state_channel(c) and has_value_or_writes(put, c)
+        }
+        written_by_both = written & _find_channels_written_since(current, base)
         if not all(_differs_only_by_merge(channel, current, base) for channel in written_by_both):
             return None
         if written.intersection(put.delta_channels, current.stored_channels()):
@@ -175,7 +203,7 @@ class MergePlanner:
         }
         return Merge(current, other_versions, written)
 
-    def _take_over(
+    def _plan_channels_from_head(
         self, put: CheckpointPut, current: Snapshot, channels: Iterable[str]
     ) -> Merge | None:
         """Plan to take over channels of the head.
@@ -183,8 +211,8 @@ class MergePlanner:
         Returns:
             The merge, or None if no new versions can be given to the channels.
         """
-        own_epoch = max_epoch(put.checkpoint["channel_versions"].values())
-        last = max_epoch(
+        own_epoch = find_max_epoch(put.checkpoint["channel_versions"].values())
+        last = find_max_epoch(
             [*put.checkpoint["channel_versions"].values(), *current.channel_versions.values()]
         )
         if own_epoch is None or last is None:
@@ -205,7 +233,7 @@ class MergePlanner:
             put.metadata, lambda: "metadata", exact=True
         )
 
-    def finish(self, merge: Merge, head: Head) -> Flow[bool]:
+    def finish_merge(self, merge: Merge, head: Head) -> Flow[bool]:
         """Store the consequences of a merge after its checkpoint was stored.
 
         If the merged put is an update and a task of the run had stopped before it, the checkpoint
@@ -224,9 +252,11 @@ class MergePlanner:
             yield from reader.rewrite_list_entry(self._thread_id, row)
         if merge.written is None:
             return False
-        return (yield from self.fold_updates(merge.head.checkpoint_id, needs_stop=True))
+        return (
+            yield from self.fold_updates_into_checkpoint(merge.head.checkpoint_id, needs_stop=True)
+        )
 
-    def fold_updates(self, checkpoint_id: str, *, needs_stop: bool) -> Flow[bool]:
+    def fold_updates_into_checkpoint(self, checkpoint_id: str, *, needs_stop: bool) -> Flow[bool]:
         """Fold the updates at the head into the checkpoint of a run, which becomes the head.
 
         This is done if a task of the run has stopped at the checkpoint, with a question or an
@@ -245,15 +275,15 @@ class MergePlanner:
         if current is None or current.checkpoint_id == checkpoint_id:
             return False
         run = yield from self._read_snapshot(checkpoint_id)
-        if run is None or not (yield from self._leads_to_head(run, {"update"})):
+        if run is None or not (yield from self._is_ancestor_of_head(run, {"update"})):
             return False
         if needs_stop and not (yield from self._has_stopped_task(run)):
             return False
-        last = max_epoch([*run.channel_versions.values(), *current.channel_versions.values()])
+        last = find_max_epoch([*run.channel_versions.values(), *current.channel_versions.values()])
         if last is None:
             return False
-        written = [c for c in _channels_written_since(current, run) if c in current.references]
-        merged, parent = {*written, *self._unread_merged_channels(run)}, run.parent_id
+        written = [c for c in _find_channels_written_since(current, run) if c in current.references]
+        merged, parent = {*written, *self._list_unread_merged_channels(run)}, run.parent_id
         Merge(
             current,
             {c: first_version_of_epoch(current.channel_versions[c], last + 1) for c in written},
@@ -289,13 +319,13 @@ class MergePlanner:
         if not self._ns:
             yield from reader.rewrite_list_entry(self._thread_id, (*row[:5], body))
 
-    def is_merged(self, head: Head | None) -> bool:
+    def has_unread_merged_channels(self, head: Head | None) -> bool:
         """Return whether a head has taken over channels that no put has read.
 
         Such a head is not cached, so that each put with this parent is planned with a planner.
         """
         snapshot = None if head is None else head.snapshot
-        return snapshot is not None and bool(self._unread_merged_channels(snapshot))
+        return snapshot is not None and bool(self._list_unread_merged_channels(snapshot))
 
     # -- checkpoints of the namespace
 
@@ -310,7 +340,7 @@ class MergePlanner:
         yield from self._reader.resolve_ranges(self._thread_id, self._thread, snapshot)
         return snapshot
 
-    def _leads_to_head(self, ancestor: Snapshot, sources: Collection[str]) -> Flow[bool]:
+    def _is_ancestor_of_head(self, ancestor: Snapshot, sources: Collection[str]) -> Flow[bool]:
         """Return whether the head descends from a checkpoint through certain sources only.
 
         Args:
@@ -333,11 +363,11 @@ class MergePlanner:
                 snapshot = yield from self._read_snapshot(updated_id or "")
         return False
 
-    def _last_update(self, current: Snapshot, channels: Collection[str]) -> Flow[Snapshot]:
+    def _find_last_update(self, current: Snapshot, channels: Collection[str]) -> Flow[Snapshot]:
         """Return the update whose channels the head has taken over, or else the head."""
         snapshot: Snapshot | None = current
         for _ in range(_MAX_STEPS):
-            if snapshot is None or not self._unread_merged_channels(snapshot):
+            if snapshot is None or not self._list_unread_merged_channels(snapshot):
                 break
             snapshot = (
                 (yield from self._read_snapshot(snapshot.parent_id)) if snapshot.parent_id else None
@@ -350,7 +380,7 @@ class MergePlanner:
             else current
         )
 
-    def _unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
+    def _list_unread_merged_channels(self, snapshot: Snapshot) -> list[str]:
         """Return the channels that a checkpoint has taken over and that no put has read."""
         names = self._reader.read_labels(snapshot).get(MERGED) if snapshot.encoded_fields else None
         return (
@@ -358,12 +388,12 @@ class MergePlanner:
         )
 
 
-def has_value(put: CheckpointPut, channel: str) -> bool:
+def has_value_or_writes(put: CheckpointPut, channel: str) -> bool:
     """Return whether a channel of a put has a value, or writes from which its value is rebuilt."""
     return channel in put.checkpoint["channel_values"] or channel in put.delta_channels
 
 
-def _has_read(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
+def _has_run_read_channel(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
     """Return whether the run of a put has read a channel that was taken over."""
     version, taken_version = (
         put.checkpoint["channel_versions"].get(channel),
@@ -374,7 +404,7 @@ def _has_read(put: CheckpointPut, channel: str, base: Snapshot) -> bool:
     return bool(version == taken_version)
 
 
-def _channels_written_since(current: Snapshot, base: Snapshot) -> set[str]:
+def _find_channels_written_since(current: Snapshot, base: Snapshot) -> set[str]:
     """Return the state channels whose version differs from that in an earlier checkpoint."""
     versions = current.channel_versions.items()
     return {
@@ -384,7 +414,7 @@ def _channels_written_since(current: Snapshot, base: Snapshot) -> set[str]:
     }
 
 
-def _infer_pruned(put: CheckpointPut, current: Snapshot, checkpoint_id: str) -> Snapshot:
+def _infer_pruned_checkpoint(put: CheckpointPut, current: Snapshot, checkpoint_id: str) -> Snapshot:
     """Infer the channel versions of a pruned checkpoint from a put whose parent it is.
 
     If the put has not written a channel, the channel has the version that the run has read. If the
@@ -394,7 +424,7 @@ def _infer_pruned(put: CheckpointPut, current: Snapshot, checkpoint_id: str) -> 
     """
     versions: dict[str, Any] = dict(put.checkpoint["channel_versions"])
     lowest_new = min(
-        put.new_versions.values(), key=lambda version: whole_part(version) or 0, default=0
+        put.new_versions.values(), key=lambda version: parse_whole_part(version) or 0, default=0
     )
     for channel in put.new_versions:
         versions.pop(channel, None)
@@ -414,7 +444,7 @@ def _is_same_turn(current: Snapshot, base: Snapshot) -> bool:
 
 def _is_lower(version: Any, other: Any) -> bool:
     """Return whether a version is lower than another one, compared by their whole parts."""
-    whole, other_whole = whole_part(version), whole_part(other)
+    whole, other_whole = parse_whole_part(version), parse_whole_part(other)
     return whole is not None and other_whole is not None and whole < other_whole
 
 
@@ -440,13 +470,13 @@ def _differs_only_by_merge(channel: str, current: Snapshot, base: Snapshot) -> b
 # -- pending writes
 
 
-def fold_update(
+def fold_updates_at_head(
     reader: CheckpointReader, request: TaskWrites, thread: Thread, row: Row
 ) -> Flow[bool]:
     """Make the checkpoint of a stopped task the head again, if updates have replaced it as head.
 
     A write of another task after such an update shows that the run was still in progress. See
-    `MergePlanner.fold_updates`.
+    `MergePlanner.fold_updates_into_checkpoint`.
 
     Args:
         reader: The reader of the database.
@@ -468,13 +498,13 @@ def fold_update(
     head = Head(namespace, explicit_head, snapshot)
     planner = MergePlanner(reader, address.thread_id, address.checkpoint_ns, thread, head)
     return (
-        yield from planner.fold_updates(
+        yield from planner.fold_updates_into_checkpoint(
             address.checkpoint_id or "", needs_stop=not request.is_stopped
         )
     )
 
 
-def set_writes_apart(
+def store_writes_separately(
     reader: CheckpointReader, request: TaskWrites, namespace: int, stored_row: Row
 ) -> Flow[tuple[str, str]]:
     """Store the writes of a run's task and an update's writes in the name of that task separately.

@@ -43,7 +43,7 @@ _FIELDS: Final[dict[type[BaseMessage], set[str]]] = {
     SystemMessage: _COMMON,
     ToolMessage: _COMMON | {"tool_call_id", "artifact", "status"},
 }
-"""The fields of each class that `is_plain` checks."""
+"""The fields of each class that `is_plain_message` checks."""
 
 
 # -- checks for plain data
@@ -56,7 +56,7 @@ _USAGE_COUNTS: Final = {"input_tokens", "output_tokens", "total_tokens"}
 _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 
 
-def is_plain(message: BaseMessage) -> bool:
+def is_plain_message(message: BaseMessage) -> bool:
     """Return whether validating the fields of a message again would change none of them."""
     cls, fields = type(message), message.__dict__
     if fields.keys() != _FIELDS.get(cls) and not _has_only_new_defaults(cls, fields):
@@ -72,8 +72,8 @@ def is_plain(message: BaseMessage) -> bool:
         and fields["type"] == _TYPES[cls]
         and type(fields["id"]) in _TEXT_OR_NONE
         and type(fields["name"]) in _TEXT_OR_NONE
-        and (cls is not AIMessage or _is_plain_answer(fields))
-        and (cls is not ToolMessage or _is_plain_result(fields))
+        and (cls is not AIMessage or _is_plain_ai_message(fields))
+        and (cls is not ToolMessage or _is_plain_tool_message(fields))
     )
 
 
@@ -96,12 +96,12 @@ def _has_only_new_defaults(cls: type[BaseMessage], fields: dict[str, Any]) -> bo
     return all(type(fields[n]) is type(v) and fields[n] == v for n, v in new_defaults.items())
 
 
-def _is_plain_result(fields: dict[str, Any]) -> bool:
+def _is_plain_tool_message(fields: dict[str, Any]) -> bool:
     """Return whether the fields of a `ToolMessage` are plain data."""
     return type(fields["tool_call_id"]) is str and fields["status"] in ("success", "error")
 
 
-def _is_plain_answer(fields: dict[str, Any]) -> bool:
+def _is_plain_ai_message(fields: dict[str, Any]) -> bool:
     """Return whether the tool calls and token counts of an `AIMessage` are plain data."""
     calls, usage = fields["tool_calls"], fields["usage_metadata"]
     if "tool_calls" in fields["additional_kwargs"] or fields["invalid_tool_calls"] != []:
@@ -146,7 +146,7 @@ def pack_messages(
     """Return the bytes of each message, or None if one of them is not plain data.
 
     The bytes are sufficient for comparing messages. Before bytes are stored, check each message
-    with `is_plain`.
+    with `is_plain_message`.
 
     Args:
         classes: The class of each message, from `CLASSES`.
@@ -161,7 +161,7 @@ def pack_messages(
         return None
 
 
-def pack_in_class_order(message: BaseMessage) -> bytes | None:
+def pack_message_in_class_order(message: BaseMessage) -> bytes | None:
     """Return the bytes of a message with its fields in the order of its class.
 
     Returns:

@@ -328,7 +328,7 @@ class CheckpointPut:
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
             is_log_complete, former_node = log.is_complete, nodes.get(channel)
-            parts = update.build_parts(log)
+            parts = update.build_log_parts(log)
             if isinstance(former_node, SplitValue):
                 parts += former_node.parts
             elif not isinstance(former_node, bytes):
@@ -412,7 +412,8 @@ class TaskWrites:
         cached_thread: The cached thread to whose log items the encoded values may refer, or None.
         has_interrupt: Whether the task waits for an answer.
         is_stopped: Whether the task waits for an answer or has failed.
-        may_fold: Whether an update may be the head; see `MergePlanner.fold_updates`.
+        may_fold: Whether an update may be the head; see
+            `MergePlanner.fold_updates_into_checkpoint`.
         is_deliberate, config, loaded_removal: See `CheckpointPut`.
     """
 
@@ -487,7 +488,7 @@ def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, 
         if isinstance(element, bytes):
             items.append(element)
         else:
-            items += cached_thread.logs[element[0]].items_in(unflatten_ranges(element[1:]))
+            items += cached_thread.logs[element[0]].get_items(unflatten_ranges(element[1:]))
     return [kind, items]
 
 

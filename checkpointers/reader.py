@@ -22,7 +22,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.labels import select_labels
+from perdure.checkpointers.labels import select_inherited_labels
 from perdure.checkpointers.manifest import (
     ALIASES,
     DELTA,
@@ -36,7 +36,7 @@ from perdure.checkpointers.manifest import (
     Range,
     Ranges,
     count_positions,
-    drop_repeats,
+    drop_repeated_positions,
     iter_positions,
     join_ranges,
     merge_ranges,
@@ -147,7 +147,7 @@ class CheckpointReader:
         if snapshot is None or snapshot.key != row[0]:
             snapshot = self.decrypt_row(address.thread_id, address.checkpoint_ns, tuple(row))
             yield from self.resolve_ranges(address.thread_id, thread, snapshot)
-            thread.note_newest_checkpoint(snapshot)
+            thread.record_newest_checkpoint(snapshot)
             thread.last_namespace = address.checkpoint_ns, namespace_key
         return StoredCheckpoint(thread, namespace_key, snapshot)
 
@@ -499,7 +499,7 @@ class CheckpointReader:
     def read_labels(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the metadata values that the children of a checkpoint inherit."""
         if snapshot.labels is None:
-            snapshot.labels = select_labels(self.decode_metadata(snapshot))
+            snapshot.labels = select_inherited_labels(self.decode_metadata(snapshot))
         return snapshot.labels
 
     def resolve_ranges(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
@@ -528,7 +528,7 @@ class CheckpointReader:
                     continue
                 origin = log.origin_position
             if channel not in stored_transcript:
-                snapshot.transcript[channel] = (key, drop_repeats(ranges, origin))
+                snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
     def allocate_keys(self, count: int) -> Flow[list[int]]:
         """Return `count` or more new keys for threads, namespaces and logs, highest first.
@@ -607,7 +607,7 @@ class CheckpointReader:
             else:
                 ranges = unflatten_ranges(element[1:])
                 log = yield from self.load_items(thread_id, thread, element[0], ranges)
-                items += log.items_in(ranges)
+                items += log.get_items(ranges)
         parts = self.codec.decode_all(items)
         if kind == ITEM:
             return parts[0]

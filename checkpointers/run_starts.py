@@ -183,7 +183,7 @@ def _find_added_messages(
     ranges = join_ranges((position, position + 1) for position in sorted(transcript_positions))
     log = yield from reader.load_items(thread_id, stored_checkpoint.thread, key, ranges)
     wanted_ids, id_by_position = {*message_ids}, dict[int, str]()
-    values = reader.codec.decode_all(log.items_in(ranges))
+    values = reader.codec.decode_all(log.get_items(ranges))
     for position, message in zip(iter_positions(ranges), values, strict=True):
         if (message_id := getattr(message, "id", None)) in wanted_ids:
             id_by_position[position] = message_id

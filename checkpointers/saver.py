@@ -50,7 +50,7 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.labels import LABELS, context_labels
+from perdure.checkpointers.labels import LABELS, find_context_labels
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.objects import class_name
 from perdure.checkpointers.put import CheckpointPut, TaskWrites
@@ -311,7 +311,7 @@ class CheckpointSaver(DatabaseOwner, BaseCheckpointSaver[Any]):
         full_metadata = dict(get_checkpoint_metadata(config, metadata))
         label_names = self._labels.get(address.thread_id)
         if label_names and not address.checkpoint_ns:
-            labels = context_labels(config, label_names)
+            labels = find_context_labels(config, label_names)
             full_metadata |= {**labels, LABELS: sorted(labels)} if labels else {}
         is_deliberate = self._read_by_id.pop(address, False)
         values = checkpoint["channel_values"].values()

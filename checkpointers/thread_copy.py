@@ -123,7 +123,7 @@ def read_transcript_tree(
             {}, {}, lineages, is_known, channel in head.snapshot.channel_versions and ref is None
         )
     times = yield from reader.read_item_times(log, ranges)
-    stored = (yield from reader.load_items(thread_id, head.thread, log, ranges)).items_in(ranges)
+    stored = (yield from reader.load_items(thread_id, head.thread, log, ranges)).get_items(ranges)
     values = reader.codec.decode_all(stored)
     return TranscriptTree(
         dict(zip(iter_positions(ranges), values, strict=True)), times, lineages, is_known

@@ -121,7 +121,7 @@ class ThreadReader:
         value_positions = {*value_origins}
         ranges = join_ranges((position, position + 1) for position, _ in entries)
         log = yield from self.reader.load_items(address.thread_id, checkpoint.thread, key, ranges)
-        bodies = log.items_in(ranges)
+        bodies = log.get_items(ranges)
         is_dict, is_known = self._classify_value(snapshot.references.get(channel))
         origins = [(log.origin_position(position), is_branch) for position, is_branch in entries]
         value_positions |= yield from self._find_duplicate_positions(
@@ -206,9 +206,9 @@ class ThreadReader:
             log = yield from self.reader.load_items(
                 address.thread_id, checkpoint.thread, key, ranges
             )
-            parts.append(self.reader.codec.decode_all(log.items_in(ranges)))
+            parts.append(self.reader.codec.decode_all(log.get_items(ranges)))
         transcript = Transcript(parts[0])
-        numbers = map(transcript.take_match, parts[1])
+        numbers = map(transcript.take_matching_index, parts[1])
         return {removed_positions[number] for number in numbers if number is not None}
 
     def read_delta_values(self, address: Address) -> Flow[dict[str, Any]]:
@@ -368,7 +368,7 @@ class ThreadReader:
         messages: list[Any] = []
         if checkpoint is not None and first_ranges:
             log = yield from self.reader.load_items(thread_id, checkpoint.thread, key, first_ranges)
-            messages = self.reader.codec.decode_all(log.items_in(first_ranges))
+            messages = self.reader.codec.decode_all(log.get_items(first_ranges))
         return build_title(metadata, messages)
 
     def read_status(self, address: Address) -> Flow[ThreadStatus]:

@@ -17,11 +17,15 @@ from typing import Any, Final, NamedTuple
 
 from perdure.checkpointers.additions import Additions, Commit, cache_pending_writes
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Head, Snapshot, Thread, keep_recent
+from perdure.checkpointers.cache import Head, Snapshot, Thread, add_recent_entry
 from perdure.checkpointers.delta_writes import find_cached_delta_writes, read_delta_writes
 from perdure.checkpointers.heads import choose_head, find_run_start
 from perdure.checkpointers.labels import LABELS, MERGED, USER_LABELS, inherit_labels
-from perdure.checkpointers.merge_planner import MergePlanner, fold_update, set_writes_apart
+from perdure.checkpointers.merge_planner import (
+    MergePlanner,
+    fold_updates_at_head,
+    store_writes_separately,
+)
 from perdure.checkpointers.put import CheckpointPut, Node, SplitValue, TaskWrites, choose_title
 from perdure.checkpointers.reader import CheckpointReader, StoredCheckpoint
 from perdure.checkpointers.records import (
@@ -110,7 +114,7 @@ class CheckpointWriter:
             """Execute the planned statements, or read the thread and plan the request again."""
             if commit is not None:
                 try:
-                    commit.set_write_rows((yield GuardedRequest(commit.statements)))
+                    commit.record_whether_head_has_writes((yield GuardedRequest(commit.statements)))
                 except GuardFailed:
                     # later puts must not be planned from this head
                     if isinstance(request, CheckpointPut):
@@ -155,7 +159,7 @@ class CheckpointWriter:
         )
         request.encode_values(self.codec, thread)
         if self.codec.replaced_path:
-            self.codec.log_replacement(thread_id)
+            self.codec.log_replaced_surrogate(thread_id)
         if thread is None:
             return self._plan_new_thread(request)
         if thread.newest_removal and self.removals.is_stale(request, thread.newest_removal):
@@ -256,7 +260,7 @@ class CheckpointWriter:
             head,
             False,
         )
-        additions.fill_snapshot(snapshot, nodes, parent, put.merge)
+        additions.set_channel_references(snapshot, nodes, parent, put.merge)
         if replaced is None:
             snapshot.key = row_key(head.namespace_key, thread.last_seq)
             steps = None if parent is None else self.reader.read_step(parent), snapshot.step
@@ -269,7 +273,7 @@ class CheckpointWriter:
                     self.sql("set_explicit_head", new_head.explicit_head, head.namespace_key)
                 )
         else:
-            statements += self._build_replacement(put.address, thread, snapshot, replaced, now)
+            statements += self._build_item_replacement(put.address, thread, snapshot, replaced, now)
         statements += self._build_list_entry_statements(
             put, thread, nodes, metadata, new_head, snapshot
         )
@@ -283,7 +287,7 @@ class CheckpointWriter:
             )
 
         thread.version_token, new_head.is_uncommitted = version_token, True
-        keep_recent(thread.heads, checkpoint_ns, new_head)
+        add_recent_entry(thread.heads, checkpoint_ns, new_head)
         commit_parts = self.cache, self.watch, thread_id, thread, statements
         return Commit(*commit_parts, additions, snapshot, new_head, reveals_overlap)
 
@@ -441,7 +445,7 @@ class CheckpointWriter:
             return former
         return self.codec.decode(stored), stored
 
-    def _build_replacement(
+    def _build_item_replacement(
         self, address: Address, thread: Thread, snapshot: Snapshot, replaced: Snapshot, now: float
     ) -> list[Statement]:
         """Build the statements that replace the content of a stored checkpoint."""
@@ -483,7 +487,7 @@ class CheckpointWriter:
         if put.replayed is not None:
             tasks |= put.replayed.pending_writes
         for task_id, (task_path, writes, body) in tasks.items():
-            references = [additions.replace_by_reference(snapshot, write) for write in writes]
+            references = [additions.replace_write_by_reference(snapshot, write) for write in writes]
             if references != writes:
                 key = namespace_key, pack_id(address.checkpoint_id), pack_id(task_id)
                 encrypted = encrypt_writes(self.seal, (*address, task_id, task_path), references)
@@ -537,10 +541,12 @@ class CheckpointWriter:
             assert isinstance(commit, Commit)
             commit.remaining_keys = keys
         commit.is_thread_read = True
-        commit.replaces_checkpoint = replaced is not None or planner.is_merged(commit.head)
-        commit.set_write_rows((yield commit.statements)[0])
+        commit.replaces_checkpoint = replaced is not None or planner.has_unread_merged_channels(
+            commit.head
+        )
+        commit.record_whether_head_has_writes((yield commit.statements)[0])
         if put.merge is not None and commit.head is not None:
-            commit.replaces_checkpoint |= yield from planner.finish(put.merge, commit.head)
+            commit.replaces_checkpoint |= yield from planner.finish_merge(put.merge, commit.head)
         return commit
 
     def _read_stale_put(
@@ -621,7 +627,7 @@ class CheckpointWriter:
             rows = yield self.sql("checkpoint_row", head_key)
             snapshot = yield from self._resolve_first_row(address, thread, rows)
         head = Head(namespace_key, explicit_head, snapshot)
-        keep_recent(thread.heads, checkpoint_ns, head)
+        add_recent_entry(thread.heads, checkpoint_ns, head)
         return thread, head, existing_key, is_cache_valid
 
     def _resolve_first_row(
@@ -751,7 +757,7 @@ class CheckpointWriter:
             "find_writes", namespace_key, pack_id(checkpoint_id), pack_id(task_id)
         )
         if earlier_rows and is_update_path(earlier_rows[0][0]) != is_update_path(task_path):
-            task_id, task_path = yield from set_writes_apart(
+            task_id, task_path = yield from store_writes_separately(
                 self.reader, request, namespace_key, earlier_rows[0]
             )
             earlier_rows = []
@@ -785,7 +791,7 @@ class CheckpointWriter:
             remaining_keys=keys,
         )
         if request.may_fold and rows and rows[0][7] is not None:
-            commit.replaces_checkpoint = yield from fold_update(
+            commit.replaces_checkpoint = yield from fold_updates_at_head(
                 self.reader, request, thread, rows[0][5:8]
             )
         return commit

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 
-from perdure.checkpointers.address import TEAMS_KEY, WITHOUT_MEMORY_KEY, find_context_values
+from perdure.checkpointers.address import TEAMS_KEY, WITHOUT_MEMORY_KEY, find_run_context_values
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import check_instance, check_whole_number
 from perdure.settings import is_name
@@ -60,7 +60,7 @@ def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict
     which stores them with the thread.
     """
     config = ensure_config(config)
-    configurable, values = config["configurable"], find_context_values(config, names)
+    configurable, values = config["configurable"], find_run_context_values(config, names)
     if values and configurable.get("thread_id") is not None:
         from perdure.checkpointers.checkpointer import Checkpointer  # imported already in a run
 
@@ -73,7 +73,9 @@ def read_run_values(names: Sequence[str], config: RunnableConfig | None) -> dict
 def read_run_user(config: RunnableConfig | None) -> str | None:
     """Return the `user_id` of a run, or None if the run has none."""
     config = ensure_config(config)
-    user_id = {**config["configurable"], **find_context_values(config, ("user_id",))}.get("user_id")
+    user_id = {**config["configurable"], **find_run_context_values(config, ("user_id",))}.get(
+        "user_id"
+    )
     return user_id if is_name(user_id) else None
 
 
@@ -93,7 +95,7 @@ def read_run_teams(config: RunnableConfig | None) -> tuple[str, ...]:
     names = ("team", "teams")
     values = {
         **{name: configurable.get(name) for name in names},
-        **find_context_values(config, names),
+        **find_run_context_values(config, names),
     }
     picked, allowed = configurable.get(CHOSEN_TEAM), get_allowed_teams(config)
     chosen = parse_teams(values["team"], values["teams"]) if picked is None else (picked,)

@@ -17,7 +17,7 @@ from perdure.checkpointers.manifest import (
     Range,
     Ranges,
     count_positions,
-    drop_repeats,
+    drop_repeated_positions,
     flatten_ranges,
     group_ranges,
     iter_log_references,
@@ -95,7 +95,7 @@ def test_missing_is_the_difference(ranges: Ranges, others: Ranges) -> None:
 @given(many)
 def test_once_is_the_order_of_first_appearance(ranges: Ranges) -> None:
     """Each position is said once, where it first came, in ranges that do not touch."""
-    actual = drop_repeats(join_ranges(ranges))
+    actual = drop_repeated_positions(join_ranges(ranges))
 
     assert list(dict.fromkeys(listed(ranges))) == listed(actual)
     assert all(left[1] != right[0] for left, right in pairwise(actual))

@@ -74,7 +74,7 @@ def history(
     marked ◌ only on a branch. Items marked ? are in a `DeltaChannel` whose reducer the graph
     defines, so it is unknown whether the model sees them.
     """
-    from perdure.checkpointers.labels import describe_deeds
+    from perdure.checkpointers.labels import describe_actions_of_other_users
     from perdure.checkpointers.titles import read_import_metadata
 
     with open_database(db, allow_read_only=True) as database:
@@ -102,7 +102,7 @@ def history(
     else:
         print_note(f"the channel {channel!r} of the thread {thread_id!r} is empty")
     if checkpoint_id is None:
-        for action in describe_deeds(info.metadata for info in newest[::-1]):
+        for action in describe_actions_of_other_users(info.metadata for info in newest[::-1]):
             print_note(f"{thread_id!r}: {format_line(action)}")
         if text := describe_status(head.status):
             print_note(f"the thread {thread_id!r} {text}")
