@@ -12,7 +12,7 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.server import create_app
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.cli.asking import heard, langgraph_json
@@ -62,7 +62,7 @@ def served(
 
     def serve(where: str) -> Iterator[Served]:
         settings = Settings(db=where, user="me")
-        app = create_app(settings, access=Keys(keys), graphs=Graphs.load(file))
+        app = create_app(settings, access=KeysFileAccess(keys), graphs=Graphs.load(file))
         with running(app) as url:
             yield Served(url, where, file)
 

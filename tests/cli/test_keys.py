@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from perdure.server import create_app
-from perdure.server.keys import Keys, new_key
+from perdure.server.keys import KeysFileAccess, create_key
 from perdure.server.keys_file import read_keys, revoke_keys
 from perdure.settings import Settings
 from tests.cli.commands import attempt, error, read, rows, run
@@ -135,7 +135,7 @@ def test_the_last_key_leaves_a_file_that_is_read(file: Path) -> None:
         run("keys", "revoke", "--keys", str(file), "--user", user, "--yes")
 
     assert file.read_text().startswith(HEAD)
-    assert Keys(file).tenants == set()
+    assert KeysFileAccess(file).tenants == set()
 
 
 def test_a_form_that_cannot_be_edited_is_refused(
@@ -209,9 +209,9 @@ def test_a_change_of_another_program_stays(file: Path) -> None:
 def test_a_server_refuses_a_revoked_key(db: Path, tmp_path: Path) -> None:
     """Soon after the file is replaced; other keys go on."""
     file = tmp_path / "keys.toml"
-    (dora, _), (boss, _) = new_key("dora"), new_key("boss")
+    (dora, _), (boss, _) = create_key("dora"), create_key("boss")
     file.write_text(block(dora, "dora") + block(boss, "boss"))
-    with running(create_app(Settings(db=str(db)), access=Keys(file))) as url:
+    with running(create_app(Settings(db=str(db)), access=KeysFileAccess(file))) as url:
 
         def status(key: str) -> int:
             return httpx.get(f"{url}/memories", headers={"x-api-key": key}).status_code

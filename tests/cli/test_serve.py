@@ -16,7 +16,7 @@ import httpx
 import pytest
 import uvicorn
 
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from tests.cli.commands import attempt, error
 from tests.server.test_auth_file import GUIDE, written
 from tests.server.test_keys import ANN, entry
@@ -120,7 +120,7 @@ def test_a_new_key(tmp_path: Path) -> None:
     assert tomllib.loads(result.stdout)["keys"][0]["user"] == name
     (tmp_path / "keys.toml").write_text(result.stdout)
 
-    assert Keys(tmp_path / "keys.toml").tenants == {None}
+    assert KeysFileAccess(tmp_path / "keys.toml").tenants == {None}
     assert key.startswith("perdure_")
 
 
@@ -135,7 +135,7 @@ def test_a_new_key_with_teams(tmp_path: Path) -> None:
         attempt("serve", "--new-key", "ann", "--team", "*"),
     ]
 
-    assert Keys(tmp_path / "keys.toml").teams_of("ann", None) == {*teams}
+    assert KeysFileAccess(tmp_path / "keys.toml").find_teams("ann", None) == {*teams}
     assert [each.exit_code != 0 for each in refused] == [True, True]
     assert "applies only to --new-key" in str(refused[0].exception)
     assert "no team can be called '*'" in str(refused[1].exception)

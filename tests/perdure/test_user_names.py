@@ -12,7 +12,7 @@ from perdure import people, settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.run_config import Template, parse_teams, read_run_user
-from perdure.server.access import ADMIN, Forbidden, Identity, Local
+from perdure.server.access import ADMIN_PERMISSION, Forbidden, Identity, LocalAccess
 from perdure.server.acting import act_for
 from perdure.server.keys_file import check_key_user
 from perdure.server.teams import read_teams
@@ -58,8 +58,8 @@ def test_a_name_with_a_visible_character(name: str) -> None:
 @pytest.mark.parametrize("name", [*INVISIBLE[1:-2], ".."], ids=ascii)
 def test_parts_that_are_called_with_a_user_refuse_it(name: str) -> None:
     """Acting for a person, keys, teams, namespaces of a run, forgetting, and authors."""
-    access, config = Local("boss"), RunnableConfig(configurable={"user_id": name})
-    caller = Identity("boss", permissions=frozenset({ADMIN}))
+    access, config = LocalAccess("boss"), RunnableConfig(configurable={"user_id": name})
+    caller = Identity("boss", permissions=frozenset({ADMIN_PERMISSION}))
     with pytest.raises(Forbidden, match="expected the name of a user"):
         act_for(access, caller, name)
     with pytest.raises(ConfigurationError, match="no user can be called"):

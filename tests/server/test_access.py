@@ -21,8 +21,8 @@ from perdure.checkpointers.runs import RunTable
 from perdure.checkpointers.thread_list import ThreadList
 from perdure.server import create_app
 from perdure.server.access import ACTIONS
-from perdure.server.auth_file import AuthFile
-from perdure.server.keys import Keys
+from perdure.server.auth_file import AuthFileAccess
+from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.settings import Settings
 from perdure.stores import open_store
@@ -163,14 +163,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder: Path = tmp_path_factory.mktemp("access")
     keys, db = folder / "keys.toml", str(folder / "memory.db")
     keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
-    settings, limits = Settings(db=db), Limits(per_s=1e6, burst=10**6)
-    denying = AuthFile(written(folder, NOTHING, "nothing.py"))
-    guide = AuthFile(written(folder, GUIDE, "guide.py"))
+    settings, limits = Settings(db=db), Limits(requests_per_s=1e6, burst=10**6)
+    denying = AuthFileAccess(written(folder, NOTHING, "nothing.py"))
+    guide = AuthFileAccess(written(folder, GUIDE, "guide.py"))
     with (
         open_checkpointer(db) as saver,
         open_store(db) as store,
         httpx.Client(timeout=30) as client,
-        running(create_app(settings, access=Keys(keys), limits=limits)) as one,
+        running(create_app(settings, access=KeysFileAccess(keys), limits=limits)) as one,
         running(create_app(settings, access=denying, limits=limits)) as two,
         running(create_app(settings, access=guide, limits=limits)) as three,
     ):

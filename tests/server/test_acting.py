@@ -14,10 +14,10 @@ from langgraph_sdk.client import SyncLangGraphClient
 from langgraph_sdk.errors import NotFoundError, PermissionDeniedError
 
 from perdure.errors import ConfigurationError
-from perdure.server.access import ACT, ADMIN, Forbidden, Identity, Local
+from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION, Forbidden, Identity, LocalAccess
 from perdure.server.acting import act_for
-from perdure.server.auth_file import AuthFile
-from perdure.server.keys import Keys
+from perdure.server.auth_file import AuthFileAccess
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.running import until
 from tests.server.test_auth_file import written
@@ -58,16 +58,16 @@ async def everything(ctx, value):
 """
 
 
-def keys(folder: Path) -> Keys:
+def keys(folder: Path) -> KeysFileAccess:
     """Keys of a backend, an admin, two customers, and of a user of another tenant."""
     file = folder / "keys.toml"
     file.write_text(
-        entry("desk", "desk", f'permissions = ["{ACT}"]')
-        + entry("boss", "boss", f'permissions = ["{ADMIN}"]')
+        entry("desk", "desk", f'permissions = ["{ACT_PERMISSION}"]')
+        + entry("boss", "boss", f'permissions = ["{ADMIN_PERMISSION}"]')
         + entry("dora", "dora")
         + entry("zoe", "zoe", 'tenant = "other"')
     )
-    return Keys(file)
+    return KeysFileAccess(file)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_the_context_of_a_run_names_the_person(desk: Desk, user: str) -> None:
 
 
 def test_without_keys_everybody_may_act(settings: Settings, model: Model) -> None:  # noqa: F811
-    with served(settings, Local("boss"), model) as desk:
+    with served(settings, LocalAccess("boss"), model) as desk:
         client: Any = desk.client("anybody")
         thread_id = client.threads.create()["thread_id"]
         client.runs.wait(thread_id, "desk", input=MORE, context={"user_id": "dora"})
@@ -252,7 +252,7 @@ def test_a_thread_of_another_person_is_refused(
 ) -> None:
     """A handler lets the caller reach it, and the person of the thread is another."""
     open_to_all = HANDLERS.replace('return {"owner": person}', "return None")
-    with served(settings, AuthFile(written(tmp_path, open_to_all)), model) as desk:
+    with served(settings, AuthFileAccess(written(tmp_path, open_to_all)), model) as desk:
         thread_id = begun(desk, "dora")
 
         with pytest.raises(httpx.HTTPStatusError, match="403"):
@@ -264,7 +264,7 @@ def test_handlers_see_the_caller_and_the_person(
     tmp_path: Path,
     model: Model,  # noqa: F811
 ) -> None:
-    with served(settings, AuthFile(written(tmp_path, HANDLERS)), model) as desk:
+    with served(settings, AuthFileAccess(written(tmp_path, HANDLERS)), model) as desk:
         made: Any = acting(desk, "desk", "dora").threads.create()
         own: Any = desk.client("dora").threads.create()
 
@@ -284,7 +284,7 @@ def test_a_tenant_that_a_file_cannot_keep_apart_is_refused(
 ) -> None:
     """A handler names a tenant, and the database is an SQLite file, which has none."""
     named = HANDLERS.replace('{"identity": name,', '{"identity": name, "tenant": "acme",')
-    with served(settings, AuthFile(written(tmp_path, named)), model) as desk:
+    with served(settings, AuthFileAccess(written(tmp_path, named)), model) as desk:
         for person in ("desk", "dora"):
             headers = {"authorization": "Bearer desk", "x-perdure-user": person}
             url = f"{desk.url}/memories/search"
@@ -319,7 +319,7 @@ class Staff:
         'value["metadata"]["team"] = ctx.user["team"] + ctx.user.team'
         '\n    value["metadata"]["sent_by"]',
     )
-    with served(settings, AuthFile(written(tmp_path, made)), model) as desk:
+    with served(settings, AuthFileAccess(written(tmp_path, made)), model) as desk:
         theirs: Any = acting(desk, "desk", "dora").threads.create()["metadata"]
         own: Any = desk.client("desk").threads.create()["metadata"]
 
@@ -368,7 +368,7 @@ def test_a_cron_for_a_person_runs_as_long_as_the_caller_may_act(
     assert "Heron" in desk.prompts()
 
     file = tmp_path / "keys.toml"
-    file.write_text(file.read_text().replace(f'permissions = ["{ACT}"]', ""))
+    file.write_text(file.read_text().replace(f'permissions = ["{ACT_PERMISSION}"]', ""))
     until(lambda: httpx.get(f"{desk.url}/memories", headers=HEADERS, timeout=60).status_code == 403)
     make_due(settings, cron["cron_id"])
     theirs: Any = desk.client("dora")
@@ -381,7 +381,7 @@ HEADERS = {"x-api-key": "desk", "x-perdure-user": "dora"}
 
 def test_keys_know_the_tenants_of_a_person(tmp_path: Path) -> None:
     access = keys(tmp_path)
-    caller = Identity("x", "other", frozenset({ACT}))
+    caller = Identity("x", "other", frozenset({ACT_PERMISSION}))
 
     assert act_for(access, caller, "zoe").person == "zoe"
     assert act_for(access, caller, "emil").person == "emil"  # no key, so of any tenant
@@ -391,4 +391,4 @@ def test_keys_know_the_tenants_of_a_person(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(entry("x", "x", 'permissions = ["perdure:all"]'))
     with pytest.raises(ConfigurationError, match=r"keys\.0\.permissions"):
-        Keys(file)
+        KeysFileAccess(file)

@@ -14,7 +14,7 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app
-from perdure.server.auth_file import AuthFile
+from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.stores import open_store
@@ -86,7 +86,7 @@ def served(db: str, handlers: str, folder: Path, model: Model) -> Iterator[Site]
     with open_checkpointer(db, tenant="acme") as saver, open_store(db, tenant="acme") as store:
         saver.setup()
         store.setup()
-    access, graphs = AuthFile(written(folder, handlers)), Graphs({"desk": agent(model)})
+    access, graphs = AuthFileAccess(written(folder, handlers)), Graphs({"desk": agent(model)})
     with running(create_app(Settings(db=db), access=access, graphs=graphs)) as url:
         yield Site(url)
 

@@ -26,9 +26,9 @@ from langgraph_sdk.errors import (
 from typing_extensions import TypedDict  # that of typing has no schema before Python 3.12
 
 from perdure.server import create_app
-from perdure.server.auth_file import AuthFile
+from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs, default_assistant_id
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.running import running
 from tests.server.talking import Gate, ask, says, talk
@@ -485,7 +485,7 @@ def keys(settings: Settings, tmp_path: Path, gate: Gate) -> Iterator[str]:
     file = tmp_path / "keys.toml"
     admin = entry(ROOT, "root", 'permissions = ["perdure:admin"]')
     file.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
-    with running(create_app(settings, graphs=served(gate), access=Keys(file))) as url:
+    with running(create_app(settings, graphs=served(gate), access=KeysFileAccess(file))) as url:
         yield url
 
 
@@ -564,7 +564,7 @@ async def delete(ctx, value):
 
 
 def test_filters_of_handlers(settings: Settings, tmp_path: Path, gate: Gate) -> None:
-    access = AuthFile(written(tmp_path, HANDLERS))
+    access = AuthFileAccess(written(tmp_path, HANDLERS))
     with (
         running(create_app(settings, graphs=served(gate), access=access)) as url,
         get_sync_client(url=url, api_key="a") as a,
@@ -591,7 +591,7 @@ def test_without_a_handler_of_assistants_only_graphs_are_run(
     text = HANDLERS.partition("@auth.on.assistants\n")[0]
     with running(create_app(settings, graphs=served(gate))) as url, get_sync_client(url=url) as sdk:
         at: str = configured(sdk)["assistant_id"]
-    access = AuthFile(written(tmp_path, text))
+    access = AuthFileAccess(written(tmp_path, text))
     with (
         running(create_app(settings, graphs=served(gate), access=access)) as url,
         get_sync_client(url=url, api_key="a") as sdk,

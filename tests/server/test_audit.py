@@ -24,7 +24,7 @@ from perdure.server.access import (
     Filter,
     Forbidden,
     Identity,
-    Local,
+    LocalAccess,
     Unauthenticated,
     action,
 )
@@ -122,7 +122,7 @@ def test_a_record_says_who_did_what_to_what(settings: Settings, tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("access", [Local("ann"), Stranger(), Unknown()], ids=type)
+@pytest.mark.parametrize("access", [LocalAccess("ann"), Stranger(), Unknown()], ids=type)
 def test_every_changing_route_leaves_a_record(
     settings: Settings, tmp_path: Path, access: Access
 ) -> None:

@@ -17,7 +17,7 @@ from perdure.errors import ConfigurationError
 from perdure.graphs.langgraph_json import LanggraphFile
 from perdure.server import create_app
 from perdure.server.access import Action, Filter, Forbidden, Identity, Refused
-from perdure.server.auth_file import AuthFile
+from perdure.server.auth_file import AuthFileAccess
 from perdure.settings import Settings
 from tests.server.probe import probed
 from tests.server.running import running
@@ -90,7 +90,10 @@ def written(tmp_path: Path, text: str, name: str = "auth.py") -> str:
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the guide's handlers."""
     folder = tmp_path_factory.mktemp("auth")
-    access, settings = AuthFile(written(folder, GUIDE)), Settings(db=str(folder / "memory.db"))
+    access, settings = (
+        AuthFileAccess(written(folder, GUIDE)),
+        Settings(db=str(folder / "memory.db")),
+    )
     with running(probed(create_app(settings, access=access))) as address:
         yield address
 
@@ -155,14 +158,16 @@ def test_an_admin_is_whoever_has_the_permission(url: str) -> None:
 # -- without a server
 
 
-def permitted(access: AuthFile, action: Action, value: Any = None, user: Any = None) -> Filter:
-    identity = Identity("ann", raw=user)
+def permitted(
+    access: AuthFileAccess, action: Action, value: Any = None, user: Any = None
+) -> Filter:
+    identity = Identity("ann", raw_user=user)
     return asyncio.run(access.permit(identity, action, {} if value is None else value))
 
 
-def handlers(tmp_path: Path, text: str) -> AuthFile:
+def handlers(tmp_path: Path, text: str) -> AuthFileAccess:
     begins = "from langgraph_sdk import Auth\nauth = Auth()\n@auth.authenticate\n"
-    return AuthFile(written(tmp_path, f"{begins}async def user():\n    return 'ann'\n{text}"))
+    return AuthFileAccess(written(tmp_path, f"{begins}async def user():\n    return 'ann'\n{text}"))
 
 
 def test_what_no_handler_allows_is_denied(tmp_path: Path) -> None:
@@ -257,7 +262,7 @@ class User:
 def test_users(tmp_path: Path, settings: Settings, given: str, identity: Identity) -> None:
     """A string, a dict, or any object; the handler may block."""
     text = f"from langgraph_sdk import Auth\nauth = Auth()\n{USERS}\n@auth.authenticate\n"
-    access = AuthFile(written(tmp_path, f"{text}def user():\n    return {given}\n"))
+    access = AuthFileAccess(written(tmp_path, f"{text}def user():\n    return {given}\n"))
 
     assert asyncio.run(access.identify(connection())) == identity
 
@@ -265,7 +270,7 @@ def test_users(tmp_path: Path, settings: Settings, given: str, identity: Identit
 @pytest.mark.parametrize("given", ["None", "''", "{}", "{'identity': 7}", "42"])
 def test_what_is_no_user(tmp_path: Path, given: str) -> None:
     text = "from langgraph_sdk import Auth\nauth = Auth()\n@auth.authenticate\n"
-    access = AuthFile(written(tmp_path, f"{text}async def user():\n    return {given}\n"))
+    access = AuthFileAccess(written(tmp_path, f"{text}async def user():\n    return {given}\n"))
     with pytest.raises(Refused, match="no user with an identity") as raised:
         asyncio.run(access.identify(connection()))
 
@@ -288,7 +293,7 @@ def test_all_documented_parameters(tmp_path: Path, settings: Settings) -> None:
         "    return 'ann'\n"
         "@auth.on\nasync def all(ctx, value): value['seen'] = SEEN\n"
     )
-    access = AuthFile(written(tmp_path, text))
+    access = AuthFileAccess(written(tmp_path, text))
     with running(probed(create_app(settings, access=access))) as url:
         seen = httpx.post(
             f"{url}/probe/threads:read?q=1", json={"n": 1}, headers={"authorization": "Basic x"}
@@ -329,7 +334,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     ]
     for says, path in cases:
         with _raises(says):
-            AuthFile(path())
+            AuthFileAccess(path())
 
 
 def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
@@ -337,7 +342,7 @@ def test_a_file_imports_what_lies_beside_it(tmp_path: Path) -> None:
     text = "from beside_the_auth_file import NAME\nfrom langgraph_sdk import Auth\nauth = Auth()\n"
     path = written(tmp_path, f"{text}@auth.authenticate\ndef user(): return NAME\n")
 
-    assert asyncio.run(AuthFile(path).identify(connection())).user == "ann"
+    assert asyncio.run(AuthFileAccess(path).identify(connection())).user == "ann"
 
 
 def test_the_authentication_of_a_langgraph_json(tmp_path: Path) -> None:
@@ -347,7 +352,7 @@ def test_the_authentication_of_a_langgraph_json(tmp_path: Path) -> None:
 
     named = LanggraphFile.read(file).auth
     assert named is not None
-    AuthFile(named)
+    AuthFileAccess(named)
     file.write_text('{"graphs": {}}')
     assert LanggraphFile.read(file).auth is None
     for text in ("[]", "{", '{"graphs": {}, "auth": {"n": 1}}', '{"graphs": {}, "auth": 3}'):
@@ -367,7 +372,7 @@ def test_an_auth_that_keeps_its_handlers_elsewhere(
     monkeypatch.delattr(Auth, "_global_handlers")
     text = "from langgraph_sdk import Auth\nauth = object.__new__(Auth)\n"
     with pytest.raises(ConfigurationError, match=r"langgraph-sdk \d.* install another version"):
-        AuthFile(written(tmp_path, text))
+        AuthFileAccess(written(tmp_path, text))
 
 
 TEAM = """
@@ -393,7 +398,7 @@ def test_a_search_of_everything_has_nothing_of_perdures_own(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perdure.server.call._PAGE_SIZE", 2)
-    served = create_app(settings, access=AuthFile(written(tmp_path, TEAM, "team.py")))
+    served = create_app(settings, access=AuthFileAccess(written(tmp_path, TEAM, "team.py")))
     places = [[label, "x"] for label in ("a", "b", "perdure.notes", "q", "r")]
 
     def listed(path: str, **asked: Any) -> Any:

@@ -21,7 +21,7 @@ from perdure.effects import run
 from perdure.memory import Collection, Extraction, Quarantine
 from perdure.memory.thread_messages import read_watermark
 from perdure.server import create_app, pages_items
-from perdure.server.access import Filter, Identity, Local
+from perdure.server.access import Filter, Identity, LocalAccess
 from perdure.server.pages_items import differences
 from perdure.settings import Rules, Settings
 from perdure.stores import Provenance, SQLiteStore, open_store
@@ -418,7 +418,7 @@ def test_jobs_are_listed_and_tried_again(
 # -- on every page
 
 
-class Stranger(Local):
+class Stranger(LocalAccess):
     """Somebody who may do what any user may."""
 
     async def identify(self, connection: HTTPConnection) -> Identity:

@@ -18,9 +18,9 @@ from langgraph_sdk.client import SyncLangGraphClient
 from playwright.sync_api import Browser, Page, expect
 
 from perdure.server import create_app
-from perdure.server.auth_file import AuthFile
+from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.browser import tab  # noqa: F401 - a fixture
 from tests.server.every_page import link
@@ -347,7 +347,7 @@ def test_a_conversation_is_begun(plain: Page, sdk: SyncLangGraphClient, gate: Ga
 
 def test_who_may_not_begin_a_conversation(settings: Settings, tmp_path: Path) -> None:
     """It takes both: to create a thread, and to run a graph on it."""
-    access = AuthFile(written(tmp_path, BEGINNERS, "beginners.py"))
+    access = AuthFileAccess(written(tmp_path, BEGINNERS, "beginners.py"))
     seen = []
     with running(create_app(settings, graphs=Graphs({"ask": ask()}), access=access)) as url:
         for user in ("ann", "bob", "cy"):
@@ -473,7 +473,7 @@ def test_runs_are_those_of_threads_that_may_be_reached(settings: Settings, tmp_p
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
     keys.chmod(0o600)
-    app = create_app(settings, graphs=Graphs({"ask": ask()}), access=Keys(keys))
+    app = create_app(settings, graphs=Graphs({"ask": ask()}), access=KeysFileAccess(keys))
     with running(app) as url:
         ann, bob = ({"x-api-key": key, "accept": "application/json"} for key in (ANN, BOB))
         asked = {"assistant_id": "ask", "input": says("of Ann"), "if_not_exists": "create"}
@@ -501,7 +501,9 @@ def test_runs_of_others_push_nobodys_off_the_list(
     keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
     keys.chmod(0o600)
     sealed = dataclasses.replace(settings, key=key)
-    app = create_app(sealed, graphs=Graphs({"ask": ask(), "fail": fail()}), access=Keys(keys))
+    app = create_app(
+        sealed, graphs=Graphs({"ask": ask(), "fail": fail()}), access=KeysFileAccess(keys)
+    )
     with running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
         ann, bob = ({"x-api-key": key, "accept": "application/json"} for key in (ANN, BOB))
         asked = {"input": says("hello"), "if_not_exists": "create"}
@@ -589,7 +591,7 @@ def test_who_may_only_read_a_thread_has_no_forms(
     """Nor has anybody where no graph is served."""
     ask_from_elsewhere(settings, "t")
     forms = []
-    access = AuthFile(written(tmp_path, READER, "reader.py"))
+    access = AuthFileAccess(written(tmp_path, READER, "reader.py"))
     for graphs, allowed in (({"ask": ask()}, access), ({}, None)):
         with running(create_app(settings, graphs=Graphs(graphs), access=allowed)) as url:
             for user in ("ann", "bob"):

@@ -29,10 +29,10 @@ from langgraph_sdk.errors import (
 from perdure.checkpointers import SQLiteCheckpointer, open_checkpointer
 from perdure.checkpointers.crons import CronTable
 from perdure.server import create_app, schedule
-from perdure.server.access import Local
-from perdure.server.auth_file import AuthFile
+from perdure.server.access import LocalAccess
+from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.server.schedule import CronRequest
 from perdure.settings import Settings
 from tests.rounds import rounds
@@ -320,7 +320,7 @@ def test_a_cron_is_its_users(settings: Settings, graphs: Graphs, tmp_path: Path)
     file = tmp_path / "keys.toml"
     file.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
     with (
-        served(settings, graphs, Keys(file), ANN) as ann,
+        served(settings, graphs, KeysFileAccess(file), ANN) as ann,
         get_sync_client(url=str(ann.http.client.base_url), api_key=BOB) as bob,
     ):
         ann.threads.create(thread_id="t")
@@ -361,7 +361,7 @@ def saver_runs(saver: Any) -> list[Any]:
 
 def test_handlers_decide_on_crons(settings: Settings, graphs: Graphs, tmp_path: Path) -> None:
     """They are asked when a cron is made, and when it runs."""
-    auth = AuthFile(
+    auth = AuthFileAccess(
         written(
             tmp_path,
             cleandoc("""
@@ -449,9 +449,9 @@ def test_a_cron_that_takes_its_time_holds_up_no_other_run(
 ) -> None:
     monkeypatch.setattr(schedule, "HANDLER_TIMEOUT_S", 600)
     asks = threading.Event()
-    permit = Local.permit
+    permit = LocalAccess.permit
 
-    async def permitting(self: Local, identity: Any, action: Any, value: Any) -> Any:
+    async def permitting(self: LocalAccess, identity: Any, action: Any, value: Any) -> Any:
         if "cron" in value.get("metadata", {}):
             asks.set()
             await asyncio.sleep(600)
@@ -460,7 +460,7 @@ def test_a_cron_that_takes_its_time_holds_up_no_other_run(
     with served(settings, graphs) as client:
         client.threads.create(thread_id="t")
         cron: Any = client.crons.create("talk", schedule=YEARLY, metadata={"cron": 1})
-        monkeypatch.setattr(Local, "permit", permitting)
+        monkeypatch.setattr(LocalAccess, "permit", permitting)
         make_due(settings, cron["cron_id"])
         assert asks.wait(60)
         client.runs.create("t", "talk", input=says("later"), after_seconds=1)

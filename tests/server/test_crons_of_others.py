@@ -11,7 +11,7 @@ from langgraph_sdk import get_sync_client
 from langgraph_sdk.errors import NotFoundError, PermissionDeniedError
 
 from perdure.server import api_crons
-from perdure.server.auth_file import AuthFile
+from perdure.server.auth_file import AuthFileAccess
 from perdure.server.webhooks import Webhooks
 from perdure.settings import Settings
 from tests.server.running import until
@@ -70,7 +70,7 @@ def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  #
 @pytest.fixture
 def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:  # noqa: F811
     """A desk with an Auth file: threads are the organisation's, and crons each author's."""
-    with served(settings, AuthFile(written(tmp_path, HANDLERS)), model) as made:
+    with served(settings, AuthFileAccess(written(tmp_path, HANDLERS)), model) as made:
         yield made
 
 

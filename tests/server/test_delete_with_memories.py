@@ -10,7 +10,7 @@ import pytest
 from perdure.checkpointers import open_checkpointer
 from perdure.memory import Extraction
 from perdure.server import create_app
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.server.running import running
@@ -75,7 +75,7 @@ def test_a_user_erases_own_memories_only(settings: Settings, tmp_path: Path) -> 
     keys = tmp_path / "keys.toml"
     keys.write_text(entry(ANN, "ann") + entry(BOB, "bob"))
     keys.chmod(0o600)
-    app = create_app(settings, access=Keys(keys))
+    app = create_app(settings, access=KeysFileAccess(keys))
     headers = {"x-api-key": ANN}
     with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
         deleted = client.delete("/threads/t?memories=erase")

@@ -11,8 +11,8 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.errors import ConfigurationError
 from perdure.server import create_app
-from perdure.server.auth_file import AuthFile
-from perdure.server.keys import Keys
+from perdure.server.auth_file import AuthFileAccess
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.running import running
 
@@ -89,14 +89,14 @@ def test_nobody_has_a_key(blank: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nuser = "{blank}"\nsha256 = "{"0" * 64}"\n')
     with pytest.raises(ConfigurationError, match="no user can be called"):
-        Keys(file)
+        KeysFileAccess(file)
 
 
 @pytest.mark.parametrize("identity", ["", "_", "\xad", ".."], ids=repr)
 def test_a_handler_names_somebody(identity: str, tmp_path: Path, settings: Settings) -> None:
     """An identity without a name is no authentication."""
     (tmp_path / "nameless.py").write_text(AUTH)
-    access = AuthFile(f"{tmp_path}/nameless.py:auth")
+    access = AuthFileAccess(f"{tmp_path}/nameless.py:auth")
     with running(create_app(settings, access=access)) as url:
         headers = {b"Authorization": f"Bearer{identity}".encode("latin-1")}
         replies = [httpx.get(f"{url}/memories", headers=headers).status_code]

@@ -25,7 +25,7 @@ from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app, event_memory, run_events, run_log
 from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.server.run_log import Log
 from perdure.settings import Settings
@@ -85,7 +85,9 @@ def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
         "talk": talk(gate),
     }
     limits = Limits(user_event_bytes=USER_BYTES, all_event_bytes=ALL_BYTES)
-    made["app"] = create_app(settings, access=Keys(keys), graphs=Graphs(graphs), limits=limits)
+    made["app"] = create_app(
+        settings, access=KeysFileAccess(keys), graphs=Graphs(graphs), limits=limits
+    )
     return made["app"]
 
 
@@ -372,7 +374,7 @@ def test_websockets_that_nobody_reads_keep_to_the_limit(
             end_of_runs(ann, f"{number}")
             most = max(most, memory.size)
         # a client that is behind is sent away
-        until(lambda: not sum(app.state.clients._open.values()))
+        until(lambda: not sum(app.state.clients._open_requests.values()))
 
     assert most <= USER_BYTES
 

@@ -15,9 +15,9 @@ from fastapi import APIRouter
 
 from perdure.errors import ConfigurationError
 from perdure.server import create_app
-from perdure.server.app import _check_actions
-from perdure.server.keys import Keys
-from perdure.server.limits import _MOST, Clients, Limits, TooMany
+from perdure.server.app import _require_actions
+from perdure.server.keys import KeysFileAccess
+from perdure.server.limits import _MAX_CLIENTS, Limits, RequestLimiter, TooManyRequests
 from perdure.settings import Settings
 from tests.server.probe import probed
 from tests.server.running import running
@@ -30,7 +30,7 @@ BODY = 1_000_000
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with small limits."""
     settings = Settings(db=str(tmp_path_factory.mktemp("guard") / "memory.db"))
-    limits = Limits(body_bytes=BODY, body_wait_s=0.3, at_once=3)
+    limits = Limits(body_bytes=BODY, body_wait_s=0.3, max_concurrent_requests=3)
     with running(probed(create_app(settings, limits=limits))) as address:
         yield address
 
@@ -115,7 +115,7 @@ def open_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     keys = folder / "keys.toml"
     keys.write_text(entry("ann-key", "ann"))
     settings, origins = Settings(db=str(folder / "memory.db")), [SITE, "https://two.example"]
-    app = create_app(settings, access=Keys(keys), origins=origins)
+    app = create_app(settings, access=KeysFileAccess(keys), origins=origins)
     with running(probed(app)) as address:
         yield address
 
@@ -287,7 +287,9 @@ def test_a_body_that_does_not_arrive(url: str) -> None:
 
 def test_a_stranger_is_refused_before_the_body_is_read(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text("keys = []")
-    with running(probed(create_app(settings, access=Keys(tmp_path / "keys.toml")))) as url:
+    with running(
+        probed(create_app(settings, access=KeysFileAccess(tmp_path / "keys.toml")))
+    ) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as sent:
             sent.sendall(
@@ -327,7 +329,7 @@ def test_streams_at_once(url: str) -> None:
 
 def test_the_rate_of_an_address(settings: Settings) -> None:
     with (
-        running(probed(create_app(settings, limits=Limits(per_s=0.001, burst=5)))) as url,
+        running(probed(create_app(settings, limits=Limits(requests_per_s=0.001, burst=5)))) as url,
         httpx.Client(base_url=url) as client,
     ):
         statuses = [client.get("/ok").status_code for _ in range(7)]
@@ -340,14 +342,14 @@ def test_the_rate_of_an_address(settings: Settings) -> None:
 def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("perdure.server.limits.monotonic", lambda: now)
-    rate = Clients(Limits(per_s=2, burst=3))
+    rate = RequestLimiter(Limits(requests_per_s=2, burst=3))
 
     def taken(client: str, times: int) -> int:
         done = 0
         for _ in range(times):
             try:
-                rate.take(client)
-            except TooMany:
+                rate.count_request(client)
+            except TooManyRequests:
                 continue
             done += 1
         return done
@@ -357,9 +359,9 @@ def test_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (taken("a", 10), taken("b", 10)) == (2, 3)
     now += 1000
     assert taken("a", 10) == 3
-    for number in range(3 * _MOST):
-        rate.take(number)
-    assert len(rate._next) <= _MOST
+    for number in range(3 * _MAX_CLIENTS):
+        rate.count_request(number)
+    assert len(rate._next_due) <= _MAX_CLIENTS
 
 
 def test_an_endpoint_without_an_action_is_refused(settings: Settings) -> None:
@@ -371,4 +373,4 @@ def test_an_endpoint_without_an_action_is_refused(settings: Settings) -> None:
 
     app.include_router(routes)
     with pytest.raises(TypeError, match="/forgotten names no action"):
-        _check_actions(app)
+        _require_actions(app)

@@ -19,8 +19,8 @@ from perdure.errors import ConfigurationError
 from perdure.memory.records import NOTE_KINDS, build_notes_namespace
 from perdure.server import create_app
 from perdure.server import keys as module
-from perdure.server.access import ADMIN, Filter, Forbidden, Identity, Unauthenticated
-from perdure.server.keys import Keys, new_key
+from perdure.server.access import ADMIN_PERMISSION, Filter, Forbidden, Identity, Unauthenticated
+from perdure.server.keys import KeysFileAccess, create_key
 from perdure.settings import Settings
 from perdure.stores import SQLiteStore
 from tests.server.probe import probed
@@ -46,7 +46,9 @@ def file(folder: Path) -> Path:
     """A keys file of two users and an admin."""
     path = folder / "keys.toml"
     path.write_text(
-        entry(ANN, "ann") + entry(BOB, "bob") + entry(ROOT, "root", f'permissions = ["{ADMIN}"]')
+        entry(ANN, "ann")
+        + entry(BOB, "bob")
+        + entry(ROOT, "root", f'permissions = ["{ADMIN_PERMISSION}"]')
     )
     path.chmod(0o600)
     return path
@@ -56,7 +58,7 @@ def file(folder: Path) -> Path:
 def url(folder: Path, file: Path) -> Iterator[str]:
     """The address of a server that asks for keys."""
     settings = Settings(db=str(folder / "memory.db"))
-    with running(probed(create_app(settings, access=Keys(file)))) as address:
+    with running(probed(create_app(settings, access=KeysFileAccess(file)))) as address:
         yield address
 
 
@@ -244,14 +246,14 @@ def test_a_reserved_thread_is_of_whoever_begins_it_here(url: str, folder: Path) 
 
 
 def test_filters(file: Path) -> None:
-    keys = Keys(file)
+    keys = KeysFileAccess(file)
 
     def of(user: str, *permissions: str) -> Filter:
         identity = Identity(user, permissions=frozenset(permissions))
         return asyncio.run(keys.permit(identity, "threads:search", {}))
 
     assert of("ann") == {"owner": "ann"}
-    assert of("root", ADMIN) == {}
+    assert of("root", ADMIN_PERMISSION) == {}
     with pytest.raises(Forbidden, match="expected a label and the user"):
         asyncio.run(keys.permit(Identity("ann"), "store:get", {"namespace": ("memories",)}))
 
@@ -268,7 +270,7 @@ def test_a_key_that_is_revoked_ends(
     own_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "_LOOK_S", 0.0)
-    file, keys = own_file, Keys(own_file)
+    file, keys = own_file, KeysFileAccess(own_file)
 
     def statuses() -> list[int]:
         return [status(key) for key in (ANN, BOB)]
@@ -315,7 +317,7 @@ def test_a_malformed_file(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=says) as raised:
-        Keys(path)
+        KeysFileAccess(path)
 
     assert ANN not in str(raised.value)
     assert str(path) in str(raised.value)
@@ -323,7 +325,7 @@ def test_a_malformed_file(tmp_path: Path, text: str, says: str) -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="No such file"):
-        Keys(tmp_path / "none.toml")
+        KeysFileAccess(tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize("user", [*NOTE_KINDS, "server", "threads"])
@@ -338,7 +340,7 @@ def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
             store.put(build_notes_namespace(kind, ("memories", "bob")), "k", {"text": "bob's"})
             store.put(build_notes_namespace(kind, ("memories", user)), "k", {"text": "a note"})
     headers = {"x-api-key": ANN}
-    app = create_app(settings, access=Keys(file))
+    app = create_app(settings, access=KeysFileAccess(file))
     with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
         client.post("/threads", json={"thread_id": "t"})
         client.put("/store/items", json={"namespace": ["own", user], "key": "k", "value": {}})
@@ -352,7 +354,7 @@ def test_a_user_called_as_a_label_of_perdures_own_sees_nothing_of_it(
 
 
 def test_new_keys() -> None:
-    (one, digest), (other, _) = new_key("ann"), new_key("ann")
+    (one, digest), (other, _) = create_key("ann"), create_key("ann")
 
     assert one != other
     assert len(one) > 40

@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from perdure.server import create_app, sessions
-from perdure.server.auth_file import AuthFile
-from perdure.server.keys import Keys
+from perdure.server.auth_file import AuthFileAccess
+from perdure.server.keys import KeysFileAccess
 from perdure.server.sessions import Sessions
 from perdure.settings import Settings
 from tests.server.probe import probed
@@ -35,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(settings: Settings, file: Path) -> Iterator[str]:
     """The address of a server that asks for keys."""
-    with running(probed(create_app(settings, access=Keys(file)))) as address:
+    with running(probed(create_app(settings, access=KeysFileAccess(file)))) as address:
         yield address
 
 
@@ -135,26 +135,26 @@ def test_a_revoked_key_ends_its_sessions(
 def test_sessions_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(sessions, "monotonic", lambda: now)
-    monkeypatch.setattr(sessions, "_MOST", 3)
+    monkeypatch.setattr(sessions, "_MAX_SESSIONS", 3)
     made = Sessions()
 
     def lives(session: str) -> bool:
         cookie = f"perdure_session={session}".encode()
-        return made.apply({"type": "http", "headers": [(b"cookie", cookie)]})
+        return made.add_session_key({"type": "http", "headers": [(b"cookie", cookie)]})
 
-    ids = [made.begin("key") for _ in range(4)]
+    ids = [made.start_session("key") for _ in range(4)]
     assert len(set(ids)) == 4
     assert min(map(len, ids)) >= 43
     assert [lives(each) for each in ids] == [False, True, True, True]
     now += 12 * 3600
     assert not any(map(lives, ids))
-    assert lives(made.begin("key"))
-    assert len(made._keys) == 1
+    assert lives(made.start_session("key"))
+    assert len(made._logins) == 1
 
 
 def test_a_secure_cookie(settings: Settings, file: Path) -> None:
     """As a proxy on this machine says that it speaks https."""
-    with running(create_app(settings, access=Keys(file))) as url:
+    with running(create_app(settings, access=KeysFileAccess(file))) as url:
         headers = {"x-forwarded-proto": "https", **SAME}
         done = httpx.post(f"{url}/ui/login", data={"key": ANN}, headers=headers)
 
@@ -162,7 +162,7 @@ def test_a_secure_cookie(settings: Settings, file: Path) -> None:
 
 
 def test_a_token_for_handlers(settings: Settings, tmp_path: Path) -> None:
-    access = AuthFile(written(tmp_path, GUIDE))
+    access = AuthFileAccess(written(tmp_path, GUIDE))
     with (
         running(probed(create_app(settings, access=access))) as url,
         httpx.Client(base_url=url) as client,
@@ -196,7 +196,7 @@ def test_forms_work_at_an_address_without_tls_that_is_not_this_machine(
     browser: Browser, settings: Settings, file: Path
 ) -> None:
     """There browsers send no Sec-Fetch-Site; http://0.0.0.0 stands for such an address."""
-    with running(create_app(settings, access=Keys(file), hosts=None)) as url:
+    with running(create_app(settings, access=KeysFileAccess(file), hosts=None)) as url:
         context = browser.new_context()
         tab = context.new_page()
         tab.goto(url.replace("127.0.0.1", "0.0.0.0") + "/ui/login")

@@ -29,7 +29,7 @@ from perdure.server.access import (
     Filter,
     Forbidden,
     Identity,
-    Local,
+    LocalAccess,
     Unauthenticated,
 )
 from perdure.server.call import Call
@@ -269,7 +269,9 @@ def call_tool(settings: Settings, action: Action, tool: Any, **arguments: Any) -
         databases = Databases(settings)
         try:
             return str(
-                await tool(Call(Identity("ann"), action, Local("ann"), databases), **arguments)
+                await tool(
+                    Call(Identity("ann"), action, LocalAccess("ann"), databases), **arguments
+                )
             )
         finally:
             await databases.aclose()
@@ -352,7 +354,7 @@ def test_reading_goes_on_beyond_branches(filled: Settings) -> None:
 
     async def course() -> list[str]:
         databases, texts, before = Databases(filled), list[str](), None
-        call = Call(Identity("ann"), "threads:read", Local("ann"), databases)
+        call = Call(Identity("ann"), "threads:read", LocalAccess("ann"), databases)
         for _ in range(2):
             read = json.loads(await read_thread(call, "of ann", last=4, before=before))
             texts[:0] = [each["text"] for each in read["messages"]]
@@ -370,7 +372,7 @@ def test_what_a_thread_waits_for_is_told(settings: Settings) -> None:
 
     async def course() -> tuple[Any, Any]:
         databases = Databases(settings)
-        call = Call(Identity("ann"), "threads:search", Local("ann"), databases)
+        call = Call(Identity("ann"), "threads:search", LocalAccess("ann"), databases)
         threads = json.loads(await search_threads(call, "asks"))["threads"]
         read = json.loads(await read_thread(call.with_action("threads:read"), "asks"))
         await databases.aclose()
@@ -385,7 +387,7 @@ def test_what_a_thread_waits_for_is_told(settings: Settings) -> None:
 def test_own_threads_are_found_below_those_of_others(filled: Settings) -> None:
     async def course() -> list[str]:
         databases = Databases(filled)
-        call = Call(Identity("ann"), "threads:search", Local("ann"), databases)
+        call = Call(Identity("ann"), "threads:search", LocalAccess("ann"), databases)
         await call.permit()
         for number in range(150):
             await call.threads.create(f"of bob {number}", {"owner": "bob"})

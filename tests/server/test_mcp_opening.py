@@ -19,7 +19,7 @@ from perdure import __version__
 from perdure.errors import InvalidValue
 from perdure.server.logs import is_change
 from perdure.server.mcp import build_server
-from perdure.server.mcp_opening import ENVELOPE_VERSION, HANDSHAKE_VERSIONS, Opening
+from perdure.server.mcp_opening import ENVELOPE_VERSION, HANDSHAKE_VERSIONS, StartupResponder
 from perdure.server.mcp_schema import TOOLS as SCHEMAS
 from perdure.server.mcp_tools import TOOLS
 from perdure.settings import Settings
@@ -74,9 +74,9 @@ def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def ask_opening(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    opening, replies = Opening(__version__), list[dict[str, Any]]()
+    opening, replies = StartupResponder(__version__), list[dict[str, Any]]()
     for each in messages:
-        answered = opening.answer(json.dumps(each))
+        answered = opening.answer_message(json.dumps(each))
         assert answered is not None, each
         replies += answered
     return replies
@@ -145,10 +145,10 @@ def test_versions_are_those_of_the_sdk() -> None:
     ],
 )
 def test_what_is_not_known_is_left_to_the_sdk(line: str) -> None:
-    opening = Opening(__version__)
+    opening = StartupResponder(__version__)
 
-    assert opening.answer(line) is None
-    assert opening.replayed == []
+    assert opening.answer_message(line) is None
+    assert opening.replayed_lines == []
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,13 @@ def test_what_is_not_known_is_left_to_the_sdk(line: str) -> None:
 )
 def test_after_a_handshake_the_sdk_reads_it_again(later: dict[str, Any]) -> None:
     """The SDK is given the version that was agreed upon, and what the client said after it."""
-    opening = Opening(__version__)
+    opening = StartupResponder(__version__)
     ready = json.dumps(message("notifications/initialized")) + "\n"
-    opening.answer(json.dumps(initialize("2025-03-26", capabilities={"sampling": 5})))
-    opening.answer(ready)
+    opening.answer_message(json.dumps(initialize("2025-03-26", capabilities={"sampling": 5})))
+    opening.answer_message(ready)
 
-    assert opening.answer(json.dumps(later)) is None
-    again, then = opening.replayed
+    assert opening.answer_message(json.dumps(later)) is None
+    again, then = opening.replayed_lines
     assert json.loads(again)["params"]["protocolVersion"] == "2025-03-26"
     assert then == ready
 

@@ -16,10 +16,10 @@ from langgraph_sdk import get_sync_client
 from perdure.memory.adapters import VectorStoreChatMemoryAdvisor
 from perdure.people import export
 from perdure.server import create_app
-from perdure.server.access import ADMIN
-from perdure.server.auth_file import AuthFile
+from perdure.server.access import ADMIN_PERMISSION
+from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.cli.commands import attempt, run
 from tests.people import fill, mark, marks, opened
@@ -50,11 +50,11 @@ def place(db: Settings, tmp_path: Path) -> Iterator[Place]:
         fill(both, "bob", "bobs")
         both.store.put(("cities", "ann"), "home", {"text": "Ghent"})
     keys = tmp_path / "keys.toml"
-    admin = entry(ROOT, "root", f'permissions = ["{ADMIN}"]')
+    admin = entry(ROOT, "root", f'permissions = ["{ADMIN_PERMISSION}"]')
     keys.write_text(entry(ANN, "ann") + entry(BOB, "bob") + admin)
     keys.chmod(0o600)
     graphs: Any = Chats()
-    with running(create_app(db, access=Keys(keys), graphs=graphs)) as url:
+    with running(create_app(db, access=KeysFileAccess(keys), graphs=graphs)) as url:
         yield Place(url, db)
 
 
@@ -267,7 +267,7 @@ def test_a_namespace_that_may_not_be_reached_refuses_all(
     """Nothing is exported or erased in part because a handler denies a namespace."""
     with opened(settings.db) as both:
         fill(both, "ann", "anns")
-    access = AuthFile(written(tmp_path, DENIES))
+    access = AuthFileAccess(written(tmp_path, DENIES))
     headers = {"x-api-key": ANN}
     with (
         running(create_app(settings, access=access)) as url,
@@ -303,7 +303,7 @@ async def store(ctx, value):
 
 def test_an_organisation_is_no_person(db: Settings, tmp_path: Path) -> None:
     """Its threads are nobody's by REST, on the page, and later on the command line by default."""
-    access = AuthFile(written(tmp_path, ORGANISATION))
+    access = AuthFileAccess(written(tmp_path, ORGANISATION))
     with running(create_app(db, access=access)) as url:
         for key in ("key-of-ann", "key-of-acme", "key-of-root"):
             with httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=60) as client:

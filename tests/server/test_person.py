@@ -20,10 +20,10 @@ from perdure.checkpointers import open_checkpointer
 from perdure.graphs import chat_graph
 from perdure.memory import Collection, remember_turns, use_memories
 from perdure.server import create_app
-from perdure.server.access import ADMIN, Access
-from perdure.server.auth_file import AuthFile
+from perdure.server.access import ADMIN_PERMISSION, Access
+from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
@@ -182,13 +182,13 @@ def served(
             yield desk
 
 
-def keys(folder: Path) -> Keys:
+def keys(folder: Path) -> KeysFileAccess:
     """Keys, of which that of `boss` is an admin's."""
     file = folder / "keys.toml"
-    admin = f'permissions = ["{ADMIN}"]'
+    admin = f'permissions = ["{ADMIN_PERMISSION}"]'
     users = [entry(user, user) for user in ("dora", "kim")]
     file.write_text("".join([*users, entry("boss", "boss", admin)]))
-    return Keys(file)
+    return KeysFileAccess(file)
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def desk(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:
 @pytest.fixture
 def team(settings: Settings, tmp_path: Path, model: Model) -> Iterator[Desk]:
     """A desk with an Auth file that names the organisation as the owner of each thread."""
-    with served(settings, AuthFile(written(tmp_path, TEAM)), model) as made:
+    with served(settings, AuthFileAccess(written(tmp_path, TEAM)), model) as made:
         yield made
 
 
@@ -414,7 +414,7 @@ def test_a_cron_uses_the_memories_of_the_person(
     """Whoever made it: an admin with a key, or a colleague under an Auth file."""
     is_team = author == "tom"
     person = "mia" if is_team else "dora"
-    access: Access = AuthFile(written(tmp_path, TEAM)) if is_team else keys(tmp_path)
+    access: Access = AuthFileAccess(written(tmp_path, TEAM)) if is_team else keys(tmp_path)
     with served(settings, access, model) as desk:
         thread_id = begun(desk, person)
         answer_by_sdk(desk, person, thread_id)
@@ -439,7 +439,7 @@ def test_a_run_that_is_taken_over_keeps_its_person(
     db: Settings, tmp_path: Path, model: Model, sends: bool
 ) -> None:
     """An answer, or a message, of a colleague goes on in another server as it began."""
-    access, held = AuthFile(written(tmp_path, TEAM)), threading.Event()
+    access, held = AuthFileAccess(written(tmp_path, TEAM)), threading.Event()
     with ExitStack() as stack:
         first = stack.enter_context(served(db, access, model))
         thread_id = begun(first, "mia")
@@ -566,7 +566,7 @@ def test_a_message_that_is_sent_again_is_its_authors(
             raise ZeroDivisionError
         return agent(model)
 
-    with served(settings, AuthFile(written(tmp_path, TEAM)), model, make) as team:
+    with served(settings, AuthFileAccess(written(tmp_path, TEAM)), model, make) as team:
         thread_id = begun(team, "mia")
         answer_by_sdk(team, "mia", thread_id)
         broken.set()

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from perdure.server.access import ACT, ADMIN
-from perdure.server.keys import Keys
+from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests.server.running import until
 from tests.server.talking import says
@@ -53,14 +53,14 @@ LISTS: dict[str, Any] = {
 PAGES = ["/ui/threads", "/ui/threads?q=refund", "/ui/runs", "/ui/memories", "/ui/store"]
 
 
-def keys(folder: Path) -> Keys:
+def keys(folder: Path) -> KeysFileAccess:
     """Keys of two customers, an approver who is an admin, and an operator who acts for them."""
     file = folder / "keys.toml"
     users = [entry(user, user) for user in ("dora", "kim")]
-    users.append(entry("boss", "boss", f'permissions = ["{ADMIN}"]'))
-    users.append(entry("desk", "desk", f'permissions = ["{ACT}"]'))
+    users.append(entry("boss", "boss", f'permissions = ["{ADMIN_PERMISSION}"]'))
+    users.append(entry("desk", "desk", f'permissions = ["{ACT_PERMISSION}"]'))
     file.write_text("".join(users))
-    return Keys(file)
+    return KeysFileAccess(file)
 
 
 def work(desk: Desk) -> dict[str, str]:

@@ -23,10 +23,10 @@ from starlette.requests import HTTPConnection
 from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app, run_events, run_log
 from perdure.server import keys as keys_module
-from perdure.server.access import Identity, Local
+from perdure.server.access import Identity, LocalAccess
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.server.run_log import Log
 from perdure.server.runs import RETAINED_FEEDS, Runs
@@ -119,8 +119,10 @@ def keys(tmp_path: Path) -> Path:
 def url(settings: Settings, keys: Path, gate: Gate) -> Iterator[str]:
     asking = {"ask": ask(), "questions": questions(State), "objects": questions(Record)}
     graphs = Graphs({"talk": talk(gate), "fail": fail(), "large": large(), "odd": odd(), **asking})
-    limits = Limits(at_once=AT_ONCE)
-    with running(create_app(settings, access=Keys(keys), graphs=graphs, limits=limits)) as address:
+    limits = Limits(max_concurrent_requests=AT_ONCE)
+    with running(
+        create_app(settings, access=KeysFileAccess(keys), graphs=graphs, limits=limits)
+    ) as address:
         yield address
 
 
@@ -353,7 +355,7 @@ def test_a_client_that_does_not_read_is_not_waited_for(
         until(lambda: sdk.runs.list("t")[0]["status"] == "interrupted")
 
 
-class Flaky(Local):
+class Flaky(LocalAccess):
     """Cannot tell who asks while it is down."""
 
     is_down = False

@@ -15,7 +15,7 @@ from langgraph.types import interrupt
 from perdure.checkpointers import open_checkpointer
 from perdure.server import create_app, event_memory, run_queue
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.server.run import Run
 from perdure.settings import Settings
@@ -67,7 +67,7 @@ def app(settings: Settings, gate: Gate, tmp_path: Path) -> Any:
     keys.chmod(0o600)
     graphs = {"report": report(), "gated": gated(gate), "asking": asking()}
     limits = Limits(user_event_bytes=USER_BYTES, all_event_bytes=ALL_BYTES)
-    return create_app(settings, access=Keys(keys), graphs=Graphs(graphs), limits=limits)
+    return create_app(settings, access=KeysFileAccess(keys), graphs=Graphs(graphs), limits=limits)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from langgraph_sdk.errors import (
 from perdure import SQLiteCheckpointer
 from perdure.checkpointers.runs import RunTable
 from perdure.server import create_app, run_queue
-from perdure.server.access import Action, Filter, Identity, Local
+from perdure.server.access import Action, Filter, Identity, LocalAccess
 from perdure.server.graphs import Graphs
 from perdure.settings import Settings
 from perdure.storage.flow import fetch_rows
@@ -194,7 +194,7 @@ def test_runs_are_cancelled_by_how_they_stand(
     gate.open.set()
 
 
-class Only(Local):
+class Only(LocalAccess):
     """Everybody reaches the threads whose metadata has the name of the user."""
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:

@@ -29,11 +29,11 @@ from perdure.checkpointers.runs import RunTable
 from perdure.graphs import chat_graph
 from perdure.memory import views
 from perdure.server import create_app, run_queue, runs
-from perdure.server.access import Action, Filter, Identity, Local
+from perdure.server.access import Action, Filter, Identity, LocalAccess
 from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
-from perdure.server.limits import Limits, TooMany
+from perdure.server.limits import Limits, TooManyRequests
 from perdure.server.run_request import RunRequest
 from perdure.settings import Settings
 from tests.server.running import running, until
@@ -718,14 +718,14 @@ def test_what_is_unknown_is_not_found(sdk: SyncLangGraphClient, gate: Gate) -> N
     assert texts(sdk, "a/b") == ["hello", "heard 1"]
 
 
-class Named(Local):
+class Named(LocalAccess):
     """Believes a header, and shows everybody their own threads."""
 
     def __init__(self) -> None:
         super().__init__("nobody")
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        return Identity(connection.headers["x-user"], raw={"password": "hunter2"})
+        return Identity(connection.headers["x-user"], raw_user={"password": "hunter2"})
 
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         if action in ("threads:create", "threads:create_run"):
@@ -904,13 +904,14 @@ def test_runs_that_are_forgotten_are_waited_for(settings: Settings) -> None:
 
     async def use() -> None:
         databases = Databases(settings)
-        known = runs.Runs(Graphs({"ask": ask()}), Limits(at_once=1), databases, {"run": Slow})
-        call = Call(Identity("ann"), "threads:create_run", Local("ann"), databases)
+        limits = Limits(max_concurrent_requests=1)
+        known = runs.Runs(Graphs({"ask": ask()}), limits, databases, {"run": Slow})
+        call = Call(Identity("ann"), "threads:create_run", LocalAccess("ann"), databases)
         await call.permit()
         await call.threads.create("t")
         request = RunRequest(assistant_id="ask")
         run = await known.start_run(call, request, "ask", "t", temporary=False)
-        with pytest.raises(TooMany):  # the requests of both were checked before
+        with pytest.raises(TooManyRequests):  # the requests of both were checked before
             await known.start_run(call, request, "ask", "t", temporary=False)
         await began.wait()
         known.forget_thread(None, "t")

@@ -40,9 +40,9 @@ from perdure.memory import (
     use_memories,
 )
 from perdure.memory.run_config import read_run_user
-from perdure.server.access import ACT, ADMIN
-from perdure.server.api_people import form_of
-from perdure.server.keys import Keys
+from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION
+from perdure.server.api_people import build_report_json
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from perdure.stores import open_store
 from tests.contracts.erased import raw as read_database
@@ -250,10 +250,10 @@ class Program(Front):
         return [json.loads(json.dumps(line)) for line in lines]
 
     def plan(self, customer: Customer) -> dict[str, Any]:
-        return form_of(people.plan(customer.name, self.both.saver, self.both.store))
+        return build_report_json(people.plan(customer.name, self.both.saver, self.both.store))
 
     def forget(self, customer: Customer) -> dict[str, Any]:
-        return form_of(people.forget(customer.name, self.both.saver, self.both.store))
+        return build_report_json(people.forget(customer.name, self.both.saver, self.both.store))
 
     def is_known(self, customer: Customer) -> bool:
         try:
@@ -340,11 +340,11 @@ def front(
             yield Program(model, shop, db, both)
             return
         file = tmp_path / "keys.toml"
-        rights = {"boss": ADMIN, "desk": ACT}
+        rights = {"boss": ADMIN_PERMISSION, "desk": ACT_PERMISSION}
         lines = [entry(user, user, f'permissions = ["{right}"]') for user, right in rights.items()]
         file.write_text("".join(lines))
         made: Any = build_agent(model, shop)
-        desk = stack.enter_context(served(db, Keys(file), cast("Model", model), made))
+        desk = stack.enter_context(served(db, KeysFileAccess(file), cast("Model", model), made))
         yield Backend(model, shop, db, both, desk=desk)
 
 

@@ -18,10 +18,10 @@ from langgraph_sdk.client import SyncLangGraphClient
 
 from perdure.memory import Collection, manage_memory, search_memory, use_memories
 from perdure.server import create_app
-from perdure.server.access import ACT, ADMIN, Access
-from perdure.server.auth_file import AuthFile
+from perdure.server.access import ACT_PERMISSION, ADMIN_PERMISSION, Access
+from perdure.server.auth_file import AuthFileAccess
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.server.person import Person, Sender
 from perdure.server.teams import RunTeams
 from perdure.settings import Settings
@@ -139,7 +139,7 @@ def listed(*teams: str) -> str:
     return f"teams = {[*teams]}\n"
 
 
-def write_keys(path: Path, tenant: str | None) -> Keys:
+def write_keys(path: Path, tenant: str | None) -> KeysFileAccess:
     """Keys of users of one tenant, and on Postgres of a second tenant too."""
     own = f'tenant = "{tenant}"\n' if tenant else ""
     entries = [
@@ -147,14 +147,14 @@ def write_keys(path: Path, tenant: str | None) -> Keys:
         entry("bob", "bob", own + listed("red")),
         entry("red", "red", own),
         entry("teams", "teams", own),
-        entry("root", "root", f'{own}permissions = ["{ADMIN}"]'),
-        entry("desk", "desk", f'{own}permissions = ["{ACT}"]\n' + listed("ann")),
+        entry("root", "root", f'{own}permissions = ["{ADMIN_PERMISSION}"]'),
+        entry("desk", "desk", f'{own}permissions = ["{ACT_PERMISSION}"]\n' + listed("ann")),
     ]
     if tenant:
         entries.append(entry("other", "ann", 'tenant = "globex"\n' + listed("red")))
     path.write_text("".join(entries))
     path.chmod(0o600)
-    return Keys(path)
+    return KeysFileAccess(path)
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -488,8 +488,8 @@ def test_teams_that_a_run_uses(
 ) -> None:
     """Those of both, or of the person for whom the caller may act; after what keys say now."""
     access = write_keys(tmp_path / "keys.toml", None)
-    assert RunTeams(access).choose(None, sender, person) == expected
-    assert RunTeams(access).choose("globex", sender, person) == []
+    assert RunTeams(access).choose_teams(None, sender, person) == expected
+    assert RunTeams(access).choose_teams("globex", sender, person) == []
 
 
 def use_tool(office: Office, user: str, name: str, **arguments: Any) -> str:
@@ -550,7 +550,7 @@ async def everything(ctx, value):
 @pytest.fixture
 def organisation(tmp_path: Path) -> Iterator[Office]:
     """A server with an Auth file that allows all namespaces and lists the teams of each user."""
-    yield from serve(AuthFile(written(tmp_path, AUTH)), str(tmp_path / "memory.db"))
+    yield from serve(AuthFileAccess(written(tmp_path, AUTH)), str(tmp_path / "memory.db"))
 
 
 def test_a_handler_lists_the_teams_of_a_user(organisation: Office) -> None:
@@ -583,7 +583,7 @@ def test_an_answer_by_a_colleague_uses_no_team_that_nobody_vouches_for(
 def test_a_colleague_shares_the_teams_that_both_are_in(tmp_path: Path) -> None:
     """With keys, which tell the teams of both, a run has those that both are members of."""
 
-    class Shared(Keys):
+    class Shared(KeysFileAccess):
         """Keys, of which each user reaches the threads of all."""
 
         async def permit(self, identity: Any, action: Any, value: Any) -> Any:
@@ -601,9 +601,9 @@ def test_a_colleague_shares_the_teams_that_both_are_in(tmp_path: Path) -> None:
 
 def test_without_authentication_the_config_decides(tmp_path: Path) -> None:
     """A local server has no identities that list teams."""
-    from perdure.server.access import Local
+    from perdure.server.access import LocalAccess
 
-    for office in serve(Local("ann"), str(tmp_path / "memory.db")):
+    for office in serve(LocalAccess("ann"), str(tmp_path / "memory.db")):
         named: Any = {"config": {"configurable": {"team": "blue"}}}
         assert words(office.say("x", "Where is the tea?", **named)) == ["Heron", "Newt"]
         assert words(office.say("x", "Where is the tea?")) == ["Heron"]
@@ -618,4 +618,4 @@ def test_a_key_with_teams_that_are_no_names_is_refused(tmp_path: Path, line: str
     path = tmp_path / "keys.toml"
     path.write_text(entry("ann", "ann", line))
     with pytest.raises(ConfigurationError, match="team"):
-        Keys(path)
+        KeysFileAccess(path)

@@ -20,7 +20,7 @@ from perdure.errors import StorageUnavailable
 from perdure.server import create_app
 from perdure.server.databases import Databases
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.settings import Settings
 from tests import postgres_server
 from tests.server.probe import probed
@@ -61,7 +61,7 @@ def test_two_users_of_one_name(dsn: str, tmp_path: Path) -> None:
         headers = {"x-api-key": f"key-{tenant}"}
         return httpx.get(f"{url}/probe/thread/{thread}", headers=headers).status_code
 
-    with running(probed(create_app(Settings(db=dsn), access=Keys(keys)))) as url:
+    with running(probed(create_app(Settings(db=dsn), access=KeysFileAccess(keys)))) as url:
         found = {
             (tenant, thread): status(url, tenant, thread)
             for tenant in TENANTS
@@ -89,7 +89,7 @@ def test_runs_of_tenants(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     keys, gate = tmp_path / "keys.toml", Gate()
     keys.write_text("".join(entry(f"key-{of}", "ann", f'tenant = "{of}"') for of in TENANTS))
     app = create_app(
-        Settings(db=dsn), access=Keys(keys), graphs=Graphs({"talk": conversation(gate)})
+        Settings(db=dsn), access=KeysFileAccess(keys), graphs=Graphs({"talk": conversation(gate)})
     )
     with (
         running(app) as url,
@@ -117,7 +117,7 @@ def test_assistants_of_tenants(dsn: str, tmp_path: Path) -> None:
     keys.write_text("".join(entry(f"key-{of}", "ann", admins.format(of)) for of in TENANTS))
     graphs = Graphs({"talk": conversation(Gate())})
     with (
-        running(create_app(Settings(db=dsn), access=Keys(keys), graphs=graphs)) as url,
+        running(create_app(Settings(db=dsn), access=KeysFileAccess(keys), graphs=graphs)) as url,
         get_sync_client(url=url, api_key="key-acme") as acme,
         get_sync_client(url=url, api_key="key-globex") as globex,
     ):

@@ -21,7 +21,7 @@ from websockets.sync.client import ClientConnection, connect
 from perdure.server import api_store, create_app, event_streams, run_log
 from perdure.server import keys as keys_module
 from perdure.server.graphs import Graphs
-from perdure.server.keys import Keys
+from perdure.server.keys import KeysFileAccess
 from perdure.server.limits import Limits
 from perdure.settings import Settings
 from tests.server.running import running, until
@@ -43,8 +43,8 @@ def keys(tmp_path: Path) -> Path:
 @pytest.fixture
 def app(settings: Settings, keys: Path, gate: Gate) -> Any:
     graphs = Graphs({"talk": talk(gate), "ask": ask()})
-    limits = Limits(body_bytes=BODY, at_once=3)
-    return create_app(settings, access=Keys(keys), graphs=graphs, limits=limits)
+    limits = Limits(body_bytes=BODY, max_concurrent_requests=3)
+    return create_app(settings, access=KeysFileAccess(keys), graphs=graphs, limits=limits)
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_a_refused_one_leaves_no_error_in_the_log(
 ) -> None:
     with (
         caplog.at_level(logging.INFO, "perdure.requests"),
-        running(create_app(settings, access=Keys(keys))) as address,
+        running(create_app(settings, access=KeysFileAccess(keys))) as address,
     ):
         uvicorn = logging.getLogger("uvicorn.error")  # it does not propagate
         uvicorn.addHandler(caplog.handler)
@@ -328,7 +328,7 @@ def test_a_message_has_a_size_and_messages_a_rate(url: str, app: Any) -> None:
         sock.send("x" * (BODY + 1))
         assert closed(sock)[0] == 4413
     with opened(url) as sock:
-        app.state.clients._ahead_s = -1.0  # one is too many
+        app.state.clients._burst_s = -1.0  # one is too many
         sock.send(command("state.get"))
         assert closed(sock)[0] == 4429
 
@@ -369,7 +369,7 @@ def test_who_does_not_read_is_left(
     with opened(url, max_queue=1, compression=None, close_timeout=0.1) as sock:
         sock.send(subscribe("custom"))
         received(sock)
-        under_way = app.state.clients._open
+        under_way = app.state.clients._open_requests
         assert sum(under_way.values()) == 1
         feed = app.state.runs.get_feed(None, "t", 1)
         kind = {"method": "custom", "params": {"namespace": [], "data": {"name": None}}}

@@ -128,7 +128,7 @@ def serve(
 
         from perdure.graphs.langgraph_json import LanggraphFile
         from perdure.server.guard import LOOPBACK_HOSTS
-        from perdure.server.keys import Keys
+        from perdure.server.keys import KeysFileAccess
         from perdure.settings import load
     except ImportError as exc:
         raise MissingDependency(
@@ -142,7 +142,7 @@ def serve(
     graphs = graphs or load(db=db, user=user).graphs
     configured = LanggraphFile.read(graphs) if graphs else None
     access = _build_access(keys, auth, configured)
-    if isinstance(access, Keys) and access.exposed:
+    if isinstance(access, KeysFileAccess) and access.is_readable_by_others:
         print_note(
             f"other users of this machine can read or change {keys}; run chmod 600 {keys}", "yellow"
         )
@@ -382,10 +382,10 @@ def _exit_with_parent(sigterm_handler: Any = signal.SIG_DFL) -> None:
 
 def _check_tenants(access: Access | None, db: str) -> None:
     """Raise ConfigurationError if API keys have tenants and the database is a file."""
-    from perdure.server.keys import Keys
+    from perdure.server.keys import KeysFileAccess
     from perdure.settings import is_dsn
 
-    if isinstance(access, Keys) and access.tenants != {None} and not is_dsn(db):
+    if isinstance(access, KeysFileAccess) and access.tenants != {None} and not is_dsn(db):
         raise ConfigurationError(
             f"API keys have tenants, but {db!r} is a file; tenants need a Postgres database"
         )
@@ -407,9 +407,9 @@ def _check_worker_options(workers: int, db: str, metrics: bool) -> None:
 
 def _has_tenants(access: Access | None) -> bool:
     """Return whether the users of the server may belong to tenants."""
-    from perdure.server.access import Local
+    from perdure.server.access import LocalAccess
 
-    return not isinstance(access, Local | None) and getattr(access, "tenants", ()) != {None}
+    return not isinstance(access, LocalAccess | None) and getattr(access, "tenants", ()) != {None}
 
 
 def _print_server_summary(
@@ -477,8 +477,8 @@ def _build_access(
 
     The handlers of the langgraph.json are used if neither a keys file nor handlers are passed.
     """
-    from perdure.server.auth_file import AuthFile
-    from perdure.server.keys import Keys
+    from perdure.server.auth_file import AuthFileAccess
+    from perdure.server.keys import KeysFileAccess
 
     auth = auth or (configured.auth if configured else None)
     if auth and keys:
@@ -486,10 +486,10 @@ def _build_access(
             f"--keys and the handlers in {auth!r} cannot be combined; remove one of them"
         )
     if auth:
-        return AuthFile(auth)
+        return AuthFileAccess(auth)
     if not keys:
         return None
-    return Keys(keys)
+    return KeysFileAccess(keys)
 
 
 def _is_loopback(host: str) -> bool:
@@ -523,7 +523,7 @@ def _open_listener(host: str, port: int) -> socket.socket:
 
 def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
     """Print a new API key of a user, and its entry for a keys file."""
-    from perdure.server.keys import new_key
+    from perdure.server.keys import create_key
     from perdure.server.keys_file import check_team_name
 
     if keys is not None:
@@ -532,7 +532,7 @@ def _print_new_key(user: str, teams: list[str], keys: str | None) -> None:
             "the command"
         )
     team_names = [_quote_toml(check_team_name(name)) for name in dict.fromkeys(teams)]
-    key, digest = new_key(user)
+    key, digest = create_key(user)
     print_note(f"the key of {user}, which is printed only once:\n{key}")
     print_text(f'[[keys]]\nuser = {_quote_toml(user)}\nsha256 = "{digest}"')
     if team_names:
@@ -560,7 +560,7 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
         )
     from perdure import __version__
     from perdure.server.logs import Audit, log_to_stderr
-    from perdure.server.mcp_opening import Opening
+    from perdure.server.mcp_opening import StartupResponder
 
     with open_database(db, user, create=True) as database:
         log_to_stderr()
@@ -569,12 +569,12 @@ def mcp(audit: AuditOption = None, user: UserOption = None, db: DbOption = None)
         old_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
-            opening = Opening(__version__)
-            line = opening.serve(sys.stdin, sys.stdout)
+            opening = StartupResponder(__version__)
+            line = opening.answer_lines(sys.stdin, sys.stdout)
             if line is not None:
                 from perdure.server.mcp import serve_stdio
 
-                lines = [*opening.replayed, line]
+                lines = [*opening.replayed_lines, line]
                 asyncio.run(serve_stdio(database.settings, log, lines, sys.stdin))
         finally:
             signal.signal(signal.SIGINT, old_handler)

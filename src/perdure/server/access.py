@@ -15,9 +15,9 @@ from starlette.requests import HTTPConnection
 
 from perdure.errors import InvalidFilter, PerdureError
 
-ADMIN: Final = "perdure:admin"
+ADMIN_PERMISSION: Final = "perdure:admin"
 """The permission of an identity that may see and change the whole database."""
-ACT: Final = "perdure:act"
+ACT_PERMISSION: Final = "perdure:act"
 """The permission of an identity that may act for other users of its tenant."""
 Action = Literal[
     "admin",
@@ -46,8 +46,8 @@ ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Filter = Mapping[str, Any]
 """What metadata of threads, crons and assistants must meet: equal values, `$eq`, `$contains`."""
-_PLAIN: Final = (str, int, float, NoneType)
-_WITHIN_LISTS: Final = 10
+_SCALAR_TYPES: Final = (str, int, float, NoneType)
+_MAX_NESTED_IN_LISTS: Final = 10
 
 
 class Refused(PerdureError):
@@ -94,7 +94,7 @@ class Identity:
     user: str
     tenant: str | None = None
     permissions: frozenset[str] = frozenset()
-    raw: Any = field(default=None, repr=False, compare=False)
+    raw_user: Any = field(default=None, repr=False, compare=False)
     acting_for: str | None = None
     teams: frozenset[str] = field(default=frozenset(), kw_only=True)
 
@@ -106,12 +106,12 @@ class Identity:
     @property
     def is_admin(self) -> bool:
         """Whether the whole database may be seen and changed."""
-        return ADMIN in self.permissions and self.acting_for is None
+        return ADMIN_PERMISSION in self.permissions and self.acting_for is None
 
     @property
-    def may_act(self) -> bool:
+    def may_act_for_others(self) -> bool:
         """Whether the user may act for others."""
-        return bool({ACT, ADMIN} & self.permissions)
+        return bool({ACT_PERMISSION, ADMIN_PERMISSION} & self.permissions)
 
 
 class Access(Protocol):
@@ -120,8 +120,9 @@ class Access(Protocol):
     An optional attribute `owners_are_people` is False if the `owner` of a thread may be another
     than the user of an API key, such as an organisation. An optional method `check_person` takes
     an identity and a name, and raises `Forbidden` if the identity may not act for this person. An
-    optional attribute `teams_are_known` is False if identities list no teams, so that the config of
-    a run names them. An optional method `teams_of` returns the teams of a user in a tenant.
+    optional attribute `identities_list_teams` is False if identities list no teams, so that the
+    config of a run names them. An optional method `find_teams` returns the teams of
+    a user in a tenant.
     """
 
     async def identify(self, connection: HTTPConnection) -> Identity:
@@ -142,17 +143,17 @@ class Access(Protocol):
         """
 
 
-class Local:
+class LocalAccess:
     """Access without authentication: every request is the local user's, who may do everything.
 
     An owner that a client names is no person, since no key vouches for it.
     """
 
     owners_are_people: Final = False
-    teams_are_known: Final = False
+    identities_list_teams: Final = False
 
     def __init__(self, user: str) -> None:
-        self._identity = Identity(user, permissions=frozenset({ADMIN}))
+        self._identity = Identity(user, permissions=frozenset({ADMIN_PERMISSION}))
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """The local user."""
@@ -161,10 +162,10 @@ class Local:
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """Allow everything; of a user who acts for a person, what is the person's."""
         person = identity.acting_for
-        return {} if person is None else permit_own(person, action, value)
+        return {} if person is None else permit_own_data(person, action, value)
 
 
-def permit_own(user: str, action: Action, value: dict[str, Any]) -> Filter:
+def permit_own_data(user: str, action: Action, value: dict[str, Any]) -> Filter:
     """Allow what belongs to a user, and return the filter for it. See `Access.permit`.
 
     The threads, crons and assistants of a user name the user as `owner`, and the namespaces have
@@ -192,18 +193,18 @@ def permit_own(user: str, action: Action, value: dict[str, Any]) -> Filter:
 def action(name: Action | None) -> Callable[[Endpoint], Endpoint]:
     """Name the action of an endpoint; `create_app` refuses an endpoint without one."""
 
-    def named(endpoint: Endpoint) -> Endpoint:
+    def set_action(endpoint: Endpoint) -> Endpoint:
         endpoint.action = name  # type: ignore[attr-defined]
         return endpoint
 
-    return named
+    return set_action
 
 
 public: Final = action(None)
 """Marks an endpoint that everybody may call, and that reaches no database."""
 
 
-def containing(wanted: Any) -> Callable[[Any], bool]:
+def build_containment_check(expected: Any) -> Callable[[Any], bool]:
     """Tells of a value, in linear time, whether it has all that is wanted.
 
     Dicts may have more, lists more and in any order.
@@ -212,41 +213,45 @@ def containing(wanted: Any) -> Callable[[Any], bool]:
         InvalidFilter: Lists have more than 10 lists and dicts within; each of them is compared
             with all that a value's list has.
     """
-    if (count := _within_lists(wanted)) > _WITHIN_LISTS:
+    if (count := _count_nested_in_lists(expected)) > _MAX_NESTED_IN_LISTS:
         raise InvalidFilter(
-            f"lists of the metadata {wanted!r:.80} have {count} lists and objects within; expected "
-            f"at most {_WITHIN_LISTS}"
+            f"the lists in the metadata {expected!r:.80} contain {count} lists and objects; "
+            f"expected at most {_MAX_NESTED_IN_LISTS}"
         )
-    return _containing(wanted)
+    return _build_containment_check(expected)
 
 
-def _containing(wanted: Any) -> Callable[[Any], bool]:
-    if isinstance(wanted, Mapping):
-        fields = {name: _containing(value) for name, value in wanted.items()}
+def _build_containment_check(expected: Any) -> Callable[[Any], bool]:
+    if isinstance(expected, Mapping):
+        field_checks = {name: _build_containment_check(value) for name, value in expected.items()}
         return lambda value: (
             isinstance(value, Mapping)
-            and all(name in value and holds(value[name]) for name, holds in fields.items())
+            and all(name in value and holds(value[name]) for name, holds in field_checks.items())
         )
-    if isinstance(wanted, list):
-        plain = _plain_keys(wanted)
-        parts = [_containing(value) for value in wanted if not isinstance(value, _PLAIN)]
+    if isinstance(expected, list):
+        expected_keys = _build_scalar_keys(expected)
+        part_checks = [
+            _build_containment_check(value)
+            for value in expected
+            if not isinstance(value, _SCALAR_TYPES)
+        ]
         return lambda value: (
             isinstance(value, list)
-            and plain <= _plain_keys(value)
-            and all(any(map(holds, value)) for holds in parts)
+            and expected_keys <= _build_scalar_keys(value)
+            and all(any(map(holds, value)) for holds in part_checks)
         )
-    return lambda value: bool(value == wanted)
+    return lambda value: bool(value == expected)
 
 
-def _plain_keys(values: list[Any]) -> set[Any]:
+def _build_scalar_keys(values: list[Any]) -> set[Any]:
     """The texts, numbers and nulls of a list, as keys that are equal where they are.
 
     Hashes of numbers are no secret: of some with the same hash a set takes quadratic time.
     """
-    return {_plain_key(value) for value in values if isinstance(value, _PLAIN)}
+    return {_build_scalar_key(value) for value in values if isinstance(value, _SCALAR_TYPES)}
 
 
-def _plain_key(value: str | float | None) -> Any:
+def _build_scalar_key(value: str | float | None) -> Any:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or value.is_integer():
@@ -254,34 +259,37 @@ def _plain_key(value: str | float | None) -> Any:
     return (repr(value),)
 
 
-def _within_lists(value: Any, inside: bool = False) -> int:
+def _count_nested_in_lists(value: Any, is_in_list: bool = False) -> int:
     """How many lists and dicts are within lists."""
     if isinstance(value, Mapping):
-        return inside + sum(_within_lists(part, inside) for part in value.values())
+        return is_in_list + sum(_count_nested_in_lists(part, is_in_list) for part in value.values())
     if isinstance(value, list):
-        return inside + sum(_within_lists(part, True) for part in value)
+        return is_in_list + sum(_count_nested_in_lists(part, True) for part in value)
     return 0
 
 
-def meets(metadata: Mapping[str, Any], filter: Filter) -> bool:
+def matches_filter(metadata: Mapping[str, Any], filter: Filter) -> bool:
     """Whether the metadata of a thread or an assistant meets a filter."""
-    return all(_meets(metadata.get(name), wanted) for name, wanted in filter.items())
+    return all(_matches_condition(metadata.get(name), wanted) for name, wanted in filter.items())
 
 
-def check_reach(what: str, metadata: Mapping[str, Any], filter: Filter) -> None:
+def require_filter_match(noun: str, metadata: Mapping[str, Any], filter: Filter) -> None:
     """Refuse to make or to change what whoever asks could not reach then.
 
     Raises:
         Forbidden: Its metadata does not meet the filter.
     """
-    if not meets(metadata, filter):
-        raise Forbidden(f"{what} with the metadata {dict(metadata)!r:.200} is not yours")
+    if not matches_filter(metadata, filter):
+        raise Forbidden(f"{noun} with the metadata {dict(metadata)!r:.200} is not yours")
 
 
-def _meets(value: Any, wanted: Any) -> bool:
-    match wanted:
+def _matches_condition(value: Any, condition: Any) -> bool:
+    match condition:
         case {"$eq": equal, **others} if not others:
             return bool(value == equal)
-        case {"$contains": each, **others} if not others and isinstance(value, list | tuple):
-            return all(one in value for one in (each if isinstance(each, list | tuple) else [each]))
-    return not isinstance(wanted, Mapping) and bool(value == wanted)
+        case {"$contains": contained, **others} if not others and isinstance(value, list | tuple):
+            return all(
+                one in value
+                for one in (contained if isinstance(contained, list | tuple) else [contained])
+            )
+    return not isinstance(condition, Mapping) and bool(value == condition)

@@ -12,16 +12,16 @@ from typing import Any, Final
 
 from starlette.requests import HTTPConnection
 
-from perdure.server.access import ACT, Access, Forbidden, Identity
+from perdure.server.access import ACT_PERMISSION, Access, Forbidden, Identity
 from perdure.server.teams import find_teams
 from perdure.settings import is_name
 
-HEADER: Final = "X-Perdure-User"
+PERSON_HEADER: Final = "X-Perdure-User"
 """The header that names the person for whom a request is sent, in UTF-8."""
-_LONGEST: Final = 4096  # characters of a name, as of a label of a namespace
+_MAX_NAME_CHARS: Final = 4096  # characters of a name, as of a label of a namespace
 
 
-async def identify(connection: HTTPConnection) -> Identity:
+async def identify_caller(connection: HTTPConnection) -> Identity:
     """Return the user who sends a request, with the person for whom they act.
 
     Raises:
@@ -30,15 +30,17 @@ async def identify(connection: HTTPConnection) -> Identity:
     """
     access: Access = connection.app.state.access
     identity = await access.identify(connection)
-    named = connection.headers.getlist(HEADER)
-    if not named:
+    names = connection.headers.getlist(PERSON_HEADER)
+    if not names:
         return identity
-    if len({*named}) > 1:
-        raise Forbidden(f"{HEADER} is sent {len(named)} times with different names; send one")
+    if len({*names}) > 1:
+        raise Forbidden(
+            f"{PERSON_HEADER} is sent {len(names)} times with different names; send one"
+        )
     try:
-        person = named[0].encode("latin-1").decode()
+        person = names[0].encode("latin-1").decode()
     except ValueError:
-        raise Forbidden(f"{HEADER} is {named[0]!r:.80}; expected a name in UTF-8") from None
+        raise Forbidden(f"{PERSON_HEADER} is {names[0]!r:.80}; expected a name in UTF-8") from None
     return act_for(access, identity, person)
 
 
@@ -49,21 +51,22 @@ def act_for(access: Access, identity: Identity, person: Any) -> Identity:
         Forbidden: The name is blank or not valid, the caller may not act for others, already acts
             for somebody else, or the person is known in other tenants only.
     """
-    if not is_name(person) or len(person) > _LONGEST or person == "*" or "\0" in person:
+    if not is_name(person) or len(person) > _MAX_NAME_CHARS or person == "*" or "\0" in person:
         raise Forbidden(f"the person is {person!a:.80}; expected the name of a user")
     if person == identity.person:
         return identity
     if identity.acting_for is not None:
         raise Forbidden(
-            f"{HEADER} names {identity.acting_for!r}, and the context names {person!r:.80}; send "
-            "one of them"
+            f"{PERSON_HEADER} names {identity.acting_for!r}, and the context names "
+            f"{person!r:.80}; send only one of them"
         )
-    if not identity.may_act:
+    if not identity.may_act_for_others:
         raise Forbidden(
-            f"{identity.user!r} may not act for {person!r:.80}; that needs the permission {ACT!r}"
+            f"{identity.user!r} may not act for {person!r:.80}; the key needs the permission "
+            f"{ACT_PERMISSION!r}"
         )
-    check = getattr(access, "check_person", None)
-    if check is not None:
-        check(identity, person)
+    check_person = getattr(access, "check_person", None)
+    if check_person is not None:
+        check_person(identity, person)
     teams = find_teams(access, person, identity.tenant) or frozenset()
     return replace(identity, acting_for=person, teams=teams)

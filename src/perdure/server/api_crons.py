@@ -23,7 +23,15 @@ from perdure.checkpointers.crons import CronTable
 from perdure.checkpointers.records import CronRow
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread
-from perdure.server.access import Action, Forbidden, Refused, action, check_reach, containing, meets
+from perdure.server.access import (
+    Action,
+    Forbidden,
+    Refused,
+    action,
+    build_containment_check,
+    matches_filter,
+    require_filter_match,
+)
 from perdure.server.api_runs import act_for_context_user, prepare_run
 from perdure.server.assistants import find_default_assistant, get_run_assistant
 from perdure.server.call import Call, CurrentCall, PathId, SortedPage
@@ -128,7 +136,7 @@ async def delete_cron(call: CurrentCall, cron_id: PathId) -> None:
     await call.permit({"cron_id": cron_id})
     cron = await CronTable(call.saver).get(cron_id)
     if cron is None or not (
-        meets(cron.content["metadata"], call.filter)
+        matches_filter(cron.content["metadata"], call.filter)
         or await _is_on_own_thread(call, cron, "threads:update")
     ):
         raise _unknown_cron_error(cron_id)
@@ -171,7 +179,7 @@ async def _validate_cron(
         raise ConfigurationError(
             "on_run_completed applies only to crons without a thread_id; remove it"
         )
-    check_reach("a cron", validate_metadata(metadata), call.filter)
+    require_filter_match("a cron", validate_metadata(metadata), call.filter)
     next_at = await asyncio.to_thread(body.next_time, time.time())
     run_call, identity = (
         call.with_action("threads:create_run"),
@@ -188,7 +196,7 @@ async def _validate_cron(
         "user": identity.user,
         "acting_for": identity.acting_for,
         "permissions": sorted(identity.permissions),
-        "login": extract_login_fields(identity.raw),
+        "login": extract_login_fields(identity.raw_user),
     }
     return cron._replace(next_at=next_at, content=content)
 
@@ -201,7 +209,7 @@ async def _get_changeable_cron(call: Call, cron_id: str) -> CronRow:
         Forbidden: It is a cron of somebody else on the caller's thread.
     """
     cron = await CronTable(call.saver).get(cron_id)
-    if cron is not None and meets(cron.content["metadata"], call.filter):
+    if cron is not None and matches_filter(cron.content["metadata"], call.filter):
         return cron
     if cron is not None and await _is_on_own_thread(call, cron, "threads:read"):
         raise Forbidden(
@@ -244,12 +252,14 @@ async def _find_own_threads(call: Call, thread_ids: Collection[str | None]) -> s
 async def _find_crons(call: Call, runs: Runs, filters: CronFilters) -> list[FoundCron]:
     """Return the crons that match and that the caller reaches by metadata or by the thread."""
     permitted = await call.permit(filters.model_dump())
-    is_permitted = containing(permitted["metadata"] or {})  # handlers add the owner to it
-    matches_metadata = containing(filters.metadata)
+    is_permitted = build_containment_check(
+        permitted["metadata"] or {}
+    )  # handlers add the owner to it
+    matches_metadata = build_containment_check(filters.metadata)
     default = find_default_assistant(runs.graphs, filters.assistant_id or "")
     assistant_id = default["assistant_id"] if default else filters.assistant_id
     crons = [
-        FoundCron(cron, meets(metadata, call.filter) and is_permitted(metadata))
+        FoundCron(cron, matches_filter(metadata, call.filter) and is_permitted(metadata))
         for cron in await CronTable(call.saver).list_crons()
         if matches_metadata(metadata := cron.content["metadata"])
         and assistant_id in (None, cron.content["payload"]["assistant_id"])

@@ -14,16 +14,16 @@ from perdure.memory import Collection, arecall
 from perdure.server.access import action
 from perdure.server.call import Call, CurrentCall, PathId
 from perdure.server.reply import JSONObject, build_json_reply
-from perdure.server.teams import namespace_of_team
+from perdure.server.teams import build_team_argument
 from perdure.settings import LIST_LIMIT, SHOWN_LIMIT
 from perdure.stores import Provenance
 
 routes = APIRouter(tags=["memories"])
-Team = Annotated[str | None, Query(min_length=1)]
+TeamName = Annotated[str | None, Query(min_length=1)]
 """The query parameter that names a team, in place of the user's own memories."""
 
 
-class Question(BaseModel):
+class MemorySearch(BaseModel):
     """The body of `POST /memories/search`."""
 
     query: str
@@ -55,58 +55,70 @@ class MemoryChange(BaseModel):
 
 @routes.get("/memories")
 @action("store:search")
-async def list_(
+async def list_memories(
     call: CurrentCall,
     kind: str | None = None,
     as_of: AwareDatetime | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = LIST_LIMIT,
     offset: Annotated[int, Query(ge=0)] = 0,
-    team: Team = None,
+    team: TeamName = None,
 ) -> Response:
     """The memories of one kind or of all, oldest first; with `as_of`, those of that moment."""
-    asked = {"filter": None, "query": None, "limit": limit, "offset": offset}
-    memories, config = await _permitted(call, asked, team)
+    arguments = {"filter": None, "query": None, "limit": limit, "offset": offset}
+    memories, config = await _open_collection(call, arguments, team)
     options: JSONObject = {"kind": kind, "limit": limit, "offset": offset, "as_of": as_of}
     return await build_json_reply(await memories.alist(**options, config=config))
 
 
 @routes.post("/memories/search")
 @action("store:search")
-async def search(call: CurrentCall, body: Question, team: Team = None) -> Response:
+async def search_memories(call: CurrentCall, body: MemorySearch, team: TeamName = None) -> Response:
     """The memories that answer a question, best first, with the parts of their scores.
 
     These are what an agent is shown with the same options; `text` is what its model would read.
     With `explain`, `below` has those that were found below the floor, `min_score`.
     """
-    asked = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
-    place = await call.permit_memories({**asked, **namespace_of_team(team)})
-    found = await arecall(store=call.store, **body.model_dump(), **place)
-    answer = {"memories": found.memories, "tokens": found.tokens, "left_out": found.left_out}
-    answer |= {"floor": found.min_score, "below": found.below_min_score, "text": str(found)}
-    return await build_json_reply(answer)
+    arguments = {"filter": None, "query": body.query, "limit": body.limit, "offset": 0}
+    selection = await call.permit_memories({**arguments, **build_team_argument(team)})
+    recalled = await arecall(store=call.store, **body.model_dump(), **selection)
+    reply = {
+        "memories": recalled.memories,
+        "tokens": recalled.tokens,
+        "left_out": recalled.left_out,
+    }
+    reply |= {"floor": recalled.min_score, "below": recalled.below_min_score, "text": str(recalled)}
+    return await build_json_reply(reply)
 
 
 @routes.post("/memories")
 @action("store:put")
-async def add(call: CurrentCall, body: NewMemory, team: Team = None) -> Response:
+async def add_memory(call: CurrentCall, body: NewMemory, team: TeamName = None) -> Response:
     """Add a memory through the gate; the outcome says whether it was added, and why if not."""
-    asked = {"key": body.key, "value": {"memory": body.memory, "kind": body.kind}, "index": None}
-    memories, config = await _permitted(call, asked, team, kind=body.kind)
-    source = _provenance(call, team)
-    outcome = await memories.ainsert(body.memory, key=body.key, provenance=source, config=config)
+    arguments = {
+        "key": body.key,
+        "value": {"memory": body.memory, "kind": body.kind},
+        "index": None,
+    }
+    memories, config = await _open_collection(call, arguments, team, kind=body.kind)
+    provenance = _build_team_provenance(call, team)
+    outcome = await memories.ainsert(
+        body.memory, key=body.key, provenance=provenance, config=config
+    )
     call.record_for_audit(key=outcome.key)
     return await build_json_reply(outcome)
 
 
 @routes.patch("/memories/{key}")
 @action("store:put")
-async def change(call: CurrentCall, key: PathId, body: MemoryChange, team: Team = None) -> Response:
+async def change_memory(
+    call: CurrentCall, key: PathId, body: MemoryChange, team: TeamName = None
+) -> Response:
     """Correct a memory, or with `supersede` replace what was true until `at`, or until now."""
-    memories, config = await _permitted(
+    memories, config = await _open_collection(
         call, {"key": key, "value": {"memory": body.memory}, "index": None}, team
     )
     options: JSONObject = {"if_version": body.if_version, "config": config}
-    options["provenance"] = _provenance(call, team)
+    options["provenance"] = _build_team_provenance(call, team)
     if body.supersede:
         return await build_json_reply(
             await memories.asupersede(key, body.memory, at=body.at, **options)
@@ -116,23 +128,23 @@ async def change(call: CurrentCall, key: PathId, body: MemoryChange, team: Team 
 
 @routes.delete("/memories/{key}")
 @action("store:delete")
-async def forget(call: CurrentCall, key: PathId, team: Team = None) -> Response:
+async def forget_memory(call: CurrentCall, key: PathId, team: TeamName = None) -> Response:
     """Erase a memory with all its versions; returns the receipt."""
-    memories, config = await _permitted(call, {"key": key}, team)
+    memories, config = await _open_collection(call, {"key": key}, team)
     receipt = await memories.aforget(key, config=config)
     call.record_for_audit(hashes=receipt.hashes)
     return await build_json_reply(receipt)
 
 
-async def _permitted(
-    call: Call, asked: JSONObject, team: str | None, *, kind: str = "fact"
+async def _open_collection(
+    call: Call, arguments: JSONObject, team: str | None, *, kind: str = "fact"
 ) -> tuple[Collection, RunnableConfig]:
     """Return the memories where the access says that they are, and the config for their methods."""
-    place = await call.permit_memories({**asked, **namespace_of_team(team)})
-    return Collection(call.store, place["namespace"], kind=kind), place["config"]
+    selection = await call.permit_memories({**arguments, **build_team_argument(team)})
+    return Collection(call.store, selection["namespace"], kind=kind), selection["config"]
 
 
-def _provenance(call: Call, team: str | None) -> Provenance | None:
+def _build_team_provenance(call: Call, team: str | None) -> Provenance | None:
     """Return where a memory of a team comes from, or None for a memory of the user."""
     if team is None:
         return None

@@ -27,8 +27,8 @@ from perdure.server.runs import Runs, ServerRuns
 from perdure.stores.base import Namespace
 
 routes = APIRouter(tags=["people"])
-_READS: Action = "store:search"
-_ERASES: Action = "store:delete"
+_READ_ACTION: Action = "store:search"
+_ERASE_ACTION: Action = "store:delete"
 
 
 class PermittedPerson(NamedTuple):
@@ -43,11 +43,13 @@ class PermittedPerson(NamedTuple):
 
     user: str
     threads: list[str]
-    others: list[Namespace]
+    other_namespaces: list[Namespace]
     options: dict[str, Any]
 
 
-async def permit_person(call: Call, user: str, of_store: Action = _READS) -> PermittedPerson:
+async def permit_person(
+    call: Call, user: str, store_action: Action = _READ_ACTION
+) -> PermittedPerson:
     """Check that the caller may export or erase everything that belongs to a person.
 
     Raises:
@@ -56,8 +58,8 @@ async def permit_person(call: Call, user: str, of_store: Action = _READS) -> Per
     if user != call.identity.person and not call.identity.is_admin:
         raise Forbidden(f"{call.identity.user!r} may not ask about another person")
     await call.permit({"metadata": {}})
-    people_own = getattr(call._access, "owners_are_people", True)
-    rows = PersonRows(call.saver, user, owners_are_people=people_own)
+    owners_are_people = getattr(call._access, "owners_are_people", True)
+    rows = PersonRows(call.saver, user, owners_are_people=owners_are_people)
     threads = []
     for thread_id in await asyncio.to_thread(rows.list_threads):
         with suppress(UnknownThread):  # the caller may not reach it
@@ -65,41 +67,45 @@ async def permit_person(call: Call, user: str, of_store: Action = _READS) -> Per
             threads.append(thread_id)
     # users choose the ids of their threads, so these give no right to a conversation
     conversations = threads if call.identity.is_admin else None
-    found = await arun(
+    person_namespaces = await arun(
         find_person_namespaces(StoreAdapter(call.store), user, conversations=conversations)
     )
-    for namespace in dict.fromkeys((("memories", user), *found.own)):
-        if namespace[0] not in (RESERVED_LABEL, CHAT_LABEL) and not await _may(
-            call, of_store, namespace
+    for namespace in dict.fromkeys((("memories", user), *person_namespaces.own)):
+        if namespace[0] not in (RESERVED_LABEL, CHAT_LABEL) and not await _may_reach_namespace(
+            call, store_action, namespace
         ):
             raise Forbidden(f"{call.identity.user!r} may not reach the namespace {namespace!r}")
-    others = [each for each in found.others if await _may(call, _READS, each)]
+    readable_namespaces = [
+        each
+        for each in person_namespaces.others
+        if await _may_reach_namespace(call, _READ_ACTION, each)
+    ]
     options = {
         "thread_ids": threads,
-        "owners_are_people": people_own,
+        "owners_are_people": owners_are_people,
         "looks_elsewhere": call.identity.is_admin,
         "conversations_by_id": call.identity.is_admin,
     }
-    return PermittedPerson(user, threads, others, options)
+    return PermittedPerson(user, threads, readable_namespaces, options)
 
 
-async def _may(call: Call, of_store: Action, namespace: Namespace) -> bool:
+async def _may_reach_namespace(call: Call, store_action: Action, namespace: Namespace) -> bool:
     """Return whether the caller may reach a namespace as it is."""
-    asking = call.with_action(of_store)
+    store_call = call.with_action(store_action)
     try:
-        allowed = await asking.permit({"namespace": namespace})
+        permitted = await store_call.permit({"namespace": namespace})
     except Forbidden:
         return False
-    return tuple(allowed["namespace"]) == namespace
+    return tuple(permitted["namespace"]) == namespace
 
 
-async def plan_person(call: Call, person: PermittedPerson) -> people.Report:
+async def plan_person_erasure(call: Call, person: PermittedPerson) -> people.Report:
     """Return what would be erased of a person."""
     report = await people.aplan(person.user, call.saver, call.store, **person.options)
-    return _without_unreachable(report, person)
+    return _remove_hidden_namespaces(report, person)
 
 
-async def forget_person(call: Call, runs: Runs, person: PermittedPerson) -> people.Report:
+async def erase_person(call: Call, runs: Runs, person: PermittedPerson) -> people.Report:
     """Erase everything that belongs to a person, once the runs have ended."""
     for thread_id in person.threads:
         await runs.stop_thread(call.identity.tenant, thread_id)
@@ -107,21 +113,21 @@ async def forget_person(call: Call, runs: Runs, person: PermittedPerson) -> peop
     for thread_id in person.threads:
         runs.forget_thread(call.identity.tenant, thread_id)
     call.record_for_audit(hashes=report.hashes)
-    return _without_unreachable(report, person)
+    return _remove_hidden_namespaces(report, person)
 
 
-def _without_unreachable(report: people.Report, person: PermittedPerson) -> people.Report:
+def _remove_hidden_namespaces(report: people.Report, person: PermittedPerson) -> people.Report:
     """Return the report without namespaces that the caller may not see."""
-    seen = {"/".join(namespace) for namespace in person.others}
-    return people.limit_to_namespaces(report, seen)
+    visible = {"/".join(namespace) for namespace in person.other_namespaces}
+    return people.limit_to_namespaces(report, visible)
 
 
-def form_of(report: people.Report) -> JSONObject:
+def build_report_json(report: people.Report) -> JSONObject:
     """Return a report as its JSON."""
     return {
         "user": report.user,
-        "erased": [_part(part) for part in report.erased],
-        "kept": [_part(part) for part in report.kept],
+        "erased": [_build_part_json(part) for part in report.erased],
+        "kept": [_build_part_json(part) for part in report.kept],
         "hashes": [*report.hashes],
         "scrubbed": report.scrubbed,
         "dry_run": report.dry_run,
@@ -129,47 +135,49 @@ def form_of(report: people.Report) -> JSONObject:
     }
 
 
-def _part(part: people.Part) -> JSONObject:
+def _build_part_json(part: people.Part) -> JSONObject:
     return {"what": part.what, "count": part.count, "ids": [*part.ids]}
 
 
 @routes.get("/people/{user}")
 @action("threads:read")
-async def plan(call: CurrentCall, user: PathId) -> Response:
+async def show_person(call: CurrentCall, user: PathId) -> Response:
     """Return what belongs to a person, as `DELETE` would erase it."""
-    return await build_json_reply(form_of(await plan_person(call, await permit_person(call, user))))
+    return await build_json_reply(
+        build_report_json(await plan_person_erasure(call, await permit_person(call, user)))
+    )
 
 
 @routes.get("/people/{user}/export")
 @action("threads:read")
-async def export(call: CurrentCall, user: PathId) -> Response:
+async def export_person(call: CurrentCall, user: PathId) -> Response:
     """Return the archive of a person as JSON Lines."""
     person = await permit_person(call, user)
     options = {**person.options}
     options.pop("looks_elsewhere")
     lines = people.aexport(person.user, call.saver, call.store, **options)
-    first = await anext(lines)  # an unknown person is an error before the reply begins
+    header = await anext(lines)  # an unknown person is an error before the reply begins
 
-    async def chunks() -> AsyncIterator[bytes]:
-        reached = [[*namespace] for namespace in person.others]
-        seen = [each for each in first["other_namespaces"] if each in reached]
-        yield encode_json(first | {"other_namespaces": seen}) + b"\n"
+    async def iter_lines() -> AsyncIterator[bytes]:
+        reached = [[*namespace] for namespace in person.other_namespaces]
+        seen = [each for each in header["other_namespaces"] if each in reached]
+        yield encode_json(header | {"other_namespaces": seen}) + b"\n"
         async for line in lines:
             yield encode_json(line) + b"\n"
 
     headers = {"Content-Disposition": 'attachment; filename="person.jsonl"'}
-    return StreamingResponse(chunks(), media_type="application/x-ndjson", headers=headers)
+    return StreamingResponse(iter_lines(), media_type="application/x-ndjson", headers=headers)
 
 
 @routes.delete("/people/{user}")
 @action("threads:delete")
-async def forget(
+async def delete_person(
     call: CurrentCall, runs: ServerRuns, user: PathId, hand_over: bool = False
 ) -> Response:
     """Erase everything that belongs to a person; returns the report.
 
     With `hand_over`, what the person wrote into the memories of teams is kept without the name.
     """
-    person = await permit_person(call, user, _ERASES)
+    person = await permit_person(call, user, _ERASE_ACTION)
     person.options["hand_over"] = hand_over
-    return await build_json_reply(form_of(await forget_person(call, runs, person)))
+    return await build_json_reply(build_report_json(await erase_person(call, runs, person)))

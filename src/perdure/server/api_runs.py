@@ -36,7 +36,7 @@ from perdure.checkpointers.runs import LIVE_STATES
 from perdure.checkpointers.thread_list import ListedThread, ThreadQuery
 from perdure.errors import UnknownThread
 from perdure.server.access import Forbidden, Identity, Refused, Unauthenticated, action
-from perdure.server.acting import act_for, identify
+from perdure.server.acting import act_for, identify_caller
 from perdure.server.api_states import build_checkpoint_config, build_checkpoint_ref, get_checkpoint
 from perdure.server.assistants import get_run_assistant
 from perdure.server.call import Call, CurrentCall, PathId
@@ -55,7 +55,7 @@ from perdure.server.run_log import (
 )
 from perdure.server.run_request import RunRequest, StreamMode, WithoutNulls, expand_arrays
 from perdure.server.runs import Runs, ServerRuns
-from perdure.server.teams import check_named_teams
+from perdure.server.teams import check_requested_teams
 from perdure.settings import SEARCH_LIMIT
 from perdure.storage.flow import NO_LIMIT
 
@@ -371,8 +371,8 @@ async def prepare_run(
     body.metadata = dict(permitted.get("metadata") or {})
     assistant = await get_run_assistant(call.without_acting_for(), runs.graphs, body.assistant_id)
     body = body.with_assistant(assistant)
-    if runs.teams is not None and runs.teams.are_known:
-        check_named_teams(call.identity, body.team_names())
+    if runs.teams is not None and runs.teams.identities_list_teams:
+        check_requested_teams(call.identity, body.team_names())
     await _check_input(call, runs, body, assistant["graph_id"], thread_id)
     threads, may_create = call.threads, temporary or body.if_not_exists == "create"
     permitted_thread: ListedThread | None = None
@@ -416,7 +416,7 @@ async def _check_input(
     ids = {"thread_id": thread_id, "user_id": call.identity.person}
     config = body.build_config(ids, is_continued=False)
     graph_context = runs.graphs.open_graph(
-        *(graph_name, call.saver, call.store, config), user=call.identity.raw
+        *(graph_name, call.saver, call.store, config), user=call.identity.raw_user
     )
     async with graph_context as graph:
         check_messages(graph, suspects)
@@ -475,7 +475,9 @@ def _build_sender(
     deed = "scheduled" if due else "answered" if is_answer else "continued"
     if message_author is not None:
         deed = "said" if identity.acting_for is None else "sent"
-    return Sender(identity.user, identity.acting_for, identity.may_act, message_author, deed)
+    return Sender(
+        identity.user, identity.acting_for, identity.may_act_for_others, message_author, deed
+    )
 
 
 async def get_permitted_run(
@@ -498,7 +500,7 @@ async def check_identity(connection: HTTPConnection) -> None:
         Unauthenticated: The key was revoked, or it belongs to another user now.
     """
     try:
-        identity = await identify(connection)
+        identity = await identify_caller(connection)
     except Exception as exc:  # a handler of an Auth file may raise any exception
         raise Unauthenticated(
             f"the key or token is no longer valid ({type(exc).__name__}); log in again"

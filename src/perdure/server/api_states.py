@@ -242,9 +242,9 @@ async def update_thread_state(
                 "be updated; set graph_id in its metadata to a graph that is served"
             )
         sender, person = _choose_person(runs, call, thread)
-        person_metadata = person.metadata(sender)
+        person_metadata = person.build_metadata(sender)
         steps = [
-            [update._replace(values=person.input(update.values)) for update in step]
+            [update._replace(values=person.apply_to_input(update.values)) for update in step]
             for step in steps
         ]
         for step in steps:  # one call for each, because langgraph adds metadata to the first only
@@ -276,7 +276,7 @@ async def _open_graph(runs: Runs, call: Call, thread: ListedThread) -> AsyncIter
     configurable = {"thread_id": thread.thread_id, "user_id": person_id}
     graph_args = name, call.saver, call.store, RunnableConfig(configurable=configurable)
     access: AccessContext = "threads.update" if call.action == "threads:update" else "threads.read"
-    async with graphs.open_graph(*graph_args, access=access, user=call.identity.raw) as graph:
+    async with graphs.open_graph(*graph_args, access=access, user=call.identity.raw_user) as graph:
         yield graph
 
 
@@ -287,7 +287,7 @@ def _choose_person(runs: Runs, call: Call, thread: ListedThread) -> tuple[Sender
     person.
     """
     identity = call.identity
-    acting = identity.acting_for, identity.may_act
+    acting = identity.acting_for, identity.may_act_for_others
     sender = Sender(identity.user, *acting, author=identity.person, deed="changed")
     return sender, choose_person(thread, sender, owners_are_people=runs.owners_are_people)
 

@@ -22,14 +22,14 @@ Limit = Annotated[int, Field(ge=1, le=1000)]
 Offset = Annotated[int, Field(ge=0)]
 
 
-class ItemNamed(BaseModel):
+class ItemKey(BaseModel):
     """The body of `DELETE /store/items`."""
 
     namespace: list[str]
     key: str
 
 
-class NewItem(ItemNamed):
+class NewItem(ItemKey):
     """The body of `PUT /store/items`."""
 
     value: JSONObject
@@ -48,7 +48,7 @@ class ItemSearch(BaseModel):
     refresh_ttl: bool | None = None
 
 
-class Namespaces(BaseModel):
+class NamespaceSearch(BaseModel):
     """The body of `POST /store/namespaces`."""
 
     prefix: list[str] | None = None
@@ -60,22 +60,24 @@ class Namespaces(BaseModel):
 
 @routes.put("/store/items", status_code=204)
 @action("store:put")
-async def put(call: CurrentCall, body: NewItem) -> None:
+async def put_item(call: CurrentCall, body: NewItem) -> None:
     """Store an item, or the next version of one."""
-    names = {"key", "value", "index"}
-    given = await _permitted(call, body.namespace, body.model_dump(include=names))
-    if given["value"] is None:
+    field_names = {"key", "value", "index"}
+    arguments = await _permit_arguments(call, body.namespace, body.model_dump(include=field_names))
+    if arguments["value"] is None:
         raise InvalidValue("the value is None; expected an object: to remove an item, delete it")
     ttl = NOT_PROVIDED if body.ttl is None else body.ttl
-    place = given["namespace"], given["key"]
-    author = call.find_team_author(given["namespace"])
-    source = None if author is None else Provenance(author=author, at=datetime.now(UTC))
-    await call.store.aput(*place, given["value"], given["index"], ttl=ttl, provenance=source)
+    place = arguments["namespace"], arguments["key"]
+    author = call.find_team_author(arguments["namespace"])
+    provenance = None if author is None else Provenance(author=author, at=datetime.now(UTC))
+    await call.store.aput(
+        *place, arguments["value"], arguments["index"], ttl=ttl, provenance=provenance
+    )
 
 
 @routes.get("/store/items")
 @action("store:get")
-async def get(
+async def get_item(
     call: CurrentCall,
     namespace: Annotated[list[str], Query()],
     key: str,
@@ -86,47 +88,51 @@ async def get(
     Labels of the namespace are joined by dots, or given one by one if they have dots themselves.
     """
     labels = namespace[0].split(".") if len(namespace) == 1 else namespace
-    given = await _permitted(call, labels, {"key": key})
-    item = await call.store.aget(given["namespace"], given["key"], refresh_ttl=refresh_ttl)
+    arguments = await _permit_arguments(call, labels, {"key": key})
+    item = await call.store.aget(arguments["namespace"], arguments["key"], refresh_ttl=refresh_ttl)
     return await build_json_reply(None if item is None else item.dict())
 
 
 @routes.delete("/store/items", status_code=204)
 @action("store:delete")
-async def delete(call: CurrentCall, body: ItemNamed) -> None:
+async def delete_item(call: CurrentCall, body: ItemKey) -> None:
     """Delete an item; its versions stay in its history."""
-    given = await _permitted(call, body.namespace, {"key": body.key})
-    await call.store.adelete(given["namespace"], given["key"])
+    arguments = await _permit_arguments(call, body.namespace, {"key": body.key})
+    await call.store.adelete(arguments["namespace"], arguments["key"])
 
 
 @routes.post("/store/items/search")
 @action("store:search")
-async def search(call: CurrentCall, body: ItemSearch) -> Response:
+async def search_items(call: CurrentCall, body: ItemSearch) -> Response:
     """Items under a prefix that match a filter; with a query, the best matches first."""
-    names = {"filter", "limit", "offset", "query"}
-    given = await _permitted(call, body.namespace_prefix, body.model_dump(include=names))
-    options = {name: given[name] for name in names}
+    field_names = {"filter", "limit", "offset", "query"}
+    arguments = await _permit_arguments(
+        call, body.namespace_prefix, body.model_dump(include=field_names)
+    )
+    options = {name: arguments[name] for name in field_names}
     options["refresh_ttl"] = body.refresh_ttl
-    found = await call.list_visible(call.store.asearch, given["namespace"], **options)
-    return await build_json_reply({"items": [item.dict() for item in found]})
+    items = await call.list_visible(call.store.asearch, arguments["namespace"], **options)
+    return await build_json_reply({"items": [item.dict() for item in items]})
 
 
 @routes.post("/store/namespaces")
 @action("store:list_namespaces")
-async def namespaces(call: CurrentCall, body: Namespaces) -> Response:
+async def list_namespaces(call: CurrentCall, body: NamespaceSearch) -> Response:
     """Namespaces that hold something."""
-    asked = body.model_dump(exclude={"prefix", "suffix"})
-    asked["suffix"] = None if body.suffix is None else tuple(body.suffix)
-    given = await _permitted(call, body.prefix, asked)
-    prefix = given.pop("namespace")
-    found = await call.list_visible(call.store.alist_namespaces, prefix=prefix, **given)
-    return await build_json_reply({"namespaces": found})
+    requested = body.model_dump(exclude={"prefix", "suffix"})
+    requested["suffix"] = None if body.suffix is None else tuple(body.suffix)
+    arguments = await _permit_arguments(call, body.prefix, requested)
+    prefix = arguments.pop("namespace")
+    visible = await call.list_visible(call.store.alist_namespaces, prefix=prefix, **arguments)
+    return await build_json_reply({"namespaces": visible})
 
 
-async def _permitted(call: Call, namespace: list[str] | None, asked: JSONObject) -> JSONObject:
+async def _permit_arguments(
+    call: Call, namespace: list[str] | None, requested: JSONObject
+) -> JSONObject:
     """The arguments of a call, as access left them."""
     labels = None if namespace is None else tuple(namespace)
-    given = await call.permit({"namespace": labels, **asked})
-    if given["namespace"] is not None:
-        given["namespace"] = tuple(given["namespace"])
-    return given
+    arguments = await call.permit({"namespace": labels, **requested})
+    if arguments["namespace"] is not None:
+        arguments["namespace"] = tuple(arguments["namespace"])
+    return arguments

@@ -20,7 +20,7 @@ from perdure.effects import arun
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.memory.thread_memories import PLACES, aforget_thread_memories
 from perdure.memory.thread_messages import read_channel_values
-from perdure.server.access import action, containing
+from perdure.server.access import action, build_containment_check
 from perdure.server.api_states import (
     Superstep,
     build_checkpoint_config,
@@ -287,7 +287,7 @@ async def _search_by_values(
     Raises:
         ConfigurationError: More than `MAX_THREADS_READ` threads match the other conditions.
     """
-    contains_values, matching = containing(values), list[Thread]()
+    contains_values, matching = build_containment_check(values), list[Thread]()
     threads = await call.threads.search(query, MAX_THREADS_READ + 1)
     for thread in threads[:MAX_THREADS_READ]:
         complete = await _add_values(call, thread)

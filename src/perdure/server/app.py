@@ -35,7 +35,7 @@ from perdure.server import (
     pages_threads,
     thread_stream,
 )
-from perdure.server.access import Access, Local, action, public
+from perdure.server.access import Access, LocalAccess, action, public
 from perdure.server.call import CurrentCall
 from perdure.server.custom_app import CustomApp
 from perdure.server.databases import DatabaseOptions, Databases
@@ -49,7 +49,7 @@ from perdure.server.guard import (
     add_error_replies,
     validate_origins,
 )
-from perdure.server.limits import Clients, Limits
+from perdure.server.limits import Limits, RequestLimiter
 from perdure.server.logs import Audit
 from perdure.server.pages import ASSETS, page
 from perdure.server.reply import JSONReply
@@ -68,21 +68,21 @@ routes, metrics_routes = APIRouter(), APIRouter()
 @routes.get("/", include_in_schema=False)
 @routes.get("/ui", include_in_schema=False)
 @public
-async def root() -> RedirectResponse:
+async def redirect_to_first_page() -> RedirectResponse:
     """The first page."""
     return RedirectResponse("/ui/threads")
 
 
 @routes.get("/ok")
 @public
-async def ok() -> dict[str, bool]:
+async def report_health() -> dict[str, bool]:
     """Health: whether the server answers."""
     return {"ok": True}
 
 
 @routes.get("/info")
 @public
-async def info(request: Request) -> dict[str, Any]:
+async def describe_server(request: Request) -> dict[str, Any]:
     """What this server is and has, as clients of langgraph's ask."""
     paths = request.app.openapi()["paths"]
     return {
@@ -100,16 +100,16 @@ async def info(request: Request) -> dict[str, Any]:
 
 @routes.get("/docs", include_in_schema=False)
 @public
-async def docs(request: Request) -> Response:
+async def show_api_docs(request: Request) -> Response:
     """The paths for programs, as `/openapi.json` describes them."""
-    described = request.app.openapi()
-    schemas = described["components"]["schemas"]
-    return page(request, "docs.html", paths=described["paths"], schemas=schemas)
+    openapi = request.app.openapi()
+    schemas = openapi["components"]["schemas"]
+    return page(request, "docs.html", paths=openapi["paths"], schemas=schemas)
 
 
 @metrics_routes.get("/metrics", include_in_schema=False)
 @action("admin")
-async def metrics(call: CurrentCall, request: Request) -> Response:
+async def export_metrics(call: CurrentCall, request: Request) -> Response:
     """The metrics as Prometheus reads them."""
     await call.permit()
     text = await request.app.state.telemetry.exposition(
@@ -119,7 +119,7 @@ async def metrics(call: CurrentCall, request: Request) -> Response:
 
 
 def create_app(
-    chosen: settings.Settings | None = None,
+    server_settings: settings.Settings | None = None,
     *,
     access: Access | None = None,
     graphs: Graphs | None = None,
@@ -136,7 +136,7 @@ def create_app(
     """Make the application.
 
     Args:
-        chosen: The settings; None: those of perdure.toml and the environment.
+        server_settings: The settings, or None for those of perdure.toml and the environment.
         access: Who may do what; None: everybody everything, as the settings' user. Serve that on
             a loopback address only.
         graphs: What is run; None: perdure's own chat and agent.
@@ -156,23 +156,23 @@ def create_app(
     Raises:
         ConfigurationError: An origin, or the custom application, is none.
     """
-    chosen, limits, audit = chosen or settings.load(), limits or Limits(), audit or Audit()
-    served = graphs or Graphs.load_built_in(chosen)
+    chosen, limits, audit = server_settings or settings.load(), limits or Limits(), audit or Audit()
+    served_graphs = graphs or Graphs.load_built_in(chosen)
     webhooks = Webhooks(webhook_hosts, chosen.webhook_secret)
-    custom = None if custom_app is None else CustomApp(custom_app)
+    custom_application = None if custom_app is None else CustomApp(custom_app)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        options: dict[str, Any] = {"saver_options": getattr(served, "saver_options", {})}
+        options: dict[str, Any] = {"saver_options": getattr(served_graphs, "saver_options", {})}
         options["options"] = database_options or DatabaseOptions()
         if telemetry is not None:
             options["instrument"] = telemetry.measured
         people = getattr(app.state.access, "owners_are_people", True)
         # without authentication, a client may name an owner, which says nothing about other threads
-        options["has_organisations"] = not people and not isinstance(app.state.access, Local)
+        options["has_organisations"] = not people and not isinstance(app.state.access, LocalAccess)
         app.state.databases = Databases(chosen, **options)
         players: Players = {"run": api_runs.RunEvents, "thread": event_streams.ThreadEvents}
-        parts = served, limits, app.state.databases, players, telemetry, webhooks
+        parts = served_graphs, limits, app.state.databases, players, telemetry, webhooks
         teams = RunTeams(app.state.access)
         runs = Runs(*parts, owners_are_people=people, teams=teams)
         runs.schedule = Schedule(app.state.access, app.state.databases, runs)
@@ -180,9 +180,13 @@ def create_app(
         try:
             # those of other kinds of access are known when somebody asks
             await app.state.runs.open_tenants(getattr(app.state.access, "tenants", (None,)))
-            async with nullcontext() if custom is None else custom.run_lifespan() as state:
-                if custom is not None:
-                    custom.set_state(state)
+            async with (
+                nullcontext()
+                if custom_application is None
+                else custom_application.run_lifespan() as state
+            ):
+                if custom_application is not None:
+                    custom_application.set_state(state)
                 yield
         finally:
             await app.state.runs.aclose()
@@ -199,11 +203,11 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False},  # it has paths and queries
         max_body_size=limits.body_bytes,
     )
-    app.state.access = access or Local(chosen.user)
+    app.state.access = access or LocalAccess(chosen.user)
     app.state.settings, app.state.audit, app.state.telemetry = chosen, audit, telemetry
     app.state.sessions, app.state.clients, app.state.limits = (
         Sessions(sessions),
-        Clients(limits),
+        RequestLimiter(limits),
         limits,
     )
     app.state.hosts = None if hosts is None else {ascii_host(each) for each in hosts}
@@ -235,11 +239,11 @@ def create_app(
     ):
         app.include_router(each)
     app.mount("/assets", StaticFiles(directory=ASSETS), name="assets")
-    _check_actions(app)
+    _require_actions(app)
     app.state.first_segments = None
-    if custom is not None:
-        app.state.first_segments = _first_segments(app)
-        app.router.default = custom
+    if custom_application is not None:
+        app.state.first_segments = _collect_first_segments(app)
+        app.router.default = custom_application
     app.add_middleware(Guard)  # the last is the outermost
     if origins:  # their scripts can read refusals, too
         app.add_middleware(
@@ -253,14 +257,14 @@ def create_app(
     return app
 
 
-def _first_segments(app: FastAPI) -> frozenset[str]:
+def _collect_first_segments(app: FastAPI) -> frozenset[str]:
     """Return the first segments of perdure's paths, such as `threads` of `/threads/{thread_id}`."""
     paths = (getattr(each.original_route, "path", "/") for each in iter_route_contexts(app.routes))
     return frozenset(path.split("/")[1] for path in paths)
 
 
-def _check_actions(app: FastAPI) -> None:
+def _require_actions(app: FastAPI) -> None:
     for each in iter_route_contexts(app.routes):
-        is_ours = isinstance(each.original_route, APIRoute | APIWebSocketRoute)
-        if is_ours and not hasattr(each.endpoint, "action"):
+        is_api_route = isinstance(each.original_route, APIRoute | APIWebSocketRoute)
+        if is_api_route and not hasattr(each.endpoint, "action"):
             raise TypeError(f"{each.path} names no action; see perdure.server.access")

@@ -23,7 +23,14 @@ from perdure.checkpointers.assistants import AssistantRow, AssistantTable
 from perdure.checkpointers.thread_list import ThreadQuery
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.server import api_threads
-from perdure.server.access import Forbidden, Refused, action, check_reach, containing, meets
+from perdure.server.access import (
+    Forbidden,
+    Refused,
+    action,
+    build_containment_check,
+    matches_filter,
+    require_filter_match,
+)
 from perdure.server.call import Call, CurrentCall, Page, PathId, SortedPage
 from perdure.server.graphs import Graph, Graphs, UnknownGraph, default_assistant_id
 from perdure.server.reply import build_json_reply, encode_json
@@ -117,7 +124,7 @@ class Assistants:
         key = self._check_changeable(assistant_id)
 
         def apply_changes(row: AssistantRow) -> dict[str, Any]:
-            if not meets(row.content["metadata"], self._filter):
+            if not matches_filter(row.content["metadata"], self._filter):
                 raise unknown_assistant_error(self._graphs, assistant_id)
             metadata = {**row.content["metadata"], **changes["metadata"]}
             return self._validate_content({**row.content, **changes, "metadata": metadata})
@@ -158,11 +165,14 @@ class Assistants:
             *map(_build_assistant, await self._table.list_assistants()),
             *map(_build_default_assistant, self._graphs),
         ]
-        matches_metadata, name_part = containing(filters.metadata), filters.name.casefold()
+        matches_metadata, name_part = (
+            build_containment_check(filters.metadata),
+            filters.name.casefold(),
+        )
         return [
             row
             for row in rows
-            if meets(visible := self._build_visible_metadata(row), self._filter)
+            if matches_filter(visible := self._build_visible_metadata(row), self._filter)
             and matches_metadata(visible)
             and filters.graph_id in (None, row["graph_id"])
             and name_part in row["name"].casefold()
@@ -170,7 +180,7 @@ class Assistants:
 
     def _is_reachable(self, assistant: Assistant) -> bool:
         """Return whether the caller may reach an assistant."""
-        return meets(self._build_visible_metadata(assistant), self._filter)
+        return matches_filter(self._build_visible_metadata(assistant), self._filter)
 
     def _build_visible_metadata(self, assistant: Assistant) -> dict[str, Any]:
         """Return the metadata to which filters apply.
@@ -208,7 +218,7 @@ class Assistants:
                 f"the assistant has {size} bytes; expected at most {MAX_ASSISTANT_BYTES}; keep "
                 "larger values in the store or in the code of the graph"
             )
-        check_reach("an assistant", content["metadata"], self._filter)
+        require_filter_match("an assistant", content["metadata"], self._filter)
         return dict(content)
 
 
@@ -401,7 +411,7 @@ async def open_assistant_graph(
     assistant = await assistants.get(assistant_id)
     graph_args, user = (
         (assistant["graph_id"], call.saver, call.store, assistant["config"]),
-        call.identity.raw,
+        call.identity.raw_user,
     )
     async with runs.graphs.open_graph(*graph_args, access="assistants.read", user=user) as graph:
         yield assistant["graph_id"], graph
@@ -495,7 +505,7 @@ async def list_assistant_versions(
     assistants: PermittedAssistants, assistant_id: PathId, body: VersionSearch
 ) -> Response:
     """List the versions of an assistant, newest first."""
-    matches_metadata = containing(body.metadata)
+    matches_metadata = build_containment_check(body.metadata)
     matching = [
         version
         for version in await assistants.list_versions(assistant_id)

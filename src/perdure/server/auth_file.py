@@ -26,12 +26,12 @@ from perdure.server.teams import read_teams
 from perdure.settings import is_name
 
 _LOG: Final = logging.getLogger("perdure.server")
-_PARAMETERS: Final = (
+_HANDLER_PARAMETERS: Final = (
     "request", "body", "path", "method", "path_params", "query_params", "headers", "authorization"
 )  # fmt: skip
 Handler = Callable[..., Any]
 _Scalar: TypeAlias = str | bool | int | float
-_FILTERS: Final = TypeAdapter[Filter](
+_FILTER_ADAPTER: Final = TypeAdapter[Filter](
     dict[
         str,
         _Scalar
@@ -44,7 +44,7 @@ _FILTERS: Final = TypeAdapter[Filter](
 )
 
 
-class User(dict[str, Any]):
+class HandlerUser(dict[str, Any]):
     """A user whom a handler returned as a dict or as an id: its fields are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
@@ -76,18 +76,18 @@ class _ActingUser:
         return name == "acting_for" or hasattr(self._user, name)
 
 
-def _user_of(identity: Identity) -> Any:
+def _build_context_user(identity: Identity) -> Any:
     """Return the user for handlers: as one of them returned it, with `acting_for`.
 
     `ctx.user["acting_for"]` is the person for whom the user acts, or None.
     """
-    raw, person = identity.raw, identity.acting_for
+    raw, person = identity.raw_user, identity.acting_for
     if isinstance(raw, Mapping):
-        return User({**raw, "acting_for": person})
+        return HandlerUser({**raw, "acting_for": person})
     return raw if person is None else _ActingUser(raw, person)
 
 
-class AuthFile:
+class AuthFileAccess:
     """Access by the handlers of a file.
 
     Perdure's own are the permissions `perdure:admin` and `perdure:act`, the fields `tenant` and
@@ -105,24 +105,26 @@ class AuthFile:
     def __init__(self, path: str) -> None:
         if (folder := str(Path(path).resolve().parent)) not in sys.path:
             sys.path.append(folder)  # what it imports lies beside it
-        self._authenticate, self._handlers = _registered(
+        self._authenticate, self._handlers = _find_handlers(
             import_object(path, Path(), "the file of authentication handlers"), path
         )
         parameters = inspect.signature(self._authenticate).parameters.values()
-        self._asks = [each.name for each in parameters if each.name in _PARAMETERS]
-        self.reads_body = "body" in self._asks
+        self._parameter_names = [
+            each.name for each in parameters if each.name in _HANDLER_PARAMETERS
+        ]
+        self.reads_body = "body" in self._parameter_names
         for each in parameters:
-            if each.name not in _PARAMETERS and each.default is each.empty:
+            if each.name not in _HANDLER_PARAMETERS and each.default is each.empty:
                 raise ConfigurationError(
                     f"the authentication handler of {path!r} has the parameter {each.name!r}; "
-                    f"expected some of {', '.join(_PARAMETERS)}"
+                    f"expected some of {', '.join(_HANDLER_PARAMETERS)}"
                 )
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """The user that the authentication handler returns."""
         arguments = {
             "request": connection,
-            "body": await _body(connection) if self.reads_body else None,
+            "body": await _read_json_body(connection) if self.reads_body else None,
             "path": connection.url.path,
             "method": connection.scope["method"],
             "path_params": dict(connection.path_params),
@@ -130,14 +132,21 @@ class AuthFile:
             "headers": dict(connection.scope["headers"]),
             "authorization": connection.headers.get("authorization"),
         }
-        given, handler = {name: arguments[name] for name in self._asks}, self._authenticate
+        handler_arguments, handler = (
+            {name: arguments[name] for name in self._parameter_names},
+            self._authenticate,
+        )
         is_async = inspect.iscoroutinefunction(handler)
-        user = await _answer(handler(**given) if is_async else asyncio.to_thread(handler, **given))
+        user = await _await_handler(
+            handler(**handler_arguments)
+            if is_async
+            else asyncio.to_thread(handler, **handler_arguments)
+        )
         if isinstance(user, str):
             user = {"identity": user}
         if isinstance(user, Mapping):
             default = {"is_authenticated": True, "permissions": [], "display_name": ""}
-            user = User(default | dict(user))
+            user = HandlerUser(default | dict(user))
         identity = getattr(user, "identity", None)
         if not is_name(identity):
             raise Unauthenticated("the authentication handler returned no user with an identity")
@@ -151,20 +160,22 @@ class AuthFile:
     async def permit(self, identity: Identity, action: Action, value: dict[str, Any]) -> Filter:
         """Ask the most specific handler."""
         resource, _, verb = action.partition(":")
-        places = ((resource, verb), (resource, "*"), ("*", verb), ("*", "*"))
-        handler = next((self._handlers[each] for each in places if each in self._handlers), None)
+        candidates = ((resource, verb), (resource, "*"), ("*", verb), ("*", "*"))
+        handler = next(
+            (self._handlers[each] for each in candidates if each in self._handlers), None
+        )
         if handler is None:
             raise Forbidden(f"no handler allows {action}")
         context = Auth.types.AuthContext(
             permissions=sorted(identity.permissions),
-            user=_user_of(identity),
+            user=_build_context_user(identity),
             resource=cast(Any, resource),
             action=cast(Any, verb),
         )
         if "metadata" in value and value["metadata"] is None:  # handlers write into it
             value["metadata"] = {}
         try:
-            result = await _answer(handler(ctx=context, value=value))
+            result = await _await_handler(handler(ctx=context, value=value))
         except AssertionError as exc:  # as the handlers in langgraph's guide say no
             raise Forbidden(str(exc) or f"{action} is not allowed") from exc
         if result is False:
@@ -175,29 +186,29 @@ class AuthFile:
             return {}
         with suppress(ValidationError):
             if resource in ("threads", "assistants", "crons"):
-                return _FILTERS.validate_python(result, strict=True)
+                return _FILTER_ADAPTER.validate_python(result, strict=True)
         _LOG.error("denied %s: its handler returned %r, which cannot be applied", action, result)
         raise Forbidden(f"the handler of {action} returned a filter that cannot be applied")
 
 
-async def _answer(called: Awaitable[Any]) -> Any:
+async def _await_handler(result: Awaitable[Any]) -> Any:
     """The answer of a handler; its HTTPException becomes one of our errors."""
     try:
-        return await called
+        return await result
     except Auth.exceptions.HTTPException as exc:
-        kind = {401: Unauthenticated, 403: Forbidden}.get(exc.status_code, Refused)
+        error_class = {401: Unauthenticated, 403: Forbidden}.get(exc.status_code, Refused)
         status = exc.status_code if 400 <= exc.status_code < 600 else 403
-        raise kind(exc.detail, status, exc.headers) from exc
+        raise error_class(exc.detail, status, exc.headers) from exc
 
 
-async def _body(connection: HTTPConnection) -> Any:
+async def _read_json_body(connection: HTTPConnection) -> Any:
     if isinstance(connection, Request) and "json" in connection.headers.get("content-type", ""):
         with suppress(ValueError):  # the endpoint refuses what is no JSON
             return await connection.json()
     return None
 
 
-def _registered(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, str], Handler]]:
+def _find_handlers(auth: Any, path: str) -> tuple[Handler, Mapping[tuple[str, str], Handler]]:
     """The handlers of an `Auth`: it has no public way to them.
 
     Source: langgraph_sdk/auth/__init__.py, which says that servers read these attributes.

@@ -20,10 +20,18 @@ from perdure.memory.recall import NAMESPACE
 from perdure.memory.records import RESERVED_LABEL
 from perdure.memory.run_config import TEAM, TEAMS
 from perdure.memory.thread_search import ThreadHits
-from perdure.server.access import Access, Action, Filter, Forbidden, Identity, Refused, meets
-from perdure.server.acting import identify
+from perdure.server.access import (
+    Access,
+    Action,
+    Filter,
+    Forbidden,
+    Identity,
+    Refused,
+    matches_filter,
+)
+from perdure.server.acting import identify_caller
 from perdure.server.databases import Databases, OpenDatabase
-from perdure.server.teams import check_team, is_of_team, may_reach
+from perdure.server.teams import check_team_access, is_team_namespace, may_see_namespace
 from perdure.server.threads import Thread, Threads
 from perdure.settings import SEARCH_LIMIT
 from perdure.stores.base import Namespace
@@ -103,7 +111,7 @@ class Call:
         if self.action != "admin":
             self._filter = await self._access.permit(self.identity, self.action, arguments)
         if self.action.startswith("store:"):
-            check_team(self.identity, self.action, arguments.get("namespace") or ())
+            check_team_access(self.identity, self.action, arguments.get("namespace") or ())
         is_write = self.action in ("store:put", "store:delete")
         if is_internal_namespace(arguments.get("namespace") or ()) and (
             is_write or not self.identity.is_admin
@@ -164,7 +172,7 @@ class Call:
             await other_call.permit({"thread_id": thread["thread_id"], "metadata": {}})
         except Refused:
             return False
-        return meets(thread["metadata"], other_call._filter)
+        return matches_filter(thread["metadata"], other_call._filter)
 
     @property
     def filter(self) -> Filter:
@@ -246,11 +254,11 @@ class Call:
 
     def _is_visible(self, namespace: Sequence[str]) -> bool:
         """Return whether a namespace is shown in a list of all namespaces."""
-        return not is_internal_namespace(namespace) and may_reach(self.identity, namespace)
+        return not is_internal_namespace(namespace) and may_see_namespace(self.identity, namespace)
 
     def find_team_author(self, namespace: Sequence[str]) -> str | None:
         """Return the user as the author of a team's item, or None outside of a team's namespace."""
-        return self.identity.person if is_of_team(namespace) else None
+        return self.identity.person if is_team_namespace(namespace) else None
 
     @property
     def memories(self) -> tuple[str, ...]:
@@ -274,7 +282,7 @@ def build_literal_template(namespace: Namespace) -> tuple[Namespace, RunnableCon
 
     The labels are passed by the config, so that braces in them are not template fields.
     """
-    if is_of_team(namespace) and len(namespace) > 1:
+    if is_team_namespace(namespace) and len(namespace) > 1:
         template, config = build_literal_template(namespace[2:])
         team = {"configurable": {**config["configurable"], "team": namespace[1]}}
         return (TEAMS, TEAM, *template), cast(RunnableConfig, team)
@@ -286,13 +294,13 @@ async def open_call(connection: HTTPConnection) -> AsyncIterator[Call]:
     """Yield the call of a request until its reply was sent."""
     state, access = connection.app.state, connection.app.state.access
     known_identity = getattr(connection.state, "identity", None)
-    identity: Identity = known_identity or await identify(connection)
+    identity: Identity = known_identity or await identify_caller(connection)
     connection.state.user = identity.user
     endpoint = connection.scope["route"].endpoint
     call = Call(identity, endpoint.action, access, state.databases, state.runs)
     connection.state.call = call
     await state.audit.check_room(endpoint.action, connection.scope["method"])
-    with state.clients.one((identity.tenant, identity.user)), call.keep_database_open():
+    with state.clients.track_request((identity.tenant, identity.user)), call.keep_database_open():
         yield call
 
 

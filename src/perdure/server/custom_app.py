@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure.errors import ConfigurationError
 from perdure.server.access import Identity, Refused
-from perdure.server.acting import identify
+from perdure.server.acting import identify_caller
 from perdure.server.guard import build_refusal
 
 
@@ -79,9 +79,9 @@ class CustomApp:
         """Identify the user, and pass the request on."""
         state = scope["app"].state
         try:
-            identity = await identify(HTTPConnection(scope))
-            with state.clients.one((identity.tenant, identity.user)):
-                own = {**scope, "user": AppUser(identity), "state": dict(self._state)}
-                await self._app(own, receive, send)
+            identity = await identify_caller(HTTPConnection(scope))
+            with state.clients.track_request((identity.tenant, identity.user)):
+                app_scope = {**scope, "user": AppUser(identity), "state": dict(self._state)}
+                await self._app(app_scope, receive, send)
         except Refused as exc:
             await build_refusal(scope, exc)(scope, receive, send)

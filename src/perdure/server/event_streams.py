@@ -260,7 +260,7 @@ class ThreadSocket:
                 f"the message has {len(content)} bytes; expected at most {max_bytes}", 413
             )
         identity = self._call.identity
-        self._websocket.app.state.clients.take((identity.tenant, identity.user))
+        self._websocket.app.state.clients.count_request((identity.tenant, identity.user))
         await check_identity(self._websocket)
         return content
 

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.server.access import Forbidden, Refused, Unauthenticated
-from perdure.server.acting import identify
+from perdure.server.acting import identify_caller
 from perdure.server.call import AUDITED_NAMES
 from perdure.server.logs import SAFE_METHODS, Audit, is_change
 from perdure.server.pages import error_page
@@ -203,8 +203,8 @@ def _check_request(scope: Scope, headers: Headers) -> ASGIApp | None:
     state = scope["app"].state
     try:
         _check_host(headers.get("host", ""), state.hosts)
-        state.clients.take((scope.get("client") or ("",))[0])
-        has_session = state.sessions.apply(scope)
+        state.clients.count_request((scope.get("client") or ("",))[0])
+        has_session = state.sessions.add_session_key(scope)
         if has_session:
             scope["state"]["session"] = True
         if scope["type"] == "websocket" or scope["method"] not in SAFE_METHODS:
@@ -272,7 +272,7 @@ async def _identify_sender(scope: Scope) -> None:
     if action is None or getattr(access, "reads_body", False):
         return
     try:
-        scope.setdefault("state", {})["identity"] = await identify(HTTPConnection(scope))
+        scope.setdefault("state", {})["identity"] = await identify_caller(HTTPConnection(scope))
     except Refused as exc:
         raise HTTPException(exc.status, str(exc), exc.headers) from exc
 

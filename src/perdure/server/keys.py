@@ -20,24 +20,24 @@ from perdure.server.access import (
     Forbidden,
     Identity,
     Unauthenticated,
-    permit_own,
+    permit_own_data,
 )
 from perdure.server.acting import act_for
 from perdure.server.keys_file import Key, check_key_user, read_keys
-from perdure.server.teams import check_team, is_of_team
+from perdure.server.teams import check_team_access, is_team_namespace
 
 _LOG: Final = logging.getLogger("perdure.server")
-_LOOK_S: Final = 1.0  # how often the file is read
+_RELOAD_INTERVAL_S: Final = 1.0  # how often the file is read
 
 
-def new_key(user: str) -> tuple[str, str]:
+def create_key(user: str) -> tuple[str, str]:
     """A new random key of a user, and its SHA-256."""
     check_key_user(user)
     key = f"perdure_{secrets.token_urlsafe(32)}"
     return key, hashlib.sha256(key.encode()).hexdigest()
 
 
-class Keys:
+class KeysFileAccess:
     """Access by the keys of a file; a change of the file is seen within a second.
 
     A key with the permission `perdure:admin` may do everything. One with `perdure:act` may act for
@@ -51,13 +51,13 @@ class Keys:
     """
 
     def __init__(self, file: str | Path) -> None:
-        self._file = Path(file)
-        self._keys, self._looked = self._read(), monotonic()
+        self._path = Path(file)
+        self._keys, self._read_at = self._read_file(), monotonic()
 
     @property
-    def exposed(self) -> bool:
+    def is_readable_by_others(self) -> bool:
         """Whether others of this machine may read the file."""
-        return bool(self._file.stat().st_mode & 0o077)
+        return bool(self._path.stat().st_mode & 0o077)
 
     @property
     def tenants(self) -> set[str | None]:
@@ -66,35 +66,41 @@ class Keys:
 
     async def identify(self, connection: HTTPConnection) -> Identity:
         """The user of the key that a request has."""
-        await self._look_soon()
+        await self._reload_if_stale()
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         key = connection.headers.get("x-api-key") or bearer
-        given = hashlib.sha256(key.encode()).hexdigest()
+        digest = hashlib.sha256(key.encode()).hexdigest()
         # all are compared, so that the time tells nothing
-        found = [each for each in self._keys if hmac.compare_digest(each.sha256, given)]
-        if not key or not found:
+        matching_keys = [each for each in self._keys if hmac.compare_digest(each.sha256, digest)]
+        if not key or not matching_keys:
             raise Unauthenticated(
                 "no valid API key; send one as x-api-key or Authorization: Bearer",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        one = found[0]
-        teams = frozenset(one.teams)
-        return Identity(one.user, one.tenant, frozenset(one.permissions), teams=teams)
+        matching_key = matching_keys[0]
+        teams = frozenset(matching_key.teams)
+        return Identity(
+            matching_key.user, matching_key.tenant, frozenset(matching_key.permissions), teams=teams
+        )
 
-    async def again(self, identity: Identity) -> Identity:
+    async def refresh_identity(self, identity: Identity) -> Identity:
         """A user who has a key still, with what their keys may do now."""
-        whose = identity.user, identity.tenant
-        await self._look_soon()
-        keys = [each for each in self._keys if (each.user, each.tenant) == whose]
+        user_and_tenant = identity.user, identity.tenant
+        await self._reload_if_stale()
+        keys = [each for each in self._keys if (each.user, each.tenant) == user_and_tenant]
         if not keys:
             raise Unauthenticated(f"{identity.user!r} has no key any more")
-        now = frozenset(name for each in keys for name in each.permissions)
-        known = Identity(*whose, identity.permissions & now, teams=self.teams_of(*whose))
+        current_permissions = frozenset(name for each in keys for name in each.permissions)
+        current_identity = Identity(
+            *user_and_tenant,
+            identity.permissions & current_permissions,
+            teams=self.find_teams(*user_and_tenant),
+        )
         person = identity.acting_for
-        return known if person is None else act_for(self, known, person)
+        return current_identity if person is None else act_for(self, current_identity, person)
 
-    def teams_of(self, user: str, tenant: str | None) -> frozenset[str]:
+    def find_teams(self, user: str, tenant: str | None) -> frozenset[str]:
         """The teams that the keys of a user list."""
         keys = [each for each in self._keys if (each.user, each.tenant) == (user, tenant)]
         return frozenset(name for each in keys for name in each.teams)
@@ -104,11 +110,11 @@ class Keys:
         if identity.is_admin:
             return {}
         namespace = tuple(value.get("namespace") or ())
-        if action.startswith("store:") and is_of_team(namespace):
-            check_team(identity, action, namespace)
+        if action.startswith("store:") and is_team_namespace(namespace):
+            check_team_access(identity, action, namespace)
             value["namespace"] = namespace
             return {}
-        return permit_own(identity.person, action, value)
+        return permit_own_data(identity.person, action, value)
 
     def check_person(self, identity: Identity, person: str) -> None:
         """Refuse a person who has keys, and none of them in the tenant of the caller.
@@ -122,17 +128,17 @@ class Keys:
         if tenants and identity.tenant not in tenants:
             raise Forbidden(f"{person!r:.80} is not known in the tenant of {identity.user!r}")
 
-    async def _look_soon(self) -> None:
-        if monotonic() - self._looked > _LOOK_S:
-            self._looked = monotonic()
-            await asyncio.to_thread(self._look)
+    async def _reload_if_stale(self) -> None:
+        if monotonic() - self._read_at > _RELOAD_INTERVAL_S:
+            self._read_at = monotonic()
+            await asyncio.to_thread(self._reload)
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         try:
-            self._keys = self._read()
+            self._keys = self._read_file()
         except ConfigurationError as exc:  # a key that was to be revoked is not valid
             self._keys = []
             _LOG.error("no key is valid until it is mended: %s", exc)
 
-    def _read(self) -> list[Key]:
-        return read_keys(self._file)
+    def _read_file(self) -> list[Key]:
+        return read_keys(self._path)

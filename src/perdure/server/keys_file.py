@@ -17,8 +17,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from perdure.errors import ConfigurationError
 from perdure.settings import is_name
 
-_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
-_TRIES: Final = 20  # how often the file is read again, if another program changes it meanwhile
+_TABLE_HEADER: Final = re.compile(r"\s*\[\[\s*keys\s*\]\]\s*(#.*)?")
+_MAX_ATTEMPTS: Final = (
+    20  # how often the file is read again, if another program changes it meanwhile
+)
 
 
 def check_key_user(name: str) -> str:
@@ -55,7 +57,7 @@ class Key(BaseModel):
     teams: list[Annotated[str, AfterValidator(check_team_name)]] = []
 
 
-class _File(BaseModel):
+class _KeysFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     keys: list[Key]
@@ -67,26 +69,26 @@ def read_keys(path: Path) -> list[Key]:
     Raises:
         ConfigurationError: The file is missing or malformed.
     """
-    with _named_errors(path):
+    with _wrap_file_errors(path):
         return _parse_keys(path.read_text(encoding="utf-8"))
 
 
 def _parse_keys(text: str) -> list[Key]:
-    return _File.model_validate(tomllib.loads(text)).keys
+    return _KeysFile.model_validate(tomllib.loads(text)).keys
 
 
 @contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
+def _wrap_file_errors(path: Path) -> Iterator[None]:
     """Raise ConfigurationError, which names the file, in place of errors of reading it."""
     try:
         yield
     except (OSError, ValueError) as exc:
-        wrong = str(exc)
+        problem = str(exc)
         if isinstance(exc, ValidationError):  # its text has the values
             first = exc.errors(include_input=False)[0]
-            wrong = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ConfigurationError(
-            f"the keys file {str(path)!r} cannot be read: {wrong}; expected [[keys]] "
+            f"the keys file {str(path)!r} cannot be read: {problem}; expected [[keys]] "
             "with user, sha256 and, if wanted, tenant, permissions and teams"
         ) from None
 
@@ -102,22 +104,24 @@ def revoke_keys(path: Path, is_revoked: Callable[[Key], bool]) -> list[Key]:
             another program changes it all the time.
     """
     path = path.resolve()  # of a link, the file that it names is replaced
-    for _ in range(_TRIES):
-        with _named_errors(path):
-            before = path.read_bytes()
-            text = before.decode("utf-8")
+    for _ in range(_MAX_ATTEMPTS):
+        with _wrap_file_errors(path):
+            old_content = path.read_bytes()
+            text = old_content.decode("utf-8")
             keys = _parse_keys(text)
         revoked = [key for key in keys if is_revoked(key)]
         if not revoked:
             return []
-        after = _remove_blocks(text, [is_revoked(key) for key in keys])
-        if after is None or not _has_keys(after, [key for key in keys if not is_revoked(key)]):
+        new_text = _remove_blocks(text, [is_revoked(key) for key in keys])
+        if new_text is None or not _has_keys(
+            new_text, [key for key in keys if not is_revoked(key)]
+        ):
             raise ConfigurationError(
                 f"the keys file {str(path)!r} does not have each key under a line [[keys]] of its "
                 "own, so it cannot be edited; remove the keys by hand"
             )
         try:
-            if _replace_file(path, before, after.encode("utf-8")):
+            if _replace_file(path, old_content, new_text.encode("utf-8")):
                 return revoked
         except OSError as exc:
             raise ConfigurationError(f"{str(path)!r} cannot be replaced: {exc}") from exc
@@ -138,20 +142,22 @@ def _remove_blocks(text: str, is_removed: Sequence[bool]) -> str | None:
     Comments directly above a table go with it, unless the file begins with them.
     """
     lines = re.split(r"(?<=\n)", text)
-    starts = [number for number, line in enumerate(lines) if _HEADER.fullmatch(line.strip())]
-    if len(starts) != len(is_removed):
+    header_lines = [
+        number for number, line in enumerate(lines) if _TABLE_HEADER.fullmatch(line.strip())
+    ]
+    if len(header_lines) != len(is_removed):
         return None
-    begins = [_find_comments(lines, start) for start in starts]
-    ends = [*begins[1:], len(lines)]
-    kept = lines[: begins[0]]
-    for begin, end, gone in zip(begins, ends, is_removed, strict=True):
-        kept += [] if gone else lines[begin:end]
+    block_starts = [_find_comment_start(lines, start) for start in header_lines]
+    block_ends = [*block_starts[1:], len(lines)]
+    remaining_lines = lines[: block_starts[0]]
+    for first, end, is_block_removed in zip(block_starts, block_ends, is_removed, strict=True):
+        remaining_lines += [] if is_block_removed else lines[first:end]
     if all(is_removed):
-        kept.append("keys = []\n")  # what a file without keys has to say
-    return "".join(kept)
+        remaining_lines.append("keys = []\n")  # what a file without keys has to say
+    return "".join(remaining_lines)
 
 
-def _find_comments(lines: Sequence[str], start: int) -> int:
+def _find_comment_start(lines: Sequence[str], start: int) -> int:
     """Return the number of the first of the comments directly above a line."""
     first = start
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -159,9 +165,9 @@ def _find_comments(lines: Sequence[str], start: int) -> int:
     return start if first == 0 else first
 
 
-def _replace_file(path: Path, before: bytes, after: bytes) -> bool:
+def _replace_file(path: Path, old_content: bytes, new_content: bytes) -> bool:
     """Replace a file if it is as it was. Return whether it was."""
-    with _locked(path):
+    with _lock_folder(path):
         status = path.stat()
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -170,10 +176,10 @@ def _replace_file(path: Path, before: bytes, after: bytes) -> bool:
                     with suppress(PermissionError):  # only root gives files away
                         os.fchown(file.fileno(), status.st_uid, status.st_gid)
                 os.chmod(name, stat.S_IMODE(status.st_mode))
-                file.write(after)
+                file.write(new_content)
                 file.flush()
                 os.fsync(file.fileno())
-            if path.read_bytes() != before:
+            if path.read_bytes() != old_content:
                 return False
             os.replace(name, path)
         finally:
@@ -184,7 +190,7 @@ def _replace_file(path: Path, before: bytes, after: bytes) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock_folder(path: Path) -> Iterator[None]:
     """Hold a lock on the folder of a file, so that of two revocations none is lost."""
     try:
         import fcntl

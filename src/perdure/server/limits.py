@@ -12,17 +12,17 @@ from typing import Final
 
 from perdure.server.access import Refused
 
-_MOST: Final = 10_000  # clients of which a rate is kept
-_AGAIN_S: Final = 5
+_MAX_CLIENTS: Final = 10_000  # clients of which a rate is kept
+_CONCURRENCY_RETRY_S: Final = 5
 
 
-class TooMany(Refused):
+class TooManyRequests(Refused):
     """A client asks more often than it may."""
 
     status = 429
 
-    def __init__(self, detail: str, again_s: float) -> None:
-        super().__init__(detail, headers={"Retry-After": str(math.ceil(again_s))})
+    def __init__(self, detail: str, retry_after_s: float) -> None:
+        super().__init__(detail, headers={"Retry-After": str(math.ceil(retry_after_s))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,54 +41,67 @@ class Limits:
 
     body_bytes: int = 10_000_000
     body_wait_s: float = 30.0
-    per_s: float = 200.0
+    requests_per_s: float = 200.0
     burst: int = 1000
-    at_once: int = 256
+    max_concurrent_requests: int = 256
     user_event_bytes: int = 64_000_000
     all_event_bytes: int = 256_000_000
 
 
-class Clients:
+class RequestLimiter:
     """The requests of each client, and whether it may send another.
 
     Source: the generic cell rate algorithm, ITU-T I.371.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._each_s, self._ahead_s = 1 / limits.per_s, (limits.burst - 1) / limits.per_s
-        self._at_once, self._open = limits.at_once, Counter[Hashable]()
-        self._next: dict[Hashable, float] = {}
+        self._interval_s, self._burst_s = (
+            1 / limits.requests_per_s,
+            (limits.burst - 1) / limits.requests_per_s,
+        )
+        self._max_concurrent, self._open_requests = (
+            limits.max_concurrent_requests,
+            Counter[Hashable](),
+        )
+        self._next_due: dict[Hashable, float] = {}
 
-    def take(self, client: Hashable) -> None:
+    def count_request(self, client: Hashable) -> None:
         """Count a request.
 
         Raises:
-            TooMany: There were more than there may be.
+            TooManyRequests: There were more than there may be.
         """
         now = monotonic()
-        due = max(self._next.get(client, 0.0), now)
-        if (again_s := due - now - self._ahead_s) > 0:
-            raise TooMany(f"too many requests; ask again in {again_s:.1f} s", again_s)
-        if len(self._next) >= _MOST:
-            self._next = {each: at for each, at in self._next.items() if at > now}
-            if len(self._next) >= _MOST:  # as many ask at once: forget who asked how often
-                self._next.clear()
-        self._next[client] = due + self._each_s
+        due = max(self._next_due.get(client, 0.0), now)
+        if (retry_after_s := due - now - self._burst_s) > 0:
+            raise TooManyRequests(
+                f"too many requests; ask again in {retry_after_s:.1f} s", retry_after_s
+            )
+        if len(self._next_due) >= _MAX_CLIENTS:
+            self._next_due = {each: at for each, at in self._next_due.items() if at > now}
+            if (
+                len(self._next_due) >= _MAX_CLIENTS
+            ):  # as many ask at once: forget who asked how often
+                self._next_due.clear()
+        self._next_due[client] = due + self._interval_s
 
     @contextmanager
-    def one(self, client: Hashable) -> Iterator[None]:
+    def track_request(self, client: Hashable) -> Iterator[None]:
         """Count a request, which is under way while this lasts.
 
         Raises:
-            TooMany: There were more than there may be, or as many as may be are under way.
+            TooManyRequests: There were more than there may be, or as many as may be are under way.
         """
-        self.take(client)
-        if self._open[client] >= self._at_once:
-            raise TooMany(f"{self._at_once} requests are under way; end some first", _AGAIN_S)
-        self._open[client] += 1
+        self.count_request(client)
+        if self._open_requests[client] >= self._max_concurrent:
+            raise TooManyRequests(
+                f"{self._max_concurrent} requests are under way; end some first",
+                _CONCURRENCY_RETRY_S,
+            )
+        self._open_requests[client] += 1
         try:
             yield
         finally:
-            self._open[client] -= 1
-            if not self._open[client]:
-                del self._open[client]
+            self._open_requests[client] -= 1
+            if not self._open_requests[client]:
+                del self._open_requests[client]

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from perdure import __version__, memory
 from perdure.errors import InvalidValue, PerdureError
-from perdure.server.access import Identity, Local, public
+from perdure.server.access import Identity, LocalAccess, public
 from perdure.server.call import Call, CurrentCall
 from perdure.server.databases import DatabaseOptions, Databases
 from perdure.server.logs import Audit, is_change
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult
 
 _LOG: Final = logging.getLogger("perdure.mcp")
-_TOOLS: Final = {schema.name: (schema, tool) for schema, tool in zip(SCHEMAS, TOOLS, strict=True)}
+_TOOLS_BY_NAME: Final = {
+    schema.name: (schema, tool) for schema, tool in zip(SCHEMAS, TOOLS, strict=True)
+}
 
 
 class ToolRequest(NamedTuple):
@@ -44,21 +46,23 @@ class ToolRequest(NamedTuple):
     request_id: str | None = None
 
 
-def build_server(request_of: Callable[[ServerRequestContext[Any]], ToolRequest]) -> Server[Any]:
+def build_server(get_request: Callable[[ServerRequestContext[Any]], ToolRequest]) -> Server[Any]:
     """Build a server with the tools. `request_of` returns the request of a context of the SDK."""
     from mcp.server.lowlevel import Server
     from mcp.types import ListToolsResult
 
-    listed = ListToolsResult.model_validate({"tools": [each.describe() for each in SCHEMAS]})
-    schemas = {each.name: each.input_schema() for each in SCHEMAS}
+    tool_list = ListToolsResult.model_validate(
+        {"tools": [each.build_tool_entry() for each in SCHEMAS]}
+    )
+    schemas = {each.name: each.build_input_schema() for each in SCHEMAS}
 
     async def list_tools(context: ServerRequestContext[Any], params: Any) -> ListToolsResult:
-        return listed
+        return tool_list
 
     async def call_tool(
         context: ServerRequestContext[Any], params: CallToolRequestParams
     ) -> CallToolResult:
-        return await _call_tool(params.name, params.arguments or {}, request_of(context))
+        return await _call_tool(params.name, params.arguments or {}, get_request(context))
 
     return Server(
         SERVER_NAME,
@@ -87,9 +91,11 @@ async def _call_tool(name: str, arguments: dict[str, Any], request: ToolRequest)
 
 
 def _find_tool(name: str) -> tuple[ToolSchema, Tool]:
-    if name not in _TOOLS:
-        raise InvalidValue(f"there is no tool {name!r:.60}; expected one of {', '.join(_TOOLS)}")
-    return _TOOLS[name]
+    if name not in _TOOLS_BY_NAME:
+        raise InvalidValue(
+            f"there is no tool {name!r:.60}; expected one of {', '.join(_TOOLS_BY_NAME)}"
+        )
+    return _TOOLS_BY_NAME[name]
 
 
 async def _run_tool(tool: Tool, arguments: dict[str, Any], request: ToolRequest) -> str:
@@ -136,19 +142,19 @@ async def serve_stdio(
 
     configured = DatabaseOptions(_load_store_options(settings.graphs))
     user, databases = settings.user, Databases(settings, options=configured)
-    request = ToolRequest(Call(Identity(user), "store:search", Local(user), databases), audit)
+    request = ToolRequest(Call(Identity(user), "store:search", LocalAccess(user), databases), audit)
     server = build_server(lambda context: request)
-    given: Any = _Input(iter(lines), stdin)
+    input_file: Any = _PrefixedInput(iter(lines), stdin)
     try:
-        async with stdio_server(stdin=anyio.wrap_file(given)) as (read, write):
+        async with stdio_server(stdin=anyio.wrap_file(input_file)) as (read, write):
             options = server.create_initialization_options()
-            await server.run(read, _Replies(write), options)
+            await server.run(read, _ReplyStream(write), options)
     finally:
         await databases.aclose()
         audit.close()
 
 
-class _Input:
+class _PrefixedInput:
     """An input stream with lines that were already read, followed by those of a stream."""
 
     def __init__(self, lines: Iterator[str], stream: TextIO) -> None:
@@ -159,7 +165,7 @@ class _Input:
         return next(self._lines, None) or self._stream.readline()
 
 
-class _Replies:
+class _ReplyStream:
     """The stream of replies. It drops the reply to `initialize`, which was already answered."""
 
     def __init__(self, stream: WriteStream[SessionMessage]) -> None:
@@ -190,25 +196,25 @@ routes = APIRouter()
 
 @routes.post("/mcp", include_in_schema=False)
 @public
-async def over_http(call: CurrentCall) -> Response:
+async def handle_mcp_request(call: CurrentCall) -> Response:
     """MCP by streamable HTTP, without sessions: there is nothing to GET or to DELETE.
 
     The user is identified here; what they may do is checked by the action of each tool.
     """
-    return _Exchange(await asyncio.to_thread(_http_server))  # its import takes a second
+    return _SdkResponse(await asyncio.to_thread(_get_http_server))  # its import takes a second
 
 
 @cache
-def _http_server() -> Server[Any]:
-    def request_of(context: ServerRequestContext[Any]) -> ToolRequest:
+def _get_http_server() -> Server[Any]:
+    def get_request(context: ServerRequestContext[Any]) -> ToolRequest:
         http: Any = context.request
         return ToolRequest(http.state.call, http.app.state.audit, http.state.request_id)
 
     _ = memory.arecall, memory.aremember, memory.quote_memories  # imports modules in a thread
-    return build_server(request_of)
+    return build_server(get_request)
 
 
-class _Exchange(Response):
+class _SdkResponse(Response):
     """The reply of the SDK to one request."""
 
     def __init__(self, server: Server[Any]) -> None:

@@ -1,9 +1,9 @@
-"""The first messages of an MCP connection over stdio, answered before the SDK is loaded.
+"""Answer the first messages of an MCP connection over stdio before the MCP SDK is imported.
 
-Importing the SDK and what the tools need takes two seconds of CPU. Many programs start all their
-MCP servers, list the tools and call none of them. `Opening` answers these first requests with the
-same JSON as the SDK; tests/server/test_mcp_opening.py compares them. The first message that it does
-not know, such as a call of a tool, goes to the SDK, and so do all messages after it.
+Importing the SDK and the modules of the tools takes two seconds of CPU. Many MCP clients start all
+their servers and list the tools, and never call one. `StartupResponder` answers these first
+requests with the same JSON as the SDK; tests/server/test_mcp_opening.py compares both. The first
+message that it cannot answer, such as a tool call, goes to the SDK, and so do all later messages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ENVELOPE_VERSION: Final = "2026-07-28"
 REPLAYED_ID: Final = "perdure:initialize"
 """The id of the `initialize` request that the SDK reads again; its reply is not sent."""
 _META_PREFIX: Final = "io.modelcontextprotocol/"
-_UNSERVED: Final = ("prompts/list", "resources/list", "resources/templates/list")
+_UNSUPPORTED_METHODS: Final = ("prompts/list", "resources/list", "resources/templates/list")
 _METHOD_NOT_FOUND: Final = -32601  # JSON-RPC error code
 
 
-class Opening:
+class StartupResponder:
     """Answers the first messages of a connection.
 
     Args:
@@ -37,12 +37,12 @@ class Opening:
 
     def __init__(self, version: str) -> None:
         self._server_info = {"name": SERVER_NAME, "version": version}
-        self.replayed = list[str]()
+        self.replayed_lines = list[str]()
 
-    def serve(self, lines: Iterable[str], out: TextIO) -> str | None:
+    def answer_lines(self, lines: Iterable[str], out: TextIO) -> str | None:
         """Answer lines. Return the first line for the SDK, or None at the end of the input."""
         for line in lines:
-            replies = self.answer(line)
+            replies = self.answer_message(line)
             if replies is None:
                 return line
             for reply in replies:
@@ -50,7 +50,7 @@ class Opening:
                 out.flush()
         return None
 
-    def answer(self, line: str) -> list[dict[str, Any]] | None:
+    def answer_message(self, line: str) -> list[dict[str, Any]] | None:
         """Return the replies to a message; [] for a notification, None if the SDK must answer."""
         try:
             message = json.loads(line)
@@ -65,44 +65,48 @@ class Opening:
             return self._handle_notification(line, method)
         if not isinstance(message["id"], int | str) or isinstance(message["id"], bool):
             return None
-        answered = self._build_result(method, params)
-        if answered is None:
+        result = self._build_result(method, params)
+        if result is None:
             return None
-        return [{"jsonrpc": "2.0", "id": message["id"], **answered}]
+        return [{"jsonrpc": "2.0", "id": message["id"], **result}]
 
     def _handle_notification(self, line: str, method: str) -> list[dict[str, Any]] | None:
         """Handle a notification. Of those that can come here, the SDK needs only one."""
         if not method.startswith("notifications/"):
             return None
-        if method == "notifications/initialized" and self.replayed:
-            self.replayed[1:] = [line]
+        if method == "notifications/initialized" and self.replayed_lines:
+            self.replayed_lines[1:] = [line]
         return []
 
     def _build_result(self, method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         """Return the result or the error of a request, or None if the SDK must answer it."""
         if method == "initialize":
-            return self._initialize(params)
+            return self._answer_initialize(params)
         meta = params.get("_meta", {})
         if set(params) - {"_meta"} or not isinstance(meta, dict):
             return None
         if _META_PREFIX + "protocolVersion" in meta:
-            return None if self.replayed else self._answer_enveloped(method, meta)
+            return None if self.replayed_lines else self._answer_enveloped(method, meta)
         if method == "ping":
             return {"result": {}}
-        if not self.replayed:
+        if not self.replayed_lines:
             return None
         if method == "tools/list":
-            return {"result": {"tools": [tool.describe() for tool in TOOLS]}}
-        return _not_found(method) if method in _UNSERVED else None
+            return {"result": {"tools": [tool.build_tool_entry() for tool in TOOLS]}}
+        return _build_not_found_error(method) if method in _UNSUPPORTED_METHODS else None
 
-    def _initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _answer_initialize(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
         client: Any = params.get("clientInfo")
         version = params.get("protocolVersion")
-        if self.replayed or version not in HANDSHAKE_VERSIONS or not _is_implementation(client):
+        if (
+            self.replayed_lines
+            or version not in HANDSHAKE_VERSIONS
+            or not _is_implementation(client)
+        ):
             return None
         if not isinstance(params.get("capabilities"), dict):
             return None
-        again = {
+        sdk_request = {
             "jsonrpc": "2.0",
             "id": REPLAYED_ID,
             "method": "initialize",
@@ -112,7 +116,7 @@ class Opening:
                 "clientInfo": {"name": client["name"], "version": client["version"]},
             },
         }
-        self.replayed.append(json.dumps(again) + "\n")
+        self.replayed_lines.append(json.dumps(sdk_request) + "\n")
         return {
             "result": {
                 "protocolVersion": version,
@@ -137,12 +141,20 @@ class Opening:
                 "instructions": INSTRUCTIONS,
             }
         elif method == "tools/list":
-            result = {"tools": [tool.describe() for tool in TOOLS]}
+            result = {"tools": [tool.build_tool_entry() for tool in TOOLS]}
         else:
-            return _not_found(method) if method in (*_UNSERVED, "ping") else None
-        same = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+            return (
+                _build_not_found_error(method)
+                if method in (*_UNSUPPORTED_METHODS, "ping")
+                else None
+            )
+        common_fields = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
         return {
-            "result": {**result, **same, "_meta": {f"{_META_PREFIX}serverInfo": self._server_info}}
+            "result": {
+                **result,
+                **common_fields,
+                "_meta": {f"{_META_PREFIX}serverInfo": self._server_info},
+            }
         }
 
 
@@ -153,5 +165,5 @@ def _is_implementation(value: Any) -> bool:
     )
 
 
-def _not_found(method: str) -> dict[str, Any]:
+def _build_not_found_error(method: str) -> dict[str, Any]:
     return {"error": {"code": _METHOD_NOT_FOUND, "message": "Method not found", "data": method}}

@@ -26,7 +26,7 @@ from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, CurrentCall, build_literal_template, is_internal_namespace
 from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
 from perdure.server.reply import encode_json, escape_unprintable, http_status
-from perdure.server.teams import is_of_team
+from perdure.server.teams import is_team_namespace
 from perdure.stores import Provenance
 from perdure.stores.values import parse_json_object
 
@@ -109,7 +109,7 @@ async def tree(request: Request, call: CurrentCall, asked: Asked, start: Number 
         found = [each for each in found if each[: len(ns)] == ns]
     shown = [each for each in found[:_NAMESPACES] if each != ns]
     if not (ns or start or call.identity.is_admin):
-        shown = [each for each in shown if not is_of_team(each)] + await _find_teams(call)
+        shown = [each for each in shown if not is_team_namespace(each)] + await _find_teams(call)
     sizes = await call.store.anamespace_sizes(shown)
     first: list[Any] = [
         ListNamespacesOp((MatchCondition("prefix", each),), None, 2) for each in shown
@@ -242,7 +242,9 @@ def _compared(versions: list[Any]) -> list[Values]:
 
 def _is_memory(call: Call, item: Any) -> bool:
     is_text = isinstance(item.value.get("text"), str)
-    return is_text and (is_of_team(item.namespace) or item.namespace[:1] == call.memories[:1])
+    return is_text and (
+        is_team_namespace(item.namespace) or item.namespace[:1] == call.memories[:1]
+    )
 
 
 def _may_change(namespace: Namespace) -> bool:

@@ -9,10 +9,10 @@ from perdure.errors import ConfigurationError
 from perdure.memory.run_config import TEAMS
 from perdure.server.access import action
 from perdure.server.api_people import (
-    forget_person,
-    form_of,
+    build_report_json,
+    erase_person,
     permit_person,
-    plan_person,
+    plan_person_erasure,
 )
 from perdure.server.call import CurrentCall
 from perdure.server.pages import Pages, Text, page
@@ -25,10 +25,12 @@ routes = Pages()
 async def person(request: Request, call: CurrentCall, user: str = "") -> Response:
     """What belongs to the user, or for an admin to any person."""
     whose = user or call.identity.person
-    report = await plan_person(call, await permit_person(call, whose))
+    report = await plan_person_erasure(call, await permit_person(call, whose))
     ids = [id for part in report.erased if part.what == "items" for id in part.ids]
     writes_for_teams = any(id.startswith(f"{TEAMS}/") for id in ids)
-    return page(request, "person.html", **form_of(report), writes_for_teams=writes_for_teams)
+    return page(
+        request, "person.html", **build_report_json(report), writes_for_teams=writes_for_teams
+    )
 
 
 @routes.post("/ui/person")
@@ -50,4 +52,6 @@ async def forget(
     if typed != whose:
         raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {whose!r}")
     permitted.options["hand_over"] = bool(hand_over)
-    return page(request, "person.html", **form_of(await forget_person(call, runs, permitted)))
+    return page(
+        request, "person.html", **build_report_json(await erase_person(call, runs, permitted))
+    )

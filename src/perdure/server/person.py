@@ -18,7 +18,7 @@ from perdure.checkpointers.labels import CALLER, DEED
 from perdure.checkpointers.thread_list import ListedThread
 from perdure.memory.thread_messages import REMEMBER, REMEMBER_TURN, SEARCHED
 
-DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
+CALLER_DEEDS: Final = ("answered", "said", "sent", "scheduled", "continued", "changed")
 """What a caller may do on a thread: answer a question, send a message, send a message for the
 person, have a cron run, continue a run, or change the state."""
 _ROLES: Final = ("user", "human", "assistant", "ai", "system", "developer", "tool", "function")
@@ -32,7 +32,7 @@ class Sender(NamedTuple):
         acting_for: The person for whom the caller acts, or None.
         may_act: Whether the caller may act for others.
         author: The user whose message is the input of the run, or None if it has no new message.
-        deed: What the caller does; one of `DEEDS`.
+        deed: What the caller does; one of `CALLER_DEEDS`.
         teams: The teams of the caller, or of the person for whom the caller acts.
     """
 
@@ -44,16 +44,16 @@ class Sender(NamedTuple):
     teams: Sequence[str] = ()
 
     @classmethod
-    def from_row(cls, about: Mapping[str, Any]) -> Self:
+    def from_row(cls, row: Mapping[str, Any]) -> Self:
         """Return the sender that the row of a run keeps. Empty values are not kept."""
-        kept = {name: about[name] for name in cls._fields if name in about}
-        return cls(**{"caller": about["user"], **kept})
+        fields = {name: row[name] for name in cls._fields if name in row}
+        return cls(**{"caller": row["user"], **fields})
 
-    def about(self) -> dict[str, Any]:
+    def build_row_fields(self) -> dict[str, Any]:
         """Return the values that the row of a run keeps."""
-        kept = {name: value for name, value in self._asdict().items() if value}
-        del kept["caller"]
-        return {**kept, "user": self.caller}
+        fields = {name: value for name, value in self._asdict().items() if value}
+        del fields["caller"]
+        return {**fields, "user": self.caller}
 
 
 class Person(NamedTuple):
@@ -65,36 +65,38 @@ class Person(NamedTuple):
     """
 
     user: str
-    remembers: bool
+    uses_memory: bool
 
-    def configurable(self) -> dict[str, Any]:
+    def build_configurable(self) -> dict[str, Any]:
         """Return the values of the run's `configurable` that name the user."""
-        if self.remembers:
+        if self.uses_memory:
             return {"user_id": self.user}
         return {"user_id": "", WITHOUT_MEMORY_KEY: True}
 
-    def metadata(self, sender: Sender) -> dict[str, Any]:
+    def build_metadata(self, sender: Sender) -> dict[str, Any]:
         """Return the metadata of the run's checkpoints that says whose thread it is."""
-        named = {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
-        return {"user_id": self.user, **named}
+        caller_fields = (
+            {} if sender.caller == self.user else {CALLER: sender.caller, DEED: sender.deed}
+        )
+        return {"user_id": self.user, **caller_fields}
 
-    def context(self, context: Any) -> Any:
+    def apply_to_context(self, context: Any) -> Any:
         """Return the context of a run, in which `user_id` and `owner` are the person's."""
         if not isinstance(context, Mapping):
             return context
         names = {name for name in ("user_id", "owner") if name in context}
-        return {**context, **dict.fromkeys(names, self.user if self.remembers else "")}
+        return {**context, **dict.fromkeys(names, self.user if self.uses_memory else "")}
 
-    def input(self, input: Any) -> Any:
+    def apply_to_input(self, input: Any) -> Any:
         """Return the input of a run, whose messages are marked if nothing is remembered of them."""
-        if self.remembers:
+        if self.uses_memory:
             return input
         if isinstance(input, Command):
             goto = [
-                Send(each.node, self.input(each.arg)) if isinstance(each, Send) else each
+                Send(each.node, self.apply_to_input(each.arg)) if isinstance(each, Send) else each
                 for each in ([input.goto] if isinstance(input.goto, str | Send) else input.goto)
             ]
-            return replace(input, update=self.input(input.update), goto=goto)
+            return replace(input, update=self.apply_to_input(input.update), goto=goto)
         if isinstance(input, Mapping):
             return {name: _mark_messages(name, value) for name, value in input.items()}
         if isinstance(input, list):  # the update of a command, or messages
@@ -128,13 +130,20 @@ def choose_person(thread: ListedThread, sender: Sender, *, owners_are_people: bo
     A thread without a checkpoint becomes that of the person for whom its first caller acts, unless
     it belongs to somebody else than the caller.
     """
-    known, named = find_person(thread, owners_are_people=owners_are_people), sender.acting_for
-    if named is not None and thread.head_metadata is None and known in (None, sender.caller):
-        known = named
-    user = known if known is not None else named or sender.caller
-    is_theirs = sender.author in (None, user)
+    thread_person, named = (
+        find_person(thread, owners_are_people=owners_are_people),
+        sender.acting_for,
+    )
+    if (
+        named is not None
+        and thread.head_metadata is None
+        and thread_person in (None, sender.caller)
+    ):
+        thread_person = named
+    user = thread_person if thread_person is not None else named or sender.caller
+    is_author = sender.author in (None, user)
     may_act = sender.may_act and named is None
-    return Person(user, bool(user) and (is_theirs or may_act))
+    return Person(user, bool(user) and (is_author or may_act))
 
 
 def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
@@ -144,8 +153,8 @@ def find_owner(thread: ListedThread, sender: Sender, person: Person) -> Any:
     acts.
     """
     owner = thread.metadata.get("owner")
-    is_given = thread.head_metadata is None and sender.acting_for == person.user
-    return person.user if is_given and owner == sender.caller else owner
+    is_new_thread = thread.head_metadata is None and sender.acting_for == person.user
+    return person.user if is_new_thread and owner == sender.caller else owner
 
 
 def _mark_messages(name: str, value: Any) -> Any:
@@ -161,7 +170,7 @@ def _mark_messages(name: str, value: Any) -> Any:
     if isinstance(value, str) and name == "messages":
         value = {"role": "user", "content": value}
     if isinstance(value, Mapping):
-        value = _open_envelope(value)
+        value = _unwrap_envelope(value)
     role = value.get("role", value.get("type")) if isinstance(value, Mapping) else None
     if role in _ROLES:
         metadata = value.get("response_metadata")
@@ -172,17 +181,17 @@ def _mark_messages(name: str, value: Any) -> Any:
     return value
 
 
-def _open_envelope(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _unwrap_envelope(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of a message that was serialized as LangChain serializes objects.
 
     Any other value is returned as it is. LangChain takes the class from the last part of the `id`,
     such as `HumanMessage`, and the fields from `kwargs`, which may be an envelope again.
     """
     while value.get("lc") == 1 and value.get("type") == "constructor":
-        kind, fields = value.get("id"), value.get("kwargs")
-        if not (isinstance(kind, list) and kind and isinstance(fields, Mapping)):
+        class_path, fields = value.get("id"), value.get("kwargs")
+        if not (isinstance(class_path, list) and class_path and isinstance(fields, Mapping)):
             break
-        role = str(kind[-1]).removesuffix("Chunk").removesuffix("Message").lower()
+        role = str(class_path[-1]).removesuffix("Chunk").removesuffix("Message").lower()
         if role not in _ROLES:
             break
         value = {"type": role, **fields}

@@ -220,9 +220,13 @@ class RunExecution:
             run.set_overtaken()
             return
         sender, person = await self._choose_person(thread)
-        server_values = {"thread_id": run.thread_id, "run_id": run.run_id, **person.configurable()}
+        server_values = {
+            "thread_id": run.thread_id,
+            "run_id": run.run_id,
+            **person.build_configurable(),
+        }
         if (chooser := self._runs.server.teams) is not None:
-            teams = chooser.choose(run.tenant, sender, person)
+            teams = chooser.choose_teams(run.tenant, sender, person)
             server_values |= {} if teams is None else {TEAMS_KEY: teams}
         graph_ids = {"graph_id": run.graph_name, "assistant_id": run.row.details["assistant_id"]}
         login = {"langgraph_auth_user": run.login} if run.login is not None else {}
@@ -231,11 +235,11 @@ class RunExecution:
         )
         owner = find_owner(thread, sender, person)
         config["metadata"] |= {} if owner is None else {"owner": owner}
-        config["metadata"] |= person.metadata(sender)
+        config["metadata"] |= person.build_metadata(sender)
         config["callbacks"] = [AwaitedViews(saver)]
-        context = person.context(run.request.context)
+        context = person.apply_to_context(run.request.context)
         run.request = run.request.model_copy(update={"context": context})
-        graph_input = None if progress else person.input(run.request.graph_input())
+        graph_input = None if progress else person.apply_to_input(run.request.graph_input())
         run.waits_for_answer = progress == "asks"
         if progress is None:
             await store_start(saver, run, config)

@@ -31,7 +31,7 @@ from perdure.errors import (
     PerdureError,
     StorageUnavailable,
 )
-from perdure.server.auth_file import User
+from perdure.server.auth_file import HandlerUser
 from perdure.server.databases import OpenDatabase
 from perdure.server.erasure_counts import ErasureCounts
 from perdure.server.run import CANCEL_ACTIONS, Run, add_interrupts, describe_error, restore_request
@@ -302,7 +302,7 @@ class DatabaseRuns:
         options = {
             name: stored[name] for name in ("temporary", "protocol", "recorded") if name in stored
         }
-        login = User(stored["login"]) if stored.get("login") is not None else None
+        login = HandlerUser(stored["login"]) if stored.get("login") is not None else None
         run = Run(
             row,
             self.tenant,

@@ -23,7 +23,7 @@ from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.event_memory import EventMemory
 from perdure.server.graphs import Graphs
-from perdure.server.limits import Limits, TooMany
+from perdure.server.limits import Limits, TooManyRequests
 from perdure.server.person import Sender
 from perdure.server.reply import encode_json
 from perdure.server.run import CANCEL_ACTIONS, Run
@@ -86,7 +86,11 @@ class Runs:
     ) -> None:
         self.teams = teams
         self.owners_are_people = owners_are_people
-        self.graphs, self._at_once, self._databases = graphs, limits.at_once, databases
+        self.graphs, self._at_once, self._databases = (
+            graphs,
+            limits.max_concurrent_requests,
+            databases,
+        )
         self.keep_database_open, self._players = databases.keep_open, players
         self.measure_run = telemetry.run if telemetry else contextlib.nullcontext
         self.is_closed = self._is_draining = False
@@ -341,7 +345,7 @@ class Runs:
             count: The number of new runs.
 
         Raises:
-            TooMany: The user would have more runs under way than allowed.
+            TooManyRequests: The user would have more runs under way than allowed.
             Refused: The server is shutting down.
         """
         user_ref = identity.tenant, identity.user
@@ -349,10 +353,10 @@ class Runs:
             sum((run.tenant, run.user) == user_ref for run in self._under_way) + count
             > self._at_once
         ):
-            raise TooMany(
+            raise TooManyRequests(
                 f"a user may have at most {self._at_once} runs under way; wait until some have "
                 "ended, or cancel them",
-                again_s=5,
+                retry_after_s=5,
             )
         if self._is_draining:
             why = "the server is shutting down; retry, or use another server"
@@ -414,14 +418,14 @@ class Runs:
             raise StorageUnavailable(
                 "the connection to the database was lost, and is being restored; try again"
             )
-        strategy, login = request.multitask_strategy, extract_login_fields(identity.raw)
+        strategy, login = request.multitask_strategy, extract_login_fields(identity.raw_user)
         sender = sender or Sender(identity.user)
         details = {
             "assistant_id": request.assistant_id,
             "metadata": request.metadata,
             "multitask_strategy": strategy,
             "person": person or sender.acting_for or identity.user,
-            **sender.about(),
+            **sender.build_row_fields(),
         }
         stored_fields = {"temporary": temporary, "protocol": protocol, "login": login}
         stored_fields |= {"recorded": recorded, "request": request.to_stored()}
@@ -431,7 +435,7 @@ class Runs:
         live = LiveRun(thread_id, 0, 0, str(uuid4()), "pending", owner, graph_name, 1, None)
         row = RunRow(live, now, now, details, request=stored_fields, not_before=not_before)
         user_ref = identity.tenant, identity.user
-        run_options = temporary, protocol, recorded, identity.raw
+        run_options = temporary, protocol, recorded, identity.raw_user
         run = Run(row._replace(request=None), *user_ref, request, *run_options)
         runs.runs_by_id[run.run_id] = run  # before a sweep reads the row
         try:

@@ -23,7 +23,7 @@ from perdure.checkpointers.records import CronRow, DueCron
 from perdure.errors import ConfigurationError, StorageFull, StorageUnavailable
 from perdure.server.access import Access, Identity, Refused
 from perdure.server.api_runs import prepare_run
-from perdure.server.auth_file import User
+from perdure.server.auth_file import HandlerUser
 from perdure.server.call import Call
 from perdure.server.databases import Databases
 from perdure.server.run_queue import DatabaseRuns
@@ -194,11 +194,13 @@ class Schedule:
     async def _start_run(self, tenant: str | None, request: CronRequest, due: DueCron) -> None:
         """Start a run as the user who created the cron, with the rights that this user has now."""
         content = due.cron.content
-        login = None if content["login"] is None else User(content["login"])
+        login = None if content["login"] is None else HandlerUser(content["login"])
         permissions, person = frozenset(content["permissions"]), content.get("acting_for")
         teams = read_teams(login)
         creator = Identity(content["user"], tenant, permissions, login, person, teams=teams)
-        refresh_identity = getattr(self._access, "again", None)  # keys may be revoked meanwhile
+        refresh_identity = getattr(
+            self._access, "refresh_identity", None
+        )  # keys may be revoked meanwhile
         identity = await refresh_identity(creator) if refresh_identity else creator
         call = Call(identity, "threads:create_run", self._access, self._databases, self._runs)
         with call.keep_database_open():

@@ -11,16 +11,16 @@ from fastapi import APIRouter, Form
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
-from perdure.server.access import Local, Unauthenticated, public
-from perdure.server.limits import Clients, Limits
+from perdure.server.access import LocalAccess, Unauthenticated, public
+from perdure.server.limits import Limits, RequestLimiter
 from perdure.server.pages import page
 
 routes = APIRouter(include_in_schema=False)
 _COOKIE: Final = "perdure_session"
-_LASTS_S: Final = 12 * 3600
-_MOST: Final = 10_000
-_FIRST: Final = "/ui/threads"
-_LONGEST: Final = 16_000  # characters of a token
+_SESSION_S: Final = 12 * 3600
+_MAX_SESSIONS: Final = 10_000
+_FIRST_PAGE: Final = "/ui/threads"
+_MAX_KEY_CHARS: Final = 16_000  # characters of a token
 
 
 class Sessions:
@@ -31,71 +31,73 @@ class Sessions:
     """
 
     def __init__(self, keys: MutableMapping[str, tuple[str, float]] | None = None) -> None:
-        self._keys = {} if keys is None else keys
-        self.logins = Clients(Limits(per_s=1 / 10, burst=5))
+        self._logins = {} if keys is None else keys
+        self.login_limiter = RequestLimiter(Limits(requests_per_s=1 / 10, burst=5))
 
-    def begin(self, key: str) -> str:
+    def start_session(self, key: str) -> str:
         """Begin a session; returns its id."""
         now = monotonic()
-        known = [*self._keys.items()]
-        live = [each for each, (_, until) in known if until > now]
-        for each in {each for each, _ in known} - {*live[1 - _MOST :]}:
-            self._keys.pop(each, None)
-        made = secrets.token_urlsafe(32)
-        self._keys[made] = key, now + _LASTS_S
-        return made
+        sessions = [*self._logins.items()]
+        live = [each for each, (_, until) in sessions if until > now]
+        for each in {each for each, _ in sessions} - {*live[1 - _MAX_SESSIONS :]}:
+            self._logins.pop(each, None)
+        session_id = secrets.token_urlsafe(32)
+        self._logins[session_id] = key, now + _SESSION_S
+        return session_id
 
-    def end(self, connection: HTTPConnection) -> None:
+    def end_session(self, connection: HTTPConnection) -> None:
         """End the session of a request."""
-        self._keys.pop(connection.cookies.get(_COOKIE, ""), None)
+        self._logins.pop(connection.cookies.get(_COOKIE, ""), None)
 
-    def apply(self, scope: Any) -> bool:
+    def add_session_key(self, scope: Any) -> bool:
         """Add the key of its session to a request that has no key; returns whether it was added."""
         connection = HTTPConnection(scope)
         if "authorization" in connection.headers or "x-api-key" in connection.headers:
             return False
-        made = connection.cookies.get(_COOKIE)
-        if made is None:  # another process may have to be asked
+        session_id = connection.cookies.get(_COOKIE)
+        if session_id is None:  # another process may have to be asked
             return False
-        key, until = self._keys.get(made, ("", 0.0))
-        if until <= monotonic():
+        key, expires_at = self._logins.get(session_id, ("", 0.0))
+        if expires_at <= monotonic():
             return False
-        scope["headers"] = [*scope["headers"], *_headers(key)]
+        scope["headers"] = [*scope["headers"], *_build_key_headers(key)]
         return True
 
 
 @routes.get("/ui/login")
 @public
-async def login_page(request: Request, next: str = _FIRST) -> Response:
+async def show_login_page(request: Request, next: str = _FIRST_PAGE) -> Response:
     """The page to log in."""
-    return _page(request, next)
+    return _render_login_page(request, next)
 
 
 @routes.post("/ui/login")
 @public
-async def login(
-    request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = _FIRST
+async def log_in(
+    request: Request, key: Annotated[str, Form()] = "", next: Annotated[str, Form()] = _FIRST_PAGE
 ) -> Response:
     """Begin a session, if the key or token is one of a user."""
     sessions, key = request.app.state.sessions, key.strip()
-    sessions.logins.take(request.client and request.client.host)
-    sent_by = (b"authorization", b"x-api-key", b"cookie")
-    kept = [each for each in request.scope["headers"] if each[0] not in sent_by]
+    sessions.login_limiter.count_request(request.client and request.client.host)
+    credential_headers = (b"authorization", b"x-api-key", b"cookie")
+    other_headers = [each for each in request.scope["headers"] if each[0] not in credential_headers]
     try:
-        if not (key and key.isascii() and key.isprintable() and len(key) <= _LONGEST):
+        if not (key and key.isascii() and key.isprintable() and len(key) <= _MAX_KEY_CHARS):
             raise Unauthenticated("that is no key")
-        asked = HTTPConnection({**request.scope, "headers": [*kept, *_headers(key)]})
-        await request.app.state.access.identify(asked)
+        login_request = HTTPConnection(
+            {**request.scope, "headers": [*other_headers, *_build_key_headers(key)]}
+        )
+        await request.app.state.access.identify(login_request)
     except Unauthenticated as exc:
-        shown = _page(request, next, str(exc))
-        shown.status_code = 401
-        return shown
-    sessions.end(request)
-    reply = RedirectResponse(_inside(next), 303)
+        login_page_reply = _render_login_page(request, next, str(exc))
+        login_page_reply.status_code = 401
+        return login_page_reply
+    sessions.end_session(request)
+    reply = RedirectResponse(_restrict_to_pages(next), 303)
     reply.set_cookie(
         _COOKIE,
-        sessions.begin(key),
-        max_age=_LASTS_S,
+        sessions.start_session(key),
+        max_age=_SESSION_S,
         secure=request.url.scheme == "https",
         httponly=True,
         samesite="strict",
@@ -105,26 +107,26 @@ async def login(
 
 @routes.post("/ui/logout")
 @public
-async def logout(request: Request) -> Response:
+async def log_out(request: Request) -> Response:
     """End the session."""
-    request.app.state.sessions.end(request)
+    request.app.state.sessions.end_session(request)
     reply = RedirectResponse("/ui/login", 303)
     reply.delete_cookie(_COOKIE)
     return reply
 
 
-def _page(request: Request, next: str, wrong: str = "") -> Response:
-    if isinstance(request.app.state.access, Local):
-        return RedirectResponse(_FIRST, 303)
-    return page(request, "login.html", next=_inside(next), wrong=wrong)
+def _render_login_page(request: Request, next: str, error: str = "") -> Response:
+    if isinstance(request.app.state.access, LocalAccess):
+        return RedirectResponse(_FIRST_PAGE, 303)
+    return page(request, "login.html", next=_restrict_to_pages(next), error=error)
 
 
-def _inside(address: str) -> str:
+def _restrict_to_pages(path: str) -> str:
     """An address if it is one of this server's pages, else the first page."""
-    return address if address.startswith("/ui/") and address.isprintable() else _FIRST
+    return path if path.startswith("/ui/") and path.isprintable() else _FIRST_PAGE
 
 
-def _headers(key: str) -> list[tuple[bytes, bytes]]:
+def _build_key_headers(key: str) -> list[tuple[bytes, bytes]]:
     """A key or token in both headers that a client may send: handlers read one of them."""
     authorization = key if " " in key else f"Bearer {key}"
     return [(b"authorization", authorization.encode()), (b"x-api-key", key.encode())]

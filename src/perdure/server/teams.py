@@ -23,60 +23,60 @@ def read_teams(user: Any) -> frozenset[str]:
     teams = getattr(user, "teams", None) or ()
     is_list = not isinstance(teams, str) and isinstance(teams, Iterable)
     names = [*teams] if is_list else []
-    if not is_list or not all(map(_is_team, names)):
+    if not is_list or not all(map(_is_team_name, names)):
         _LOG.error("a user is in no team: the handler returned teams that are no list of names")
         return frozenset()
     return frozenset(names)
 
 
-def _is_team(name: Any) -> bool:
+def _is_team_name(name: Any) -> bool:
     return is_name(name) and name != "*" and "\0" not in name
 
 
 def find_teams(access: Access, user: str, tenant: str | None) -> frozenset[str] | None:
     """Return the teams of a user now, or None if only a request of the user would tell them."""
-    find = getattr(access, "teams_of", None)
+    find = getattr(access, "find_teams", None)
     teams: frozenset[str] | None = None if find is None else find(user, tenant)
     return teams
 
 
-def is_of_team(namespace: Sequence[str]) -> bool:
+def is_team_namespace(namespace: Sequence[str]) -> bool:
     """Return whether a namespace is that of a team, or of all."""
     return tuple(namespace[:1]) == (TEAMS,)
 
 
-def namespace_of_team(team: str | None) -> dict[str, Any]:
+def build_team_argument(team: str | None) -> dict[str, Any]:
     """Return the namespace of a team's memory as an argument, or none for the user's own."""
     return {} if team is None else {"namespace": (TEAMS, team)}
 
 
-def may_reach(identity: Identity, namespace: Sequence[str]) -> bool:
+def may_see_namespace(identity: Identity, namespace: Sequence[str]) -> bool:
     """Return whether a user may see a namespace, as far as it is that of a team."""
-    if identity.is_admin or not is_of_team(namespace):
+    if identity.is_admin or not is_team_namespace(namespace):
         return True
     return bool(identity.teams) if len(namespace) < 2 else namespace[1] in identity.teams
 
 
-def check_team(identity: Identity, action: str, namespace: Sequence[str]) -> None:
+def check_team_access(identity: Identity, action: str, namespace: Sequence[str]) -> None:
     """Refuse an action on the memory of a team whose member the user is not.
 
-    The list of namespaces under `("teams",)` is allowed; see `may_reach` for what it shows.
+    The list of namespaces under `("teams",)` is allowed; see `may_see_namespace` for what it shows.
 
     Raises:
         Forbidden: The user is not a member, or the namespace is that of all teams.
     """
     is_list = action == "store:list_namespaces" and len(namespace) < 2
-    if is_list or identity.is_admin or not is_of_team(namespace):
+    if is_list or identity.is_admin or not is_team_namespace(namespace):
         return
     if len(namespace) < 2 or namespace[1] not in identity.teams:
-        own = ", ".join(repr((TEAMS, team)) for team in sorted(identity.teams)) or "none"
+        own_namespaces = ", ".join(repr((TEAMS, team)) for team in sorted(identity.teams)) or "none"
         raise Forbidden(
             f"{identity.person!r} may not reach the namespace {tuple(namespace)!r}; those of the "
-            f"user's teams are: {own}"
+            f"user's teams are: {own_namespaces}"
         )
 
 
-def check_named_teams(identity: Identity, names: Iterable[str]) -> None:
+def check_requested_teams(identity: Identity, names: Iterable[str]) -> None:
     """Refuse a run that names a team of which the person is no member.
 
     Raises:
@@ -103,21 +103,24 @@ class RunTeams:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self.are_known: bool = getattr(access, "teams_are_known", True)
+        self.identities_list_teams: bool = getattr(access, "identities_list_teams", True)
 
-    def choose(self, tenant: str | None, sender: Sender, person: Person) -> list[str] | None:
+    def choose_teams(self, tenant: str | None, sender: Sender, person: Person) -> list[str] | None:
         """Choose the teams whose memory a run uses, or None if its config decides.
 
         They are those of which both the person and the caller are members. A caller who may act
         for the person uses all teams of the person.
         """
-        if not self.are_known:
+        if not self.identities_list_teams:
             return None
-        if not person.remembers:
+        if not person.uses_memory:
             return []
-        asked, now = frozenset(sender.teams), find_teams(self._access, person.user, tenant)
+        sender_teams, current_teams = (
+            frozenset(sender.teams),
+            find_teams(self._access, person.user, tenant),
+        )
         if person.user == (sender.acting_for or sender.caller):
-            return sorted(asked if now is None else asked & now)
+            return sorted(sender_teams if current_teams is None else sender_teams & current_teams)
         if sender.acting_for is None and sender.may_act:
-            return sorted(now or ())
-        return sorted(asked & (now or frozenset()))
+            return sorted(current_teams or ())
+        return sorted(sender_teams & (current_teams or frozenset()))

@@ -39,7 +39,12 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.thread_search import ThreadHits, TranscriptSearch, VisibleThreads
-from perdure.server.access import Filter, check_reach, containing, meets
+from perdure.server.access import (
+    Filter,
+    build_containment_check,
+    matches_filter,
+    require_filter_match,
+)
 from perdure.server.person import find_person
 from perdure.server.reply import encode_json
 from perdure.settings import SEARCH_LIMIT, check_user
@@ -149,7 +154,7 @@ class Threads:
             UnknownThread: The thread does not exist, or the caller may not reach it.
         """
         thread = await self.get_row(thread_id)
-        if not meets(thread.metadata, self._filter):
+        if not matches_filter(thread.metadata, self._filter):
             raise _unknown_thread_error(thread_id)
         return thread
 
@@ -196,7 +201,7 @@ class Threads:
             existing = await self._list.aget(thread_id)
         if existing is None:
             raise already_exists_error(f"a thread {thread_id!r}")
-        if not meets(existing.metadata, self._filter):
+        if not matches_filter(existing.metadata, self._filter):
             raise _unknown_thread_error(thread_id)  # the same error as for every other request
         return existing
 
@@ -226,7 +231,7 @@ class Threads:
             ConfigurationError: See `validate_metadata`.
         """
         thread = await self.get(thread_id)
-        check_reach("a thread", {**thread["metadata"], **metadata}, self._filter)
+        require_filter_match("a thread", {**thread["metadata"], **metadata}, self._filter)
 
         def merge_metadata(thread: ListedThread) -> tuple[ClientMetadata, RunStatus]:
             client, last_status = _choose_stored_fields(thread)
@@ -433,7 +438,7 @@ class Threads:
             if thread is None:
                 raise already_exists_error(f"a thread {thread_id!r}")
         if thread is None:
-            check_reach("a thread", metadata, self._filter)
+            require_filter_match("a thread", metadata, self._filter)
             self._forget_thread(thread_id)  # another program may have deleted one
         return thread
 
@@ -518,14 +523,14 @@ class Threads:
 
     def _build_match(self, query: ThreadQuery) -> Callable[[ListedThread], Thread | None]:
         """Return a function that returns a thread if it matches the query, or else None."""
-        has_metadata = containing(dict(query.metadata or {}))
+        has_metadata = build_containment_check(dict(query.metadata or {}))
 
         def match(row: ListedThread) -> Thread | None:
             thread = _build_thread(row)
             metadata, updated_at = thread["metadata"], thread["updated_at"]
             matches = (
                 has_metadata(metadata)
-                and meets(metadata, self._filter)
+                and matches_filter(metadata, self._filter)
                 and query.text.casefold() in f"{thread['thread_id']}\0{thread['title']}".casefold()
                 and query.status in (None, thread["status"])
                 and (query.person is None or self._is_readable_by(row, query.person))
