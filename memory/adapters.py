@@ -77,7 +77,7 @@ _QUOTES_HEADING: Final = (
 _ROLES: Final = {"human": "user", "ai": "assistant"}
 
 
-# -- LangChain4j: a window over a store
+# -- LangChain4j: a window over a store of messages
 
 
 @runtime_checkable
@@ -231,16 +231,12 @@ class WindowChatMemory(ABC):
             at_front = False
             if isinstance(message, SystemMessage):
                 system_contents = [
-                    message_before.content
-                    for message_before in window
-                    if isinstance(message_before, SystemMessage)
+                    earlier.content for earlier in window if isinstance(earlier, SystemMessage)
                 ]
                 if not has_visible_content(message) or message.content in system_contents:
                     continue
-                window, at_front = (
-                    _remove_system_messages(window),
-                    self.always_keep_system_message_first,
-                )
+                window = _remove_system_messages(window)
+                at_front = self.always_keep_system_message_first
             window.insert(0 if at_front else len(window), message)
 
         def cut_window(cut: int) -> list[BaseMessage]:

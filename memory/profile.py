@@ -465,7 +465,7 @@ class Profile(Generic[M]):
     forget, aforget = blocking(_forget), awaiting(_forget)
 
     def get_handle(self, config: RunnableConfig | None = None) -> ItemHandle:
-        """Return a handle of the profile of a run. Its changes are made directly for the user."""
+        """Return the item of a run's profile, for changes that come directly from the user."""
         namespace, [key] = fill_namespace(self.namespace, config), self.key.fill(config)
         user = Provenance(*read_run_source(config), actor="user", trust="user")
         return ItemHandle(self.adapter or get_adapter(None, self.namespace), namespace, key, user)
@@ -590,11 +590,11 @@ def _get_screened_value(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
     if verdict.check != "detectors":  # a detector that raised would raise again
         redacted = gate.sensitive.redact
         names = [redacted(str(part)) for part in leaf.path]  # a name can be a secret
-        label = f"{' '.join(names).replace('_', ' ')}: "  # also together with the name before it
+        label = f"{' '.join(names).replace('_', ' ')}: "  # or together with the name before it
         path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
         f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
-        f"(the gate's {verdict.check})"
+        f"(the gate's check {verdict.check!r})"
     )
 
 
