@@ -62,7 +62,7 @@ def paced(app: dict[str, Any]) -> StateGraph[State]:
             get_stream_writer()(f"{number:06}".ljust(SIZE, "x"))
             await asyncio.sleep(0)  # it is added to the log
             runs = [run for run in app["app"].state.runs._under_way if run.is_executing]
-            while any(run.log.last > run.stored for run in runs):  # noqa: ASYNC110
+            while any(run.log.last > run.last_stored for run in runs):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
         return {"heard": ["all"]}
 
