@@ -1,7 +1,8 @@
 """Read and rebuild pydantic models, dataclasses, enums and named tuples by their attributes.
 
-No code of the class runs: no constructor, `__setattr__`, property, validator or `_missing_`. The
-only exception is a default of the class, which is computed for a field that the stored data lacks.
+Reading and rebuilding an object never runs code of its class, such as a constructor, `__setattr__`,
+a property, a validator or `_missing_`. The only exception is a default factory, which is called for
+a field that the stored data lacks.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from pydantic_core import PydanticUndefined
 
 Kind = Literal["model", "dataclass", "enum", "namedtuple"]
 
-_HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was created by Python code
+# CPython's type flag Py_TPFLAGS_HEAPTYPE, which is set if Python code created the class
+_HEAP_TYPE: Final = 1 << 9
 _module_dict: Final[Callable[[Any], dict[str, Any]]] = vars(ModuleType)["__dict__"].__get__
 _class_dict: Final[Callable[[Any], dict[str, Any]]] = vars(type)["__dict__"].__get__
 _INSTANCE_HOOKS: Final = ("__setattr__", "__getattr__", "__getattribute__", "__del__")
 
 
 class AttributeMismatch(ValueError):
-    """The stored attributes do not match the present definition of the class."""
+    """The stored attributes of an object do not match the current definition of its class."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -50,9 +52,10 @@ def plain_class_kind(cls: type) -> Kind | None:
 
 
 def class_name(cls: type) -> tuple[str, str]:
-    """Return the module and the name by which `find_class` finds a class."""
+    """Return the module name and the qualified name with which `find_class` can look up a class."""
     name = cls.__qualname__
-    # pydantic omits the outer classes in a name such as `Box[int]`
+    # In the name of a parametrised model such as `Box[int]`, pydantic omits the outer classes, so
+    # they are added here.
     if "[" in name and BaseModel in cls.__mro__:
         origin = cls.__pydantic_generic_metadata__["origin"]  # type: ignore[attr-defined]
         if origin is not None:
@@ -63,8 +66,9 @@ def class_name(cls: type) -> tuple[str, str]:
 def find_class(module: str, name: str, *, load: bool) -> type | None:
     """Find a class by its module and `__qualname__`; return None if it does not exist.
 
-    No code of the module runs: its `__getattr__` is not called, and lazy modules are not loaded. A
-    parametrised pydantic model such as `Box[int]` is found only if the process has created it.
+    The lookup runs no code of the module: it does not call the module's `__getattr__` and does not
+    load lazy modules. A parametrised pydantic model such as `Box[int]` is found only if this
+    process has already created the parametrised class.
 
     Args:
         module: The name of the module.
@@ -74,7 +78,7 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
     if load and module not in sys.modules:
         try:
             importlib.import_module(module)
-        except Exception:  # the code of the module can raise any error
+        except Exception:  # Importing the module runs its code, which can raise any error.
             return None
     imported = sys.modules.get(module)
     if not issubclass(type(imported), ModuleType):
@@ -95,7 +99,7 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
 
 
 def explain_missing_class(module: str, name: str) -> str:
-    """Return a clause that says why `find_class` does not find a class."""
+    """Return a clause for an error message that says why `find_class` cannot find a class."""
     imported = sys.modules.get(module)
     if not issubclass(type(imported), ModuleType):
         return f"this process has not imported the module {module!r}"
@@ -112,11 +116,13 @@ def explain_missing_class(module: str, name: str) -> str:
 
 
 def read_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an instance: fields in the order of the class, then all others.
+    """Return the attributes of an instance.
 
-    Private attributes of models are left out. So are values of `functools.cached_property`, which
-    are computed again on access, and the attribute that `typing` sets on instances of generic
-    classes.
+    The fields come first, in the order in which the class defines them.
+
+    Private attributes of models are left out. Values of `functools.cached_property` are also left
+    out, because they are computed again on access, and so is the attribute that `typing` sets on
+    instances of generic classes.
     """
     cls: Any = type(value)
     kind = plain_class_kind(cls)
@@ -145,7 +151,7 @@ def read_attributes(value: Any) -> dict[str, Any]:
 
 
 def read_private_attributes(model: BaseModel) -> dict[str, Any]:
-    """Return the private attributes of a pydantic model that have a value."""
+    """Return those private attributes of a pydantic model that have a value."""
     private = _sort_by_name(model.__pydantic_private__)
     return {name: value for name, value in private.items() if value is not PydanticUndefined}
 
@@ -157,7 +163,7 @@ def _sort_by_name(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _find_slots(cls: type) -> tuple[dict[str, MemberDescriptorType], GetSetDescriptorType | None]:
-    """Return the slots of a class by name, and the descriptor of its `__dict__`, if it has one."""
+    """Return the slots of a class by name, and the descriptor of its `__dict__` or None."""
     slots: dict[str, MemberDescriptorType] = {}
     dict_descriptor = None
     for base in reversed(cls.__mro__):
@@ -180,7 +186,7 @@ def rebuild_object(
     *,
     dumped: bool = False,
 ) -> Any:
-    """Rebuild an instance of a plain data class, or find a member of an enum.
+    """Rebuild an instance of a plain data class, or return the matching member of an enum.
 
     Args:
         cls: The class.
@@ -211,20 +217,23 @@ def rebuild_object(
 
 
 def _find_enum_member(cls: Any, value: Any) -> Any:
-    """Return the member of an enum with this value, or a combination of members of a flag."""
+    """Return the enum member that has this value.
+
+    The value of a flag may combine several members.
+    """
     for candidate in (value, tuple(value)) if type(value) is list else (value,):
         for member in cls.__members__.values():
             member_value = object.__getattribute__(member, "_value_")
             if type(member_value) is type(candidate) and member_value == candidate:
                 return member
     if enum.Flag in cls.__mro__ and type(value) is int and _is_safe_flag(cls):
-        # combine the members by Flag's own method, even if the class overrides it
+        # Call `enum.Flag._missing_` itself, because the class may override this method.
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
     raise AttributeMismatch(f"the enum has no member with the value {value!r}")
 
 
 def _is_safe_flag(cls: Any) -> bool:
-    """Return whether `enum` can combine members of a flag without running code of the class."""
+    """Return whether members of a flag class can be combined without running code of the class."""
     own_bases = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
     return cls._member_type_ in (object, int) and not any(
         hook in _class_dict(base) for base in own_bases for hook in _INSTANCE_HOOKS
@@ -283,7 +292,9 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             attributes[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            if field.name in slots:  # without slots, the class attribute is the default
+            # Only a slot needs its default set here; without slots, the class attribute is the
+            # default.
+            if field.name in slots:
                 attributes[field.name] = field.default
         elif field.init:
             raise AttributeMismatch(f"the stored fields lack {field.name!r}")
@@ -301,7 +312,7 @@ def _rebuild_dataclass(cls: Any, payload: dict[str, Any]) -> Any:
 
 
 def _rebuild_dumped(annotation: Any, value: Any) -> Any:
-    """Return a dumped field with its models and dataclasses rebuilt according to the annotation."""
+    """Rebuild the models and dataclasses in a dumped field, using the annotation of the field."""
     if type(value) not in (dict, list):
         return value
     origin, args = get_origin(annotation), get_args(annotation)
@@ -323,7 +334,10 @@ def _rebuild_dumped(annotation: Any, value: Any) -> Any:
 
 
 def _rebuild_dumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
-    """Rebuild a dumped model, dataclass or dict; return the dict itself if nothing changes."""
+    """Rebuild a dumped model, dataclass or dict.
+
+    If nothing in the dict needs rebuilding, return the same dict.
+    """
     kind = plain_class_kind(annotation) if isinstance(annotation, type) else None
     if kind == "model" and value.keys() == annotation.__pydantic_fields__.keys():
         return rebuild_object(annotation, value, dumped=True)

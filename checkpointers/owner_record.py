@@ -1,7 +1,8 @@
-"""The record that a database was served with an Auth file, whose handlers set owners of threads.
+"""Store and read a mark which says that a server with an Auth file has used this database.
 
-Such an owner may be an organisation. Without the record, the `owner` of a thread is taken for a
-person, as on a server with API keys. The record is a row of the table `settings`.
+The handlers of an Auth file set the owners of threads, and such an owner may be an organisation. If
+a database does not have this mark, the `owner` of each thread is assumed to be a person, as on a
+server with API keys. The mark is stored as a row of the table `settings`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ def has_organisations(saver: Checkpointer) -> bool:
 
 
 def record_organisations(saver: Checkpointer) -> None:
-    """Record that the `owner` of a thread in this database may be an organisation, for good."""
-    if not has_organisations(saver):  # most servers start with a database that has the record
+    """Record permanently that the `owner` of a thread in this database may be an organisation."""
+    # Check first, because most servers start with a database that already has the record.
+    if not has_organisations(saver):
         saver.database.write(add_record)
 
 
 def read_record() -> Flow[bool]:
-    """Read whether the record exists."""
+    """Return whether the database records that owners may be organisations."""
     return bool((yield from fetch_rows(_FIND)))
 
 
 def add_record() -> Flow[None]:
-    """Add the record, unless another process has added it."""
+    """Record that owners may be organisations, unless another process has already recorded it."""
     yield Statement(_ADD, (_ORGANISATIONS,))

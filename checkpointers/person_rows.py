@@ -1,8 +1,9 @@
 """Find, cancel and erase the rows of a person in a checkpointer's database.
 
-These are the person's threads, runs, crons and webhooks. The person of a thread is the `user_id` of
-its head, or else its `owner`. The person of a run is the person of its thread. A run or cron
-without a thread belongs to the user for whom it was made, or else to the user who made it.
+These are the person's threads, runs, crons and webhooks. A thread belongs to the person in the
+`user_id` of its head, or, if the head has no `user_id`, to the thread's `owner`. A run belongs to
+the same person as its thread. A run or cron without a thread belongs to the user on whose behalf it
+was created, or, if no such user is recorded, to the user who created it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from perdure.checkpointers.thread_list import ListedThread, ThreadList, ThreadQu
 from perdure.errors import AlreadyLocked, CorruptRecord, StorageUnavailable
 from perdure.storage.flow import Flow, Row, fetch_rows
 
-_PAGE: Final = 1_000  # rows of runs that one statement reads
-_END_OF_TIME: Final = 1e18  # seconds since 1970, so that all delayed runs count as due
+_PAGE: Final = 1_000  # maximum number of runs that one SQL statement reads
+# a time in the far future, in seconds since 1970, at which all delayed runs are due
+_END_OF_TIME: Final = 1e18
 _SERVER_LOCK_PREFIX: Final = "perdure.server/"
 """The prefix of the name of the lock that a server process holds while it lives."""
 
 
 class PersonRows:
-    """The rows of one person in a checkpointer's database.
+    """Find and delete the rows of one person in a checkpointer's database.
 
     Args:
         saver: The checkpointer.
@@ -64,7 +66,7 @@ class PersonRows:
         return self._sort_permitted(thread_ids | {*self._iter_threads_without_checkpoint()})
 
     def list_threads_by_owner(self) -> list[str]:
-        """Return the ids of threads without a user whose `owner` has the person's name, sorted."""
+        """Return the sorted ids of threads without `user_id` whose `owner` is the person's name."""
 
         def match(thread: ListedThread) -> str | None:
             has_user = (thread.head_metadata or {}).get("user_id") not in (None, "")
@@ -75,19 +77,21 @@ class PersonRows:
         return self._sort_permitted({*threads.search(query, match, sys.maxsize)})
 
     def _sort_permitted(self, thread_ids: set[str]) -> list[str]:
-        """Sort thread ids, and leave out those that are not in the limit `only`."""
+        """Sort thread ids, leaving out those that the constructor's argument `only` excludes."""
         return sorted(thread_ids if self._only is None else thread_ids & self._only)
 
     def _build_query(self) -> ThreadQuery:
-        """Return a query for a superset of the threads that name the person."""
+        """Build a query that matches all threads that name the person, and possibly some others."""
         if self.user.removeprefix("-").isdecimal():
-            return ThreadQuery()  # the name may be stored as a number, which has another tag
+            # The name may be stored as an integer, whose index tag differs from that of the text,
+            # so match all threads.
+            return ThreadQuery()
         return ThreadQuery(metadata={"owner": self.user})
 
     def _iter_threads_without_checkpoint(self) -> Iterator[str]:
-        """Yield the ids of threads without checkpoints whose runs show that the person owns them.
+        """Yield the ids of threads that have no checkpoint and whose runs belong to the person.
 
-        A thread without a checkpoint has no head that could name its person.
+        Such a thread has no head whose metadata could name the person, so the runs decide.
         """
         for (thread_id,) in self._read_rows("threads_without_checkpoint"):
             thread = ThreadList(self.saver).get(thread_id)
@@ -106,11 +110,14 @@ class PersonRows:
         return thread.thread_id if self._is_name(self._find_person(thread)) else None
 
     def _is_name(self, value: Any) -> bool:
-        """Return whether a metadata value is the person's name, perhaps stored as a number."""
+        """Return whether a metadata value is the person's name.
+
+        The value may also be stored as an integer.
+        """
         return type(value) in (str, int) and str(value) == self.user
 
     def _find_person(self, thread: ListedThread) -> Any:
-        """Return the name of the person to whom a thread belongs, or None."""
+        """Return the name of the person who owns a thread, or None if the thread names nobody."""
         user = (thread.head_metadata or {}).get("user_id")
         return user if user not in (None, "") or not self.owners_are_people else _find_owner(thread)
 
@@ -119,7 +126,10 @@ class PersonRows:
         return self._decrypt_runs(self._read_rows("runs_of_thread", thread_id, ""))
 
     def list_runs_on_other_threads(self, own_ids: frozenset[str]) -> list[RunRow]:
-        """Return the runs that the person sent on other people's threads."""
+        """Return the person's runs on other people's threads.
+
+        The person sent these runs, or they use the person's memories.
+        """
         sent_runs, start = list[RunRow](), 0
         order = "ORDER BY r.created_at, r.thread_key, r.seq LIMIT ? OFFSET ?"
         sql = f"{self._sql['newest_runs']} {order}"
@@ -132,7 +142,7 @@ class PersonRows:
             start += _PAGE
 
     def list_other_threads_naming_person(self, own_ids: frozenset[str]) -> list[str]:
-        """Return the ids of other people's threads in which the person is named as caller."""
+        """List other people's threads with a checkpoint that names the person as the caller."""
         addresses = self.saver._listing.iter_addresses(None, {CALLER: self.user}, None)
         ids = dict.fromkeys(address.thread_id for address, _ in addresses)
         return [thread_id for thread_id in ids if thread_id not in own_ids]
@@ -169,7 +179,7 @@ class PersonRows:
         return assistant_ids
 
     def list_webhook_run_ids(self) -> list[str]:
-        """Return the ids of the person's runs without a thread that have an unsent webhook."""
+        """List the ids of the person's runs without a thread that have an undelivered webhook."""
         run_ids = []
         for run_id, content in self._read_rows("webhooks_without_thread"):
             with suppress(CorruptRecord):
@@ -179,7 +189,7 @@ class PersonRows:
         return run_ids
 
     def list_live_runs(self, own_ids: frozenset[str]) -> list[LiveRun]:
-        """Return the runs of the person that have not ended, including delayed ones."""
+        """Return the person's runs that have not ended, including runs whose start is delayed."""
         live = [LiveRun(*row) for row in self._read_rows("live_runs", _END_OF_TIME)]
         other_thread_ids = {run.thread_id for run in live} - own_ids
         sent_ids = {
@@ -191,12 +201,15 @@ class PersonRows:
         return [run for run in live if run.thread_id in own_ids or run.run_id in sent_ids]
 
     def _is_own(self, run: RunRow) -> bool:
-        """Return whether the person sent a run, or is the person whose memories it uses."""
+        """Return whether the person sent the run, or whether the run uses the person's memories."""
         return self.user in (run.details.get("person"), run.details.get("user"))
 
     @staticmethod
     def _find_user(run: RunRow) -> Any:
-        """Return the person whose memories a run uses, or else the user who sent it, or None."""
+        """Return the person whose memories a run uses.
+
+        If none is recorded, return the user who sent the run, or None.
+        """
         return run.details.get("person") or run.details.get("user")
 
     def _decrypt_runs(self, rows: list[Row]) -> list[RunRow]:
@@ -215,11 +228,14 @@ class PersonRows:
     # -- writing
 
     def delete_cron(self, cron: CronRow) -> None:
-        """Delete a cron. The next scrub also removes its bytes from the file."""
+        """Delete a cron. Its bytes remain in the database file until the next scrub."""
         self._delete_row(cron.thread_id or cron.cron_id, "drop_cron", cron.cron_id)
 
     def delete_webhook(self, run_id: str) -> None:
-        """Delete the webhook of a run. The next scrub also removes its bytes from the file."""
+        """Delete the webhook of a run.
+
+        Its bytes remain in the database file until the next scrub.
+        """
         self._delete_row(run_id, "drop_webhook", run_id)
 
     def _delete_row(self, lock_id: str, name: str, *params: Any) -> None:
@@ -244,7 +260,7 @@ class PersonRows:
         self._database.write(lambda: fetch_rows(sql, *params), exclusive_names=(run.thread_id,))
 
     def is_executing(self, run: LiveRun) -> bool:
-        """Return whether a live process still executes a run."""
+        """Return whether a running server process is still executing this run."""
         live_runs = self._read_rows("live_runs_of_thread", run.thread_id)
         if run.run_id not in {run_id for (run_id,) in live_runs}:
             return False
@@ -252,7 +268,9 @@ class PersonRows:
             return False
         try:
             with self._database.lock(f"{_SERVER_LOCK_PREFIX}{run.owner}", timeout_s=0):
-                return False  # the lock was free, so the process is dead
+                # A server process holds this lock while it lives, so a free lock means that the
+                # process has ended.
+                return False
         except AlreadyLocked:
             return True
         except StorageUnavailable as exc:
@@ -261,7 +279,10 @@ class PersonRows:
             return True
 
     def erase_thread(self, thread_id: str) -> ErasureReport:
-        """Erase a whole thread. The next scrub of the database overwrites its bytes."""
+        """Erase a whole thread.
+
+        Its bytes remain in the database file until the next scrub overwrites them.
+        """
         maintenance, reader = self.saver._maintenance, self.saver._reader
         return maintenance.write(
             thread_id, lambda: erase_from_thread(reader, maintenance, thread_id, None)
@@ -269,6 +290,6 @@ class PersonRows:
 
 
 def _find_owner(thread: ListedThread) -> Any:
-    """Return the `owner` of a thread, from its head or else from what a client gave."""
+    """Return the `owner` in the metadata of a thread's head, or else in the client's metadata."""
     client = thread.client if thread.uses_client_metadata and thread.client else None
     return (thread.head_metadata or {}).get("owner") or (client and client.metadata.get("owner"))

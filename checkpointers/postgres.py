@@ -1,4 +1,4 @@
-"""Define `PostgresCheckpointer`, which stores threads in Postgres for several machines."""
+"""Define `PostgresCheckpointer`, which stores threads in a shared Postgres database."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SQL: Final = {
 
 
 class PostgresCheckpointer(PostgresOwner, Checkpointer):
-    """A langgraph checkpointer in Postgres, for blocking and asynchronous code.
+    """Stores threads of langgraph in a Postgres database, for blocking and asynchronous code.
 
-    Any number of processes and machines may use one database. Use the checkpointer with `with` or
-    `async with`, or call `close`. The first use opens the database.
+    Any number of processes and machines may use one database. Use the checkpointer in a `with` or
+    `async with` statement, or call `close` after use. The first use opens the database.
 
     Args:
         dsn: A libpq connection string or URI; a function without arguments that returns such a

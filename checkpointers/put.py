@@ -1,9 +1,9 @@
 """Encode the checkpoints and pending writes that are to be stored.
 
-langgraph says which channels a step has changed. All other channels have the value of the parent
-checkpoint. In a changed channel, items are equal if their encodings are equal. An object is never
-taken for unchanged because it is the same object, so an object that was changed in place is stored
-again.
+langgraph passes the names of the channels that a step has changed. All other channels keep the
+value that they have in the parent checkpoint. The items of a changed channel are compared with the
+stored items by their encodings, not by object identity, so an object that was changed in place is
+stored again.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ from perdure.errors import UnknownCheckpoint, Unstorable
 
 START: Final = "__start__"
 """langgraph's input channel, whose value is a dict of updates for other channels."""
-MAX_INLINE_BYTES: Final = 128  # maximum encoded size of a value in a checkpoint row
-_MIN_ELEMENTS_FOR_LOG: Final = 8  # elements; shorter updates are not compared with the log
+# maximum encoded size of a value that is stored in the checkpoint row, in bytes
+MAX_INLINE_BYTES: Final = 128
+# minimum number of elements of a list or dict; shorter ones are not compared with the log
+_MIN_ELEMENTS_FOR_LOG: Final = 8
 _NUMBERS: Final = {int, float, bool, NoneType}
 _KEYS: Final = frozenset({str, int})
-MAX_TITLE_CHARS: Final = 80  # characters; longer titles are cut
-TITLE_CANDIDATES: Final = 2  # messages at the start of a thread that may become its title
+MAX_TITLE_CHARS: Final = 80  # maximum length of a title in characters; longer titles are cut
+# number of messages at the start of a thread that are considered for its title
+TITLE_CANDIDATES: Final = 2
 TIMES_KEY: Final = "times"
 """The metadata key of an imported checkpoint for the times of its last messages, in seconds."""
 _DURABILITY_KEY: Final = "__pregel_durability"  # langgraph's config key for the durability of a run
@@ -63,14 +66,16 @@ _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen
 
 
 class SplitValue(NamedTuple):
-    """A value that is stored as items of its channel's log.
+    """The value of a channel, split into ranges of the channel's log and new items.
 
     Attributes:
-        kind: LIST or DICT for the items of a list or dict in order, ITEM for a single item.
-        kept_ranges: The ranges at the start of the parent's value with which the value begins.
+        kind: LIST or DICT for a list or dict, whose elements are separate items. ITEM for a value
+            that is stored as a single item.
+        kept_ranges: The log ranges at the start of the value that are also at the start of the
+            parent's value.
         parts: The rest of the value: ranges of the log, and items that were not found in the log.
-        is_log_complete: Whether all items of the log were cached, so that an item that was not
-            found is not stored.
+        is_log_complete: Whether all items of the log were cached. If so, an item that was not found
+            in the cache is not in the database either.
         is_snapshot: Whether the value is a snapshot of a `DeltaChannel`.
         repeated_items: Items of a snapshot that are not added to the transcript; see `DeltaWrites`.
         update: The writes to a `DeltaChannel` that has no snapshot, or an undivided one.
@@ -92,7 +97,7 @@ Node = SplitValue | bytes | list[Any]
 
 
 class EncodedValue(NamedTuple):
-    """The encoded value of a channel.
+    """The value of a channel, encoded as a whole or as separate elements.
 
     Attributes:
         kind: LIST, DICT or ITEM for a value that is stored in the log. None for a value that is
@@ -115,24 +120,26 @@ class EncodedValue(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointPut:
-    """A checkpoint that is to be stored.
+    """A request to store a checkpoint, with its encoded values.
 
     Attributes:
         address: The address of its parent.
         checkpoint: The checkpoint as langgraph has passed it.
         metadata: The metadata.
         new_versions: The versions of the channels that have changed since the parent.
-        is_deliberate: Whether its parent was read by its id, so that the put continues this
+        is_deliberate: Whether the run read the parent by its id and therefore continues this
             checkpoint on purpose.
         encoded_fields: Two encoded values: the fields of the checkpoint other than its id and its
             channels, and the metadata.
         cached_thread: The cached thread to whose log items the encoded values may refer, or None.
         title: The title that the checkpoint gives to its thread, or None.
         config: The config of the put, which may name the user; None if no run puts it.
-        created_at: The time in its `ts` in seconds since 1970, at least 0; infinite without a `ts`.
-        item_times: The times of items that have a time of their own, by channel and content.
-        loaded_removal: The number of the newest removal record when its state was loaded. It is
-            used only without a config.
+        created_at: The time in the checkpoint's `ts`, in seconds since 1970, at least 0. It is
+            infinite if the checkpoint has no valid `ts`.
+        item_times: The times of items whose time the metadata states, in seconds since 1970, by
+            channel and encoded item.
+        loaded_removal: The number of the newest removal record at the time when the state was
+            loaded. It is used only if there is no config.
         delta_channels: The `DeltaChannel`s that have a version but no snapshot, or a snapshot
             without parts, such as a set.
         snapshot_channels: The `DeltaChannel`s that have a snapshot of a list or a dict.
@@ -168,15 +175,15 @@ class CheckpointPut:
 
     @property
     def is_whole_run(self) -> bool:
-        """Whether the put stores a whole run at its end or interrupt: durability `exit`."""
+        """Whether this put stores a whole run. This is so for runs with durability `exit`."""
         config = self.config or {}
         return bool(config.get("configurable", {}).get(_DURABILITY_KEY) == "exit")
 
     def encode_values(self, codec: Codec, thread: Thread | None) -> None:
-        """Encode the values of the changed channels, the other fields and the metadata.
+        """Encode the changed channels, and the other fields and metadata of the checkpoint.
 
-        This happens when langgraph calls `put`, because the graph may change its objects before the
-        transaction runs.
+        The values are encoded as soon as langgraph calls `put`, because the graph may change its
+        objects before the transaction runs.
 
         Args:
             codec: Encodes values.
@@ -193,7 +200,8 @@ class CheckpointPut:
         }
         self.cached_thread = thread
         for channel, value in self._values.items():
-            if channel.startswith("__"):  # internal channels, such as tasks and inputs
+            # langgraph's internal channels, such as the tasks and the input of a graph
+            if channel.startswith("__"):
                 path = f"channel_values[{channel!r}]"
                 self._inline[channel] = encode_inline(codec, thread, channel, value, path)
             elif channel in self.new_versions or self.address.checkpoint_id is None:
@@ -217,12 +225,15 @@ class CheckpointPut:
         other_fields = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         self.encoded_fields = [
             codec.encode(other_fields, lambda: "checkpoint"),
-            # exact, because a user id in the metadata must not be changed
+            # Encode the metadata exactly, because a user id in it must not be changed.
             codec.encode(self.metadata, lambda: "metadata", exact=True),
         ]
 
     def _set_item_times(self, items: list[bytes], times: Any) -> None:
-        """Set the times of the last items, except times in the future."""
+        """Record the times of the last items of the channel `messages`.
+
+        Times in the future are ignored.
+        """
         now = time.time()
         for item, item_time in zip(
             items[::-1], times[::-1] if type(times) is list else (), strict=False
@@ -231,15 +242,15 @@ class CheckpointPut:
                 self.item_times["messages", item] = item_time
 
     def encode_rest(self, codec: Codec) -> None:
-        """Encode the unchanged channels as well, which the stored parent may lack."""
+        """Encode the unchanged channels as well, because the stored parent may not have them."""
         for channel in self._values.keys() - self._inline.keys():
             self._encode_channel(codec, channel)
 
     def detach_from_cache(self, key: int, generation: int) -> None:
-        """Replace the data that may change before the put is planned in a transaction.
+        """Replace cache references and mutable objects, because they may change later.
 
-        References to log items are replaced by the items, unless the thread still has this key and
-        generation. Messages are decoded again from their encodings.
+        References to log items are replaced with the items, unless the thread still has this key
+        and generation. Messages are replaced with copies that are decoded from their encodings.
         """
         for channel, ref in self._inline.items():
             self._inline[channel] = inline_log_ranges(ref, self.cached_thread, (key, generation))
@@ -249,7 +260,10 @@ class CheckpointPut:
             )
 
     def _encode_channel(self, codec: Codec, channel: str) -> EncodedValue:
-        """Encode the value of a channel, unless it is encoded already, and return the encoding."""
+        """Return the encoded value of a channel.
+
+        Encode the value first if that has not been done yet.
+        """
         encoded_value = self._encoded.get(channel)
         if encoded_value is None:
             path = f"channel_values[{channel!r}]"
@@ -267,14 +281,14 @@ class CheckpointPut:
         return self._versions[channel]
 
     def iter_encoded_elements(self, channel: str) -> Iterable[tuple[Any, bytes]]:
-        """Return the elements of a channel's list or dict, each with its encoding."""
+        """Return pairs of an element and its encoding, for the list or dict in a channel."""
         value = self._encoded[channel]
         return zip(value.elements, value.encoded_elements, strict=True)
 
     def build_nodes(
         self, codec: Codec, logs: Mapping[str, ChannelLog], parent: Snapshot | None
     ) -> dict[str, Node | None]:
-        """Return the value of each channel as log items or as a reference.
+        """Convert the value of each channel to log items, or to a reference that needs no log.
 
         Args:
             codec: Encodes values.
@@ -282,7 +296,8 @@ class CheckpointPut:
             parent: The parent of the checkpoint, or None.
 
         Returns:
-            The nodes by channel; None for a channel that has the value of the parent.
+            The node of each channel, by channel name. It is None if the channel keeps the value of
+            the parent.
 
         Raises:
             UnknownCheckpoint: A `Continuation` has no parent value that it could continue.
@@ -324,7 +339,7 @@ class CheckpointPut:
     def _add_replayed(
         self, replayed: DeltaWrites, logs: Mapping[str, ChannelLog], nodes: dict[str, Node | None]
     ) -> None:
-        """Add the updates of `DeltaChannel`s, and the repeated items of snapshots, to the nodes."""
+        """Add the updates of `DeltaChannel`s and the repeated items of snapshots to `nodes`."""
         for channel, update in replayed.updates.items():
             log = logs.get(channel) or ChannelLog(0, channel)
             is_log_complete, former_node = log.is_complete, nodes.get(channel)
@@ -342,9 +357,9 @@ class CheckpointPut:
                 nodes[channel] = node._replace(repeated_items=repeated_items)
 
     def decode_values(self, codec: Codec) -> tuple[dict[str, Any], Any, Any]:
-        """Decode the values, the other fields of the checkpoint, and its metadata.
+        """Decode the checkpoint, and return its channel values, its other fields and its metadata.
 
-        The value of a `Continuation` is the list of its items.
+        A `Continuation` is returned as the list of its items.
         """
         self.encode_rest(codec)
         self.detach_from_cache(0, -1)
@@ -363,7 +378,7 @@ class CheckpointPut:
     def with_values(
         self, codec: Codec, values: dict[str, Any], other_fields: Any, metadata: Any
     ) -> CheckpointPut:
-        """Build an encoded copy of this put with other values and fields; see `decode_values`."""
+        """Build a copy of this put that has other values and fields, and encode the copy."""
         for channel, encoded in self._encoded.items():
             if encoded.continues_parent:
                 values[channel] = Continuation(values.get(channel, []))
@@ -377,7 +392,10 @@ class CheckpointPut:
         return put
 
     def build_snapshot(self, parent: Snapshot | None) -> Snapshot:
-        """Build the snapshot of the checkpoint, without the references of its channels."""
+        """Build the `Snapshot` of the checkpoint.
+
+        The caller adds the references of the channels.
+        """
         checkpoint_id, step, fields = (
             self.checkpoint["id"],
             self.metadata.get("step"),
@@ -393,7 +411,8 @@ class CheckpointPut:
             self._versions_seen,
         )
         snapshot.step = step if type(step) is int else None
-        if self.merge is None:  # a merged checkpoint has messages of another run
+        # A merged checkpoint contains messages of another run, so it gets no start time.
+        if self.merge is None:
             snapshot.run_started_at = (
                 parent.run_started_at if self.continues_run and parent else self.run_started_at
             )
@@ -402,7 +421,7 @@ class CheckpointPut:
 
 @dataclass(slots=True)
 class TaskWrites:
-    """The writes of one task, which are to be stored with the checkpoint from which it ran.
+    """A request to store the pending writes of a task with the checkpoint before the task.
 
     Attributes:
         address: The address of the checkpoint.
@@ -431,7 +450,9 @@ class TaskWrites:
     loaded_removal: int = 0
 
     def encode_values(self, codec: Codec, thread: Thread | None) -> None:
-        """Encode the writes. Elements that the logs of the thread contain become references.
+        """Encode the writes.
+
+        Elements that the logs of the thread already contain are replaced with references.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -440,7 +461,7 @@ class TaskWrites:
         for i, (channel, value) in enumerate(self.writes):
             index = WRITES_IDX_MAP.get(channel, i)
             if channel == ERROR and isinstance(value, BaseException):
-                value = repr(value)  # as langgraph's savers store an exception
+                value = repr(value)  # langgraph's own savers also store an exception by its `repr`
             elif channel == INTERRUPT:
                 self.has_interrupt = True
             self.is_stopped = self.is_stopped or channel in (ERROR, INTERRUPT)
@@ -449,9 +470,10 @@ class TaskWrites:
         self.encoded, self.cached_thread = list(writes_by_index.values()), thread
 
     def references_for_state(self, key: int, generation: int) -> list[Write]:
-        """Return the encoded writes for a thread with this key and generation.
+        """Return the encoded writes, valid for a thread with this key and generation.
 
-        If the cached thread had another state, references to its logs are replaced by the items.
+        If the cached thread had another key or generation, references to its logs are replaced with
+        the items.
         """
         return [
             [i, c, inline_log_ranges(ref, self.cached_thread, (key, generation))]
@@ -460,7 +482,7 @@ class TaskWrites:
 
 
 def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, int]) -> Any:
-    """Return a reference that is valid for a thread with this key and generation.
+    """Return a reference that is valid for a thread with this key and generation as `state`.
 
     Args:
         ref: A reference from `encode_inline`.
@@ -494,7 +516,7 @@ def inline_log_ranges(ref: Any, cached_thread: Thread | None, state: tuple[int, 
 
 def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
     """Build the title of a thread from the metadata or the first messages of a checkpoint."""
-    with suppress(Exception):  # a malformed message raises errors of many types
+    with suppress(Exception):  # reading a malformed message can raise errors of many types
         if metadata.get("title"):
             return Title(_shorten_title(str(metadata["title"])), None)
         messages = messages.value if type(messages) is DeltaSnapshot else messages
@@ -507,14 +529,14 @@ def build_title(metadata: Mapping[str, Any], messages: Any) -> Title | None:
 def choose_title(put: CheckpointPut, thread: Thread, nodes: dict[str, Node | None]) -> Title | None:
     """Return the title of a thread after a put.
 
-    The present title is replaced if there was none, if the metadata contains a title, or if the put
-    changes the message that the title quotes.
+    The put sets the title if the thread has no title yet, if the metadata contains a title, or if
+    the put changes the message from which the title was taken.
     """
     former, title = thread.title, put.title
     if title is None:
         return NO_TITLE if former is None and thread.last_seq == 1 else former
     if title.message_id is not None and nodes.get("messages") is None:
-        return former  # the put leaves the messages of the parent unchanged
+        return former  # the put does not change the messages, so the title stays
     if former is None or former == NO_TITLE or title.message_id in (None, former.message_id):
         return title
     return former
@@ -529,7 +551,7 @@ def _shorten_title(text: str) -> str:
 
 
 def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
-    """Encode the value of a channel for the comparison with its log.
+    """Encode the value of a channel in the form in which its elements are compared with the log.
 
     Raises:
         Unstorable: The value cannot be stored.
@@ -554,7 +576,7 @@ def encode_value(codec: Codec, value: Any, path: str) -> EncodedValue:
 def _split_value(
     codec: Codec, log: ChannelLog, value: EncodedValue, hint: Ranges, path: str
 ) -> SplitValue:
-    """Compare a value with the log of its channel, and split it into stored and new parts.
+    """Split a value into ranges that its channel's log already contains and new items.
 
     Args:
         codec: Encodes values.
@@ -563,7 +585,8 @@ def _split_value(
         hint: The ranges of the parent's value, which are compared first.
         path: The path of the value, for error messages.
     """
-    is_log_complete = log.is_complete  # read it first, because another thread may add items
+    # Read this flag before the items, because another OS thread may add items at the same time.
+    is_log_complete = log.is_complete
     if value.kind == ITEM:
         position = log.find_position(value.encoded)
         parts: list[bytes | Range] = [
@@ -587,11 +610,12 @@ def encode_inline(
     *,
     nested: bool = False,
 ) -> Any:
-    """Return a reference that contains the parts of a value inline.
+    """Encode a value as a reference that contains the value's parts inline.
 
-    It is used for values that are not the value of a channel, such as pending writes. In a list or
-    dict of eight or more elements, such as the messages that a subgraph receives or returns, the
-    elements that the channel's log contains become ranges of the log.
+    Inline references are used for values that are not the value of a channel, such as pending
+    writes. If a list or dict has eight or more elements, such as the messages that a subgraph
+    receives or returns, the elements that the channel's log already contains are replaced with
+    ranges of the log.
 
     Args:
         codec: Encodes values.
@@ -619,7 +643,9 @@ def encode_inline(
     elements, comparison_forms = _encode_elements(codec, value, path)
     if thread is not None and len(elements) >= _MIN_ELEMENTS_FOR_LOG:
         log = thread.logs_by_channel.get(channel)
-        if log is not None and log.items:  # a reference must not point to uncommitted items
+        # Only committed items are searched, because a reference must not point to uncommitted
+        # items.
+        if log is not None and log.items:
             _, parts = _match_elements(
                 codec, log, log.find_stored_position, elements, comparison_forms, [], path
             )
@@ -636,7 +662,7 @@ def encode_inline(
 
 
 def decode_inline(codec: Codec, ref: Any) -> Any:
-    """Return the value of a reference that contains all of its parts inline, without log ranges."""
+    """Decode a reference that contains all parts of its value inline and no log ranges."""
     if isinstance(ref, bytes):
         return codec.decode(ref)
     kind, content = ref
@@ -647,13 +673,15 @@ def decode_inline(codec: Codec, ref: Any) -> Any:
 
 
 def _encode_elements(codec: Codec, value: Any, path: str) -> tuple[list[Any], list[bytes]]:
-    """Return the elements of a list, or the pairs of a dict, and the encoding of each."""
+    """Return the elements of a list, or the pairs of a dict, and a list of their encodings."""
     elements = [[*pair] for pair in value.items()] if type(value) is dict else [*value]
     try:
         return elements, codec.encode_for_comparison(elements, lambda i: f"{path}[{i}]")
     except Unstorable:
         if type(value) is dict:
-            codec.encode(value, lambda: path)  # the error of this call names the part by its key
+            # Encode the dict as a whole, because the error of this call names the key of the value
+            # that fails.
+            codec.encode(value, lambda: path)
         raise
 
 
@@ -678,8 +706,8 @@ def _match_elements(
         path: The path of the value, for error messages.
 
     Returns:
-        The ranges of `likely_ranges` with which the value begins, and the rest of the value as
-        ranges of the log and encoded new items.
+        Two lists: the first ranges of `likely_ranges` that are also the start of the value; and the
+        rest of the value, as ranges of the log and encoded new items.
     """
     kept_ranges: Ranges = []
     parts: list[bytes | Range] = []
@@ -725,10 +753,11 @@ def _match_elements(
 def _count_equal_items(
     log: ChannelLog, position: int, encoded_elements: list[bytes], index: int
 ) -> int:
-    """Return how many log items from a position on equal the elements from `index` on."""
+    """Count the elements from `index` on that equal the log items from `position` on."""
     get_item = log.items.get if position < ALIASES else log.get
     equal_count, size, new_matches = 1, 8, 8
-    while new_matches == size:  # compare growing pieces, to avoid copying the whole rest each time
+    # Compare pieces of growing size, so that a call does not copy all remaining elements.
+    while new_matches == size:
         size *= 2
         piece = encoded_elements[index + equal_count : index + equal_count + size]
         log_items = map(get_item, range(position + equal_count, position + equal_count + size))
@@ -738,12 +767,12 @@ def _count_equal_items(
 
 
 def _element_reference(log: ChannelLog, part: bytes | Range) -> Any:
-    """Return a part of a list in the form of an inline reference."""
+    """Convert a part of a list, a new item or a log range, to an element of an inline reference."""
     return part if isinstance(part, bytes) else [log.key, part[0], part[1] - part[0]]
 
 
 def _positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
-    """Return the positions of the cached items of ranges, by content."""
+    """Return the positions of the cached items in some ranges, by their encoded content."""
     by_content: dict[bytes, int] = {}
     for position in iter_positions(ranges):
         item = log.get(position)
@@ -755,7 +784,7 @@ def _positions_by_content(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
 def _can_pack(keys: list[Any]) -> bool:
     try:
         pack(keys)
-    except TypeError:  # a lone surrogate, or a number that is out of range
+    except TypeError:  # a key contains a lone surrogate, or is an integer that is out of range
         return False
     return True
 
@@ -765,10 +794,10 @@ def _has_parts(value: Any) -> bool:
 
 
 def _is_splittable(value: Any) -> bool:
-    """Return whether a value is split into log items.
+    """Return whether the elements of a value are stored as separate log items.
 
-    Lists and dicts are split, except lists of numbers, such as embeddings, and dicts with keys that
-    msgpack cannot store.
+    This is so for lists and dicts. Exceptions are lists of numbers, such as embeddings, and dicts
+    with keys that msgpack cannot store.
     """
     if type(value) is dict:
         return bool(value) and _KEYS.issuperset(map(type, value)) and _can_pack([*value])

@@ -1,4 +1,7 @@
-"""Read checkpoints, pending writes and log items, as flows on one snapshot of the database."""
+"""Read checkpoints, pending writes and log items.
+
+Each read sees one consistent state of the database.
+"""
 
 from __future__ import annotations
 
@@ -62,12 +65,13 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import NO_LIMIT, Flow, LastRequest, NamedSQL, Row, Statement
 
-ITEMS_PAGE_SIZE: Final = 1024  # maximum items that one statement reads
-_KEY_BLOCK_SIZE: Final = 256  # keys that a process reserves in addition to those it needs now
+ITEMS_PAGE_SIZE: Final = 1024  # maximum number of log items that one SQL statement reads
+# number of keys that a process reserves in advance, in addition to the keys that it needs now
+_KEY_BLOCK_SIZE: Final = 256
 
 
 class StoredCheckpoint(NamedTuple):
-    """A stored checkpoint with its cached thread and the key of its namespace."""
+    """A checkpoint in the database, with its cached thread and its namespace's key."""
 
     thread: Thread
     namespace_key: int
@@ -76,7 +80,7 @@ class StoredCheckpoint(NamedTuple):
 
 @dataclass(slots=True)
 class CheckpointReader:
-    """Read the checkpointer's tables, and cache the items that were read.
+    """Reads the tables of the checkpointer, and adds the items that it reads to the cache.
 
     Attributes:
         sql: The statements by name.
@@ -97,13 +101,13 @@ class CheckpointReader:
     def find_checkpoint(
         self, address: Address, key: int | None = None, *, alone: bool = False
     ) -> Flow[StoredCheckpoint | None]:
-        """Read the checkpoint of an address, or the head, without its values.
+        """Find the checkpoint or head that an address names, without reading its values.
 
         Args:
             address: The address.
-            key: The row key of the checkpoint, if it is known. The index of ids is used only if no
-                row has this key.
-            alone: Whether the statement is sent as a request of its own. Later statements then may
+            key: The row key of the checkpoint, if it is known. The checkpoint is searched by its id
+                only if no row has this key.
+            alone: Whether the statement is sent as a separate request. Later statements may then
                 see another state of the database.
 
         Returns:
@@ -154,10 +158,10 @@ class CheckpointReader:
     def read_with_cache_check(
         self, thread_id: str, statement: Statement
     ) -> Flow[tuple[list[Row], bool]]:
-        """Read the rows of a statement, and check whether the cached thread is valid.
+        """Read the rows of a statement, and check whether the cached thread is still valid.
 
-        The cached thread is not valid if the database does not have its newest checkpoint, for
-        example after a failover that has lost commits.
+        The cached data is not valid if the database does not contain the newest cached checkpoint,
+        for example after a failover that has lost commits.
 
         Returns:
             The rows, and whether the cached data may be used.
@@ -172,11 +176,14 @@ class CheckpointReader:
     def _cached_thread(
         self, thread_id: str, state: tuple[int, int, int], is_cache_valid: bool
     ) -> Thread:
-        """Return the cached thread of a state, or an empty thread if the cache is stale."""
+        """Return the cached thread if it has this state.
+
+        Otherwise return a new `Thread` without data.
+        """
         return self.cache.get_or_add_thread(thread_id, *state) if is_cache_valid else Thread(*state)
 
     def check_missing(self, address: Address) -> Flow[None]:
-        """Check that a checkpoint that was not found does not exist.
+        """Check that a checkpoint which a search did not find really does not exist.
 
         Raises:
             CorruptRecord: An index is damaged, so the search may have missed the checkpoint.
@@ -187,7 +194,7 @@ class CheckpointReader:
                 raise damaged_index_error(entry)
 
     def check_complete(self, row_count: int, start: int, stop: int) -> Flow[None]:
-        """Check that a range of keys of one namespace has as many rows as the index of ids.
+        """Check that a range of row keys has as many rows as entries in the index of ids.
 
         Raises:
             CorruptRecord: The index is damaged.
@@ -197,9 +204,9 @@ class CheckpointReader:
             raise damaged_index_error(f"namespace {start >> 32}")
 
     def read_tuple(self, address: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
-        """Read the checkpoint of an address with all its values.
+        """Read the checkpoint that an address names, with all its values and pending writes.
 
-        The caller may change the values, because they are new objects.
+        The values are new objects, so the caller may change them.
 
         Args:
             address: The address.
@@ -207,7 +214,8 @@ class CheckpointReader:
         """
         cached = self._cached_head(address) if key is None else None
         if cached is not None:
-            # If the head is unchanged after the pending writes were read, the writes belong to it.
+            # The head is read after its pending writes. If it is still the cached head, the writes
+            # belong to it.
             rows, heads = yield LastRequest(
                 [
                     self._writes_statement(cached),
@@ -226,7 +234,8 @@ class CheckpointReader:
                 *state,
                 cached.snapshot.checkpoint_id,
             ):
-                # items of a pending write may be deleted between requests
+                # Another process may delete items of a pending write between two requests; then
+                # read everything again.
                 with suppress(CorruptRecord):
                     return (yield from self._build_tuple(address, cached, rows))
         if (
@@ -234,7 +243,9 @@ class CheckpointReader:
             and address.checkpoint_id is None
             and self.cache.get_thread(address.thread_id) is None
         ):
-            with suppress(CorruptRecord):  # the thread may be deleted before the next request
+            # Another process may delete the thread between the two requests; then read it again in
+            # one request.
+            with suppress(CorruptRecord):
                 return (
                     yield from self._read_tuple_of(
                         address, (yield from self.find_checkpoint(address, alone=True))
@@ -247,7 +258,10 @@ class CheckpointReader:
     def _read_tuple_of(
         self, address: Address, checkpoint: StoredCheckpoint | None
     ) -> Flow[CheckpointTuple | None]:
-        """Read the pending writes and the values of a checkpoint, if there is one."""
+        """Read the pending writes and the values of a checkpoint.
+
+        Return None if the checkpoint is None.
+        """
         if checkpoint is None:
             return None
         return (
@@ -257,10 +271,10 @@ class CheckpointReader:
         )
 
     def cached_tuple(self, address: Address, epoch: object) -> CheckpointTuple | None:
-        """Return the head from the cache, or None if it must be read.
+        """Return the head from the cache, or None if the head must be read from the database.
 
-        The cache is used only if this process has put the head, nobody has written since, and all
-        items are cached.
+        The cache is used only if this process has put the head, no other write has followed, and
+        all items are cached.
 
         Args:
             address: The address.
@@ -284,11 +298,11 @@ class CheckpointReader:
         except StopIteration as stop:
             self.cache.mark_used(address.thread_id)
             return cast(CheckpointTuple, stop.value)
-        flow.close()  # an item of a pending write is not cached
+        flow.close()  # The flow needs a read, because an item of a pending write is not cached.
         return None
 
     def is_head_cached(self, address: Address, max_items: int = sys.maxsize) -> bool:
-        """Return whether an address is that of a cached head with at most `max_items` items."""
+        """Return whether an address names a cached head with at most `max_items` items."""
         thread = self.cache.get_thread(address.thread_id) if address.checkpoint_id is None else None
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if head is None or head.snapshot is None:
@@ -299,7 +313,7 @@ class CheckpointReader:
         )
 
     def _cached_head(self, address: Address) -> StoredCheckpoint | None:
-        """Return the head that this process has put, if all its items are cached, or None."""
+        """Return the head that an address names, if it is cached with all its items, or None."""
         thread = self.cache.get_thread(address.thread_id)
         head = thread.heads.get(address.checkpoint_ns) if thread is not None else None
         if thread is None or head is None or address.checkpoint_id is not None:
@@ -321,7 +335,7 @@ class CheckpointReader:
         return StoredCheckpoint(thread, head.namespace_key, snapshot)
 
     def read_write_rows(self, checkpoint: StoredCheckpoint) -> Flow[list[Row]]:
-        """Read the rows `(checkpoint_id, task_id, task_path, body)` of a checkpoint's writes."""
+        """Read a checkpoint's writes, as rows `(checkpoint_id, task_id, task_path, body)`."""
         return [*self._select_own_rows((yield self._writes_statement(checkpoint)))]
 
     def _writes_statement(self, checkpoint: StoredCheckpoint) -> Statement:
@@ -334,7 +348,7 @@ class CheckpointReader:
     def _build_tuple(
         self, address: Address, stored_checkpoint: StoredCheckpoint, rows: Sequence[Row]
     ) -> Flow[CheckpointTuple]:
-        """Read the values of a checkpoint, and build langgraph's tuple from them."""
+        """Read the values of a checkpoint, and build a `CheckpointTuple` of langgraph from them."""
         snapshot, values = stored_checkpoint.snapshot, {}
         for channel, ref in snapshot.references.items():
             if ref[0] != DELTA:
@@ -368,7 +382,7 @@ class CheckpointReader:
     def read_status(
         self, thread_id: str, checkpoint_ns: str, snapshot: Snapshot, rows: Sequence[Row]
     ) -> Flow[ThreadStatus]:
-        """Read the values that determine the status at a checkpoint, and return the status.
+        """Read the values that determine a thread's status, and return the status.
 
         Args:
             thread_id: The thread.
@@ -400,7 +414,10 @@ class CheckpointReader:
         )
 
     def read_value_of_thread(self, thread_id: str, ref: Any) -> Flow[Any]:
-        """Read the value of a reference, and look up the cached thread if the value needs a log."""
+        """Read the value of a reference.
+
+        If the reference points to a log, look up the cached thread first.
+        """
         if isinstance(ref, bytes):
             return self.codec.decode(ref)
         statement = self.sql("find_thread", thread_id)
@@ -411,7 +428,7 @@ class CheckpointReader:
         return (yield from self.read_value(thread_id, thread, ref))
 
     def is_head(self, address: Address) -> Flow[bool]:
-        """Return whether the checkpoint of an address is the head of its namespace."""
+        """Return whether the checkpoint that an address names is the head of its namespace."""
         packed_id = pack_id(address.checkpoint_id)
         rows = yield self.sql(
             "read_write_state", packed_id, address.checkpoint_ns, address.thread_id
@@ -421,14 +438,14 @@ class CheckpointReader:
     def read_snapshot(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int, checkpoint_id: str
     ) -> Flow[Snapshot | None]:
-        """Read one checkpoint of a namespace, with its ranges, or None if it does not exist."""
+        """Read one checkpoint and its log ranges. Return None if it does not exist."""
         rows = yield self.sql("find_checkpoint", namespace_key, pack_id(checkpoint_id))
         if rows and unpack_id(rows[0][1]) != checkpoint_id:
             raise damaged_index_error(f"checkpoint {checkpoint_id!r} of thread {thread_id!r}")
         return (yield from self.resolve_row(thread_id, checkpoint_ns, rows[0])) if rows else None
 
     def resolve_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Flow[Snapshot]:
-        """Return the snapshot of a row, with its ranges."""
+        """Decrypt the row of a checkpoint, and complete the log ranges of the snapshot."""
         snapshot = self.decrypt_row(thread_id, checkpoint_ns, row)
         statement = self.sql("find_thread", thread_id)
         ((key, _, *state),), is_cache_valid = yield from self.read_with_cache_check(
@@ -441,25 +458,30 @@ class CheckpointReader:
     def decrypt_row(self, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
         """Decrypt a row `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`.
 
-        The ranges of the snapshot have the stored form; `resolve_ranges` converts them.
+        The snapshot's log ranges still have their stored form, which `resolve_ranges` converts.
         """
         return decrypt_checkpoint(self.seal, thread_id, checkpoint_ns, row)
 
     def read_all_rows(
         self, thread_id: str, checkpoint_ns: str, namespace_key: int
     ) -> Flow[Iterator[tuple[Row, Snapshot]]]:
-        """Read all checkpoints of a namespace, newest first, with ranges in the stored form."""
+        """Read all checkpoints of a namespace, newest first.
+
+        Their log ranges have the stored form.
+        """
         rows = yield self.sql("checkpoints_page", *key_range(namespace_key), NO_LIMIT)
         yield from self.check_complete(len(rows), *key_range(namespace_key))
         return ((row, self.decrypt_row(thread_id, checkpoint_ns, row)) for row in rows)
 
     def decode_metadata(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Decode the metadata of a checkpoint; each call returns a new dict."""
+        """Decode the metadata of a checkpoint. Each call returns a new dict."""
         metadata: dict[str, Any] = self.codec.decode(snapshot.encoded_fields[1])
         return metadata
 
     def rewrite_list_entry(self, thread_id: str, head: Row | None) -> Flow[None]:
-        """Store the metadata of a thread's head in its list entry, and keep its title.
+        """Rewrite the list entry of a thread with the metadata of its head.
+
+        The title stays the same.
 
         Args:
             thread_id: The thread.
@@ -478,9 +500,9 @@ class CheckpointReader:
             )
 
     def activity_time(self, snapshot: Snapshot, put_at: float) -> float:
-        """Return the time in a checkpoint's `ts`, or the time of its put if that is earlier.
+        """Return the time in a checkpoint's `ts`, or the time of its put if the put was earlier.
 
-        Both are in seconds since 1970.
+        The result is in seconds since 1970.
         """
         ts = self.codec.decode(snapshot.encoded_fields[0]).get("ts")
         try:
@@ -490,23 +512,23 @@ class CheckpointReader:
             return put_at
 
     def read_step(self, snapshot: Snapshot) -> int | None:
-        """Return the superstep in a checkpoint's metadata, or None."""
+        """Return the superstep number in a checkpoint's metadata, or None."""
         if snapshot.step == UNREAD_STEP:
             step = self.decode_metadata(snapshot).get("step")
             snapshot.step = step if type(step) is int else None
         return snapshot.step
 
     def read_labels(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Return the metadata values that the children of a checkpoint inherit."""
+        """Return the metadata values, such as `user_id`, that child checkpoints inherit."""
         if snapshot.labels is None:
             snapshot.labels = select_inherited_labels(self.decode_metadata(snapshot))
         return snapshot.labels
 
     def resolve_ranges(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
-        """Convert the stored ranges of a snapshot, and complete its transcript.
+        """Convert a snapshot's log ranges from their stored form, and complete its transcript.
 
-        The snapshot must come from `decrypt_row`. Aliases are loaded if the transcript contains
-        some, because it has each item only once.
+        The snapshot must come from `decrypt_row`. A transcript contains each item only once, so its
+        aliases are loaded, if there are any, to find repeated items.
         """
         stored_transcript: Any = snapshot.transcript
         snapshot.transcript = {}
@@ -524,18 +546,18 @@ class CheckpointReader:
             aliases = [pair for pair in ranges if pair[0] >= ALIASES]
             if aliases:
                 log = yield from self.load_items(thread_id, thread, key, aliases)
-                if log.has_no_repeats(ranges):  # this is true of nearly all values
+                if log.has_no_repeats(ranges):  # nearly all values have no repeats
                     continue
                 origin = log.origin_position
             if channel not in stored_transcript:
                 snapshot.transcript[channel] = (key, drop_repeated_positions(ranges, origin))
 
     def allocate_keys(self, count: int) -> Flow[list[int]]:
-        """Return `count` or more new keys for threads, namespaces and logs, highest first.
+        """Return at least `count` new keys for threads, namespaces and logs, highest first.
 
-        If the reserved keys of this process do not suffice, the database reserves more than needed.
-        After the commit, `KeyBlock.refill` takes those that are left. A transaction calls this
-        before it writes anything else, so that two transactions cannot deadlock.
+        If this process has not reserved enough keys, it reserves more in the database than it needs
+        now. After the commit, `KeyBlock.refill` receives the unused keys. A transaction must
+        allocate keys before it writes anything else, so that two transactions cannot deadlock.
         """
         keys = self.cache.keys.take_keys(count)
         if keys is None:
@@ -573,15 +595,15 @@ class CheckpointReader:
         return [write for _, write in writes]
 
     def _select_own_rows(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """Yield the rows of a checkpoint's own writes from those of `checkpoint_writes`.
+        """Yield those rows of the statement `checkpoint_writes` that belong to its checkpoint.
 
-        The statement also returns the neighbouring rows of other checkpoints. They are decrypted
-        too, because a row with a damaged key may be one of this checkpoint.
+        The statement also returns the adjacent rows of other checkpoints. These rows are decrypted
+        too, to detect a row of this checkpoint whose key is damaged.
         """
         for owner_id, checkpoint_ns, *row in rows:
             if owner_id is None:
                 yield tuple(row)
-            else:  # raises CorruptRecord if its key is damaged
+            else:  # Decrypting the row raises CorruptRecord if its key is damaged.
                 decrypt_writes(self.seal, owner_id, checkpoint_ns, tuple(row))
 
     def read_value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
@@ -616,17 +638,17 @@ class CheckpointReader:
     def read_items_page(
         self, thread_id: str, channel: str, log: int, start: int, stop: int
     ) -> Flow[list[tuple[int, bytes]]]:
-        """Read the positions and contents of the first items, or aliases, in a range of a log.
+        """Read the first items, or aliases, in a range of a log, as pairs of position and content.
 
-        At most `ITEMS_PAGE_SIZE` items are read.
+        One call reads at most `ITEMS_PAGE_SIZE` items.
         """
         rows = yield self.sql("items_page", *key_range(log, start, stop), ITEMS_PAGE_SIZE)
         return [decrypt_item(self.seal, thread_id, channel, *row) for row in rows]
 
     def read_item_times(self, log: int, ranges: Ranges) -> Flow[dict[int, float]]:
-        """Return the time at which each item of a log was first stored.
+        """Return the time at which each item in these ranges of a log was first stored.
 
-        The times are in seconds since 1970, by position.
+        The result maps the position of each item to its time, in seconds since 1970.
         """
         statements = [self.sql("item_times", *key_range(log, *pair)) for pair in ranges]
         answers = (yield statements) if statements else []
@@ -635,7 +657,7 @@ class CheckpointReader:
     def load_items(
         self, thread_id: str, thread: Thread, key: int, ranges: Ranges
     ) -> Flow[ChannelLog]:
-        """Load the items of ranges into the cached log, and return the log."""
+        """Load the items in some ranges of a log into the cache, and return the cached log."""
         log = thread.logs.get(key)
         if log is None:
             rows = yield self.sql("find_log_channel", key)
@@ -669,7 +691,10 @@ class CheckpointReader:
     def read_origins(
         self, thread_id: str, thread: Thread, key: int, ranges: Ranges
     ) -> Flow[list[int]]:
-        """Return the positions of the items of ranges, with aliases replaced by their originals."""
+        """Return the position of each item in some ranges of a log.
+
+        For an alias, return the position of the original item.
+        """
         aliases = [pair for pair in ranges if pair[0] >= ALIASES]
         if not aliases:
             return [*iter_positions(ranges)]
@@ -679,7 +704,7 @@ class CheckpointReader:
     def load_items_by_hash(
         self, thread_id: str, thread: Thread, hashes: Sequence[int]
     ) -> Flow[None]:
-        """Load the stored items of a thread that have one of these hashes into its cached logs."""
+        """Load those stored items of a thread whose hash is in `hashes` into the cached logs."""
         if not hashes:
             return
         for key, body in (yield self.sql("items_with_hashes", json.dumps(hashes))):
@@ -691,14 +716,13 @@ class CheckpointReader:
     def _read_bodies(
         self, thread_id: str, log: ChannelLog, ranges: list[Range]
     ) -> Flow[list[bytes]]:
-        """Read the contents of all items, or aliases, of ranges in order."""
+        """Read the contents of all items, or aliases, in some ranges of a log, in order."""
         statements = [self.sql("items_between", *key_range(log.key, *pair)) for pair in ranges]
         answers = yield statements
         contents: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
-            are_all = (
-                len(rows) == stop - start
-            )  # a damaged range may be huge, so compare the length first
+            # Compare the lengths first: a damaged range may be too long for a list of positions.
+            are_all = len(rows) == stop - start
             if not are_all or [row[0] & 0xFFFFFFFF for row in rows] != [*range(start, stop)]:
                 raise CorruptRecord(
                     f"items {start} to {stop} of channel {log.name!r} of thread {thread_id!r} are "
@@ -713,10 +737,11 @@ class CheckpointReader:
     def read_delta_history(
         self, address: Address, channels: Sequence[str]
     ) -> Flow[dict[str, DeltaChannelHistory]]:
-        """Read the writes to each channel since its last stored value, and this value.
+        """Read the last stored value of each `DeltaChannel` and the writes after this value.
 
-        The ancestors of the checkpoint are read one after the other, until each channel has a
-        stored value. Contract: `BaseCheckpointSaver.get_delta_channel_history`.
+        The ancestors of the checkpoint are read one after the other until a stored value of each
+        channel is found. The result has the form of langgraph's
+        `BaseCheckpointSaver.get_delta_channel_history`.
         """
         histories: dict[str, DeltaChannelHistory] = {
             channel: {"writes": []} for channel in channels
@@ -748,7 +773,7 @@ class CheckpointReader:
 
 
 def damaged_index_error(entry: str) -> CorruptRecord:
-    """Return the error for an index whose entry does not match its row.
+    """Build the error for a database index whose entry does not match the row to which it points.
 
     Args:
         entry: The entry, such as "checkpoint 'c1' of thread 't1'".

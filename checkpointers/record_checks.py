@@ -1,9 +1,9 @@
-"""Check the records of a thread that was read from another database.
+"""Check the records of a thread that were read from another database.
 
-If a file is not encrypted, whoever can write to it can write rows with correct checksums. The
-references from such rows to other rows are therefore checked before the rows are stored. Otherwise
-each later read of the thread would follow a range whose items do not exist, or a value that
-contains the same items a million times.
+Anyone who can write to an unencrypted database file can add rows with correct checksums. The
+references from such rows to other rows are therefore checked before the rows are stored. Without
+this check, a later read of the thread could follow a range whose items do not exist, or build a
+value that contains the same items a million times.
 """
 
 from __future__ import annotations
@@ -37,22 +37,25 @@ MALFORMED: Final = (
     ValueError,
 )
 """The exceptions that are raised by records of a form that perdure does not write."""
-_MAX_TIME: Final = 253_402_300_799  # the last second of the year 9999, in seconds since 1970
-_MAX_DEPTH: Final = 100  # levels of nested references; langgraph's channels have two
-_MAX_COUNT: Final = 1 << 48  # the largest number of puts of a thread; SQLite has 64 bits for it
+# the latest valid time, the last second of the year 9999, in seconds since 1970
+_MAX_TIME: Final = 253_402_300_799
+# maximum depth of nested references; the channels of langgraph need two levels
+_MAX_DEPTH: Final = 100
+# upper limit for the number of puts of a thread, far below the 64-bit limit of SQLite
+_MAX_COUNT: Final = 1 << 48
 
 
 class _Log:
-    """The positions of the items of a log that have a row."""
+    """The sorted positions of the items that exist in a log, to check ranges of the log."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.order = order
 
     def check(self, numbers: Sequence[int]) -> None:
-        """Check that all items of the stored ranges of a value exist.
+        """Check that all items in the stored ranges of a value exist.
 
-        Values with many items have few ranges. So the number of items of a value is limited to a
-        small multiple of the number of items in the log.
+        Even a value with many items has few ranges. The number of items of a value is therefore
+        limited to a small multiple of the number of items in the log.
         """
         total = 0
         for start, length in zip(numbers[::2], numbers[1::2], strict=True):
@@ -67,7 +70,7 @@ class _Log:
 
 
 def check_records(reader: CheckpointReader, records: ThreadRecords) -> None:
-    """Check the records of a thread, whose items must have been read.
+    """Check the records of a thread. The caller must have read the thread's items into them.
 
     Raises:
         One of `MALFORMED`: A record has another form than perdure writes.
@@ -121,7 +124,7 @@ def _check_namespace(
             _check_reference(logs, ref)
         transcripts: Mapping[str, Any] = (
             snapshot.transcript
-        )  # the key of the log and the stored ranges, by channel
+        )  # By channel, the key of the log and the ranges in their stored form.
         for log, numbers in transcripts.values():
             logs[log].check(numbers)
     for _, _, _, writes in namespace.writes:
@@ -158,11 +161,11 @@ def _check_reference(logs: Mapping[int, _Log], ref: Any, depth: int = 0) -> None
 
 
 def _check_times(*times: float) -> None:
-    """Check that times are valid seconds since 1970."""
+    """Check that each time is a number of seconds since 1970 before the year 10000."""
     _require(all(0 <= time <= _MAX_TIME for time in times), "a time")
 
 
 def _require(is_valid: bool, part: str) -> None:
-    """Raise a `ValueError` that names the part, unless the part is valid."""
+    """Raise a `ValueError` that names a part of a record, unless this part is valid."""
     if not is_valid:
         raise ValueError(f"{part} is not valid")

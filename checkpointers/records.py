@@ -1,8 +1,9 @@
 """Encrypt and decrypt the rows of checkpoints, pending writes, threads, runs and crons.
 
 The functions `encrypt_…` build the stored bytes of a row, and the functions `decrypt_…` read them.
-Without a key, rows are protected by a checksum instead of encryption (`storage/encryption.py`).
-Both bind a row to its position: the ids that are passed as associated data.
+If the database has no encryption key, a checksum protects each row instead of encryption
+(`storage/encryption.py`). Encryption and checksum both bind a row to the ids that are passed as
+associated data, so a row that was moved to another position is detected.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from perdure.storage.flow import Row, TextOrBytes, decode_text_or_bytes
 
 VIEWS_NAMESPACE: Final = "perdure:views"
 """The namespace of the views, which record the messages that models were shown."""
-_TAG_LIMIT: Final = 256  # characters; a longer metadata value is not indexed, rows are read instead
-# names of metadata that are not indexed, because the value differs at every checkpoint, has few
-# variants, or is the same everywhere
+# maximum length in characters of an indexed metadata value; a search for a longer value reads rows
+# instead
+_TAG_LIMIT: Final = 256
+# These metadata names are not indexed, because their value differs at every checkpoint, has few
+# variants, or is the same at every checkpoint.
 UNTAGGED_NAMES: Final = frozenset({"step", "parents", "source", "ls_integration"})
 UNLISTED_NAMES: Final = frozenset(
     ("source", "step", "parents", "writes", "thread_id", "run_id", "imported", "titled", "times")
@@ -43,8 +46,11 @@ UNLISTED_PREFIXES: Final = (
     "run_attempt",
 )
 """Prefixes of further names of metadata that lists of threads do not show."""
-_TAG_LEVELS: Final = 16  # levels of nested metadata by which lists find a thread
-_MAX_TAGS: Final = 1_000  # tags of one thread in lists; threads with more are found by reading rows
+# maximum depth of nested metadata that is indexed for searches in thread lists
+_TAG_LEVELS: Final = 16
+# maximum number of tags per thread in the list index; threads with more tags are found by reading
+# their rows
+_MAX_TAGS: Final = 1_000
 
 
 @lru_cache(maxsize=1024)
@@ -65,7 +71,7 @@ def pack_id(text: str | None) -> bytes | str | None:
 
 @lru_cache(maxsize=1024)
 def unpack_id(stored: bytes | str | None) -> str | None:
-    """Return the id from the stored form that `pack_id` built."""
+    """Convert an id from the stored form that `pack_id` returns back to text."""
     stored = decode_text_or_bytes(stored)
     if not isinstance(stored, bytes):
         return stored and str(stored)
@@ -89,7 +95,7 @@ def key_range(table_key: int, start: int = 0, stop: int = 1 << 32) -> tuple[int,
 
 
 def used_log_ranges(last_item_key: int | None, last_alias_key: int | None) -> list[tuple[int, int]]:
-    """Return the ranges of positions that a log uses: first its items, then its aliases.
+    """Return two ranges of positions in a log: that of its items, and that of its aliases.
 
     Args:
         last_item_key: The row key of the last item, or None if the log has no items.
@@ -101,12 +107,12 @@ def used_log_ranges(last_item_key: int | None, last_alias_key: int | None) -> li
 
 
 def item_associated_data(thread_id: str, channel: str, position: int) -> AssociatedData:
-    """Return the data that binds an item to its position in a log."""
+    """Return the associated data that binds an encrypted item to its position in a log."""
     return ("item", thread_id, channel, position)
 
 
 def content_hash(seal: Seal, log: int, stored: bytes) -> int:
-    """Return the hash by which an equal item is found in the same log.
+    """Return a hash of an item's content, by which an equal item is found in the same log.
 
     The log key is in the upper bits, so the hashes of a thread are adjacent in the index. The lower
     40 bits are a BLAKE2b hash (RFC 7693) that is salted with the log, so equal contents of two
@@ -119,18 +125,18 @@ def content_hash(seal: Seal, log: int, stored: bytes) -> int:
 
 
 def metadata_tag(seal: Seal, key: str, value: Any) -> int | None:
-    """Return the number under which checkpoints with a metadata value are indexed, or None.
+    """Return the index tag of a metadata value, or None if the value is not indexed.
 
     The value None is not indexed, because for langgraph a filter for None also matches metadata
-    without the key. A member of an enum is not indexed, because a process without its class reads
-    another value.
+    without the key. A member of an enum is not indexed, because a process that cannot import the
+    enum class reads another value in its place.
     """
     if key in UNTAGGED_NAMES or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
     if isinstance(value, int | float) and math.isfinite(value):
-        # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+        # Equal numbers need equal tags: 1, 1.0 and True are equal, and so are 0.0 and -0.0.
         value = float(value) + 0.0 if abs(value) < 1 << 53 else int(value)
     return _tag_number(seal.hash_key, repr((key, value)))
 
@@ -143,7 +149,7 @@ def _tag_number(hash_key: bytes, text: str) -> int:
 
 
 def metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
-    """Return all tags of a checkpoint's metadata."""
+    """Return the tags of all metadata values of a checkpoint that are indexed."""
     tags = []
     for key, value in metadata.items():
         if key not in UNTAGGED_NAMES and (tag_number := metadata_tag(seal, key, value)) is not None:
@@ -152,7 +158,7 @@ def metadata_tags(seal: Seal, metadata: Mapping[str, Any]) -> list[int]:
 
 
 def select_lineage(rows: Sequence[Row], checkpoint_key: int) -> list[Row]:
-    """Return the row of a checkpoint and those of its ancestors, the checkpoint first.
+    """Return the rows of a checkpoint and its ancestors, starting with the checkpoint.
 
     Args:
         rows: Rows of one namespace that begin with `(row_key, checkpoint_id, parent_id)`.
@@ -171,7 +177,7 @@ def select_lineage(rows: Sequence[Row], checkpoint_key: int) -> list[Row]:
 
 
 def checkpoint_associated_data(thread_id: str, checkpoint_ns: str, row: Row) -> AssociatedData:
-    """Return the data that binds the body of a checkpoint to the other columns of its row.
+    """Return the associated data that binds a checkpoint's body to the other columns of the row.
 
     Args:
         thread_id: The thread.
@@ -199,7 +205,7 @@ def encrypt_checkpoint(
     snapshot: Snapshot,
     transcript: Mapping[str, Any],
 ) -> bytes:
-    """Return the encrypted body of a checkpoint's row.
+    """Encode and encrypt a checkpoint, and return the body of its row.
 
     Args:
         seal: Encrypts the body.
@@ -225,7 +231,7 @@ def encrypt_checkpoint(
 
 
 def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> Snapshot:
-    """Return the snapshot from a row of `checkpoints`.
+    """Decrypt a row of the table `checkpoints`, and return the checkpoint as a `Snapshot`.
 
     The row is `(row_key, checkpoint_id, parent_id, run_start, put_at, body)`. The `transcript` of
     the snapshot has the stored form, and its `ranges` are empty. `CheckpointReader.resolve_ranges`
@@ -258,9 +264,9 @@ def decrypt_checkpoint(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row)
 
 
 def transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the part of a transcript that is stored with its checkpoint.
+    """Return the part of a checkpoint's transcript that must be stored in the checkpoint's row.
 
-    It leaves out the channels whose value contains the whole transcript.
+    Channels whose value already contains the whole transcript are left out.
 
     Returns:
         The log key and the flattened ranges of each channel, by channel.
@@ -273,7 +279,7 @@ def transcript_to_store(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def encrypt_writes(seal: Seal, position: AssociatedData, writes: list[Write]) -> bytes:
-    """Return the encrypted body of the row with the pending writes of one task.
+    """Encode and encrypt the pending writes of one task, and return the body of their row.
 
     Args:
         seal: Encrypts the body.
@@ -285,7 +291,7 @@ def encrypt_writes(seal: Seal, position: AssociatedData, writes: list[Write]) ->
 
 
 def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> list[Write]:
-    """Return the writes of one task from its row `(checkpoint_id, task_id, task_path, body)`.
+    """Decrypt the writes of one task from their row `(checkpoint_id, task_id, task_path, body)`.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -304,7 +310,7 @@ def decrypt_writes(seal: Seal, thread_id: str, checkpoint_ns: str, row: Row) -> 
 def decrypt_item(
     seal: Seal, thread_id: str, channel: str, key: int, body: bytes
 ) -> tuple[int, bytes]:
-    """Return the position and the content of an item from the columns of its row."""
+    """Decrypt an item from the columns of its row, and return its position and its content."""
     position = key & 0xFFFFFFFF
     return position, seal.unseal(body, item_associated_data(thread_id, channel, position))
 
@@ -315,7 +321,7 @@ def decrypt_item(
 def encrypt_list_entry(
     seal: Seal, thread_id: str, title: Title | None, listed: tuple[Any, bytes] | None
 ) -> tuple[bytes, bytes | None]:
-    """Return the encrypted list entry of a thread, and the keys by which searches find it.
+    """Encrypt the list entry of a thread; return the entry and the search keys of the thread.
 
     Args:
         seal: Encrypts the entry.
@@ -336,9 +342,9 @@ def encrypt_list_entry(
 def decrypt_list_entry(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> tuple[Title | None, bytes | None]:
-    """Return the title and the encoded metadata of a list entry; None for an unknown part.
+    """Decrypt a list entry to its title and its encoded metadata. A missing part is None.
 
-    A damaged entry is treated as unknown, because it can be built again from the head.
+    The parts of a damaged entry count as missing, because the entry can be rebuilt from the head.
     """
     with suppress(CorruptRecord, TypeError, ValueError):
         if stored is not None:
@@ -350,7 +356,7 @@ def decrypt_list_entry(
 
 
 def select_listed_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a checkpoint that lists show, without internal values."""
+    """Return the metadata of a checkpoint that thread lists show, without internal values."""
     return {
         name: value
         for name, value in metadata.items()
@@ -362,10 +368,11 @@ def select_listed_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def build_search_keys(
     seal: Seal, thread_id: str, title: str, metadata: Mapping[str, Any]
 ) -> bytes | None:
-    """Return the keys by which searches find a thread without decrypting its row.
+    """Build the keys by which a search can find a thread without decrypting the thread's row.
 
-    They are the tags of all texts and numbers in the metadata. Without encryption, the case-folded
-    id and title follow. A match is only a candidate; the caller compares the decrypted row.
+    The keys are the tags of all texts and numbers in the metadata. In a database without
+    encryption, the case-folded thread id and title follow. A matching thread is only a candidate,
+    so the caller must compare the decrypted row.
 
     Returns:
         The keys as one byte string, or None if the thread can only be found by reading its row.
@@ -382,14 +389,14 @@ def build_search_keys(
 
 
 def fold_search_text(text: str) -> bytes:
-    """Return a text in the form in which `build_search_keys` stores it."""
+    """Case-fold and encode a text in the same way as `build_search_keys`."""
     return text.casefold().encode(errors="surrogatepass")
 
 
 def iter_nested_tags(seal: Seal, value: Any, *path: str) -> Iterator[int]:
-    """Yield the tags of all texts and numbers in nested metadata, down to `_TAG_LEVELS` levels.
+    """Yield the tags of all texts and numbers in nested metadata, up to a depth of `_TAG_LEVELS`.
 
-    The tags of list elements do not depend on their order.
+    The tag of a list element does not depend on its index.
     """
     if len(path) > _TAG_LEVELS:
         return
@@ -404,7 +411,7 @@ def iter_nested_tags(seal: Seal, value: Any, *path: str) -> Iterator[int]:
 
 
 class ClientMetadata(NamedTuple):
-    """The data that the server stores with a thread for langgraph's clients.
+    """Metadata of a thread that clients of the server have set, with data for access control.
 
     Attributes:
         metadata: The metadata that clients have given.
@@ -421,13 +428,13 @@ class ClientMetadata(NamedTuple):
 def encrypt_client_metadata(
     seal: Seal, thread_id: str, client: ClientMetadata
 ) -> tuple[bytes, bytes | None]:
-    """Return the encrypted client metadata of a thread, and its search keys."""
+    """Encrypt the client metadata of a thread; return the encrypted data and the search keys."""
     search_keys = build_client_search_keys(seal, thread_id, client)
     return seal.seal(json.dumps(client, default=str).encode(), ("client", thread_id)), search_keys
 
 
 def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata) -> bytes | None:
-    """Return the search keys of client metadata; see `build_search_keys`."""
+    """Build the search keys of a thread from its client metadata; see `build_search_keys`."""
     title = str(client.metadata.get("title") or "")
     return build_search_keys(seal, thread_id, title, client.metadata)
 
@@ -435,7 +442,7 @@ def build_client_search_keys(seal: Seal, thread_id: str, client: ClientMetadata)
 def decrypt_client_metadata(
     seal: Seal, thread_id: str, stored: bytes | None
 ) -> ClientMetadata | None:
-    """Return the client metadata from its stored form, or None if none is stored."""
+    """Decrypt the client metadata of a thread. Return None if the thread has no client metadata."""
     if stored is None:
         return None
     return ClientMetadata(*json.loads(seal.unseal(stored, ("client", thread_id))))
@@ -470,7 +477,7 @@ class LiveRun(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """The stored row of a run of the server, decrypted.
+    """The decrypted row of a run of the server.
 
     Attributes:
         live: Its ids, owner and status.
@@ -506,7 +513,7 @@ def decrypt_run(seal: Seal, row: Row) -> RunRow:
 
 
 def encrypt_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes | None]:
-    """Return the encrypted parts of a run: its details, error and request, in this order."""
+    """Encrypt the parts of a run, which are its details, error and request, in this order."""
     return [
         None if part is None else seal.seal(json.dumps(part, default=str).encode(), associated_data)
         for part, associated_data in zip(parts, _run_associated_data(live), strict=True)
@@ -516,14 +523,14 @@ def encrypt_run(seal: Seal, live: LiveRun, parts: Sequence[Any]) -> list[bytes |
 def encrypt_events(
     seal: Seal, run: LiveRun, after_event: int, events: Sequence[tuple[Any, bytes]]
 ) -> bytes:
-    """Return the encrypted batch of events that a run emitted after the event `after_event`."""
+    """Encrypt a batch of events that a run emitted after event number `after_event`."""
     return seal.seal(pack([*events]), ("events", run.thread_id, run.run_id, after_event))
 
 
 def decrypt_events(
     seal: Seal, thread_id: str, run_id: str, after_event: int, body: bytes | None
 ) -> list[tuple[Any, bytes]]:
-    """Return a batch of events from its stored form.
+    """Decrypt a batch of events. Each event is returned with its encoded data.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -564,14 +571,14 @@ class CronRow(NamedTuple):
 
 
 class DueCron(NamedTuple):
-    """A cron that is due now, and the time at which it is due next."""
+    """A cron that is due now, with the time at which it will be due again."""
 
     cron: CronRow
     next_at: float | None
 
 
 def decrypt_cron(seal: Seal, row: Row) -> CronRow:
-    """Return a cron from its row.
+    """Decrypt a cron from its row.
 
     Raises:
         CorruptRecord: The row is damaged or was tampered with.
@@ -580,7 +587,7 @@ def decrypt_cron(seal: Seal, row: Row) -> CronRow:
 
 
 def encrypt_cron(seal: Seal, cron: CronRow) -> bytes:
-    """Return the encrypted content of a cron."""
+    """Encrypt the content of a cron."""
     return seal.seal(json.dumps(cron.content, default=str).encode(), ("cron", cron.cron_id))
 
 

@@ -43,7 +43,8 @@ REMOVED: Final = object()
 _MIN_QUOTATION_CHARS: Final = 16
 """The length in characters from which a text is recognised as a quotation. Shorter texts occur in
 many messages by chance."""
-_RESULT_FIELDS: Final = {"tool_call_id", "name"}  # fields that connect a result with its tool call
+# fields of a tool result that connect the result with its tool call
+_RESULT_FIELDS: Final = {"tool_call_id", "name"}
 _TEXT_KEYS: Final = ("text", "thinking", "reasoning")  # keys of the text in content blocks
 _TEXT_ATTRIBUTES: Final = {
     "says": "_contents",
@@ -58,7 +59,7 @@ _PLAIN_TYPES: Final = {int, float, bool, type(None), bytes, bytearray}  # types 
 
 
 class ValueContext(NamedTuple):
-    """The context of a value, which decides what counts as a message or a quotation in it.
+    """Where a value occurs, which decides whether its parts count as messages or as quotations.
 
     Attributes:
         is_input: Whether the value is an input of a reducer, which has yet to assign ids to
@@ -79,10 +80,13 @@ class ValueContext(NamedTuple):
 
 
 class TextSet(set[str]):
-    """Texts to search for in values. A subclass may know some texts only by their hashes."""
+    """A set of texts to search for in values.
+
+    Subclasses may know some of the texts only by their hashes.
+    """
 
     def has_part_of(self, text: str) -> bool:
-        """Return whether a text contains one of these texts."""
+        """Return whether `text` contains one of the texts of this set as a substring."""
         return any(part in text for part in self)
 
 
@@ -135,7 +139,7 @@ class Remover:
         return {"ids": self.ids, "channels": self.channels, **texts}
 
     def learn_texts(self) -> None:
-        """Collect the texts and tool calls of the found messages, to recognise quotations."""
+        """Collect the texts and tool calls of the removed messages, to find quotations."""
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for message in self.removed_messages.values():
             if message.content or _list_calls(message):  # empty messages are not compared
@@ -144,21 +148,23 @@ class Remover:
                 texts |= new_texts
 
     def build_needles(self) -> list[bytes]:
-        """Return byte strings that are searched for in encoded values.
+        """Return byte strings for a quick search in encoded values.
 
-        A value that contains none of them cannot contain anything to erase.
+        An encoded value that contains none of these byte strings has nothing to erase.
         """
         texts = {*self.ids, *self._call_ids, *self._long_texts, *self._task_texts}
         for message in self.removed_messages.values():
             texts |= {call["name"] or "" for call in _list_calls(message)}
-            if message.content:  # the needle "" would occur in every value
+            # skip empty content, because the search text "" would occur in every value
+            if message.content:
                 texts.add(max(_iter_strings(message.content), key=len, default=""))
         return [text.encode(errors="surrogatepass") for text in texts]
 
     def exclude_texts_of_others(self, values: Iterable[Any]) -> None:
-        """Exclude texts and tool calls that also occur in messages that are kept.
+        """Stop searching for texts and tool calls that also occur in messages that are kept.
 
-        Such a text does not show that an erased message was quoted.
+        If such a text occurs in a value, this does not prove that the value quotes an erased
+        message.
         """
         text_sets = self._call_ids, self._call_keys, self._long_texts, self._task_texts
         for value in values:
@@ -171,7 +177,7 @@ class Remover:
                     texts -= other_texts
 
     def remove_from(self, value: Any, context: ValueContext) -> Any:
-        """Remove the messages and their quotations from a value.
+        """Remove erased messages and quotations of them from a value.
 
         Returns:
             The same object if nothing is to be removed, `REMOVED` if the value itself is to be
@@ -196,7 +202,7 @@ class Remover:
             self._ancestors.discard(id(value))
 
     def is_erased(self, value: Any, context: ValueContext) -> bool:
-        """Return whether a value is one of the messages, or a tool call of one."""
+        """Return whether a value is an erased message, or a tool call of an erased message."""
         if isinstance(value, str):
             is_possible = context.allows_bare_text and bool(self._contents)
             return is_possible and self._has_erased_content(HumanMessage(value))
@@ -204,7 +210,8 @@ class Remover:
         if fields is None:
             return not context.in_kept_message and self._is_erased_call(value, context)
         if uid is None:
-            # two words are a pair, too, so pairs count as messages only where messages are expected
+            # Any list of two words looks like a `(role, text)` pair, so pairs count as messages
+            # only in channels of messages.
             is_pair = not isinstance(value, BaseMessage | dict)
             is_possible = context.allows_bare_text if is_pair else context.is_input
             if not is_possible or not self._contents:
@@ -218,14 +225,14 @@ class Remover:
         return uid in self.ids
 
     def _has_erased_content(self, message: BaseMessage | None) -> bool:
-        """Return whether a message has the same content and calls as an erased one."""
+        """Return whether a message has the same content and tool calls as an erased message."""
         return message is not None and _build_content_key(message) in self._contents
 
     def _is_erased_call(self, value: Any, context: ValueContext) -> bool:
         """Return whether a value is a tool call of an erased message.
 
-        A call in the description of a task may have no id. It is then recognised by its name and
-        arguments.
+        A tool call in the description of a task may have no id. Such a call is recognised by its
+        name and arguments.
         """
         if context.describes_task and isinstance(value, dict) and {"name", "args"} <= value.keys():
             return (
@@ -235,10 +242,10 @@ class Remover:
         return _get_text(value, "id") in self._call_ids
 
     def _is_quotation(self, text: str, context: ValueContext) -> bool:
-        """Return whether a text is a quotation of the messages.
+        """Return whether a text quotes an erased message.
 
-        In the description of a task, a text that contains a text of an erased message is also a
-        quotation.
+        A text in the description of a task also counts as a quotation if it contains a text of an
+        erased message.
         """
         if len(text) < _MIN_QUOTATION_CHARS or context.in_kept_message:
             return False
@@ -247,12 +254,12 @@ class Remover:
         )
 
     def _contains_erased_text(self, text: str, context: ValueContext) -> bool:
-        """Return whether a text of a registered type contains the text of an erased message."""
+        """Return whether a text of a registered type contains a text of an erased message."""
         is_in_task = context.describes_task and self._task_texts.has_part_of(text)
         return is_in_task or self._long_texts.has_part_of(text)
 
     def _remove_from_fields(self, value: Any, context: ValueContext) -> Any:
-        """Remove the messages from the fields of a dict or an object.
+        """Remove erased messages and quotations from the fields of a dict or an object.
 
         A `Send` is never altered. It is removed as a whole.
         """
@@ -276,10 +283,10 @@ class Remover:
         return changed_copy
 
     def _find_changed_fields(self, value: Any, context: ValueContext) -> dict[Any, Any]:
-        """Return the new values of the fields that change, by name.
+        """Return the new values of those fields that must change, by field name.
 
-        The value of a removed field is `REMOVED`. The result of an erased tool call keeps its
-        message, but loses its quotations.
+        The value of a removed field is `REMOVED`. The message with the result of an erased tool
+        call stays, but quotations are removed from it.
         """
         is_dict, is_message = isinstance(value, dict), _parse_message_like(value)[1] is not None
         is_result = is_message and _get_text(value, "tool_call_id") in self._call_ids
@@ -304,7 +311,7 @@ class Remover:
         return changed
 
     def _remove_from_elements(self, value: Any, context: ValueContext) -> Any:
-        """Remove the messages from the elements of a collection.
+        """Remove erased messages and quotations from the elements of a collection.
 
         A named tuple keeps its length. Its removed fields become None.
         """
@@ -321,7 +328,7 @@ class Remover:
 
 
 def _get_attributes(value: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object, from its `__dict__` and its slots."""
+    """Return the attributes of an object from its `__dict__` and its slots, by name."""
     if isinstance(value, type | Enum):
         return {}
     if isinstance(value, BaseModel):
@@ -333,7 +340,7 @@ def _get_attributes(value: Any) -> Mapping[str, Any]:
 
 
 def _get_text(value: Any, name: str) -> str:
-    """Return the text that a dict or an object has under a name, or `""`."""
+    """Return a text by its key in a dict or its name in an object, or `""`."""
     try:
         text = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
     except Exception:  # raised by a property of the object
@@ -369,7 +376,8 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
     """Convert a value to a message, or return None if langchain cannot convert it."""
     try:
         return convert_to_messages([value])[0]
-    except Exception:  # `add_messages` would refuse the value, too
+    except Exception:
+        # langchain raises errors of many types here; `add_messages` would also refuse the value
         return None
 
 
@@ -377,24 +385,27 @@ def _convert_to_message(value: Any) -> BaseMessage | None:
 
 
 def _build_content_key(message: BaseMessage) -> str:
-    """Return a text that is equal for messages with equal content and tool calls, of any role."""
+    """Return a comparison key.
+
+    Messages with equal content and tool calls have equal keys, even if their roles differ.
+    """
     return repr((message.content, getattr(message, "tool_calls", [])))
 
 
 def _list_calls(message: BaseMessage) -> list[Any]:
-    """Return the valid and the invalid tool calls of a message."""
+    """List all tool calls of a message, first the valid ones, then the invalid ones."""
     if not isinstance(message, AIMessage):
         return []
     return [*message.tool_calls, *message.invalid_tool_calls]
 
 
 def _build_call_key(call: Any) -> str:
-    """Return a text that is equal for tool calls with equal name and arguments."""
+    """Return a comparison key. Tool calls with the same name and arguments have equal keys."""
     return repr((call["name"], call["args"]))
 
 
 def _collect_texts(message: BaseMessage) -> tuple[set[str], ...]:
-    """Collect the texts by which a message and its quotations are recognised.
+    """Collect the texts that identify a message and its quotations.
 
     Returns:
         Four sets: the ids of its tool calls; the keys of its tool calls, see `_build_call_key`; the
@@ -430,7 +441,7 @@ def _iter_strings(value: Any) -> Iterator[str]:
 
 
 def hash_message(key: bytes, message: BaseMessage) -> str:
-    """Return the BLAKE2b-256 (RFC 7693) of a message's type, id and content, as JSON."""
+    """Return the BLAKE2b-256 hash (RFC 7693) of a message's type, id and content in JSON."""
     content = [message.type, message.id, message.content]
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=repr)
     data = text.encode(errors="surrogatepass")
@@ -443,7 +454,7 @@ def hash_message(key: bytes, message: BaseMessage) -> str:
 def remove_quoting_tasks(
     remover: Remover, tasks: Sequence[Send]
 ) -> tuple[list[Send], dict[int, Send]]:
-    """Remove the tasks that quote an erased message, and keep the positions of the others.
+    """Remove the tasks that quote an erased message. The other tasks keep their positions.
 
     Returns:
         The remaining tasks, and the removed tasks by position. A removed task before a remaining
@@ -461,5 +472,5 @@ def remove_quoting_tasks(
 
 
 def has_no_result(writes: list[Any]) -> bool:
-    """Return whether a task has written no result, because it failed or waits for an answer."""
+    """Return whether a task has no result yet, because it failed or waits for an answer."""
     return all(index < 0 for index, _, _ in writes)

@@ -1,15 +1,15 @@
-"""Store removal records: keyed hashes of erased messages, or of deleted checkpoints.
+"""Store removal records, which contain keyed hashes of erased messages or of deleted checkpoints.
 
-A run that loaded its state before an erasure still holds the erased messages, and would store them
-again with its next checkpoint. Therefore each erasure and each deletion of a thread adds a row to
-the table `removals`, numbered per thread id. `get_tuple` returns the newest number in the config of
-the checkpoint, under `REMOVALS_KEY`, and langgraph passes this config to each put of the run. A put
-with a lower number than the newest one is stale. `stale_puts` removes the erased messages from a
-stale put, or refuses the put if the thread was deleted.
+A run that loaded its state before an erasure still has the erased messages in memory, and would
+store them again with its next checkpoint. Therefore each erasure and each deletion of a thread adds
+a row to the table `removals`, numbered per thread id. `get_tuple` returns the newest number in the
+config of the checkpoint, under `REMOVALS_KEY`, and langgraph passes this config to each put of the
+run. A put with a lower number than the newest one is stale. `stale_puts` removes the erased
+messages from a stale put, or refuses the put if the thread was deleted.
 
 The records contain no text and no thread id, only BLAKE2b hashes (RFC 7693). The key of the hashes
-is random and differs in each database. It is stored in the table `settings`, encrypted if the
-database is.
+is random, so each database has another key. The table `settings` stores this key, encrypted if the
+database is encrypted.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ SUBSTRING_KINDS: Final = ("texts", "traces")
 PREFIX_CHARS: Final = 16
 """The number of characters of the prefix of such a text. The prefix is hashed separately, to find
 the possible starts of the text in a longer one. No such text is shorter."""
-_KEY_BYTES: Final = 32  # length of the random key of the hashes
-_HASH_BYTES: Final = 8  # length of the hash of a text or of a checkpoint id
-_THREAD_HASH_BYTES: Final = 16  # length of the hash of a thread id
-_MAX_RUNS: Final = 8192  # runs whose loaded removal number is remembered; the oldest are forgotten
+_KEY_BYTES: Final = 32  # length in bytes of the random key of the hashes
+_HASH_BYTES: Final = 8  # length in bytes of the hash of a text or of a checkpoint id
+_THREAD_HASH_BYTES: Final = 16  # length in bytes of the hash of a thread id
+# maximum number of runs whose loaded removal number is remembered; the oldest runs are dropped
+_MAX_RUNS: Final = 8192
 _KEY_ASSOCIATED_DATA: Final = ("removal key",)
 
 
 class RemovalRecord(NamedTuple):
-    """The keyed hashes of the data that one erasure or deletion removed from a thread.
+    """A record of one erasure or deletion, with keyed hashes of the removed data.
 
     Attributes:
         checkpoints: The hashed ids of the deleted checkpoints, or None if messages were erased.
@@ -62,12 +63,14 @@ class RemovalRecord(NamedTuple):
 
 
 _ROLLED_BACK: Final = (
-    "rolled back"  # the kind of hashed ids of checkpoints that were removed with their run
+    # The kind under which a removal record stores the hashed ids of checkpoints of a rolled-back
+    # run.
+    "rolled back"
 )
 
 
 class RemovalRecords:
-    """The removal records of a database, with the functions that hash texts for a comparison.
+    """Reads and writes removal records, and hashes texts to compare them with records.
 
     Attributes:
         key: The key of the hashes; None until the database is open.
@@ -84,7 +87,7 @@ class RemovalRecords:
     # -- the key
 
     def load_key(self, *, read_only: bool = False) -> Flow[None]:
-        """Read the key of the hashes, and create the key if the database has none."""
+        """Read the key of the removal hashes. Create the key if the database has none."""
         rows = yield self.sql("removal_key")
         if not rows and not read_only:
             yield self.sql("add_removal_key", self._seal_key(secrets.token_bytes(_KEY_BYTES)))
@@ -93,31 +96,37 @@ class RemovalRecords:
             self.key = self.seal.unseal(rows[0][0], _KEY_ASSOCIATED_DATA)
 
     def replace_key(self, key: bytes) -> Flow[None]:
-        """Store the key of another database whose records were copied into this one."""
+        """Adopt the hash key of another database whose removal records were copied here."""
         yield self.sql("set_removal_key", self._seal_key(key))
         self.key = key
 
     def _seal_key(self, key: bytes) -> bytes:
-        """Encrypt the key of the hashes for the table `settings`."""
+        """Encrypt the key of the removal hashes for storage in the table `settings`."""
         return self.seal.seal(key, _KEY_ASSOCIATED_DATA)
 
     # -- hashes
 
     def hash_thread(self, thread_id: str) -> bytes:
-        """Return the hash of a thread id under which the records of the thread are stored."""
+        """Return the hash of a thread id.
+
+        The removal records of a thread are stored under this hash.
+        """
         return self._hash_data("thread", thread_id, _THREAD_HASH_BYTES)
 
     def hash_text(self, kind: str, text: str) -> bytes:
-        """Return the keyed hash of a text. Equal texts of two kinds have different hashes."""
+        """Return the keyed hash of a text.
+
+        The hash depends on the kind, so equal texts of different kinds have different hashes.
+        """
         return self._hash_data(kind, text, _HASH_BYTES)
 
     def _hash_data(self, kind: str, text: str, size: int) -> bytes:
-        """Return the keyed hash of a text of a kind, with `size` bytes."""
+        """Return the keyed hash of a kind and a text, with a length of `size` bytes."""
         data = f"{kind}\0{text}".encode(errors="surrogatepass")
         return hashlib.blake2b(data, digest_size=size, key=self.key or b"").digest()
 
     def hash_texts(self, texts: Mapping[str, Iterable[str]]) -> dict[str, list[bytes]]:
-        """Return the hashes of texts by kind, in the form of `RemovalRecord.texts`."""
+        """Hash the texts of each kind. The result has the form of `RemovalRecord.texts`."""
         hashes: dict[str, list[bytes]] = {}
         for kind, kind_texts in texts.items():
             hash_one = self._hash_with_prefix if kind in SUBSTRING_KINDS else self.hash_text
@@ -125,25 +134,25 @@ class RemovalRecords:
         return hashes
 
     def _hash_with_prefix(self, kind: str, text: str) -> bytes:
-        """Return the hash of a text's first characters, the hash of the text, and its length."""
+        """Return the joined hash of a text's start, hash of the text, and length of the text."""
         start = self.hash_text("start", text[:PREFIX_CHARS])
         return start + self.hash_text(kind, text) + len(text).to_bytes(4)
 
     # -- records
 
     def read_newest_number(self, thread_id: str) -> Flow[int]:
-        """Return the number of the newest record of a thread id, or 0 if it has none."""
+        """Return the number of the newest removal record of a thread id, or 0 if there is none."""
         ((number,),) = yield self.sql("last_removal", self.hash_thread(thread_id))
         return int(number or 0)
 
     def count_removals(self, thread_id: str) -> Flow[int]:
-        """Return the number of removals from a thread, including those with dropped records."""
+        """Return the number of removals from a thread, including those whose record was dropped."""
         for row in (yield self.sql("find_thread", thread_id)):
             return int(row[3])
         return (yield from self.read_newest_number(thread_id))
 
     def read_since(self, thread_id: str, number: int) -> Flow[list[RemovalRecord]]:
-        """Return the records of a thread id with a higher number, in order."""
+        """Return a thread id's removal records with a number above `number`, in order."""
         thread = self.hash_thread(thread_id)
         rows = yield self.sql("removals_since", thread, number)
         records = []
@@ -160,7 +169,7 @@ class RemovalRecords:
     ) -> Flow[int]:
         """Record the erasure of texts, or the deletion of a thread with its checkpoints.
 
-        Records that are older than `RECORD_RETENTION_DAYS` are dropped.
+        Removal records that are older than `RECORD_RETENTION_DAYS` days are dropped.
 
         Returns:
             The number of the record. If the row of the thread is kept, the caller must store the
@@ -182,21 +191,21 @@ class RemovalRecords:
         return number
 
     def add_rollback(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[None]:
-        """Record that checkpoints of a run were removed, so that no import brings them back.
+        """Record that the checkpoints of a run were removed, so that no import adds them again.
 
-        The number of the record is not stored in the row of the thread, because other runs of the
-        thread may store what they have loaded.
+        The number of this record is not stored in the row of the thread. Other runs of the thread
+        are therefore not stale and may store the messages that they have loaded.
         """
         yield from self.add_record(thread_id, {_ROLLED_BACK: checkpoint_ids}, None)
 
     def find_rolled_back(self, thread_id: str, checkpoint_ids: Iterable[str]) -> Flow[list[str]]:
-        """Return the ids of those checkpoints that were removed here as part of a run."""
+        """Return the ids of those checkpoints that were removed when a run was rolled back."""
         records = yield from self.read_since(thread_id, 0)
         hashes = {digest for record in records for digest in record.texts.get(_ROLLED_BACK, ())}
         return [uid for uid in checkpoint_ids if self.hash_text(_ROLLED_BACK, uid) in hashes]
 
     def extend_record(self, thread_id: str, texts: Mapping[str, Iterable[str]]) -> Flow[None]:
-        """Add texts to the newest record of a thread id, if it lacks some of them."""
+        """Add texts to the newest removal record of a thread id, unless they are already in it."""
         thread, hashes = self.hash_thread(thread_id), self.hash_texts(texts)
         number = yield from self.read_newest_number(thread_id)
         for _, body in (yield self.sql("removals_since", thread, number - 1)):
@@ -215,7 +224,7 @@ class RemovalRecords:
     # -- runs
 
     def note_load(self, config: RunnableConfig, thread_id: str, number: int) -> None:
-        """Remember the number of the newest removal record at the time when a run begins."""
+        """Remember the newest removal number at the time when a run loads its thread."""
         runtime = runtime_of(config)
         control = control_of(runtime)
         if control is not None and runtime.execution_info is None:
@@ -223,7 +232,7 @@ class RemovalRecords:
             self.loaded[control, thread_id] = number
 
     def is_stale(self, request: CheckpointPut | TaskWrites, removals: int) -> bool:
-        """Return whether the state behind a request was loaded before the newest removal.
+        """Return whether the state from which a request comes was loaded before the newest removal.
 
         Args:
             request: The checkpoint or the writes to store.
@@ -232,11 +241,11 @@ class RemovalRecords:
         return self.find_loaded_number(request)[0] < removals
 
     def find_loaded_number(self, request: CheckpointPut | TaskWrites) -> tuple[int, bool]:
-        """Return the number of the newest removal record when the state of a request was loaded.
+        """Return the newest removal number at the time when a request's state was loaded.
 
-        Data that a subgraph or a node stores comes from the state with which its run began. For
-        such data, the number of the run is used, and not the number of a checkpoint that the
-        subgraph loaded later.
+        A subgraph or a node stores data that comes from the state with which its run started. For
+        such data, the result is the number that was newest when the run started, even if the
+        subgraph has loaded a checkpoint later.
 
         Returns:
             The number, and whether the request comes from a run in this process.
@@ -246,7 +255,7 @@ class RemovalRecords:
         return self.find_number_of_config(request.config, request.address.thread_id)
 
     def find_number_of_config(self, config: RunnableConfig, thread_id: str) -> tuple[int, bool]:
-        """Return the result of `find_loaded_number` for a config of a run, node or checkpoint."""
+        """Return the result of `find_loaded_number` for the config of a run, node or checkpoint."""
         config_number = config.get("configurable", {}).get(REMOVALS_KEY)
         number, runtime = config_number if type(config_number) is int else 0, runtime_of(config)
         if runtime is None:
@@ -272,17 +281,21 @@ def _split_hashes(data: bytes) -> Iterable[bytes]:
 
 
 def drop_oldest(runs: dict[Any, Any], limit: int) -> None:
-    """Remove the oldest entries until there are fewer than `limit`. Other threads may add some."""
+    """Remove the oldest entries of a dict until it has fewer than `limit` entries.
+
+    Other OS threads may add entries at the same time.
+    """
     while len(runs) >= limit:
         with suppress(RuntimeError, StopIteration):  # another thread has changed the dict
             runs.pop(next(iter(runs)), None)
 
 
 def runtime_of(config: RunnableConfig) -> Any:
-    """Return langgraph's `Runtime` in the config of a run, or None for any other config.
+    """Return the langgraph `Runtime` in the config of a run, or None if the config has none.
 
-    langgraph passes the config of the root graph to the saver before a task runs, so its runtime
-    has no `execution_info`. The runtimes in the configs of subgraphs and nodes have it.
+    Before a task runs, langgraph passes the config of the root graph to the saver, whose runtime
+    has no `execution_info`. The runtimes in the configs of subgraphs and nodes have an
+    `execution_info`.
     """
     module: Any = sys.modules.get("langgraph.runtime")  # without it no graph runs
     for part in config.get("configurable", {}).values() if module else ():
@@ -292,5 +305,5 @@ def runtime_of(config: RunnableConfig) -> Any:
 
 
 def control_of(runtime: Any) -> object | None:
-    """Return the `RunControl` of a runtime, which identifies a run, or None if it has none."""
+    """Return the `RunControl` that identifies the run of a runtime, or None if there is none."""
     return getattr(runtime, "control", None)

@@ -24,11 +24,11 @@ _SCHEMA: Final = Schema("checkpointers", _SQL["schema"])
 
 
 class SQLiteCheckpointer(Checkpointer):
-    """A langgraph checkpointer in one SQLite file, for blocking and asynchronous code.
+    """Stores threads of langgraph in one SQLite file, for blocking and asynchronous code.
 
     Every item of a conversation is stored once. Items that a run removes from its state stay
-    readable through `history()`. Use the checkpointer with `with` or `async with`, or call `close`.
-    The first use opens the file.
+    readable through `history()`. Use the checkpointer in a `with` or `async with` statement, or
+    call `close` after use. The first use opens the file.
 
     Args:
         path: The path of a file, or `":memory:"`.
