@@ -24,7 +24,7 @@ from perdure.server import create_app
 from perdure.server.access import action
 from perdure.server.call import CurrentCall
 from perdure.server.databases import Databases
-from perdure.server.telemetry import Telemetry, _tracer
+from perdure.server.telemetry import Telemetry, _build_tracer
 from perdure.settings import Settings
 from tests.server.running import running
 
@@ -52,7 +52,7 @@ def app_of(settings: Settings, telemetry: Telemetry) -> Any:
         model = FakeListChatModel(responses=[f"{CANARY} answer"])
         graph: Any = chat_graph(model, checkpointer=call.saver, store=call.store)
         config = {"configurable": {"thread_id": thread_id, "user_id": "ann"}}
-        with app.state.telemetry.run():
+        with app.state.telemetry.measure_run():
             await graph.ainvoke({"messages": [("human", f"{CANARY} question")]}, config)
         await call.store.aput(("memories", CANARY), CANARY, {"text": CANARY})
         await call.store.asearch(("memories", CANARY), query=CANARY)
@@ -108,16 +108,16 @@ def test_a_reply_does_not_wait_for_a_long_count(
             return await stats()
 
         monkeypatch.setattr(parts.saver, "astats", slow)
-        texts = [await telemetry.exposition(parts) for _ in range(2)]
+        texts = [await telemetry.render_metrics(parts) for _ in range(2)]
         held.set()
-        counting = telemetry._counting
+        counting = telemetry._count_task
         assert counting is not None
         await counting
-        texts.append(await telemetry.exposition(parts))
+        texts.append(await telemetry.render_metrics(parts))
         await databases.aclose()
-        await telemetry.exposition(parts)
-        assert telemetry._counting is not None
-        await telemetry._counting
+        await telemetry.render_metrics(parts)
+        assert telemetry._count_task is not None
+        await telemetry._count_task
         return texts
 
     sized = [b'perdure_size{what="threads"} 0.0' in text for text in asyncio.run(course())]
@@ -165,7 +165,7 @@ def test_spans_tell_what_is_done_without_content(
 
 def test_a_watched_part_is_what_it_was(settings: Settings, tmp_path: Path) -> None:
     async def course() -> None:
-        databases = Databases(settings, Telemetry(metrics=True).measured)
+        databases = Databases(settings, Telemetry(metrics=True).build_measured_class)
         saver, store = await databases.get_or_open(None)
         with open_checkpointer(str(tmp_path / "other.db")) as plain:
             assert isinstance(saver, type(plain))
@@ -197,7 +197,7 @@ def test_spans_are_configured_by_the_environment(
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", set_providers.append)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (Telemetry.configured() is not None) is on
+    assert (Telemetry.from_environment() is not None) is on
     assert len(set_providers) == on
     for provider in set_providers:
         provider.shutdown()
@@ -206,11 +206,11 @@ def test_spans_are_configured_by_the_environment(
 def test_no_spans_are_made_where_the_sdk_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", TracerProvider)
-    with _tracer("console").start_as_current_span("name") as span:
+    with _build_tracer("console").start_as_current_span("name") as span:
         assert not span.is_recording()
 
 
 def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(ConfigurationError, match="'pigeon'"):
-        Telemetry.configured()
+        Telemetry.from_environment()

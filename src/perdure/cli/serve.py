@@ -249,7 +249,7 @@ class _Server(NamedTuple):
             hosts=inputs.hosts,
             origins=[*inputs.origins, *(file.origins if file else ())],
             audit=Audit(inputs.audit),
-            telemetry=Telemetry.configured(metrics=self.metrics),
+            telemetry=Telemetry.from_environment(metrics=self.metrics),
             webhook_hosts=inputs.webhook_hosts,
             sessions=sessions,
         )

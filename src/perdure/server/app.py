@@ -51,7 +51,7 @@ from perdure.server.guard import (
 )
 from perdure.server.limits import Limits, RequestLimiter
 from perdure.server.logs import Audit
-from perdure.server.pages import ASSETS, page
+from perdure.server.pages import ASSETS, render_page
 from perdure.server.reply import JSONReply
 from perdure.server.runs import Players, Runs
 from perdure.server.schedule import Schedule
@@ -104,7 +104,7 @@ async def show_api_docs(request: Request) -> Response:
     """The paths for programs, as `/openapi.json` describes them."""
     openapi = request.app.openapi()
     schemas = openapi["components"]["schemas"]
-    return page(request, "docs.html", paths=openapi["paths"], schemas=schemas)
+    return render_page(request, "docs.html", paths=openapi["paths"], schemas=schemas)
 
 
 @metrics_routes.get("/metrics", include_in_schema=False)
@@ -112,7 +112,7 @@ async def show_api_docs(request: Request) -> Response:
 async def export_metrics(call: CurrentCall, request: Request) -> Response:
     """The metrics as Prometheus reads them."""
     await call.permit()
-    text = await request.app.state.telemetry.exposition(
+    text = await request.app.state.telemetry.render_metrics(
         await request.app.state.databases.get_or_open(None)
     )
     return Response(text, media_type="text/plain; version=0.0.4")
@@ -166,7 +166,7 @@ def create_app(
         options: dict[str, Any] = {"saver_options": getattr(served_graphs, "saver_options", {})}
         options["options"] = database_options or DatabaseOptions()
         if telemetry is not None:
-            options["instrument"] = telemetry.measured
+            options["instrument"] = telemetry.build_measured_class
         people = getattr(app.state.access, "owners_are_people", True)
         # without authentication, a client may name an owner, which says nothing about other threads
         options["has_organisations"] = not people and not isinstance(app.state.access, LocalAccess)

@@ -29,7 +29,7 @@ from perdure.server.access import Forbidden, Refused, Unauthenticated
 from perdure.server.acting import identify_caller
 from perdure.server.call import AUDITED_NAMES
 from perdure.server.logs import SAFE_METHODS, Audit, is_change
-from perdure.server.pages import error_page
+from perdure.server.pages import render_error_page
 from perdure.server.reply import JSONReply, http_status, split_url, wants_json
 
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
@@ -136,7 +136,7 @@ class Guard:
             await send(message)
 
         measurement = (
-            state.telemetry.request(headers, summary) if state.telemetry else nullcontext()
+            state.telemetry.measure_request(headers, summary) if state.telemetry else nullcontext()
         )
         with measurement:
             try:
@@ -381,7 +381,7 @@ def _build_error_content(
 ) -> Response:
     """Return an error as a page, or as JSON."""
     if request.url.path.startswith("/ui/") and not wants_json(request):
-        return error_page(request, status, sentence, headers)
+        return render_error_page(request, status, sentence, headers)
     return JSONReply({"detail": sentence}, status, dict(headers or {}))
 
 

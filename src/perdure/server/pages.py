@@ -28,15 +28,17 @@ from perdure.memory.thread_messages import parse_time
 from perdure.server.access import Action, action
 from perdure.server.reply import JSONReply, encode_json, format_as_text, truncate_text, wants_json
 
-LONG: Final = 4_000  # characters of a text that a page shows; a link leads to the whole
-SHORT: Final = 160  # of a value in a list of changes
-_CALLS: Final = frozenset({"tool_use", "tool_call", "function_call", "server_tool_call"})
-_ID: Final = re.compile(
+MAX_TEXT_CHARS: Final = 4_000  # characters of a text that a page shows; a link leads to the whole
+MAX_LINE_CHARS: Final = 160  # of a value in a list of changes
+_TOOL_CALL_BLOCK_TYPES: Final = frozenset(
+    {"tool_use", "tool_call", "function_call", "server_tool_call"}
+)
+_GENERATED_ID: Final = re.compile(
     r"(?:\w+-{1,2})?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:-\d+)?|[0-9a-f]{32}"
     r"|(?:call|chatcmpl|msg|resp|run|toolu)[_-][\w-]{12,}"
 )
 """An id that a program made, of a message, a tool call or a run."""
-_DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=]{64,}")
+_DATA_URL: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,[A-Za-z0-9+/=]{64,}")
 
 
 def type_name(value: Any) -> str:
@@ -47,92 +49,100 @@ def type_name(value: Any) -> str:
     return type(value).__name__
 
 
-def shown(value: Any, long: int = LONG) -> dict[str, Any]:
+def build_message_row(value: Any, max_chars: int = MAX_TEXT_CHARS) -> dict[str, Any]:
     """A message, or another element of a channel: what it is, its blocks and its tool calls."""
     message = value if isinstance(value, BaseMessage) else None
-    known = message.response_metadata if message else {}
-    calls = [*value.tool_calls, *value.invalid_tool_calls] if isinstance(value, AIMessage) else []
+    response_metadata = message.response_metadata if message else {}
+    tool_calls = (
+        [*value.tool_calls, *value.invalid_tool_calls] if isinstance(value, AIMessage) else []
+    )
     row: dict[str, Any] = {
         "type": message.type if message else type_name(value),
         "id": message and message.id,
         "name": message and message.name,
-        "at": parse_time(known.get("create_time")),
-        "model": known.get("model_name") or known.get("model"),
+        "at": parse_time(response_metadata.get("create_time")),
+        "model": response_metadata.get("model_name") or response_metadata.get("model"),
         "failed": isinstance(value, ToolMessage) and value.status == "error",
         "blocks": [
             {"kind": kind, "text": text}
-            for kind, text in (_blocks(message) if message else [("text", format_as_text(value))])
+            for kind, text in (
+                _iter_content_blocks(message) if message else [("text", format_as_text(value))]
+            )
         ],
         "calls": [
             {n: call[n] for n in ("id", "name")} | {"text": format_as_text(call["args"])}
-            for call in calls
+            for call in tool_calls
         ],
         "more": 0,
     }
     for part in (*row["blocks"], *row["calls"]):
-        part["text"], more = truncate_text(part["text"], long)
-        row["more"] += more
+        part["text"], cut_chars = truncate_text(part["text"], max_chars)
+        row["more"] += cut_chars
     return row
 
 
-def short(value: Any) -> str:
+def format_one_line(value: Any) -> str:
     """The beginning of a value, in one line."""
     text = value.text if isinstance(value, BaseMessage) else format_as_text(value)
     if isinstance(value, AIMessage) and not text:
         text = ", ".join(f"{call['name']}(…)" for call in value.tool_calls)
-    return truncate_text(" ".join(text[: 4 * SHORT].split()), SHORT)[0]
+    return truncate_text(" ".join(text[: 4 * MAX_LINE_CHARS].split()), MAX_LINE_CHARS)[0]
 
 
-def are_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
+def are_generated_ids(lines: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the lines of a value are ids alone, which pages fold."""
-    return bool(lines) and all(_ID.fullmatch(line["text"]) for line in lines)
+    return bool(lines) and all(_GENERATED_ID.fullmatch(line["text"]) for line in lines)
 
 
-def _blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
+def _iter_content_blocks(message: BaseMessage) -> Iterator[tuple[str, str]]:
     content = message.content
     for block in [content] if isinstance(content, str) else content:
         if isinstance(block, str) or not isinstance(block, Mapping):
-            yield "text", _DATA.sub(r"[\1]", format_as_text(block))
+            yield "text", _DATA_URL.sub(r"[\1]", format_as_text(block))
             continue
         kind = str(block.get("type") or "")
-        if kind in _CALLS and isinstance(message, AIMessage) and message.tool_calls:
+        if kind in _TOOL_CALL_BLOCK_TYPES and isinstance(message, AIMessage) and message.tool_calls:
             continue
         text = block.get("text") or block.get("reasoning") or block.get("thinking")
         if not isinstance(text, str) or not kind:
             yield (
                 "other",
-                render_block_name(block) if kind else _DATA.sub(r"[\1]", format_as_text(block)),
+                render_block_name(block) if kind else _DATA_URL.sub(r"[\1]", format_as_text(block)),
             )
         else:
             yield "text" if kind == "text" else "reasoning", text
 
 
-def changes(change: StateDifference) -> list[dict[str, Any]]:
+def build_change_rows(difference: StateDifference) -> list[dict[str, Any]]:
     """The elements added and removed, by channel; langgraph's triggers of nodes are left out."""
-    out = []
-    for channel, each in change.channels.items():
+    rows = []
+    for channel, channel_change in difference.channels.items():
         if channel.startswith(("branch:to:", "__")):
             continue
-        removed, lines = dict(each.removed), []
-        for value in each.added.values():
+        removed, lines = dict(channel_change.removed), []
+        for value in channel_change.added.values():
             # what it replaces: an element of the same id, or the value of a channel stored whole
-            replaced = [at for at, old in removed.items() if each.whole or _same(old, value)][:1]
-            lines += [("-", removed.pop(at)) for at in replaced] + [("+", value)]
+            replaced = [
+                position
+                for position, old in removed.items()
+                if channel_change.whole or _is_same_element(old, value)
+            ][:1]
+            lines += [("-", removed.pop(position)) for position in replaced] + [("+", value)]
         lines += [("-", value) for value in removed.values()]
-        out.append(
+        rows.append(
             {
                 "channel": channel,
-                "added": each.added_count,
-                "removed": each.removed_count,
-                "whole": each.whole,
-                "lines": [{"sign": sign, **line_of(value)} for sign, value in lines],
-                "left": each.added_count + each.removed_count - len(lines),
+                "added": channel_change.added_count,
+                "removed": channel_change.removed_count,
+                "whole": channel_change.whole,
+                "lines": [{"sign": sign, **build_element_line(value)} for sign, value in lines],
+                "left": channel_change.added_count + channel_change.removed_count - len(lines),
             }
         )
-    return out
+    return rows
 
 
-def _same(old: Any, new: Any) -> bool:
+def _is_same_element(old: Any, new: Any) -> bool:
     if isinstance(old, BaseMessage) and isinstance(new, BaseMessage):
         return old.id is not None and old.id == new.id
     return _is_pair(old) and _is_pair(new) and bool(old[0] == new[0])
@@ -142,105 +152,120 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
-def line_of(element: Any) -> dict[str, Any]:
+def build_element_line(element: Any) -> dict[str, Any]:
     """An element of a channel in one line; one of a dict is its name and value."""
-    named = _is_pair(element) and isinstance(element[0], str)
-    text = f"{element[0]}: {short(element[1])}" if named else short(element)
+    is_named_pair = _is_pair(element) and isinstance(element[0], str)
+    text = (
+        f"{element[0]}: {format_one_line(element[1])}"
+        if is_named_pair
+        else format_one_line(element)
+    )
     return {"type": getattr(element, "type", None), "text": text}
 
 
 # -- pages
 
-_HERE: Final = Path(__file__).parent
-ASSETS: Final = _HERE / "assets"
-Number = Annotated[int, Field(ge=0, lt=1 << 63)]
+_SERVER_FOLDER: Final = Path(__file__).parent
+ASSETS: Final = _SERVER_FOLDER / "assets"
+NonNegativeNumber = Annotated[int, Field(ge=0, lt=1 << 63)]
 """A number of a query or a form: a database has no larger ones."""
-Text = Annotated[str, Form()]
-Values = dict[str, Any]
-Made = Callable[..., Awaitable[Response]]
-_STEPS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
+FormText = Annotated[str, Form()]
+PageValues = dict[str, Any]
+PageEndpoint = Callable[..., Awaitable[Response]]
+_TIME_UNITS: Final = ((60, "s"), (60, "min"), (24, "h"), (365, "d"))
 
 
-def visible(text: Any, isolated: bool = True) -> Markup:
+def render_visible_text(text: Any, isolated: bool = True) -> Markup:
     """Text to show: escaped, in a `<bdi>`, with control and bidi characters by their numbers.
 
     What is written from right to left does not move what stands beside it. A character that moves
     or hides others is shown as `<U+202E>`, marked up as `<i class="ctl">` (Unicode Technical
     Report 36, on spoofing by such characters). A part of a text is not isolated from the others.
     """
-    shown = _SUSPECT.sub(_visible, str(escape(text)))
-    return Markup(f"<bdi>{shown}</bdi>" if isolated else shown)
+    html = _POSSIBLY_HIDDEN.sub(_mark_hidden_character, str(escape(text)))
+    return Markup(f"<bdi>{html}</bdi>" if isolated else html)
 
 
-def _visible(found: re.Match[str]) -> str:
-    hidden = unicodedata.category(found[0]) in _HIDDEN or found[0] in _FILLERS
-    return f'<i class="ctl">U+{ord(found[0]):04X}</i>' if hidden else found[0]
+def _mark_hidden_character(match: re.Match[str]) -> str:
+    is_hidden = (
+        unicodedata.category(match[0]) in _HIDDEN_CATEGORIES or match[0] in _INVISIBLE_FILLERS
+    )
+    return f'<i class="ctl">U+{ord(match[0]):04X}</i>' if is_hidden else match[0]
 
 
-_JOINS: Final = "\n\t\u200c\u200d"
-_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_FILLERS: Final = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-_SUSPECT: Final = re.compile(
+_EDITABLE_CONTROLS: Final = "\n\t\u200c\u200d"
+_HIDDEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_INVISIBLE_FILLERS: Final = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
+_POSSIBLY_HIDDEN: Final = re.compile(
     r"[^\n\t -~\xa0-\xac\xae-\u02ff\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3]"
 )
 """Characters that may be hidden ones; those in common use that are not are left out for speed."""
 
 
-def plain(text: str) -> str:
+def remove_hidden_characters(text: str) -> str:
     """Text to be edited, without what `visible` shows by its number, but joiners of letters."""
-    return "".join(c for c in text if c in _JOINS or unicodedata.category(c) not in _HIDDEN)
+    return "".join(
+        character
+        for character in text
+        if character in _EDITABLE_CONTROLS
+        or unicodedata.category(character) not in _HIDDEN_CATEGORIES
+    )
 
 
-def ago(at: datetime) -> str:
+def format_elapsed_time(start: datetime) -> str:
     """How long ago a moment was, in its largest unit: `"5 min"`."""
-    left = max((datetime.now(UTC) - at).total_seconds(), 0)
-    for most, unit in _STEPS:
-        if left < most:
-            return f"{int(left)} {unit}"
-        left /= most
-    return f"{int(left)} y"
+    amount = max((datetime.now(UTC) - start).total_seconds(), 0)
+    for unit_size, unit in _TIME_UNITS:
+        if amount < unit_size:
+            return f"{int(amount)} {unit}"
+        amount /= unit_size
+    return f"{int(amount)} y"
 
 
-def as_json_text(value: Any) -> str:
+def format_as_json(value: Any) -> str:
     """A value as indented JSON, to be shown."""
     return json.dumps(json.loads(encode_json(value)), indent=2, ensure_ascii=False)
 
 
-def moment(text: str, days: int = 0) -> datetime | None:
+def parse_form_moment(text: str, days: int = 0) -> datetime | None:
     """A moment or a day as a form has it, or days later, in UTC if it does not say; None: now."""
     if not text:
         return None
     try:
-        at = datetime.fromisoformat(text) + timedelta(days)
+        moment = datetime.fromisoformat(text) + timedelta(days)
     except (ValueError, OverflowError) as exc:
         raise ConfigurationError(
             f"the moment is {text!r:.80}; expected one like 2026-01-31 or 2026-01-31T12:00"
         ) from exc
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def query(path: str, /, **values: Any) -> str:
+def build_link(path: str, /, **values: Any) -> str:
     """A link with a query; a value that is a list is repeated, an empty one is left out."""
-    given = {name: value for name, value in values.items() if value not in (None, "")}
-    return f"{path}?{urlencode(given, doseq=True, errors='surrogatepass')}"
+    parameters = {name: value for name, value in values.items() if value not in (None, "")}
+    return f"{path}?{urlencode(parameters, doseq=True, errors='surrogatepass')}"
 
 
-def go_to(path: str, /, **values: Any) -> Response:
+def redirect_to(path: str, /, **values: Any) -> Response:
     """Lead a browser to a page, after a form was sent."""
-    return RedirectResponse(query(path, **values) if values else path, 303)
+    return RedirectResponse(build_link(path, **values) if values else path, 303)
 
 
 _TEMPLATES: Final = Environment(
-    loader=FileSystemLoader(_HERE / "templates"),
+    loader=FileSystemLoader(_SERVER_FOLDER / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"visible": visible, "plain": plain, "short": short}
-_TEMPLATES.filters |= {"ago": ago, "size": decimal, "as_json": as_json_text}
-_TEMPLATES.tests["ids"] = are_ids
-_TEMPLATES.globals |= {"query": query}
+_TEMPLATES.filters |= {
+    "visible": render_visible_text,
+    "plain": remove_hidden_characters,
+    "one_line": format_one_line,
+}
+_TEMPLATES.filters |= {"ago": format_elapsed_time, "size": decimal, "as_json": format_as_json}
+_TEMPLATES.tests["generated_ids"] = are_generated_ids
+_TEMPLATES.globals |= {"build_link": build_link}
 _TEMPLATES.globals["show"] = _TEMPLATES.get_template("macros.html").module
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -250,24 +275,24 @@ HEADERS: Final = {
 }
 
 
-def page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
+def render_page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
     """A page, or its JSON twin, the values themselves: at `.json`, or if the client accepts JSON.
 
     Within a page, `{{ text | visible }}` shows stored text.
     """
     if wants_json(request):
         return JSONReply(values, status)
-    made = _TEMPLATES.get_template(template).render(request=request, **values)
-    return HTMLResponse(made, status, headers=HEADERS)
+    html = _TEMPLATES.get_template(template).render(request=request, **values)
+    return HTMLResponse(html, status, headers=HEADERS)
 
 
-def error_page(
-    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+def render_error_page(
+    request: Request, status: int, detail: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """A page that says what went wrong."""
-    made = page(request, "error.html", status, code=status, detail=sentence)
-    made.headers.update(headers or {})
-    return made
+    response = render_page(request, "error.html", status, code=status, detail=detail)
+    response.headers.update(headers or {})
+    return response
 
 
 class Pages(APIRouter):
@@ -276,12 +301,12 @@ class Pages(APIRouter):
     def __init__(self) -> None:
         super().__init__(include_in_schema=False)
 
-    def page(self, path: str, of: Action) -> Callable[[Made], Made]:
+    def page(self, path: str, required_action: Action) -> Callable[[PageEndpoint], PageEndpoint]:
         """Add a page, and what it is allowed by."""
 
-        def added(make: Made) -> Made:
-            for each in (path, f"{path}.json"):
-                self.get(each)(action(of)(make))
-            return make
+        def add_routes(endpoint: PageEndpoint) -> PageEndpoint:
+            for route_path in (path, f"{path}.json"):
+                self.get(route_path)(action(required_action)(endpoint))
+            return endpoint
 
-        return added
+        return add_routes

@@ -25,161 +25,209 @@ from perdure.server import api_threads
 from perdure.server.access import Refused, action
 from perdure.server.call import CurrentCall
 from perdure.server.pages import (
-    SHORT,
-    Number,
+    MAX_LINE_CHARS,
+    FormText,
+    NonNegativeNumber,
     Pages,
-    Text,
-    Values,
-    changes,
-    go_to,
-    line_of,
-    page,
+    PageValues,
+    build_change_rows,
+    build_element_line,
+    redirect_to,
+    render_page,
     type_name,
 )
-from perdure.server.pages_threads import OfThread
+from perdure.server.pages_threads import PermittedThread
 from perdure.server.reply import format_as_text, truncate_text
 from perdure.server.runs import ServerRuns
 
 routes = Pages()
-PAGE: Final = 100
-_ELEMENTS: Final = 8  # of a list or dict that the page of a checkpoint shows
-_VALUE: Final = 2_000  # characters of another value
-_WIDEST: Final = 12  # lanes that are drawn side by side
-_DUE: Final = "branch:to:"  # how channels begin by which nodes are triggered
+CHECKPOINTS_PER_PAGE: Final = 100
+_MAX_ELEMENTS: Final = 8  # of a list or dict that the page of a checkpoint shows
+_MAX_VALUE_CHARS: Final = 2_000  # characters of another value
+_MAX_LANE: Final = 12  # lanes that are drawn side by side
+_TRIGGER_PREFIX: Final = "branch:to:"  # how channels begin by which nodes are triggered
 
 
 @routes.page("/ui/checkpoints", "threads:read")
-async def checkpoints(request: Request, of: OfThread, before: Number | None = None) -> Response:
+async def show_checkpoints(
+    request: Request, target: PermittedThread, before: NonNegativeNumber | None = None
+) -> Response:
     """The time line of a thread, newest first, as a tree."""
-    infos = await of.saver.acheckpoints(of.id, checkpoint_ns=of.ns, limit=PAGE + 1, before=before)
-    infos, more = infos[:PAGE], infos[PAGE:]
+    infos = await target.saver.acheckpoints(
+        target.id, checkpoint_ns=target.ns, limit=CHECKPOINTS_PER_PAGE + 1, before=before
+    )
+    infos, older_infos = infos[:CHECKPOINTS_PER_PAGE], infos[CHECKPOINTS_PER_PAGE:]
     pairs = [(info.parent_id, info.checkpoint_id) for info in infos]
-    steps = []
+    differences = []
     if pairs:
-        steps = await of.saver.adifferences(of.id, pairs, checkpoint_ns=of.ns, limit=1)
+        differences = await target.saver.adifferences(
+            target.id, pairs, checkpoint_ns=target.ns, limit=1
+        )
     rows = []
-    for info, change, drawn in zip(infos, steps, lanes(infos), strict=True):
-        named = [name for name in change.channels if not name.startswith((_DUE, "__"))]
-        rows.append({**asdict(info), "ran": change.ran, "changed": named, "drawn": drawn})
-    older = infos[-1].order if more else None
-    return page(
+    for info, difference, lane_drawing in zip(
+        infos, differences, build_lane_drawings(infos), strict=True
+    ):
+        changed_channels = [
+            name for name in difference.channels if not name.startswith((_TRIGGER_PREFIX, "__"))
+        ]
+        rows.append(
+            {
+                **asdict(info),
+                "ran": difference.ran,
+                "changed": changed_channels,
+                "drawn": lane_drawing,
+            }
+        )
+    older_than = infos[-1].order if older_infos else None
+    return render_page(
         request,
         "checkpoints.html",
-        thread=await of.about(),
-        **of.named,
+        thread=await target.load_row(),
+        **target.link_arguments,
         checkpoints=rows,
-        older=older,
+        older=older_than,
     )
 
 
-def lanes(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
+def build_lane_drawings(infos: Sequence[CheckpointInfo]) -> list[dict[str, Any]]:
     """How a tree is drawn beside its checkpoints, newest first: each row's dot and lines.
 
     A lane waits for the parent of the checkpoint above it; where several wait for one, they join.
     """
-    waiting: list[str | None] = []
-    out = []
+    lane_parents: list[str | None] = []
+    drawings = []
     for info in infos:
-        joining = [lane for lane, uid in enumerate(waiting) if uid == info.checkpoint_id]
-        free = [lane for lane, uid in enumerate(waiting) if uid is None]
-        dot = (joining or free or [len(waiting)])[0]
-        waiting += [None] * (dot + 1 - len(waiting))
-        passing = [n for n, uid in enumerate(waiting) if uid is not None and n not in joining]
-        for lane in joining:
-            waiting[lane] = None
-        waiting[dot] = info.parent_id
-        out.append(
+        joining_lanes = [
+            lane for lane, parent_id in enumerate(lane_parents) if parent_id == info.checkpoint_id
+        ]
+        free_lanes = [lane for lane, parent_id in enumerate(lane_parents) if parent_id is None]
+        dot_lane = (joining_lanes or free_lanes or [len(lane_parents)])[0]
+        lane_parents += [None] * (dot_lane + 1 - len(lane_parents))
+        passing_lanes = [
+            n
+            for n, parent_id in enumerate(lane_parents)
+            if parent_id is not None and n not in joining_lanes
+        ]
+        for lane in joining_lanes:
+            lane_parents[lane] = None
+        lane_parents[dot_lane] = info.parent_id
+        drawings.append(
             {
-                "dot": min(dot, _WIDEST),
-                "passing": [lane for lane in passing if lane <= _WIDEST],
-                "joining": [min(lane, _WIDEST) for lane in joining],
+                "dot": min(dot_lane, _MAX_LANE),
+                "passing": [lane for lane in passing_lanes if lane <= _MAX_LANE],
+                "joining": [min(lane, _MAX_LANE) for lane in joining_lanes],
                 "goes_on": info.parent_id is not None,
             }
         )
-    return out
+    return drawings
 
 
 # -- one checkpoint, and two
 
 
 @routes.page("/ui/checkpoint", "threads:read")
-async def checkpoint(
-    request: Request, of: OfThread, checkpoint: str, channel: str | None = None
+async def show_checkpoint(
+    request: Request, target: PermittedThread, checkpoint: str, channel: str | None = None
 ) -> Response:
     """The values, next tasks, metadata and pending writes; of one channel, the whole value."""
-    found = await _read(of.saver, of.id, of.ns, checkpoint)
-    values, parent = await arun(read_channel_values(of.saver, found)), found.parent_config
-    about = {**of.named, "checkpoint_id": checkpoint, "channel": channel}
+    stored = await _read_checkpoint(target.saver, target.id, target.ns, checkpoint)
+    values, parent = await arun(read_channel_values(target.saver, stored)), stored.parent_config
+    page_fields = {**target.link_arguments, "checkpoint_id": checkpoint, "channel": channel}
     if channel is not None:
         if channel not in values:
             raise UnknownCheckpoint(f"the checkpoint {checkpoint!r} has no channel {channel!r}")
-        return page(request, "checkpoint.html", **about, value=values[channel])
-    status = await of.saver.astatus(of.id, checkpoint_ns=of.ns, checkpoint_id=checkpoint)
-    counted, versions = found.metadata.get(COUNTERS) or (), found.checkpoint["channel_versions"]
+        return render_page(request, "checkpoint.html", **page_fields, value=values[channel])
+    status = await target.saver.astatus(
+        target.id, checkpoint_ns=target.ns, checkpoint_id=checkpoint
+    )
+    counted_channels, versions = (
+        stored.metadata.get(COUNTERS) or (),
+        stored.checkpoint["channel_versions"],
+    )
     writes = [
         {
             "task": task,
             "channel": name,
-            "text": truncate_text(format_as_text(value), _VALUE)[0],
-            "is_trigger": name.startswith(_DUE),
+            "text": truncate_text(format_as_text(value), _MAX_VALUE_CHARS)[0],
+            "is_trigger": name.startswith(_TRIGGER_PREFIX),
         }
-        for task, name, value in found.pending_writes or ()
+        for task, name, value in stored.pending_writes or ()
     ]
-    return page(
+    return render_page(
         request,
         "checkpoint.html",
-        **about,
+        **page_fields,
         parent_id=parent["configurable"]["checkpoint_id"] if parent else None,
-        ts=found.checkpoint["ts"],
-        metadata=dict(found.metadata),
+        ts=stored.checkpoint["ts"],
+        metadata=dict(stored.metadata),
         next=[*dict.fromkeys(status.next)],
-        channels=[_channel(*each) for each in values.items() if not each[0].startswith(_DUE)],
-        unknown=[c for c in counted if c in versions and c not in values],
+        channels=[
+            _build_channel_row(*item)
+            for item in values.items()
+            if not item[0].startswith(_TRIGGER_PREFIX)
+        ],
+        unknown=[c for c in counted_channels if c in versions and c not in values],
         writes=writes,
     )
 
 
-async def _read(
+async def _read_checkpoint(
     saver: Checkpointer, thread_id: str, ns: str, checkpoint_id: str
 ) -> CheckpointTuple:
     """A checkpoint. It is listed, not got: from one that was got by its id a run goes on."""
-    where: Any = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
-    listed: Any = saver.alist({"configurable": where}, limit=1)
-    async with aclosing(listed) as found:
-        async for each in found:
-            return each  # type: ignore[no-any-return]
+    configurable: Any = {
+        "thread_id": thread_id,
+        "checkpoint_ns": ns,
+        "checkpoint_id": checkpoint_id,
+    }
+    checkpoints: Any = saver.alist({"configurable": configurable}, limit=1)
+    async with aclosing(checkpoints) as open_checkpoints:
+        async for checkpoint in open_checkpoints:
+            return checkpoint  # type: ignore[no-any-return]
     raise UnknownCheckpoint(
         f"the thread {thread_id!r} has no checkpoint {checkpoint_id!r}; it may be pruned"
     )
 
 
-def _channel(name: str, value: Any) -> dict[str, Any]:
+def _build_channel_row(name: str, value: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "kind": type_name(value)}
     if not isinstance(value, list | tuple | dict):
-        text, more = truncate_text(format_as_text(value), _VALUE)
-        return {**row, "text": text, "cut": more > 0}
-    elements = [(str(key), of) for key, of in value.items()] if isinstance(value, dict) else value
-    lines = [line_of(element) for element in elements[-_ELEMENTS:]]
-    is_cut = len(value) > _ELEMENTS or any(len(str(each["text"])) >= SHORT for each in lines)
+        text, cut_chars = truncate_text(format_as_text(value), _MAX_VALUE_CHARS)
+        return {**row, "text": text, "cut": cut_chars > 0}
+    elements = (
+        [(str(key), part) for key, part in value.items()] if isinstance(value, dict) else value
+    )
+    lines = [build_element_line(element) for element in elements[-_MAX_ELEMENTS:]]
+    is_cut = len(value) > _MAX_ELEMENTS or any(
+        len(str(line["text"])) >= MAX_LINE_CHARS for line in lines
+    )
     return {**row, "count": len(value), "lines": lines, "cut": is_cut}
 
 
 @routes.page("/ui/compare", "threads:read")
-async def compare(request: Request, of: OfThread, a: str, b: str) -> Response:
+async def show_comparison(request: Request, target: PermittedThread, a: str, b: str) -> Response:
     """Two checkpoints, channel by channel."""
-    for each in (a, b):
-        await _read(of.saver, of.id, of.ns, each)
-    (change,) = await of.saver.adifferences(of.id, [(a, b)], checkpoint_ns=of.ns, limit=50)
-    return page(
-        request, "compare.html", **of.named, a=a, b=b, ran=change.ran, changes=changes(change)
+    for checkpoint_id in (a, b):
+        await _read_checkpoint(target.saver, target.id, target.ns, checkpoint_id)
+    (difference,) = await target.saver.adifferences(
+        target.id, [(a, b)], checkpoint_ns=target.ns, limit=50
+    )
+    return render_page(
+        request,
+        "compare.html",
+        **target.link_arguments,
+        a=a,
+        b=b,
+        ran=difference.ran,
+        changes=build_change_rows(difference),
     )
 
 
 @routes.post("/ui/compare")
 @action("threads:read")
-async def chosen(of: OfThread, a: Text, b: Text) -> Response:
+async def redirect_to_comparison(target: PermittedThread, a: FormText, b: FormText) -> Response:
     """Lead to the comparison of two that were chosen in a form, which has their ids encoded."""
-    return go_to("/ui/compare", **of.named, a=unquote(a), b=unquote(b))
+    return redirect_to("/ui/compare", **target.link_arguments, a=unquote(a), b=unquote(b))
 
 
 # -- what can be done from one
@@ -187,30 +235,30 @@ async def chosen(of: OfThread, a: Text, b: Text) -> Response:
 
 @routes.post("/ui/rewind")
 @action("threads:update")
-async def rewind(of: OfThread, checkpoint: str) -> Response:
+async def rewind_thread(target: PermittedThread, checkpoint: str) -> Response:
     """Let the thread go on from a checkpoint."""
-    async with of.call.threads.lock_for_change(of.id):
-        await of.saver.arewind(of.id, checkpoint, checkpoint_ns=of.ns)
-        await of.call.threads.set_run_status(of.id, "idle")
-    return go_to("/ui/checkpoints", **of.named)
+    async with target.call.threads.lock_for_change(target.id):
+        await target.saver.arewind(target.id, checkpoint, checkpoint_ns=target.ns)
+        await target.call.threads.set_run_status(target.id, "idle")
+    return redirect_to("/ui/checkpoints", **target.link_arguments)
 
 
 @routes.post("/ui/fork")
 @action("threads:create")
-async def fork(call: CurrentCall, id: str, checkpoint: str, new: Text) -> Response:
+async def fork_thread(call: CurrentCall, id: str, checkpoint: str, new: FormText) -> Response:
     """Copy what led to a checkpoint to a new thread, which is the user's."""
-    reading = call.with_action("threads:read")
-    await reading.permit_thread(id)
-    await _read(reading.saver, id, "", checkpoint)
-    asked = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.person}})
-    await call.threads.copy(id, asked["metadata"], new, checkpoint)
-    return go_to("/ui/thread", id=new)
+    read_call = call.with_action("threads:read")
+    await read_call.permit_thread(id)
+    await _read_checkpoint(read_call.saver, id, "", checkpoint)
+    permitted = await call.permit({"thread_id": new, "metadata": {"owner": call.identity.person}})
+    await call.threads.copy(id, permitted["metadata"], new, checkpoint)
+    return redirect_to("/ui/thread", id=new)
 
 
-class Rule(BaseModel):
+class PruneRule(BaseModel):
     """Which checkpoints of a thread are kept, as a form has it."""
 
-    last: Number | None = None
+    last: NonNegativeNumber | None = None
     days: FiniteFloat | None = None
     turns: bool = False
     forget: bool = False
@@ -225,43 +273,47 @@ class Rule(BaseModel):
 
 
 @routes.page("/ui/prune", "threads:read")
-async def prune_preview(request: Request, of: OfThread, rule: Annotated[Rule, Query()]) -> Response:
+async def preview_pruning(
+    request: Request, target: PermittedThread, rule: Annotated[PruneRule, Query()]
+) -> Response:
     """What pruning a thread by a rule would free."""
     report = None
-    if (keep := rule.retention) is not None:
-        report = await of.saver.aretain(keep, thread_ids=[of.id], dry_run=True)
-    return page(request, "prune.html", thread=await of.about(), rule=rule, report=report)
+    if (retention := rule.retention) is not None:
+        report = await target.saver.aretain(retention, thread_ids=[target.id], dry_run=True)
+    return render_page(
+        request, "prune.html", thread=await target.load_row(), rule=rule, report=report
+    )
 
 
 @routes.post("/ui/prune")
 @action("threads:update")
-async def prune(of: OfThread, rule: Annotated[Rule, Form()]) -> Response:
+async def prune_thread(target: PermittedThread, rule: Annotated[PruneRule, Form()]) -> Response:
     """Prune a thread by the rule that was previewed."""
     if rule.preview:
-        given = rule.model_dump(exclude_defaults=True, exclude={"preview"})
-        return go_to("/ui/prune", id=of.id, **given)
-    if (keep := rule.retention) is None:
+        rule_fields = rule.model_dump(exclude_defaults=True, exclude={"preview"})
+        return redirect_to("/ui/prune", id=target.id, **rule_fields)
+    if (retention := rule.retention) is None:
         raise ConfigurationError("no rule was given; say what is kept: last, days or turns")
-    await of.call.threads.prune(of.id, keep)
-    return go_to("/ui/checkpoints", id=of.id)
+    await target.call.threads.prune(target.id, retention)
+    return redirect_to("/ui/checkpoints", id=target.id)
 
 
 @routes.page("/ui/delete", "threads:read")
-async def delete_preview(request: Request, of: OfThread) -> Response:
+async def show_delete_form(request: Request, target: PermittedThread) -> Response:
     """Ask before a thread is deleted, and whether the memories of it are kept."""
     memories = None
     with suppress(Refused):  # the memories are kept if the user may not erase them
-        places = await api_threads.find_memory_places(of.call)
-        options: Values = {"places": places, "dry_run": True}
-        memories = await aforget_thread_memories(of.call.store, [of.id], **options)
-    return page(request, "delete.html", thread=await of.about(), memories=memories)
+        memory_places = await api_threads.find_memory_places(target.call)
+        options: PageValues = {"places": memory_places, "dry_run": True}
+        memories = await aforget_thread_memories(target.call.store, [target.id], **options)
+    return render_page(request, "delete.html", thread=await target.load_row(), memories=memories)
 
 
 @routes.post("/ui/delete")
 @action("threads:delete")
-async def delete(
-    call: CurrentCall, runs: ServerRuns, id: str, memories: Text = "erase"
+async def delete_thread(
+    call: CurrentCall, runs: ServerRuns, id: str, memories: FormText = "erase"
 ) -> Response:
     """Delete a thread, and the memories of it unless they are to be kept."""
     await api_threads.delete_thread(call, runs, id, "keep" if memories == "keep" else "erase")
-    return go_to("/ui/threads")
+    return redirect_to("/ui/threads")

@@ -24,7 +24,15 @@ from perdure.memory import Collection
 from perdure.memory.run_config import TEAMS
 from perdure.server.access import Forbidden, action
 from perdure.server.call import Call, CurrentCall, build_literal_template, is_internal_namespace
-from perdure.server.pages import Number, Pages, Text, Values, go_to, moment, page
+from perdure.server.pages import (
+    FormText,
+    NonNegativeNumber,
+    Pages,
+    PageValues,
+    parse_form_moment,
+    redirect_to,
+    render_page,
+)
 from perdure.server.reply import encode_json, escape_unprintable, http_status
 from perdure.server.teams import is_team_namespace
 from perdure.stores import Provenance
@@ -32,63 +40,72 @@ from perdure.stores.values import parse_json_object
 
 routes = Pages()
 Namespace = tuple[str, ...]
-PAGE: Final = 50
-_NAMESPACES: Final = 100
-_VERSIONS: Final = 20
-_FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
-_TIMES: Final = ("valid_from", "valid_to", "expires_at", "provenance")
-_ADMIN: Final = "an admin"  # the actor of what an admin changes among the memories of others
-_DONE: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
+ITEMS_PER_PAGE: Final = 50
+_NAMESPACES_PER_PAGE: Final = 100
+_VERSIONS_PER_PAGE: Final = 20
+_ITEM_FIELDS: Final = ("namespace", "key", "value", "version", "created_at")
+_VALIDITY_FIELDS: Final = ("valid_from", "valid_to", "expires_at", "provenance")
+_ADMIN_ACTOR: Final = "an admin"  # the actor of what an admin changes among the memories of others
+_EDIT_RESULTS: Final = ("updated", "superseded", "unchanged", "saved")  # what a page says
 
 
-class PageItem(NamedTuple):
+class ItemTarget(NamedTuple):
     """The place that a request is about: a namespace, and maybe a key in it."""
 
     ns: Namespace
     key: str
 
 
-def _asked(ns: Annotated[Namespace, Query()] = (), key: str = "", within: str = "") -> PageItem:
+def _parse_item_target(
+    ns: Annotated[Namespace, Query()] = (), key: str = "", within: str = ""
+) -> ItemTarget:
     """The place in a query; a form has it as `within`, percent-encoded once more."""
-    given = parse_qsl(within)
-    labels = ns or tuple(value for name, value in given if name == "ns")
-    return PageItem(tuple(filter(None, labels)), key or dict(given).get("key", ""))
+    form_fields = parse_qsl(within)
+    labels = ns or tuple(value for name, value in form_fields if name == "ns")
+    return ItemTarget(tuple(filter(None, labels)), key or dict(form_fields).get("key", ""))
 
 
-Asked = Annotated[PageItem, Depends(_asked)]
+RequestedItem = Annotated[ItemTarget, Depends(_parse_item_target)]
 """An endpoint's argument, which is not permitted yet."""
 
 
-async def permitted(call: Call, namespace: Namespace, **about: Any) -> dict[str, Any]:
+async def permit_namespace(
+    call: Call, namespace: Namespace, **request_fields: Any
+) -> dict[str, Any]:
     """What is permitted of a request about a namespace.
 
     A handler may begin each namespace with a label, as those of langgraph's guide do. A link of a
     page has it already; then it is the namespace that the handler makes of the rest.
     """
-    value = await call.permit({"namespace": namespace, **about})
-    got = tuple(value["namespace"] or ())
-    added = len(got) - len(namespace)
-    if added > 0 and (got[:added], got[added:]) == (namespace[:added], namespace):
-        again = await call.permit({"namespace": namespace[added:], **about})
-        if tuple(again["namespace"]) == namespace:
-            value, got = again, namespace
-    return {**value, "namespace": got}
+    permitted = await call.permit({"namespace": namespace, **request_fields})
+    permitted_namespace = tuple(permitted["namespace"] or ())
+    added_count = len(permitted_namespace) - len(namespace)
+    if added_count > 0 and (
+        permitted_namespace[:added_count],
+        permitted_namespace[added_count:],
+    ) == (namespace[:added_count], namespace):
+        permitted_rest = await call.permit({"namespace": namespace[added_count:], **request_fields})
+        if tuple(permitted_rest["namespace"]) == namespace:
+            permitted, permitted_namespace = permitted_rest, namespace
+    return {**permitted, "namespace": permitted_namespace}
 
 
-async def _one(call: CurrentCall, asked: Asked) -> PageItem:
-    if not asked.key:
+async def _permit_item(call: CurrentCall, requested: RequestedItem) -> ItemTarget:
+    if not requested.key:
         raise ConfigurationError("no key is given; expected ns=…&key=…")
-    found = await permitted(call, asked.ns or call.memories, key=asked.key)
-    return PageItem(found["namespace"], found["key"])
+    permitted = await permit_namespace(call, requested.ns or call.memories, key=requested.key)
+    return ItemTarget(permitted["namespace"], permitted["key"])
 
 
-async def _to_change(call: CurrentCall, asked: Asked, new_key: Text = "") -> PageItem:
-    return await _one(call, PageItem(asked.ns, asked.key or new_key))
+async def _permit_item_change(
+    call: CurrentCall, requested: RequestedItem, new_key: FormText = ""
+) -> ItemTarget:
+    return await _permit_item(call, ItemTarget(requested.ns, requested.key or new_key))
 
 
-One = Annotated[PageItem, Depends(_one)]
+PermittedItem = Annotated[ItemTarget, Depends(_permit_item)]
 """The place of an item, once it is permitted."""
-Changed = Annotated[PageItem, Depends(_to_change)]
+ChangeableItem = Annotated[ItemTarget, Depends(_permit_item_change)]
 """The place of an item that may be changed."""
 
 
@@ -96,78 +113,114 @@ Changed = Annotated[PageItem, Depends(_to_change)]
 
 
 @routes.page("/ui/store", "store:list_namespaces")
-async def tree(request: Request, call: CurrentCall, asked: Asked, start: Number = 0) -> Response:
+async def show_namespaces(
+    request: Request, call: CurrentCall, requested: RequestedItem, start: NonNegativeNumber = 0
+) -> Response:
     """The namespaces right under one, with what is in each."""
-    ns = asked.ns
-    prefix = (await permitted(call, ns, limit=_NAMESPACES, offset=start))["namespace"]
+    ns = requested.ns
+    prefix = (await permit_namespace(call, ns, limit=_NAMESPACES_PER_PAGE, offset=start))[
+        "namespace"
+    ]
     depth = len(ns) + 1 if prefix == ns else len(prefix)
-    options: dict[str, Any] = {"max_depth": depth, "limit": _NAMESPACES + 1, "offset": start}
-    found = await call.list_visible(
+    options: dict[str, Any] = {
+        "max_depth": depth,
+        "limit": _NAMESPACES_PER_PAGE + 1,
+        "offset": start,
+    }
+    visible_namespaces = await call.list_visible(
         call.store.alist_namespaces, prefix=prefix, hides_own=True, **options
     )
     if prefix == ns:  # in which "*" is a label, not any label
-        found = [each for each in found if each[: len(ns)] == ns]
-    shown = [each for each in found[:_NAMESPACES] if each != ns]
+        visible_namespaces = [
+            namespace for namespace in visible_namespaces if namespace[: len(ns)] == ns
+        ]
+    page_namespaces = [
+        namespace for namespace in visible_namespaces[:_NAMESPACES_PER_PAGE] if namespace != ns
+    ]
     if not (ns or start or call.identity.is_admin):
-        shown = [each for each in shown if not is_team_namespace(each)] + await _find_teams(call)
-    sizes = await call.store.anamespace_sizes(shown)
-    first: list[Any] = [
-        ListNamespacesOp((MatchCondition("prefix", each),), None, 2) for each in shown
+        page_namespaces = [
+            namespace for namespace in page_namespaces if not is_team_namespace(namespace)
+        ] + await _find_teams(call)
+    sizes = await call.store.anamespace_sizes(page_namespaces)
+    operations: list[Any] = [
+        ListNamespacesOp((MatchCondition("prefix", namespace),), None, 2)
+        for namespace in page_namespaces
     ]
-    tops: list[Any] = await call.store.abatch(first)
+    first_namespaces: list[Any] = await call.store.abatch(operations)
     rows = [
-        {"size": size, "has_items": size.namespace in below, "has_more": below != [size.namespace]}
-        for size, below in zip(sizes, tops, strict=True)
+        {
+            "size": size,
+            "has_items": size.namespace in found_namespaces,
+            "has_more": found_namespaces != [size.namespace],
+        }
+        for size, found_namespaces in zip(sizes, first_namespaces, strict=True)
     ]
-    more = len(found) > _NAMESPACES
-    return page(request, "store.html", ns=ns, rows=rows, own=ns in found, start=start, more=more)
+    has_more = len(visible_namespaces) > _NAMESPACES_PER_PAGE
+    return render_page(
+        request,
+        "store.html",
+        ns=ns,
+        rows=rows,
+        own=ns in visible_namespaces,
+        start=start,
+        more=has_more,
+    )
 
 
 async def _find_teams(call: Call) -> list[Namespace]:
     """Return the namespaces of the user's teams that hold something and may be read."""
-    found = list[Namespace]()
+    permitted_namespaces = list[Namespace]()
     for team in sorted(call.identity.teams):
         with suppress(Forbidden):
-            found.append(
-                (await permitted(call.with_action("store:search"), (TEAMS, team)))["namespace"]
+            permitted_namespaces.append(
+                (await permit_namespace(call.with_action("store:search"), (TEAMS, team)))[
+                    "namespace"
+                ]
             )
-    sizes = await call.store.anamespace_sizes(found) if found else []
+    sizes = await call.store.anamespace_sizes(permitted_namespaces) if permitted_namespaces else []
     return [size.namespace for size in sizes if size.namespaces]
 
 
 @routes.page("/ui/store/items", "store:search")
-async def items(
+async def show_items(
     request: Request,
     call: CurrentCall,
-    asked: Asked,
+    requested: RequestedItem,
     q: str = "",
     filter: str = "",
     as_of: str = "",
-    start: Number = 0,
+    start: NonNegativeNumber = 0,
 ) -> Response:
     """The items under a namespace."""
-    chosen = parse_json_object(filter, "the filter") if filter.strip() else None
-    about = await permitted(call, asked.ns, query=q.strip() or None, filter=chosen)
-    ns, options = about["namespace"], {name: about[name] for name in ("query", "filter")}
-    options |= {"limit": PAGE + 1, "offset": start, "as_of": moment(as_of), "refresh_ttl": False}
-    found = await call.list_visible(call.store.asearch, ns, hides_own=True, **options)
-    return page(
+    value_filter = parse_json_object(filter, "the filter") if filter.strip() else None
+    permitted = await permit_namespace(
+        call, requested.ns, query=q.strip() or None, filter=value_filter
+    )
+    ns, options = permitted["namespace"], {name: permitted[name] for name in ("query", "filter")}
+    options |= {
+        "limit": ITEMS_PER_PAGE + 1,
+        "offset": start,
+        "as_of": parse_form_moment(as_of),
+        "refresh_ttl": False,
+    }
+    found_items = await call.list_visible(call.store.asearch, ns, hides_own=True, **options)
+    return render_page(
         request,
         "items.html",
         ns=ns,
         given={"q": q, "filter": filter, "as_of": as_of},
         start=start,
-        items=[record(item) for item in found[:PAGE]],
-        more=len(found) > PAGE,
+        items=[build_item_record(item) for item in found_items[:ITEMS_PER_PAGE]],
+        more=len(found_items) > ITEMS_PER_PAGE,
         may_add=_may_change(ns),
     )
 
 
-def record(item: Any) -> Values:
+def build_item_record(item: Any) -> PageValues:
     """An item of the store by its fields, with the text and kind that a memory has."""
     text = item.value.get("text")
     return {
-        **{name: getattr(item, name) for name in (*_FIELDS, *_TIMES)},
+        **{name: getattr(item, name) for name in (*_ITEM_FIELDS, *_VALIDITY_FIELDS)},
         "text": text if isinstance(text, str) else None,
         "kind": item.value.get("kind"),
     }
@@ -177,64 +230,68 @@ def record(item: Any) -> Values:
 
 
 @routes.page("/ui/memory", "store:get")
-async def item(
+async def show_item(
     request: Request,
     call: CurrentCall,
-    place: One,
+    target: PermittedItem,
     as_of: str = "",
-    start: Number = 0,
+    start: NonNegativeNumber = 0,
     done: str = "",
 ) -> Response:
     """An item with its versions and what changed between them."""
-    said = done if done in _DONE else ""
-    values = await _shown(call, place, as_of=as_of, start=start, done=said)
-    return page(request, "memory.html", **values)
+    edit_result = done if done in _EDIT_RESULTS else ""
+    values = await _load_item_page(call, target, as_of=as_of, start=start, done=edit_result)
+    return render_page(request, "memory.html", **values)
 
 
-async def _shown(
-    call: Call, place: PageItem, *, as_of: str = "", start: int = 0, **result: str
-) -> Values:
+async def _load_item_page(
+    call: Call, target: ItemTarget, *, as_of: str = "", start: int = 0, **page_fields: str
+) -> PageValues:
     """The values of its page; `result` says what was done or is wrong, and what was typed."""
-    history = await _history(call, place)
-    last = shown = history[-1]
-    if when := moment(as_of):
-        shown = await call.store.aget(*place, as_of=when, refresh_ttl=False)
-    versions = await asyncio.to_thread(_compared, history[::-1][start : start + _VERSIONS + 1])
+    history = await _load_history(call, target)
+    last_version = shown_version = history[-1]
+    if as_of_moment := parse_form_moment(as_of):
+        shown_version = await call.store.aget(*target, as_of=as_of_moment, refresh_ttl=False)
+    versions = await asyncio.to_thread(
+        _build_version_rows, history[::-1][start : start + _VERSIONS_PER_PAGE + 1]
+    )
     return {
-        **place._asdict(),
+        **target._asdict(),
         "as_of": as_of,
         "start": start,
-        "item": shown and record(shown),
-        "last": record(last),
+        "item": shown_version and build_item_record(shown_version),
+        "last": build_item_record(last_version),
         "count": len(history),
-        "versions": versions[:_VERSIONS],
-        "more": len(history) > start + _VERSIONS,
-        "is_memory": _is_memory(call, last),
-        "may_change": _may_change(place.ns),
-        "to_edit": escape_unprintable(json.dumps(last.value, indent=2, ensure_ascii=False)),
+        "versions": versions[:_VERSIONS_PER_PAGE],
+        "more": len(history) > start + _VERSIONS_PER_PAGE,
+        "is_memory": _is_memory(call, last_version),
+        "may_change": _may_change(target.ns),
+        "to_edit": escape_unprintable(json.dumps(last_version.value, indent=2, ensure_ascii=False)),
         "done": "",
         "wrong": "",
         "typed": None,
-        **result,
+        **page_fields,
     }
 
 
-async def _history(call: Call, place: PageItem) -> list[Any]:
+async def _load_history(call: Call, target: ItemTarget) -> list[Any]:
     """The versions of an item, oldest first."""
-    history: list[Any] = await call.store.ahistory(*place)
+    history: list[Any] = await call.store.ahistory(*target)
     if not history:
-        raise UnknownMemory(f"there is no item {place.key!r:.80} in {place.ns!r}")
+        raise UnknownMemory(f"there is no item {target.key!r:.80} in {target.ns!r}")
     return history
 
 
-def _compared(versions: list[Any]) -> list[Values]:
+def _build_version_rows(versions: list[Any]) -> list[PageValues]:
     """Versions, newest first, each with what it changed; without the texts of earlier ones."""
-    values = [{n: v for n, v in each.value.items() if n != "formerly"} for each in versions]
+    values = [
+        {name: part for name, part in each.value.items() if name != "formerly"} for each in versions
+    ]
     budget = WordBudget()
     return [
         {
-            **record(version),
-            "changes": differences(before, value, budget) if before is not None else [],
+            **build_item_record(version),
+            "changes": find_differences(before, value, budget) if before is not None else [],
         }
         for version, value, before in zip(versions, values, [*values, None][1:], strict=True)
     ]
@@ -256,102 +313,109 @@ def _may_change(namespace: Namespace) -> bool:
 
 @routes.post("/ui/memory")
 @action("store:put")
-async def edit(
+async def edit_item(
     request: Request,
     call: CurrentCall,
-    place: Changed,
-    text: Text = "",
-    how: Text = "update",
-    value: Text = "",
-    searched: Text = "",
-    version: Annotated[Number, Form()] = 0,
+    target: ChangeableItem,
+    text: FormText = "",
+    how: FormText = "update",
+    value: FormText = "",
+    searched: FormText = "",
+    version: Annotated[NonNegativeNumber, Form()] = 0,
 ) -> Response:
     """Correct the text of a memory, or supersede it; or put the value of an item, maybe a new one.
 
     The version is the one that was shown; of a new item it is 0.
     """
-    text, by_hand = text.replace("\r\n", "\n"), _by_hand(call, place.ns)
-    present = await call.store.aget(*place, refresh_ttl=False)
+    text, provenance = text.replace("\r\n", "\n"), _build_edit_provenance(call, target.ns)
+    current_item = await call.store.aget(*target, refresh_ttl=False)
     try:
-        if present is not None and present.version != version:
-            raise VersionConflict(f"version {present.version} came meanwhile; below is your text")
+        if current_item is not None and current_item.version != version:
+            raise VersionConflict(
+                f"version {current_item.version} came meanwhile; below is your text"
+            )
         if text:
-            collection, config = collection_of(call, place.ns)
-            change = collection.asupersede if how == "supersede" else collection.aupdate
-            options: dict[str, Any] = {"if_version": version, "provenance": by_hand}
-            outcome = await change(place.key, text, config=config, **options)
+            collection, config = build_collection(call, target.ns)
+            change_text = collection.asupersede if how == "supersede" else collection.aupdate
+            options: dict[str, Any] = {"if_version": version, "provenance": provenance}
+            outcome = await change_text(target.key, text, config=config, **options)
             if outcome.change in ("refused", "quarantined"):
                 raise ConfigurationError(str(outcome))
-            return go_to("/ui/memory", **place._asdict(), done=outcome.change)
+            return redirect_to("/ui/memory", **target._asdict(), done=outcome.change)
         options = {} if searched else {"index": False}
-        if present is not None:  # it expires when it would have
-            left = present.expires_at and present.expires_at - datetime.now(UTC)
-            options["ttl"] = left and max(left.total_seconds() / 60, 0.01)
-        new = parse_json_object(value, "the value")
-        await call.store.aput(*place, new, if_version=version, provenance=by_hand, **options)
-        return go_to("/ui/memory", **place._asdict(), done="saved")
+        if current_item is not None:  # it expires when it would have
+            remaining_time = current_item.expires_at and current_item.expires_at - datetime.now(UTC)
+            options["ttl"] = remaining_time and max(remaining_time.total_seconds() / 60, 0.01)
+        new_value = parse_json_object(value, "the value")
+        await call.store.aput(
+            *target, new_value, if_version=version, provenance=provenance, **options
+        )
+        return redirect_to("/ui/memory", **target._asdict(), done="saved")
     except PerdureError as exc:
-        if present is None:
+        if current_item is None:
             raise
-        values = await _shown(call, place, wrong=str(exc), typed=text or value)
-        return page(request, "memory.html", http_status(exc), **values)
+        values = await _load_item_page(call, target, wrong=str(exc), typed=text or value)
+        return render_page(request, "memory.html", http_status(exc), **values)
 
 
 @routes.page("/ui/forget", "store:delete")
-async def ask_forget(request: Request, call: CurrentCall, place: One) -> Response:
+async def show_forget_form(request: Request, call: CurrentCall, target: PermittedItem) -> Response:
     """What would be erased with an item."""
-    last = (await _history(call, place))[-1]
-    preview = await call.store.aforget(place.ns, key=place.key, dry_run=True)
-    about = {"last": record(last), "is_memory": _is_memory(call, last)}
-    return page(request, "forget.html", **place._asdict(), preview=preview, **about)
+    last_version = (await _load_history(call, target))[-1]
+    preview = await call.store.aforget(target.ns, key=target.key, dry_run=True)
+    page_fields = {
+        "last": build_item_record(last_version),
+        "is_memory": _is_memory(call, last_version),
+    }
+    return render_page(request, "forget.html", **target._asdict(), preview=preview, **page_fields)
 
 
 @routes.post("/ui/forget")
 @action("store:delete")
-async def forget(request: Request, call: CurrentCall, place: Changed) -> Response:
+async def forget_item(request: Request, call: CurrentCall, target: ChangeableItem) -> Response:
     """Erase an item with its versions."""
-    if _is_memory(call, (await _history(call, place))[-1]):
-        collection, config = collection_of(call, place.ns)
-        receipt = await collection.aforget(place.key, config=config)
+    if _is_memory(call, (await _load_history(call, target))[-1]):
+        collection, config = build_collection(call, target.ns)
+        receipt = await collection.aforget(target.key, config=config)
     else:
-        receipt = await call.store.aforget(place.ns, key=place.key)
+        receipt = await call.store.aforget(target.ns, key=target.key)
     call.record_for_audit(hashes=receipt.hashes)
-    return page(request, "forgotten.html", **place._asdict(), receipt=receipt)
+    return render_page(request, "forgotten.html", **target._asdict(), receipt=receipt)
 
 
-def collection_of(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
+def build_collection(call: Call, namespace: Namespace) -> tuple[Collection, RunnableConfig]:
     """The memories of a namespace, and the config to call its methods with."""
     template, config = build_literal_template(namespace)
     return Collection(call.store, template), config
 
 
-def _by_hand(call: Call, namespace: Namespace) -> Provenance:
+def _build_edit_provenance(call: Call, namespace: Namespace) -> Provenance:
     """Return the provenance of a change on a page.
 
     A memory does not name an admin who changes it for its person. The audit log does.
     """
     person, author = call.identity.person, call.find_team_author(namespace)
-    is_own = author is not None or person in namespace[1:2]
-    actor = person if is_own else _ADMIN
+    is_own_change = author is not None or person in namespace[1:2]
+    actor = person if is_own_change else _ADMIN_ACTOR
     return Provenance(actor=actor, trust="user", at=datetime.now(UTC), author=author)
 
 
 # -- what changed between two values, path by path and word by word
 
 
-Kind = Literal["same", "removed", "added"]
-_WORD: Final = re.compile(r"\s+|\w+|[^\w\s]")
-_WORDS: Final = 2_000  # texts of more are not compared word by word
-_ALL_WORDS: Final = 10_000  # of the texts of a page that are
-_CHARS: Final = 2_000  # of a part that is shown
-_PATHS: Final = 100  # paths that are shown
+PartKind = Literal["same", "removed", "added"]
+_WORD_PATTERN: Final = re.compile(r"\s+|\w+|[^\w\s]")
+_MAX_TEXT_WORDS: Final = 2_000  # texts of more are not compared word by word
+_MAX_PAGE_WORDS: Final = 10_000  # of the texts of a page that are
+_MAX_PART_CHARS: Final = 2_000  # of a part that is shown
+_MAX_PATHS: Final = 100  # paths that are shown
 
 
 @dataclass(slots=True)
 class WordBudget:
     """How many words may be compared; what changed in further ones is shown whole."""
 
-    left: int = _ALL_WORDS
+    remaining_words: int = _MAX_PAGE_WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,10 +423,10 @@ class Change:
     """What changed at a path of a value: texts that stayed, went and came, in order."""
 
     path: str
-    parts: tuple[tuple[Kind, str], ...]
+    parts: tuple[tuple[PartKind, str], ...]
 
 
-def differences(
+def find_differences(
     before: Mapping[str, Any], after: Mapping[str, Any], budget: WordBudget | None = None
 ) -> list[Change]:
     """The paths at which two values differ, at most a hundred of them.
@@ -370,40 +434,72 @@ def differences(
     >>> differences({"text": "likes tea"}, {"text": "likes green tea"})[0].parts
     (('same', 'likes '), ('added', 'green '), ('same', 'tea'))
     """
-    old, new, budget = dict(_leaves(before, "")), dict(_leaves(after, "")), budget or WordBudget()
-    differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
-    return [Change(path, _parts(old.get(path), new.get(path), budget)) for path in differ[:_PATHS]]
+    old_leaves, new_leaves, budget = (
+        dict(_iter_leaves(before, "")),
+        dict(_iter_leaves(after, "")),
+        budget or WordBudget(),
+    )
+    changed_paths = [
+        path
+        for path in {**old_leaves, **new_leaves}
+        if old_leaves.get(path) != new_leaves.get(path)
+    ]
+    return [
+        Change(path, _compare_texts(old_leaves.get(path), new_leaves.get(path), budget))
+        for path in changed_paths[:_MAX_PATHS]
+    ]
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _iter_leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     """Each leaf of a value, as text, by its path; a list is a leaf."""
     if isinstance(value, Mapping) and (value or not path):
         for name, part in value.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
+            yield from _iter_leaves(part, f"{path}.{name}" if path else name)
     elif isinstance(value, str):
         yield path, value
     else:
         yield path, json.dumps(json.loads(encode_json(value)), ensure_ascii=False)
 
 
-def _parts(old: str | None, new: str | None, budget: WordBudget) -> tuple[tuple[Kind, str], ...]:
+def _compare_texts(
+    old: str | None, new: str | None, budget: WordBudget
+) -> tuple[tuple[PartKind, str], ...]:
     if old is None or new is None:
-        return (("added", _cut(new or "")),) if old is None else (("removed", _cut(old)),)
-    one, other = (
-        _WORD.findall(each[: _CHARS * 10]) if budget.left > 0 else [] for each in (old, new)
+        return (
+            (("added", _truncate_part(new or "")),)
+            if old is None
+            else (("removed", _truncate_part(old)),)
+        )
+    old_words, new_words = (
+        _WORD_PATTERN.findall(text[: _MAX_PART_CHARS * 10]) if budget.remaining_words > 0 else []
+        for text in (old, new)
     )
-    budget.left -= len(one) + len(other)
-    if max(len(one), len(other)) > _WORDS or budget.left <= 0:
-        return ("removed", _cut(old)), ("added", _cut(new))
-    parts: list[tuple[Kind, str]] = []
-    for kind, a, b, c, d in SequenceMatcher(None, one, other).get_opcodes():
+    budget.remaining_words -= len(old_words) + len(new_words)
+    if max(len(old_words), len(new_words)) > _MAX_TEXT_WORDS or budget.remaining_words <= 0:
+        return ("removed", _truncate_part(old)), ("added", _truncate_part(new))
+    parts: list[tuple[PartKind, str]] = []
+    for kind, old_start, old_end, new_start, new_end in SequenceMatcher(
+        None, old_words, new_words
+    ).get_opcodes():
         if kind == "equal":
-            parts.append(("same", _cut("".join(one[a:b]))))
+            parts.append(("same", _truncate_part("".join(old_words[old_start:old_end]))))
             continue
-        parts += [("removed", _cut("".join(one[a:b])))] if a < b else []
-        parts += [("added", _cut("".join(other[c:d])))] if c < d else []
+        parts += (
+            [("removed", _truncate_part("".join(old_words[old_start:old_end])))]
+            if old_start < old_end
+            else []
+        )
+        parts += (
+            [("added", _truncate_part("".join(new_words[new_start:new_end])))]
+            if new_start < new_end
+            else []
+        )
     return tuple(parts)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _CHARS else f"{text[:_CHARS]}… ({len(text):,} characters)"
+def _truncate_part(text: str) -> str:
+    return (
+        text
+        if len(text) <= _MAX_PART_CHARS
+        else f"{text[:_MAX_PART_CHARS]}… ({len(text):,} characters)"
+    )

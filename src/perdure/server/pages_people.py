@@ -15,43 +15,43 @@ from perdure.server.api_people import (
     plan_person_erasure,
 )
 from perdure.server.call import CurrentCall
-from perdure.server.pages import Pages, Text, page
+from perdure.server.pages import FormText, Pages, render_page
 from perdure.server.runs import ServerRuns
 
 routes = Pages()
 
 
 @routes.page("/ui/person", "threads:read")
-async def person(request: Request, call: CurrentCall, user: str = "") -> Response:
+async def show_person(request: Request, call: CurrentCall, user: str = "") -> Response:
     """What belongs to the user, or for an admin to any person."""
-    whose = user or call.identity.person
-    report = await plan_person_erasure(call, await permit_person(call, whose))
+    person_name = user or call.identity.person
+    report = await plan_person_erasure(call, await permit_person(call, person_name))
     ids = [id for part in report.erased if part.what == "items" for id in part.ids]
     writes_for_teams = any(id.startswith(f"{TEAMS}/") for id in ids)
-    return page(
-        request, "person.html", **build_report_json(report), writes_for_teams=writes_for_teams
-    )
+    return render_page(request, "person.html", **build_report_json(report), writes_for_teams=writes_for_teams)
 
 
 @routes.post("/ui/person")
 @action("threads:delete")
-async def forget(
+async def erase_confirmed_person(
     request: Request,
     call: CurrentCall,
     runs: ServerRuns,
     user: str = "",
-    typed: Text = "",
-    hand_over: Text = "",
+    typed: FormText = "",
+    hand_over: FormText = "",
 ) -> Response:
     """Erase everything that belongs to a person, once the name was typed.
 
     The button `hand_over` keeps what the person wrote for teams, without the name.
     """
-    whose = user or call.identity.person
-    permitted = await permit_person(call, whose, "store:delete")
-    if typed != whose:
-        raise ConfigurationError(f"nothing was erased: {typed!r} was typed, expected {whose!r}")
+    person_name = user or call.identity.person
+    permitted = await permit_person(call, person_name, "store:delete")
+    if typed != person_name:
+        raise ConfigurationError(
+            f"nothing was erased: {typed!r} was typed, expected {person_name!r}"
+        )
     permitted.options["hand_over"] = bool(hand_over)
-    return page(
+    return render_page(
         request, "person.html", **build_report_json(await erase_person(call, runs, permitted))
     )

@@ -24,7 +24,16 @@ from perdure.server.access import Forbidden, Refused, action
 from perdure.server.api_runs import get_permitted_run, start_run
 from perdure.server.assistants import choose_thread_assistant
 from perdure.server.call import Call, CurrentCall
-from perdure.server.pages import Number, Pages, Text, Values, as_json_text, go_to, page, query
+from perdure.server.pages import (
+    FormText,
+    NonNegativeNumber,
+    Pages,
+    PageValues,
+    build_link,
+    format_as_json,
+    redirect_to,
+    render_page,
+)
 from perdure.server.person import Sender
 from perdure.server.reply import JSONReply, escape_unprintable, wants_json
 from perdure.server.run import Run, build_run_json, restore_request
@@ -33,10 +42,12 @@ from perdure.server.runs import Runs, ServerRuns
 from perdure.server.threads import Thread
 
 routes = Pages()
-_PAGE: Final = 50  # runs
-_SHOWN: Final = 5  # of a thread, on its page
-_CUT_OFF: Final = ("error", "timeout", "interrupted")
-_WAIT_S: Final = 5  # for the end of a run, before a browser without scripts is shown its thread
+_RUNS_PER_PAGE: Final = 50  # runs
+_MAX_THREAD_RUNS: Final = 5  # of a thread, on its page
+_UNSUCCESSFUL_STATUSES: Final = ("error", "timeout", "interrupted")
+_MAX_RUN_WAIT_S: Final = (
+    5  # for the end of a run, before a browser without scripts is shown its thread
+)
 
 # -- what a graph asks
 
@@ -45,104 +56,118 @@ class ToolReview(questions.ToolReview):
     """A call of a tool that a person reviews, as its form shows it."""
 
     @property
-    def shown(self) -> str:
+    def arguments_json(self) -> str:
         """The arguments as JSON to be read and edited, in which nothing is hidden."""
-        return escape_unprintable(as_json_text(self.args))
+        return escape_unprintable(format_as_json(self.args))
 
 
-def reviews(question: Mapping[str, Any]) -> list[ToolReview]:
+def find_tool_reviews(question: Mapping[str, Any]) -> list[ToolReview]:
     """Return the calls that a question is about, or none if it has another form."""
     return [ToolReview(**call.model_dump()) for call in questions.find_reviews(question)]
 
 
-def answer_of(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
+def parse_answer(question: Mapping[str, Any], form: Mapping[str, str]) -> Any:
     """The answer to a question that a form has.
 
     Raises:
         ConfigurationError: A decision is missing or not allowed, or what is to be JSON is none.
     """
-    decisions = [_decision(call, n, form) for n, call in enumerate(reviews(question))]
+    decisions = [
+        _parse_decision(call, index, form) for index, call in enumerate(find_tool_reviews(question))
+    ]
     if decisions:
         return questions.build_answer(question, decisions)
-    text = _lines(form.get("answer", ""))
+    text = _normalize_newlines(form.get("answer", ""))
     return text if form.get("how") == "text" else questions.parse_json(text, "the answer")
 
 
-def _decision(call: ToolReview, number: int, form: Mapping[str, str]) -> dict[str, Any]:
-    kind, message = form.get(f"decision-{number}"), _lines(form.get(f"message-{number}", ""))
-    what = f"the call {number + 1} of {call.name!r}"
+def _parse_decision(call: ToolReview, call_index: int, form: Mapping[str, str]) -> dict[str, Any]:
+    kind, message = (
+        form.get(f"decision-{call_index}"),
+        _normalize_newlines(form.get(f"message-{call_index}", "")),
+    )
+    call_label = f"the call {call_index + 1} of {call.name!r}"
     args = None
     if kind in call.allowed:
-        text = form.get(f"args-{number}", call.shown)
-        args = questions.parse_json(text, f"the arguments of {what}")
-    decision = questions.build_decision(call, number + 1, kind, args=args, message=message)
-    if kind != "edit" and args != json.loads(call.shown):
+        text = form.get(f"args-{call_index}", call.arguments_json)
+        args = questions.parse_json(text, f"the arguments of {call_label}")
+    decision = questions.build_decision(call, call_index + 1, kind, args=args, message=message)
+    if kind != "edit" and args != json.loads(call.arguments_json):
         raise ConfigurationError(
-            f"the arguments of {what} were changed, and the decision is {kind!r}; "
+            f"the arguments of {call_label} were changed, and the decision is {kind!r}; "
             "choose 'edit', or leave them as they were"
         )
     return decision
 
 
-def _lines(text: str) -> str:
+def _normalize_newlines(text: str) -> str:
     """A text of a form, whose lines browsers end by CR LF."""
     return text.replace("\r\n", "\n")
 
 
-def _questions(thread: Thread) -> list[dict[str, Any]]:
+def _list_questions(thread: Thread) -> list[dict[str, Any]]:
     """What the tasks of a thread ask, in order."""
     return [*chain.from_iterable(thread["interrupts"].values())]
 
 
-def _is_unheard(row: RunRow) -> bool:
+def _can_resend_input(row: RunRow) -> bool:
     """Whether a run failed before its input was stored, which can be sent again."""
     return row.live.status == "error" and row.request is not None
 
 
-def run_row(row: RunRow) -> Values:
+def build_run_row(row: RunRow) -> PageValues:
     """A run as pages show it; `events`: where the script reads what it says; `stop`: its form."""
-    live, delayed = row.live, row.live.status == "delayed"
-    at = quote(live.thread_id, safe="", errors="surrogatepass")
+    live, is_delayed = row.live, row.live.status == "delayed"
+    thread_path = quote(live.thread_id, safe="", errors="surrogatepass")
     return {
         **build_run_json(row),
         "error": row.error,
-        **_people_of(row),
+        **_build_people_fields(row),
         "is_live": live.status in LIVE_STATES,
-        "begins_at": datetime.fromtimestamp(row.not_before or 0, UTC) if delayed else None,
-        "events": f"/threads/{at}/runs/{live.run_id}/stream?stream_mode=messages-tuple",
-        "stop": query("/ui/stop", id=live.thread_id, run_id=live.run_id),
+        "begins_at": datetime.fromtimestamp(row.not_before or 0, UTC) if is_delayed else None,
+        "events": f"/threads/{thread_path}/runs/{live.run_id}/stream?stream_mode=messages-tuple",
+        "stop": build_link("/ui/stop", id=live.thread_id, run_id=live.run_id),
     }
 
 
-def _people_of(row: RunRow) -> Values:
+def _build_people_fields(row: RunRow) -> PageValues:
     """The caller and the person of a run, and what the caller did if the person is another."""
     sender, person = Sender.from_row(row.details), row.details.get("person")
-    is_other = person is not None and person != sender.caller
-    deed = f"{sender.deed} by {sender.caller}" if is_other else None
+    is_other_person = person is not None and person != sender.caller
+    deed = f"{sender.deed} by {sender.caller}" if is_other_person else None
     return {"caller": sender.caller, "person": person, "deed": deed}
 
 
-async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values]) -> Values:
+async def load_conversation(
+    call: Call, runs: Runs, thread: Thread, waiting_nodes: Sequence[PageValues]
+) -> PageValues:
     """What the page of a thread has to talk: its questions, and who answers, nobody if it may not.
 
     A graph that a question is of must answer that; a message is answered by any, if the last one
     is not served.
     """
-    last, served = thread["metadata"].get("graph_id"), [*runs.graphs]
-    may = await call.may_use_thread("threads:create_run", thread)
-    known = await runs.list_runs(call.identity.tenant, thread["thread_id"])
-    rows = [*map(run_row, known)]
-    live = [row for row in rows if row["is_live"] and not row["begins_at"]]
-    questions = [] if live else _questions(thread)  # else they may be answered
+    last_graph, served_graphs = thread["metadata"].get("graph_id"), [*runs.graphs]
+    may_run = await call.may_use_thread("threads:create_run", thread)
+    stored_runs = await runs.list_runs(call.identity.tenant, thread["thread_id"])
+    run_rows = [*map(build_run_row, stored_runs)]
+    live_runs = [row for row in run_rows if row["is_live"] and not row["begins_at"]]
+    questions = [] if live_runs else _list_questions(thread)  # else they may be answered
     return {
-        "last": last,
-        "assistants": ([last] if last in served else served) if may else [],
-        "live": live[-1] if live else None,
-        "runs": rows[:_SHOWN],
-        "unheard": bool(known) and _is_unheard(known[0]),
+        "last": last_graph,
+        "assistants": ([last_graph] if last_graph in served_graphs else served_graphs)
+        if may_run
+        else [],
+        "live": live_runs[-1] if live_runs else None,
+        "runs": run_rows[:_MAX_THREAD_RUNS],
+        "unheard": bool(stored_runs) and _can_resend_input(stored_runs[0]),
         "questions": [
-            {**wait, "id": each.get("id"), "reviews": reviews(each), "value": each.get("value")}
-            for wait, each in zip(waits, questions, strict=False)
+            {
+                **waiting_node,
+                "id": question.get("id"),
+                "reviews": find_tool_reviews(question),
+                "value": question.get("value"),
+            }
+            for waiting_node, question in zip(waiting_nodes, questions, strict=False)
         ],
     }
 
@@ -150,82 +175,96 @@ async def talk_of(call: Call, runs: Runs, thread: Thread, waits: Sequence[Values
 # -- what is said to it
 
 
-async def begins(call: Call) -> Values | None:
+async def find_new_thread_metadata(call: Call) -> PageValues | None:
     """The metadata of a thread that the user begins; None: they may not, or not talk on it."""
     with suppress(Refused):
-        asked = await call.permit({"metadata": {}})
-        if await call.may_use_thread("threads:create_run", {"thread_id": None, **asked}):
-            return dict(asked["metadata"])
+        permitted = await call.permit({"metadata": {}})
+        if await call.may_use_thread("threads:create_run", {"thread_id": None, **permitted}):
+            return dict(permitted["metadata"])
     return None
 
 
 @routes.post("/ui/new")
 @action("threads:create")
-async def new(call: CurrentCall) -> Response:
+async def create_thread(call: CurrentCall) -> Response:
     """Begin a thread, whose page has a box for the first message."""
-    metadata = await begins(call)
+    metadata = await find_new_thread_metadata(call)
     if metadata is None:
         raise Forbidden(f"{call.identity.user!r} may not begin a thread and talk on it")
-    made = await call.threads.create(metadata=metadata)
-    call.record_for_audit(thread_id=made["thread_id"])
-    return go_to("/ui/thread", id=made["thread_id"])
+    thread = await call.threads.create(metadata=metadata)
+    call.record_for_audit(thread_id=thread["thread_id"])
+    return redirect_to("/ui/thread", id=thread["thread_id"])
 
 
 @routes.post("/ui/answer")
 @action("threads:create_run")
-async def answer(
-    call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: Text
+async def answer_question(
+    call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
     """Answer a question of a graph; others that wait go on waiting."""
-    _, thread = await _read(call, id)
+    _, thread = await _load_permitted_thread(call, id)
     form = {name: text for name, text in (await request.form()).items() if isinstance(text, str)}
-    question = next((each for each in _questions(thread) if each.get("id") == form.get("of")), None)
+    question = next(
+        (
+            candidate
+            for candidate in _list_questions(thread)
+            if candidate.get("id") == form.get("of")
+        ),
+        None,
+    )
     if question is None:
         raise VersionConflict(f"thread {id!r} no longer waits for this answer; load its page again")
-    given = {"resume": {question["id"]: answer_of(question, form)}}
-    asked_of = {"assistant_id": assistant, "command": given, "multitask_strategy": "reject"}
-    return await _begun(call, runs, request, thread, asked_of)
+    command = {"resume": {question["id"]: parse_answer(question, form)}}
+    request_fields = {"assistant_id": assistant, "command": command, "multitask_strategy": "reject"}
+    return await _start_run_and_respond(call, runs, request, thread, request_fields)
 
 
 @routes.post("/ui/say")
 @action("threads:create_run")
-async def say(
-    call: CurrentCall, runs: ServerRuns, request: Request, id: str, text: Text, assistant: Text
+async def send_message(
+    call: CurrentCall,
+    runs: ServerRuns,
+    request: Request,
+    id: str,
+    text: FormText,
+    assistant: FormText,
 ) -> Response:
     """Say something to a graph: a message of the user is its input."""
     if not text.strip():
         raise ConfigurationError(f"the message is {text!r:.80}; expected some text")
-    said = {"messages": [{"role": "user", "content": _lines(text)}]}
-    asked = {"assistant_id": assistant, "input": said}
-    _, thread = await _read(call, id)
-    return await _begun(call, runs, request, thread, asked)
+    graph_input = {"messages": [{"role": "user", "content": _normalize_newlines(text)}]}
+    request_fields = {"assistant_id": assistant, "input": graph_input}
+    _, thread = await _load_permitted_thread(call, id)
+    return await _start_run_and_respond(call, runs, request, thread, request_fields)
 
 
 @routes.post("/ui/again")
 @action("threads:create_run")
-async def again(
-    call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: Text
+async def retry_or_continue(
+    call: CurrentCall, runs: ServerRuns, request: Request, id: str, assistant: FormText
 ) -> Response:
     """Go on where a run failed, was stopped or cut off, or ask again what was not stored."""
-    reading, thread = await _read(call, id)
-    asked, author = dict[str, Any](), None
-    known = await runs.list_runs(call.identity.tenant, id)
-    if known and _is_unheard(known[0]):
-        asked = restore_request(known[0]).model_dump(exclude_unset=True)
-        sender = Sender.from_row(known[0].details)
+    read_call, thread = await _load_permitted_thread(call, id)
+    request_fields, author = dict[str, Any](), None
+    stored_runs = await runs.list_runs(call.identity.tenant, id)
+    if stored_runs and _can_resend_input(stored_runs[0]):
+        request_fields = restore_request(stored_runs[0]).model_dump(exclude_unset=True)
+        sender = Sender.from_row(stored_runs[0].details)
         author = sender.author or sender.caller
-        names = ("user_id", "owner")  # the person of the thread, which the run finds again
-        context = asked.get("context") or {}
-        asked["context"] = {n: v for n, v in context.items() if n not in names} or None
-    elif not (await reading.saver.astatus(id)).next:
+        person_fields = ("user_id", "owner")  # the person of the thread, which the run finds again
+        context = request_fields.get("context") or {}
+        request_fields["context"] = {
+            name: value for name, value in context.items() if name not in person_fields
+        } or None
+    elif not (await read_call.saver.astatus(id)).next:
         raise VersionConflict(f"thread {id!r} has nothing to go on with; say something to it")
-    asked |= {"assistant_id": assistant, "multitask_strategy": "reject"}
-    return await _begun(call, runs, request, thread, asked, author)
+    request_fields |= {"assistant_id": assistant, "multitask_strategy": "reject"}
+    return await _start_run_and_respond(call, runs, request, thread, request_fields, author)
 
 
 @routes.post("/ui/stop")
 @action("threads:update")
-async def stop(
+async def stop_run(
     call: CurrentCall,
     runs: ServerRuns,
     request: Request,
@@ -236,69 +275,75 @@ async def stop(
     """Stop a run, also of the list; what it has stored stays."""
     run = await get_permitted_run(call, runs, id, run_id)
     await runs.cancel_run(run.tenant, run.row.live)
-    stopped = await _shown(request, id, run)
-    return go_to("/ui/runs") if listed else stopped
+    response = await _respond_with_run(request, id, run)
+    return redirect_to("/ui/runs") if listed else response
 
 
 @routes.page("/ui/runs", "threads:search")
-async def all_runs(
+async def show_runs(
     request: Request,
     call: CurrentCall,
     id: str = "",
     status: Literal["", RunStatus] = "",
-    start: Number = 0,
+    start: NonNegativeNumber = 0,
 ) -> Response:
     """The runs of the threads that may be reached, or of one, newest first."""
-    asked = await call.permit({"metadata": {}})
+    permitted = await call.permit({"metadata": {}})
     if id:
         await call.threads.get(id)
-    conditions = ThreadQuery(metadata=asked["metadata"], ids=[id] if id else None)
-    found = await call.threads.search_runs(conditions, status or None, _PAGE + 1, start)
+    conditions = ThreadQuery(metadata=permitted["metadata"], ids=[id] if id else None)
+    matching_runs = await call.threads.search_runs(
+        conditions, status or None, _RUNS_PER_PAGE + 1, start
+    )
     rows = []
-    for row, is_last, thread in found[:_PAGE]:
-        is_cut_off = row.live.status in _CUT_OFF and not thread["interrupts"]
-        about = {"title": thread["title"], "is_open": is_last and is_cut_off}
-        rows.append(run_row(row) | about)
-    return page(
+    for row, is_last, thread in matching_runs[:_RUNS_PER_PAGE]:
+        was_unsuccessful = row.live.status in _UNSUCCESSFUL_STATUSES and not thread["interrupts"]
+        page_fields = {"title": thread["title"], "is_open": is_last and was_unsuccessful}
+        rows.append(build_run_row(row) | page_fields)
+    return render_page(
         request,
         "runs.html",
         runs=rows,
         given={"id": id, "status": status},
         statuses=get_args(RunStatus),
         start=start,
-        more=len(found) > _PAGE,
+        more=len(matching_runs) > _RUNS_PER_PAGE,
     )
 
 
-async def _read(call: Call, thread_id: str) -> tuple[Call, Thread]:
+async def _load_permitted_thread(call: Call, thread_id: str) -> tuple[Call, Thread]:
     """A thread that a form is about, and the call that may read it."""
-    reading = call.with_action("threads:read")
-    return reading, await reading.permit_thread(thread_id)
+    read_call = call.with_action("threads:read")
+    return read_call, await read_call.permit_thread(thread_id)
 
 
-async def _begun(
+async def _start_run_and_respond(
     call: Call,
     runs: Runs,
     request: Request,
     thread: Thread,
-    asked: dict[str, Any],
+    request_fields: dict[str, Any],
     author: str | None = None,
 ) -> Response:
     """Begin a run on a thread, of its assistant if it is of the graph that was chosen."""
     thread_id = thread["thread_id"]
-    if asked["assistant_id"] == thread["metadata"].get("graph_id"):
-        asked["assistant_id"] = await choose_thread_assistant(call, runs.graphs, thread)
-    shows = {"stream_mode": "messages-tuple", "stream_subgraphs": True, "stream_resumable": True}
-    body = RunRequest.model_validate({**asked, **shows})
+    if request_fields["assistant_id"] == thread["metadata"].get("graph_id"):
+        request_fields["assistant_id"] = await choose_thread_assistant(call, runs.graphs, thread)
+    stream_options = {
+        "stream_mode": "messages-tuple",
+        "stream_subgraphs": True,
+        "stream_resumable": True,
+    }
+    body = RunRequest.model_validate({**request_fields, **stream_options})
     run = await start_run(call, runs, body, thread_id, author=author)
-    return await _shown(request, thread_id, run)
+    return await _respond_with_run(request, thread_id, run)
 
 
-async def _shown(request: Request, thread_id: str, run: Run) -> Response:
+async def _respond_with_run(request: Request, thread_id: str, run: Run) -> Response:
     """The script of the page is told of a run at once, other browsers once it has ended."""
     if wants_json(request):
-        return JSONReply(run_row(run.row))
+        return JSONReply(build_run_row(run.row))
     with suppress(TimeoutError):
-        async with asyncio.timeout(_WAIT_S):
+        async with asyncio.timeout(_MAX_RUN_WAIT_S):
             await run.wait_until_ended()
-    return RedirectResponse(f"{query('/ui/thread', id=thread_id)}#talk", 303)
+    return RedirectResponse(f"{build_link('/ui/thread', id=thread_id)}#talk", 303)

@@ -17,73 +17,94 @@ from perdure.memory import Extraction, ModelExtractor
 from perdure.memory.recall import NAMESPACE
 from perdure.server.access import action
 from perdure.server.call import Call, CurrentCall
-from perdure.server.pages import Pages, Text, go_to, page
-from perdure.server.pages_threads import titles
+from perdure.server.pages import FormText, Pages, redirect_to, render_page
+from perdure.server.pages_threads import load_thread_titles
 from perdure.settings import Rules, Settings
 
 routes = Pages()
-PHRASE: Final = "remove"
-_LARGEST: Final = 15
-_SHOWN: Final = 500  # jobs; the JSON twin lists all
-_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # in this order
+CONFIRMATION_PHRASE: Final = "remove"
+_LARGEST_COUNT: Final = 15
+_MAX_JOBS: Final = 500  # jobs; the JSON twin lists all
+_JOB_STATES: Final = ("dead", "running", "retrying", "due", "waiting", "done")  # in this order
 
 
-async def _permitted(call: CurrentCall) -> Call:
+async def _permit_admin(call: CurrentCall) -> Call:
     await call.permit()
     return call
 
 
-def _settings(request: Request) -> Settings:
+def _get_settings(request: Request) -> Settings:
     return request.app.state.settings  # type: ignore[no-any-return]
 
 
-Admin = Annotated[Call, Depends(_permitted)]
-Known = Annotated[Settings, Depends(_settings)]
+AdminCall = Annotated[Call, Depends(_permit_admin)]
+ServerSettings = Annotated[Settings, Depends(_get_settings)]
 
 
 @routes.page("/ui/storage", "admin")
-async def storage(request: Request, call: Admin, settings: Known) -> Response:
+async def show_storage(request: Request, call: AdminCall, settings: ServerSettings) -> Response:
     """Sizes by kind, the largest threads and namespaces, and growth by month."""
-    of_threads, of_items, threads, items = await asyncio.gather(
+    thread_stats, item_stats, thread_usage, item_usage = await asyncio.gather(
         call.saver.astats(),
         call.store.astats(),
-        call.saver.ausage(_LARGEST),
-        call.store.ausage(_LARGEST),
+        call.saver.ausage(_LARGEST_COUNT),
+        call.store.ausage(_LARGEST_COUNT),
     )
-    months = sorted({*threads.by_month, *items.by_month})[-24:]
-    return page(
+    months = sorted({*thread_usage.by_month, *item_usage.by_month})[-24:]
+    return render_page(
         request,
         "storage.html",
-        saver=of_threads,
-        store=of_items,
-        threads=threads.largest,
-        titles=await titles(call.saver, (info.thread_id for info in threads.largest)),
-        namespaces=items.largest,
-        growth=[(m, threads.by_month.get(m, 0), items.by_month.get(m, 0)) for m in months],
-        rules=_given(settings.retention),
+        saver=thread_stats,
+        store=item_stats,
+        threads=thread_usage.largest,
+        titles=await load_thread_titles(
+            call.saver, (info.thread_id for info in thread_usage.largest)
+        ),
+        namespaces=item_usage.largest,
+        growth=[
+            (month, thread_usage.by_month.get(month, 0), item_usage.by_month.get(month, 0))
+            for month in months
+        ],
+        rules=_list_set_rules(settings.retention),
     )
 
 
 @routes.page("/ui/storage/retention", "admin")
-async def plan(request: Request, call: Admin, settings: Known) -> Response:
+async def show_retention_plan(
+    request: Request, call: AdminCall, settings: ServerSettings
+) -> Response:
     """What the rules of the settings would remove now."""
     report = await retention.aplan(settings.retention, call.saver, call.store)
-    about = {"phrase": PHRASE, "is_done": False}
-    return page(request, "retention.html", rules=_given(settings.retention), report=report, **about)
+    page_fields = {"phrase": CONFIRMATION_PHRASE, "is_done": False}
+    return render_page(
+        request,
+        "retention.html",
+        rules=_list_set_rules(settings.retention),
+        report=report,
+        **page_fields,
+    )
 
 
 @routes.post("/ui/storage/retention")
 @action("admin")
-async def apply(request: Request, call: Admin, settings: Known, typed: Text = "") -> Response:
+async def apply_retention(
+    request: Request, call: AdminCall, settings: ServerSettings, typed: FormText = ""
+) -> Response:
     """Apply the rules, once the phrase was typed."""
-    if typed.strip() != PHRASE:
-        raise ConfigurationError(f"nothing was removed: {typed!r} was typed, expected {PHRASE!r}")
+    if typed.strip() != CONFIRMATION_PHRASE:
+        raise ConfigurationError(
+            f"nothing was removed: {typed!r} was typed, expected {CONFIRMATION_PHRASE!r}"
+        )
     report = await retention.aapply(settings.retention, call.saver, call.store)
-    about = {"rules": _given(settings.retention), "phrase": PHRASE, "is_done": True}
-    return page(request, "retention.html", report=report, **about)
+    page_fields = {
+        "rules": _list_set_rules(settings.retention),
+        "phrase": CONFIRMATION_PHRASE,
+        "is_done": True,
+    }
+    return render_page(request, "retention.html", report=report, **page_fields)
 
 
-def _given(rules: Rules) -> dict[str, Any]:
+def _list_set_rules(rules: Rules) -> dict[str, Any]:
     """The rules of retention that are set."""
     return {name: value for name, value in asdict(rules).items() if value != getattr(Rules(), name)}
 
@@ -92,35 +113,39 @@ def _given(rules: Rules) -> dict[str, Any]:
 
 
 @routes.page("/ui/jobs", "admin")
-async def jobs(request: Request, call: Admin, settings: Known, queued: str = "") -> Response:
+async def show_jobs(
+    request: Request, call: AdminCall, settings: ServerSettings, queued: str = ""
+) -> Response:
     """The threads that wait for extraction, failed for good, or were extracted within a day."""
-    found, missing = [], ""
+    found_jobs, missing_dependency = [], ""
     try:
-        found = await asyncio.to_thread(_with_queue, call, settings, None)
+        found_jobs = await asyncio.to_thread(_list_or_queue_jobs, call, settings, None)
     except MissingDependency as exc:
-        missing = str(exc)
-    found.sort(key=lambda job: _STATES.index(job.state))
-    return page(
+        missing_dependency = str(exc)
+    found_jobs.sort(key=lambda job: _JOB_STATES.index(job.state))
+    return render_page(
         request,
         "jobs.html",
-        jobs=found,
-        titles=await titles(call.saver, (job.thread_id for job in found[:_SHOWN])),
-        shown=_SHOWN,
-        missing=missing,
+        jobs=found_jobs,
+        titles=await load_thread_titles(
+            call.saver, (job.thread_id for job in found_jobs[:_MAX_JOBS])
+        ),
+        shown=_MAX_JOBS,
+        missing=missing_dependency,
         queued=queued,
-        states=_STATES,
+        states=_JOB_STATES,
     )
 
 
 @routes.post("/ui/jobs")
 @action("admin")
-async def retry(call: Admin, settings: Known, thread: str) -> Response:
+async def retry_extraction(call: AdminCall, settings: ServerSettings, thread: str) -> Response:
     """Have a thread extracted as soon as a worker is free."""
-    await asyncio.to_thread(_with_queue, call, settings, thread)
-    return go_to("/ui/jobs", queued=thread)
+    await asyncio.to_thread(_list_or_queue_jobs, call, settings, thread)
+    return redirect_to("/ui/jobs", queued=thread)
 
 
-def _with_queue(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
+def _list_or_queue_jobs(call: Call, settings: Settings, thread_id: str | None) -> list[Any]:
     """The jobs; or queue a thread. This process never extracts: a worker does."""
     from perdure.memory import Background  # it takes half a second, and the extra `background`
 

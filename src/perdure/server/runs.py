@@ -92,7 +92,7 @@ class Runs:
             databases,
         )
         self.keep_database_open, self._players = databases.keep_open, players
-        self.measure_run = telemetry.run if telemetry else contextlib.nullcontext
+        self.measure_run = telemetry.measure_run if telemetry else contextlib.nullcontext
         self.is_closed = self._is_draining = False
         self.memory = EventMemory(limits)
         self._by_tenant: dict[str | None, DatabaseRuns] = {}

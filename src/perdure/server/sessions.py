@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from perdure.server.access import LocalAccess, Unauthenticated, public
 from perdure.server.limits import Limits, RequestLimiter
-from perdure.server.pages import page
+from perdure.server.pages import render_page
 
 routes = APIRouter(include_in_schema=False)
 _COOKIE: Final = "perdure_session"
@@ -118,7 +118,7 @@ async def log_out(request: Request) -> Response:
 def _render_login_page(request: Request, next: str, error: str = "") -> Response:
     if isinstance(request.app.state.access, LocalAccess):
         return RedirectResponse(_FIRST_PAGE, 303)
-    return page(request, "login.html", next=_restrict_to_pages(next), error=error)
+    return render_page(request, "login.html", next=_restrict_to_pages(next), error=error)
 
 
 def _restrict_to_pages(path: str) -> str:

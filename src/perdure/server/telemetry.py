@@ -28,10 +28,25 @@ if TYPE_CHECKING:
     from perdure.server.guard import RequestSummary
 
 _LOG: Final = logging.getLogger("perdure.server")
-_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
-_FRESH_S: Final = 60.0  # how long sizes and jobs are not counted again
-_WAIT_S: Final = 0.5  # how long a reply waits for their count
-_OPERATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+_BUCKETS_S: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    10,
+    60,
+)
+_RECOUNT_INTERVAL_S: Final = 60.0  # how long sizes and jobs are not counted again
+_MAX_COUNT_WAIT_S: Final = 0.5  # how long a reply waits for their count
+_MEASURED_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "threads": ("put", "put_writes", "get_tuple", "history", "erase", "delete_thread"),
     "store": ("put", "get", "delete", "search", "batch", "list_namespaces", "forget"),
 }
@@ -51,27 +66,33 @@ class Telemetry:
 
         self.has_metrics, self._tracer = metrics, tracer or NoOpTracer()
         self._registry = CollectorRegistry()
-        own: Any = {"registry": self._registry, "namespace": "perdure"}
-        timed: Any = {"buckets": _SECONDS, **own}
-        about = "operation_seconds", "Calls of the database, and runs"
-        self._operations = Histogram(*about, ("part", "operation", "error"), **timed)
-        about = "request_seconds", "Requests, streams to their end"
-        self._requests = Histogram(*about, ("method", "route", "status"), **timed)
-        self._sizes = Gauge("size", "Counts and bytes of the database", ("what",), **own)
-        self._jobs = Gauge("jobs", "Threads with unread messages", ("state",), **own)
-        self._counting: asyncio.Task[None] | None = None
+        common_options: Any = {"registry": self._registry, "namespace": "perdure"}
+        histogram_options: Any = {"buckets": _BUCKETS_S, **common_options}
+        name_and_help = "operation_seconds", "Calls of the database, and runs"
+        self._operations = Histogram(
+            *name_and_help, ("part", "operation", "error"), **histogram_options
+        )
+        name_and_help = "request_seconds", "Requests, streams to their end"
+        self._requests = Histogram(
+            *name_and_help, ("method", "route", "status"), **histogram_options
+        )
+        self._sizes = Gauge("size", "Counts and bytes of the database", ("what",), **common_options)
+        self._jobs = Gauge("jobs", "Threads with unread messages", ("state",), **common_options)
+        self._count_task: asyncio.Task[None] | None = None
         self._counted_at = 0.0
-        self._due: tuple[OpenDatabase, DueThreads] | None = None
+        self._due_threads: tuple[OpenDatabase, DueThreads] | None = None
 
     @classmethod
-    def configured(cls, *, metrics: bool = False) -> Telemetry | None:
+    def from_environment(cls, *, metrics: bool = False) -> Telemetry | None:
         """As the option and the environment of OpenTelemetry say; None: both are off."""
         default = "otlp" if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
         exporters = os.environ.get("OTEL_TRACES_EXPORTER") or default
         if exporters == "none" and not metrics:
             return None
         try:
-            return cls(metrics=metrics, tracer=None if exporters == "none" else _tracer(exporters))
+            return cls(
+                metrics=metrics, tracer=None if exporters == "none" else _build_tracer(exporters)
+            )
         except ImportError as exc:
             raise MissingDependency(
                 'metrics and spans need packages: pip install ".[watch]" in a checkout'
@@ -79,60 +100,66 @@ class Telemetry:
 
     # -- what is measured
 
-    def measured(self, plain: type[Any]) -> type[Any]:
+    def build_measured_class(self, base: type[Any]) -> type[Any]:
         """A subclass of a class of threads or items, whose public methods are measured."""
-        kind = "threads" if issubclass(plain, Checkpointer) else "store"
+        part = "threads" if issubclass(base, Checkpointer) else "store"
         methods = dict[str, Any]()
-        for name in _OPERATIONS[kind]:
-            blocking, awaited = getattr(plain, name), getattr(plain, f"a{name}")
-            methods[name] = self._measured(kind, name)(blocking)
-            if getattr(awaited, "__wrapped__", None) is not blocking:  # else it calls that one
-                methods[f"a{name}"] = self._ameasured(kind, name)(awaited)
-        return type(plain.__name__, (plain,), methods)
+        for name in _MEASURED_METHODS[part]:
+            sync_method, async_method = getattr(base, name), getattr(base, f"a{name}")
+            methods[name] = self._measure(part, name)(sync_method)
+            if (
+                getattr(async_method, "__wrapped__", None) is not sync_method
+            ):  # else it calls that one
+                methods[f"a{name}"] = self._ameasure(part, name)(async_method)
+        return type(base.__name__, (base,), methods)
 
     @contextmanager
-    def _measured(self, part: str, operation: str) -> Iterator[None]:
-        begun, error = time.perf_counter(), ""
+    def _measure(self, part: str, operation: str) -> Iterator[None]:
+        start, error = time.perf_counter(), ""
         try:
-            with self._span(f"perdure.{part}.{operation}"):
+            with self._start_span(f"perdure.{part}.{operation}"):
                 yield
         except BaseException as exc:
             error = type(exc).__name__
             raise
         finally:
-            taken = time.perf_counter() - begun
-            self._operations.labels(part, operation, error).observe(taken)
+            duration = time.perf_counter() - start
+            self._operations.labels(part, operation, error).observe(duration)
 
     @asynccontextmanager
-    async def _ameasured(self, part: str, operation: str) -> AsyncIterator[None]:
-        with self._measured(part, operation):
+    async def _ameasure(self, part: str, operation: str) -> AsyncIterator[None]:
+        with self._measure(part, operation):
             yield
 
-    def run(self) -> AbstractContextManager[None]:
+    def measure_run(self) -> AbstractContextManager[None]:
         """Measure the run of a graph."""
-        return self._measured("graph", "run")
+        return self._measure("graph", "run")
 
     @contextmanager
-    def request(self, headers: Mapping[str, str], seen: RequestSummary) -> Iterator[None]:
+    def measure_request(
+        self, headers: Mapping[str, str], summary: RequestSummary
+    ) -> Iterator[None]:
         """Measure a request; `seen` has its route and status when it ends."""
-        with self._span(seen.method, headers) as span:
+        with self._start_span(summary.method, headers) as span:
             try:
                 yield
             finally:
-                span.update_name(f"{seen.method} {seen.route}")
-                span.set_attribute("http.request.method", seen.method)
-                span.set_attribute("http.route", seen.route)
-                span.set_attribute("http.response.status_code", seen.status)
-                named = self._requests.labels(seen.method, seen.route, str(seen.status))
-                named.observe(seen.ms / 1000)
+                span.update_name(f"{summary.method} {summary.route}")
+                span.set_attribute("http.request.method", summary.method)
+                span.set_attribute("http.route", summary.route)
+                span.set_attribute("http.response.status_code", summary.status)
+                histogram = self._requests.labels(
+                    summary.method, summary.route, str(summary.status)
+                )
+                histogram.observe(summary.ms / 1000)
 
     @contextmanager
-    def _span(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span]:
+    def _start_span(self, name: str, headers: Mapping[str, str] | None = None) -> Iterator[Span]:
         kind = SpanKind.INTERNAL if headers is None else SpanKind.SERVER
         context = None if headers is None else extract(dict(headers))
         # an error's text may have content in it; its class has none
-        silent: Any = {"record_exception": False, "set_status_on_exception": False}
-        with self._tracer.start_as_current_span(name, context, kind, **silent) as span:
+        without_message: Any = {"record_exception": False, "set_status_on_exception": False}
+        with self._tracer.start_as_current_span(name, context, kind, **without_message) as span:
             try:
                 yield span
             except BaseException as exc:
@@ -142,45 +169,49 @@ class Telemetry:
 
     # -- counts, made when metrics are read
 
-    async def exposition(self, parts: OpenDatabase) -> bytes:
+    async def render_metrics(self, database: OpenDatabase) -> bytes:
         """The metrics as Prometheus reads them.
 
         Sizes and jobs are at most a minute old, or of the last count while another takes long.
         """
         from prometheus_client import generate_latest
 
-        stale = time.monotonic() - self._counted_at > _FRESH_S
-        if self._counting is None or (self._counting.done() and stale):
-            self._counting = asyncio.create_task(self._count(parts))
-        await asyncio.wait([self._counting], timeout=_WAIT_S)
+        is_stale = time.monotonic() - self._counted_at > _RECOUNT_INTERVAL_S
+        if self._count_task is None or (self._count_task.done() and is_stale):
+            self._count_task = asyncio.create_task(self._update_counts(database))
+        await asyncio.wait([self._count_task], timeout=_MAX_COUNT_WAIT_S)
         return await asyncio.to_thread(generate_latest, self._registry)
 
-    async def _count(self, parts: OpenDatabase) -> None:
+    async def _update_counts(self, database: OpenDatabase) -> None:
         try:
-            saver, store = await parts.saver.astats(), await parts.store.astats()
+            saver, store = await database.saver.astats(), await database.store.astats()
             counts = {**saver, "messages": saver["items"], **asdict(store)}
             for name, value in counts.items():
                 if type(value) is int:
                     self._sizes.labels(name).set(value)
-            states = await asyncio.to_thread(self._states, parts)
+            states = await asyncio.to_thread(self._count_job_states, database)
             for state in ("waiting", "due", "retrying", "dead"):
                 self._jobs.labels(state).set(states[state])
         except PerdureError as exc:
             _LOG.warning("sizes for the metrics cannot be counted: %s", exc)
         self._counted_at = time.monotonic()
 
-    def _states(self, parts: OpenDatabase) -> Counter[str]:
+    def _count_job_states(self, database: OpenDatabase) -> Counter[str]:
         """How many threads wait for an extraction, by state; only new activity is read again."""
         from perdure.memory.extraction import DueThreads, Extraction, Pace
 
-        if self._due is None or self._due[0] is not parts:
-            self._due = parts, DueThreads(Extraction(parts.saver, parts.store), Pace())
+        if self._due_threads is None or self._due_threads[0] is not database:
+            self._due_threads = (
+                database,
+                DueThreads(Extraction(database.saver, database.store), Pace()),
+            )
         return Counter(
-            job.state for job in self._due[1].list_jobs(exclude_deleted=False, exclude_read=True)
+            job.state
+            for job in self._due_threads[1].list_jobs(exclude_deleted=False, exclude_read=True)
         )
 
 
-def _tracer(exporters: str) -> Tracer:
+def _build_tracer(exporters: str) -> Tracer:
     """A tracer of this process's provider, or of a new one with these exporters."""
     from importlib.metadata import entry_points
 
@@ -190,16 +221,20 @@ def _tracer(exporters: str) -> Tracer:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
-        named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "perdure"}
-        provider = TracerProvider(resource=Resource.create(named))
+        resource_attributes = (
+            {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": "perdure"}
+        )
+        provider = TracerProvider(resource=Resource.create(resource_attributes))
         for name in map(str.strip, exporters.split(",")):
-            wanted = "otlp_proto_http" if name == "otlp" else name
-            found = [*entry_points(group="opentelemetry_traces_exporter", name=wanted)]
-            if not found:
+            entry_point_name = "otlp_proto_http" if name == "otlp" else name
+            exporter_entries = [
+                *entry_points(group="opentelemetry_traces_exporter", name=entry_point_name)
+            ]
+            if not exporter_entries:
                 raise ConfigurationError(
                     f"OTEL_TRACES_EXPORTER names {name!r}, and no package here has such an "
                     "exporter; for otlp: pip install opentelemetry-exporter-otlp-proto-http"
                 )
-            provider.add_span_processor(BatchSpanProcessor(found[0].load()()))
+            provider.add_span_processor(BatchSpanProcessor(exporter_entries[0].load()()))
         trace.set_tracer_provider(provider)
     return trace.get_tracer("perdure", __version__)
