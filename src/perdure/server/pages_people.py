@@ -28,7 +28,9 @@ async def show_person(request: Request, call: CurrentCall, user: str = "") -> Re
     report = await plan_person_erasure(call, await permit_person(call, person_name))
     ids = [id for part in report.erased if part.what == "items" for id in part.ids]
     writes_for_teams = any(id.startswith(f"{TEAMS}/") for id in ids)
-    return render_page(request, "person.html", **build_report_json(report), writes_for_teams=writes_for_teams)
+    return render_page(
+        request, "person.html", **build_report_json(report), writes_for_teams=writes_for_teams
+    )
 
 
 @routes.post("/ui/person")
