@@ -148,11 +148,8 @@ def build_run_record(run: RunRow, user: str) -> dict[str, Any]:
     were stored in the thread, and of the error only the kind.
     """
     live, request = run.live, (run.request or {}).get("request")
-    sender, error, metadata = (
-        _describe_sender(run.details, user),
-        run.error,
-        run.details["metadata"],
-    )
+    sender, error = _describe_sender(run.details, user), run.error
+    metadata = run.details["metadata"]
     if sender != SELF:
         request, metadata = _select_keys(request, _THREAD_INPUTS), None
         error = _select_keys(error, ("error",))
@@ -177,11 +174,8 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     If somebody else made the cron, the record names nobody else, as in `build_run_record`.
     """
     content = cron.content
-    sender, metadata, payload = (
-        _describe_sender(content, user),
-        content["metadata"],
-        content["payload"],
-    )
+    sender = _describe_sender(content, user)
+    metadata, payload = content["metadata"], content["payload"]
     if sender != SELF:
         metadata, payload = None, _select_keys(payload, (*_THREAD_INPUTS, *_SCHEDULE_FIELDS))
     return {
@@ -197,11 +191,11 @@ def build_cron_record(cron: CronRow, user: str) -> dict[str, Any]:
     }
 
 
-def _describe_sender(about: Mapping[str, Any], user: str) -> str:
+def _describe_sender(details: Mapping[str, Any], user: str) -> str:
     """Return whether the person, a backend for the person, or somebody else sent a request."""
-    if about.get("acting_for") == user:
+    if details.get("acting_for") == user:
         return BACKEND
-    return SELF if about.get("user") == user and not about.get("acting_for") else OTHER
+    return SELF if details.get("user") == user and not details.get("acting_for") else OTHER
 
 
 def _select_keys(value: Any, names: Sequence[str]) -> Any:
